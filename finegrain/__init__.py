@@ -1,4 +1,4 @@
-"""Types that all programs share: values, cpu sets, topology, errors.
+"""Defines the types that all programs share: values, cpu sets, topology, errors.
 
-It imports no other package of this project.
+This package imports no other package of this project.
 """

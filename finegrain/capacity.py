@@ -1,6 +1,6 @@
-"""The total capacity of one executor for slots, as a value for planning and for people.
+"""Describes the total capacity of one executor for slots, for planning and for people.
 
-`task_executor/host/capacity.py` computes this value. It does not contain allocated amounts.
+`task_executor/host/capacity.py` computes this value, which does not contain allocated amounts.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
-"""Decodes one table of a TOML file key by key, with units as people write them.
+"""Decodes one table of a TOML file key by key, and converts amounts with units.
 
 Each error names the file, the field, the value and the expected values. A key that the code never
-reads is an error too, and this error suggests the nearest known key.
+reads is also an error, which suggests the nearest known key.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class ConfigTable:
         return key in self._content
 
     def text(self, key: str, default: str | None = None, *, empty_ok: bool = False) -> str:
-        """Returns a string; the key is required if there is no default."""
+        """Returns a string. Without a default, the key is required."""
         value = self._get(key, default, "a text")
         # An empty text is an error, unless the default is empty.
         if not isinstance(value, str) or not (value or empty_ok or value == default):
@@ -116,7 +116,7 @@ class ConfigTable:
     ) -> int:
         """Returns a whole number between `least` and `most`."""
         value = self._get(key, default, "a whole number")
-        # `type`, because True is an int for `isinstance`.
+        # Compare the type, because `isinstance` accepts True as an int.
         if type(value) is not int or not least <= value <= most:
             self.wrong(key, value, f"a whole number from {least} to {most}")
         return value
@@ -136,7 +136,7 @@ class ConfigTable:
         return value
 
     def words(self, key: str, default: Iterable[str] | None = None, *, least: int = 0) -> list[str]:
-        """Returns a list of strings, with at least `least` of them."""
+        """Returns a list of at least `least` strings."""
         value = self._get(key, None if default is None else list(default), "a list of strings")
         if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
             self.wrong(key, value, 'a list of strings, such as ["a", "b"]')

@@ -1,5 +1,7 @@
-"""The cpus, NUMA nodes and devices of a slot. The resource manager chooses them, and the executor
-enforces them."""
+"""Describes the cpus, NUMA nodes and devices of a slot.
+
+The resource manager chooses these resources, and the executor enforces the choice.
+"""
 
 from __future__ import annotations
 

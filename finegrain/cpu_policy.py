@@ -1,8 +1,8 @@
-"""CPU policies of requests and hosts: their words, and how layers of host settings are combined.
+"""Defines the CPU policies of requests and hosts, and combines the layers of a host's settings.
 
-The words come from Koordinator (QoS classes, bind policies, exclusive policies, NUMA alignment
-policies), from its scheduler (NUMA strategies), and from the kubelet (alignment policies). The
-engine's `cpus` package decides whether a host can satisfy a policy.
+The names of the policies come from Koordinator (QoS classes, bind policies, exclusive policies,
+NUMA alignment policies), from its scheduler (NUMA strategies), and from the kubelet (alignment
+policies). The engine's `cpus` package decides whether a host can satisfy a policy.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ class BindPolicy(StrEnum):
     DEFAULT = "Default"  # as configured
     NONE = "None"  # any cpus
     FULL_PCPUS = "FullPCPUs"  # whole physical cores, as few as possible
-    SPREAD_BY_PCPUS = "SpreadByPCPUs"  # one hardware thread per core, as long as cores are left
-    CONSTRAINED_BURST = "ConstrainedBurst"  # LS: the pool of one NUMA node that fits its cpu limit
+    SPREAD_BY_PCPUS = "SpreadByPCPUs"  # one hardware thread per core, until no core is left
+    # only LS: the pool of one NUMA node that fits the slot's CPU limit
+    CONSTRAINED_BURST = "ConstrainedBurst"
 
 
 class ExclusivePolicy(StrEnum):
@@ -98,7 +99,7 @@ class CpuPolicy(Value):
 
     @property
     def best_effort(self) -> bool:
-        """True if its CPU is booked against the best-effort capacity."""
+        """True if the CPU of the slot is booked against the best-effort capacity."""
         return self.qos is QosClass.BE
 
     @property
@@ -114,13 +115,13 @@ PLAIN = CpuPolicy()
 
 @dataclass(frozen=True, slots=True)
 class HostPolicy(Value):
-    """One layer of a host's settings. None: the layer does not set the field."""
+    """One layer of a host's settings. A field is None if the layer does not set it."""
 
     bind: HostBindPolicy | None = None
     numa_strategy: NumaStrategy | None = None
     alignment: NumaPolicy | None = None  # never DEFAULT
     reserved_cpus: CpuSet | None = None  # cpus that are never dedicated to a slot
-    reserved_strict: bool | None = None  # True: reserved cpus are not in the shared pools either
+    reserved_strict: bool | None = None  # True: reserved cpus are in no shared pool
     default_bind: BindPolicy | None = None  # for requests without a bind policy
     default_exclusive: ExclusivePolicy | None = None  # for requests without an exclusive policy
 
@@ -172,11 +173,11 @@ class EffectivePolicy:
 
 
 def settle(layers: Iterable[tuple[PolicyOrigin, HostPolicy]]) -> EffectivePolicy:
-    """Combines layers of settings, which must be in order of precedence.
+    """Combines layers of settings. The layer with the highest priority comes first.
 
-    For each setting, the first layer that sets it counts. Reserved cpus are the union of all
-    layers. Whether the reserved cpus of a layer are strict depends on `reserved_strict` of that
-    layer. If the layer does not set it, the next layer below that sets it counts.
+    For each setting, the first layer that sets it decides. Only the reserved cpus of all layers are
+    combined. The reserved cpus of a layer are strict if `reserved_strict` of this layer is True. If
+    the layer does not set `reserved_strict`, the next layer that sets it decides.
     """
     # The built-in layer sets every setting, so each setting has a value below.
     given = [*layers, (PolicyOrigin.BUILT_IN, BUILT_IN)]

@@ -1,4 +1,4 @@
-"""The shared pools of a host: the cpus on which slots without dedicated cpus run.
+"""Computes the shared pools of a host: the cpus on which slots without dedicated cpus run.
 
 Each NUMA node of each package has a shared pool (LS) and a best-effort pool (BE). The rule is taken
 from Koordinator's node agent: the shared pool has every cpu that is not dedicated to a slot, and
@@ -18,15 +18,16 @@ from finegrain.cpuset import EMPTY, CpuSet, union
 from finegrain.topology import HostTopology
 
 NODE_UNKNOWN = -1
-"""Id of the NUMA node of cpus whose node is unknown."""
+"""The node id of cpus whose NUMA node is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pooled:
-    """The cpus from which the pools of a host are made: `places` without the cpus in other fields.
+    """The cpus from which the pools of a host are made: `places` without the cpus in the fields
+    below.
 
-    Cpus that are reserved, but not strictly, have no field. They are in the pools like all other
-    cpus, but are never dedicated to a slot.
+    Cpus that are reserved, but not strictly, are in the pools like all other cpus, but are never
+    dedicated to a slot. No field names these cpus.
     """
 
     places: tuple[tuple[PoolName, CpuSet], ...]  # the executor's cpus; see `places_of`
@@ -50,11 +51,11 @@ class Pooled:
         """Combines the cpus that an executor registers and reports with the effective settings.
 
         Args:
-            cores: place and cpus of every core of the host.
+            cores: the pool name and the cpus of every core of the host.
             slot_cpus: the executor's cpus for slots, as it registered them.
             policy: the settings in effect, which may reserve cpus.
-            kept_back: cpus that the executor's own configuration reserves; not in `slot_cpus`. They
-                are in the pools if the settings reserve them, but not strictly.
+            kept_back: cpus that the executor's own configuration reserves; not in `slot_cpus`.
+                These cpus are in the pools if the settings reserve them, but not strictly.
             isolated: cpus isolated from the kernel's load balancing.
             kubelet_pinned: cpus that a kubelet has dedicated to pods.
             offline: cpus that are offline.
@@ -99,7 +100,8 @@ class Pools:
         return union(pool.best_effort for pool in self.members)
 
     def of_class(self, qos: QosClass, names: Iterable[PoolName] = ()) -> CpuSet:
-        """Returns the cpus of the named pools of a class; without names, of all pools.
+        """Returns the cpus of the named pools of a class. Without names, returns the cpus of all
+        pools.
 
         Names that this host does not have are ignored.
         """
@@ -111,28 +113,28 @@ class Pools:
         )
 
     def cpus_of(self, assignment: CpuAssignment | None) -> CpuSet:
-        """Returns the cpus that a slot is confined to; None as assignment means a plain LS slot.
+        """Returns the cpus that a slot is confined to. If `assignment` is None, the slot is a plain
+        LS slot.
 
-        The first of these that is not empty is returned:
+        The result is the first of these sets that is not empty:
         1. the slot's dedicated cpus that are online;
-        2. the pools that the slot is bound to (empty if their cpus went offline, or a kubelet took
-           them);
-        3. all pools of its class, which is LS for a slot that had dedicated cpus.
+        2. the pools that the slot is bound to (empty if the cpus of these pools are offline, or a
+           kubelet uses them);
+        3. all pools of the slot's class; for a slot that had dedicated cpus, all LS pools.
 
-        If all are empty, the caller must leave the slot's cpus unchanged.
+        If all sets are empty, the caller must leave the slot's cpus unchanged.
         """
         if assignment is None:
             return self.shared
         if own := assignment.cpus - self.offline:
             return own
         qos = QosClass.BE if assignment.qos is QosClass.BE else QosClass.LS
-        # A slot needs cpus to run on, so if its own pools are empty, it gets all pools of its
-        # class.
+        # A slot needs cpus to run on. If its own pools are empty, return all pools of its class.
         return self.of_class(qos, assignment.pools) or self.of_class(qos)
 
 
 def pools_of(host: Pooled, assignments: Iterable[tuple[QosClass, CpuSet]]) -> Pools:
-    """Returns the pools, which contain the cpus that are not dedicated.
+    """Returns the pools of a host, which contain the cpus that are not dedicated.
 
     Args:
         host: the cpus of the host.
@@ -150,7 +152,7 @@ def pools_of(host: Pooled, assignments: Iterable[tuple[QosClass, CpuSet]]) -> Po
     return Pools(
         members=tuple(
             Pool(name, cpus - shared_lacks, cpus - best_effort_lacks)
-            # Sorted by name only, because `<` between cpu sets means subset and is no order.
+            # Sort by name only, because `<` between cpu sets means subset, which is not an order.
             for name, cpus in sorted(host.places, key=lambda place: place[0])
         ),
         offline=host.offline,
@@ -163,20 +165,21 @@ def places_of(
     """Groups the executor's cpus by NUMA node and package.
 
     Args:
-        cores: place and cpus of every core, or of any other parts that do not overlap.
+        cores: the pool name and the cpus of every core, or of other parts of the host that do not
+            overlap.
         own: the executor's cpus. Cpus that belong to no core are left out.
     """
     found: dict[PoolName, CpuSet] = {}
     for name, cpus in cores:
-        # A place with none of these cpus has no pool; one whose cpus are all taken has an empty
-        # pool.
+        # If none of the executor's cpus is in a place, the place has no pool. If all its cpus are
+        # taken later, the pool is empty.
         if included := cpus & own:
             found[name] = found.get(name, EMPTY) | included
     return tuple(sorted(found.items(), key=lambda place: place[0]))
 
 
 def cores_of(topology: HostTopology) -> Iterator[tuple[PoolName, CpuSet]]:
-    """Yields place and cpus of every core of a detected host."""
+    """Yields the pool name and the cpus of every core of a detected host."""
     for core in topology.cores:
         yield PoolName(core.package, _known(core.numa_node)), core.cpus
 

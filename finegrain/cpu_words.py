@@ -1,7 +1,7 @@
 """Reads and writes CPU policies as people type them: "lsr", "FullPCPUs:required".
 
 Upper and lower case do not matter. A strength follows after a colon. The error for an unknown word
-names the nearest known one. Other modules check which words may be combined.
+names the nearest known word. Other modules check which words may be combined.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ WordT = TypeVar("WordT", bound=StrEnum)
 
 REQUIRED = "required"
 PREFERRED = "preferred"
-DEFAULT = "Default"  # the configured policy; all vocabularies use the same word
+DEFAULT = "Default"  # the configured policy; all kinds of policies use the same word
 
 
 def read_word(field: str, text: str, kind: type[WordT], *, without: tuple[str, ...] = ()) -> WordT:
-    """Returns the word of a vocabulary that a text names.
+    """Returns the word that a text names.
 
     Args:
         field: name of the field, for errors.
         text: the text.
-        kind: the vocabulary.
-        without: words of the vocabulary that are not allowed for this field.
+        kind: the enum with the known words.
+        without: known words that are not allowed for this field.
 
     Raises:
-        InvalidArgument: the text is none of the words. The error names the nearest word.
+        InvalidArgument: the text is not an allowed word. The error names the nearest word.
     """
     known = {str(each).casefold(): each for each in kind if each not in without}
     found = known.get(text.strip().casefold())
@@ -40,12 +40,12 @@ def read_word(field: str, text: str, kind: type[WordT], *, without: tuple[str, .
 
 
 def read_policy(field: str, text: str, kind: type[WordT]) -> tuple[WordT, bool | None]:
-    """Returns a policy, and whether it is required (None: the text has no strength).
+    """Returns a policy, and True if the policy is required (None: the text has no strength).
 
     Args:
         field: name of the field, for errors.
         text: the text, for example "FullPCPUs:required".
-        kind: the vocabulary.
+        kind: the enum with the known words.
 
     Raises:
         InvalidArgument: the policy or the strength is unknown, or "Default" has a strength.
@@ -53,7 +53,8 @@ def read_policy(field: str, text: str, kind: type[WordT]) -> tuple[WordT, bool |
     word, colon, strength = text.partition(":")
     policy = read_word(field, word, kind)
     if not colon:
-        # No strength is not the same as preferred: some policies are required by default.
+        # Do not treat a missing strength as preferred, because some policies are required by
+        # default.
         return policy, None
     said = strength.strip().casefold()
     if said not in (REQUIRED, PREFERRED):
@@ -74,7 +75,7 @@ def policy_text(policy: StrEnum, required: bool | None) -> str:
 
 def _nearest(text: str, known: dict[str, WordT]) -> str:
     said = text.strip().casefold()
-    # `get_close_matches` does not find a word by a short prefix, so prefixes are tried first.
+    # Try prefixes first, because `get_close_matches` does not find a word by a short prefix.
     begun = [each for each in known if said and each.startswith(said)]
     close = begun or difflib.get_close_matches(said, known, n=1, cutoff=0.5)
     return f"; did you mean {known[close[0]]}?" if close else ""

@@ -1,7 +1,9 @@
-"""Sets of cpu numbers and NUMA node ids, and the kernel's notations of them.
+"""Implements sets of cpu numbers and NUMA node ids, and reads and writes the kernel's notations of
+such sets.
 
 The kernel writes lists (``0-3,8``) and hexadecimal masks in groups of 32 bits
-(``00000001,0000000f``). A set may name offline or missing cpus; only detection knows which exist.
+(``00000001,0000000f``). A set may contain offline or missing cpus, because only detection knows
+which cpus exist.
 
 A set is one integer bit mask. So set operations and counting need no memory per member, and hosts
 with thousands of cpus or sparse node ids need no special case.
@@ -16,8 +18,8 @@ from finegrain.errors import InvalidArgument
 MAX_ID: Final = 65_535
 """Highest accepted number.
 
-Kernels stop at 8191 cpus and 1023 nodes. A corrupt file with ``0-99999999999`` must not fill the
-reader's memory.
+The highest numbers in a kernel are cpu 8191 and node 1023. The limit protects the reader's memory
+from a corrupt file with ``0-99999999999``.
 """
 
 _LIST_ITEM: Final = re.compile(r"(\d+)(?:-(\d+)(?::(\d+)(?:/(\d+))?)?)?", re.ASCII)
@@ -40,7 +42,7 @@ class CpuSet:
         bits = 0
         for member in members:
             bits |= 1 << _checked(member)
-        # Through `object`, because the `__setattr__` of this class always raises.
+        # Set the attribute through `object`, because the `__setattr__` of this class always raises.
         object.__setattr__(self, "_bits", bits)
 
     @classmethod
@@ -57,7 +59,8 @@ class CpuSet:
         """
         if bits < 0 or bits.bit_length() > MAX_ID + 1:
             raise InvalidArgument("cpu mask", hex(bits), f"bits 0 to {MAX_ID}")
-        # Not through `__init__`, which adds members one by one: all set operations come here.
+        # Do not call `__init__`, which adds members one by one, because all set operations call
+        # this method.
         made = cls.__new__(cls)
         object.__setattr__(made, "_bits", bits)
         return made
@@ -66,10 +69,10 @@ class CpuSet:
     def parse(cls, text: str, field: str = "cpus") -> "CpuSet":
         """Reads the kernel's list notation; ``field`` names the source in the error.
 
-        It accepts what kernels and tools print: unsorted and overlapping items, blanks around
-        items, a stride (``0-62:2``: every second; ``0-15:2/8``: the first two of every eight), and
-        an empty text. It also accepts ``(null)`` padded with blanks, which kernels print in
-        ``nohz_full`` for no cpus.
+        The method accepts all forms that kernels and tools print. Items may be unsorted, may
+        overlap, and may have blanks around them. An item may have a stride (``0-62:2``: every
+        second number; ``0-15:2/8``: the first two of every eight numbers). The text may be empty.
+        For an empty set, kernels print ``(null)`` padded with blanks in ``nohz_full``.
 
         Raises:
             InvalidArgument: the text is anything else.
@@ -101,7 +104,7 @@ class CpuSet:
         groups = text.removeprefix("0x").split(",")
         bits = 0
         for group in groups:
-            # A single group may be longer: some tools print masks without commas.
+            # A single group may be longer, because some tools print masks without commas.
             if not _MASK_GROUP.fullmatch(group) and (len(groups) > 1 or not _is_hex(group)):
                 raise InvalidArgument(field, text, "a hexadecimal mask, such as 00000001,000000ff")
             bits = bits << 32 | int(group, 16)
@@ -117,15 +120,16 @@ class CpuSet:
     def to_mask(self) -> str:
         """Returns the kernel's hexadecimal notation, in groups of 32 bits."""
         digits = f"{self._bits:x}"
-        # Cut from the right, so that only the first group may be short.
+        # Cut groups from the right, so that only the first group may be short.
         groups = [digits[max(end - 8, 0) : end] for end in range(len(digits), 0, -8)]
         return ",".join(reversed(groups))
 
     def first(self, count: int) -> "CpuSet":
-        """Returns the ``count`` lowest members, or all if there are fewer."""
+        """Returns the ``count`` lowest members, or all members if there are fewer."""
         bits, taken = self._bits, 0
         for _ in range(count):
-            # This isolates the lowest one-bit. It is 0 if no member is left; then nothing changes.
+            # Isolate the lowest one-bit. If no member is left, the result is 0, and nothing
+            # changes.
             lowest = bits & -bits
             taken |= lowest
             bits ^= lowest
@@ -202,8 +206,8 @@ class CpuSet:
             skip = (bits & -bits).bit_length() - 1
             bits >>= skip
             start = base + skip
-            # Adding 1 carries through the leading run of ones; the zero that it reaches gives the
-            # length.
+            # Adding 1 carries through the run of ones at the low end. The zero bit at which the
+            # carry stops gives the length of the run.
             run = (~bits & (bits + 1)).bit_length() - 1
             parts.append(str(start) if run == 1 else f"{start}-{start + run - 1}")
             bits >>= run
@@ -215,7 +219,7 @@ class CpuSet:
 
 
 NodeSet: TypeAlias = CpuSet
-"""A set of NUMA node ids; the kernel writes them in the same notations."""
+"""A set of NUMA node ids, which the kernel writes in the same notations as cpus."""
 
 EMPTY: Final = CpuSet()
 
@@ -252,7 +256,7 @@ def _item_bits(match: re.Match[str], text: str, field: str) -> int:
         raise InvalidArgument(field, text, f"ascending ranges, with numbers up to {MAX_ID}")
     if used is None:
         return ((1 << (end - start + 1)) - 1) << start
-    # Tools write "0-62:2" for a step of 2; the kernel's form of the same is "0-62:1/2".
+    # Tools write "0-62:2" for a step of 2. The kernel writes the same set as "0-62:1/2".
     step, run = (used, 1) if group is None else (group, used)
     if not 1 <= run <= step:
         raise InvalidArgument(field, text, "a stride of at least 1")

@@ -1,4 +1,5 @@
-"""The credentials file: all that a client needs to be a member of one cluster.
+"""Reads and writes credentials files. A credentials file contains all that a client needs to be a
+member of one cluster.
 
 It is a JSON file with the addresses of the cluster, the certificates of its authority, and a
 certificate with its private key. Only its owner may read it. Nothing in this module needs the
@@ -25,17 +26,17 @@ FILE_BYTES_MAX = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """An identity in one cluster, with the proof of it.
+    """An identity in one cluster, with its certificate and key as proof.
 
     Attributes:
         addresses: "host:port" of the resource managers.
         identity: URI of the identity, see `Identity`.
-        authorities: certificates of the cluster's authority as PEM text: one, or two while it is
-            replaced.
+        authorities: the certificate of the cluster's authority as PEM text; two certificates while
+            the authority is being replaced.
         certificate: certificate of the identity as PEM text.
         key: private key of the certificate as PEM text.
-        not_before: the certificate is valid from here on, in seconds since 1970 (UTC).
-        not_after: the certificate is not valid any more after this, in the same form.
+        not_before: the time from which the certificate is valid, in seconds since 1970 (UTC).
+        not_after: the time until which the certificate is valid, in seconds since 1970 (UTC).
     """
 
     addresses: tuple[str, ...]
@@ -52,10 +53,10 @@ class Credentials:
         return Identity.parse(self.identity)
 
     def problem_at(self, now_s: float) -> str:
-        """Returns why the certificate is not valid at a time; empty: it is.
+        """Returns why the certificate is not valid at a time; empty: the certificate is valid.
 
-        Servers refuse such a certificate during the handshake, without saying why. So callers ask
-        this first.
+        Servers refuse an invalid certificate during the handshake without a reason. So callers
+        check the certificate first.
 
         Args:
             now_s: seconds since 1970 (UTC).
@@ -77,7 +78,8 @@ def read_credentials(path: Path) -> Credentials:
     details = {"path": path}
     try:
         with open(path, "rb") as file:
-            # Of the open file, so that no process can replace the file between check and reading.
+            # Check the open file, so that no process can replace the file between check and
+            # reading.
             mode = os.fstat(file.fileno()).st_mode
             data = file.read(FILE_BYTES_MAX)
     except FileNotFoundError:
@@ -107,7 +109,7 @@ def read_credentials(path: Path) -> Credentials:
 
 
 def write_credentials(path: Path, credentials: Credentials) -> None:
-    """Writes a credentials file with mode 0600, and replaces an older one at once.
+    """Writes a credentials file with mode 0600. Replaces an older file in one step.
 
     Raises:
         ConfigurationError: the file cannot be written.
@@ -117,7 +119,7 @@ def write_credentials(path: Path, credentials: Credentials) -> None:
 
 
 def write_private_file(path: Path, data: bytes) -> None:
-    """Writes a file with mode 0600, durably, and replaces an older one in one step.
+    """Writes a file durably, with mode 0600. Replaces an older file in one step.
 
     Raises:
         ConfigurationError: the file cannot be written.
@@ -152,7 +154,7 @@ def _from_json(data: Any) -> Credentials:
     addresses = data["addresses"]
     if not all(isinstance(each, str) for each in (*texts.values(), *addresses)):
         raise TypeError
-    # Checked here, so that a malformed identity is found when the file is read.
+    # Check the identity here, so that a malformed identity is found when the file is read.
     Identity.parse(texts["identity"])
     return Credentials(
         addresses=tuple(addresses),

@@ -1,4 +1,6 @@
-"""Default directories of state and sockets: system directories for root, else XDG directories."""
+"""Finds the default directories of state and sockets: system directories for root, otherwise XDG
+directories.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,7 @@ def make_private(directory: Path) -> None:
 def is_private(path: Path) -> bool:
     """Returns True if only this user or root can write to the path, and it is not a symlink."""
     try:
-        # Not `stat`: a symlink of another user could lead to a directory of this user.
+        # Do not use `stat`: a symlink of another user could lead to a directory of this user.
         found = path.lstat()
     except OSError:
         return False

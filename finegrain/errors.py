@@ -1,4 +1,4 @@
-"""All error classes, and all reasons.
+"""Defines all error classes and all reasons.
 
 Every error that can cross a process boundary is a `FinegrainError`. Its class determines the gRPC
 status (see `finegrain/rpc/status.py`). Its `reason` is a stable code for programs, and its message
@@ -12,7 +12,7 @@ from enum import StrEnum
 
 
 class Reason(StrEnum):
-    """Stable codes. They are sent as `ErrorInfo.reason` and as `ItemError.reason`."""
+    """Stable codes, which are sent as `ErrorInfo.reason` and as `ItemError.reason`."""
 
     # Bad input.
     INVALID_ARGUMENT = "INVALID_ARGUMENT"
@@ -39,7 +39,8 @@ class Reason(StrEnum):
     EXECUTOR_NOT_LOST = "EXECUTOR_NOT_LOST"
     GROUP_IN_USE = "GROUP_IN_USE"
     VERSION_MISMATCH = "VERSION_MISMATCH"
-    # Placement: errors of single items, or why a request waits. Never the status of a whole call.
+    # Placement: the error of a single item, or why a request waits; never the status of a whole
+    # call.
     NOT_YET_CONSIDERED = "NOT_YET_CONSIDERED"
     STILL_WAITING = "STILL_WAITING"
     WAITING_CAPACITY = "WAITING_CAPACITY"
@@ -151,7 +152,7 @@ class InvalidArgument(FinegrainError):
     def __init__(
         self, field: str, value: object, expected: str, *, reason: Reason | None = None
     ) -> None:
-        # The value is shortened, because callers choose it and it goes into messages and logs.
+        # Shorten the value, because callers choose it, and messages and logs contain it.
         shown = _shorten(value)
         super().__init__(
             f"{field} is {shown}; expected {expected}",
@@ -163,7 +164,7 @@ class InvalidArgument(FinegrainError):
 
 
 class NotFound(FinegrainError):
-    """There is no object with this id, or it was deleted."""
+    """There is no object with this id, or the object was deleted."""
 
     default_reason = Reason.ALLOCATION_UNKNOWN
 
@@ -171,7 +172,7 @@ class NotFound(FinegrainError):
 class AlreadyExists(FinegrainError):
     """The id exists with other content or another owner.
 
-    The error must not reveal more than that.
+    The error must not reveal which of the two is the case.
     """
 
     default_reason = Reason.ALREADY_EXISTS
@@ -240,8 +241,9 @@ class ConfigurationError(FinegrainError):
 
 
 class IllegalTransition(FinegrainError):
-    """A transition is not in the state tables. This is always a bug, and never the caller's
-    mistake."""
+    """A transition is not in the state tables. This error is always a bug, never the caller's
+    mistake.
+    """
 
     default_reason = Reason.ILLEGAL_TRANSITION
 

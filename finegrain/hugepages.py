@@ -1,4 +1,5 @@
-"""Huge pages as countable resources: their names in requests and in the kernel.
+"""Converts the names of huge pages, as countable resources in requests, from and to the kernel's
+names.
 
 A slot requests a number of pages. The resource names are the names that Kubernetes uses for bytes
 of huge pages: `hugepages-2Mi`, `hugepages-1Gi`, and so on for other sizes.

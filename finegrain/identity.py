@@ -1,8 +1,9 @@
-"""Identities: who calls, and who answers, as certificates of the cluster state it.
+"""Defines identities, which the certificates of a cluster state: who makes a call, and who answers
+it.
 
-An identity is a role in one cluster, and for most roles a name. Its URI (SPIFFE form) is what
-servers read from a caller's certificate. Its DNS name is what clients expect in a server's
-certificate, because gRPC's Python client compares names only.
+An identity is a role in one cluster, and for most roles a name. Servers read the URI of an identity
+(SPIFFE form) from a caller's certificate. Clients expect the DNS name of an identity in a server's
+certificate, because gRPC's Python client compares only names.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from finegrain.texts import ID_PATTERN
 
 DOMAIN = "finegrain.internal"
 CLUSTER_PATTERN = re.compile(r"[a-z0-9]([a-z0-9-]{0,11}[a-z0-9])?")
-"""Form of a cluster's name. It is short, so that a DNS name with the longest id fits into 253
-characters.
+"""The allowed form of a cluster's name. The name must be short, so that a DNS name with the longest
+id fits into 253 characters.
 """
 _LABEL_CHARACTERS_MAX = 63  # RFC 1035
 
 
 class Role(StrEnum):
-    """What the holder of a certificate is."""
+    """The role of the holder of a certificate."""
 
     RM = "rm"
     EXECUTOR = "executor"
@@ -40,9 +41,9 @@ class Role(StrEnum):
 
     @property
     def may_serve(self) -> bool:
-        """True if a certificate of this role is valid for a server, too.
+        """True if a certificate of this role is also valid for a server.
 
-        A user's certificate is, because a job master serves offers of slots.
+        The role `user` may serve too, because a job master receives offers of slots.
         """
         return self in (Role.RM, Role.EXECUTOR, Role.USER)
 
@@ -57,8 +58,8 @@ class Identity:
         name: the executor's id, or the login name of a person; empty for roles without names.
 
     Raises:
-        InvalidArgument: cluster or name is malformed, or the role has a name and must not, or lacks
-            one.
+        InvalidArgument: the cluster or the name is malformed, a role without names has a name, or a
+            role with names has no name.
     """
 
     cluster: str
@@ -88,13 +89,13 @@ class Identity:
 
     @property
     def dns_name(self) -> str:
-        """The DNS name in certificates: `rm.CLUSTER.finegrain.internal`, with the name in base32 in
-        front for other roles.
+        """The DNS name in certificates: `ROLE.CLUSTER.finegrain.internal`. If the identity has a
+        name, the name in base32 comes first.
 
         Example: the executor `web-1` of the cluster `c1` is
         `o5sweljr.executor.c1.finegrain.internal`.
         """
-        # Base32, because ids may differ only in case, but DNS names must not.
+        # Use base32, because ids may differ only in case, but DNS names ignore case.
         encoded = base64.b32encode(self.name.encode()).decode().rstrip("=").lower()
         labels = [
             encoded[at : at + _LABEL_CHARACTERS_MAX]
@@ -114,7 +115,7 @@ class Identity:
             text: the short form.
 
         Raises:
-            InvalidArgument: it is no identity.
+            InvalidArgument: the text is not an identity.
         """
         return cls.parse(f"spiffe://{cluster}/{text}")
 
@@ -123,12 +124,13 @@ class Identity:
         """Reads the URI of a certificate.
 
         Raises:
-            InvalidArgument: it is not the URI of an identity.
+            InvalidArgument: the text is not the URI of an identity.
         """
         scheme, separator, rest = uri.partition("://")
         cluster, _, path = rest.partition("/")
         role, slash, name = path.partition("/")
-        # A role without a name has no slash either: two texts must never mean one identity.
+        # A role without a name must have no slash, because two texts must never mean the same
+        # identity.
         known = role in tuple(Role) and bool(slash) == Role(role).is_named
         if scheme != "spiffe" or not separator or not known:
             raise InvalidArgument("identity", uri, "spiffe://CLUSTER/ROLE or .../ROLE/NAME")

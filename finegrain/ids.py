@@ -1,8 +1,8 @@
-"""Generation of ids; `texts.py` has their allowed form.
+"""Generates ids. `texts.py` checks the allowed form of ids.
 
 Callers choose ids, so that a repeated call is idempotent. This project generates UUIDv7 (RFC 9562,
-section 5.7). They are roughly sorted by time, so new ids are close together in an index. No code
-relies on this.
+section 5.7). UUIDv7 are roughly sorted by time, so new ids are close together in an index. No code
+relies on this order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ def new_id() -> str:
     """Returns a new UUIDv7 as text."""
     millis = time.time_ns() // 1_000_000
     random_bits = int.from_bytes(os.urandom(10), "big")
-    # From the top: 48 bits of time, 4 of version, 12 random, 2 of variant, 62 random.
+    # From the highest bit: 48 bits of time, 4 bits of version, 12 random bits, 2 bits of variant,
+    # 62 random bits.
     value = (millis & (2**48 - 1)) << 80
     value |= 0x7 << 76
     value |= (random_bits >> 64 & 0xFFF) << 64

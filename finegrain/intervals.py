@@ -1,12 +1,13 @@
-"""A set of whole numbers, stored as intervals. Ranges of requests and job queues use it.
+"""Implements a set of whole numbers, stored as intervals. Ranges of requests and job queues use
+this set.
 
 A million consecutive numbers need as much memory as one number. The set is a flat, ascending array
 of boundaries, `start, end, start, end, ...`. A number is in the set if and only if an odd number of
 boundaries is less than or equal to it. So each query is one binary search. Example: {3, 4, 5, 9} is
-the array 3, 6, 9, 10. One boundary (3) is at or below 5, so 5 is in the set.
+the array 3, 6, 9, 10. One boundary (3) is less than or equal to 5, so 5 is in the set.
 
-Queues remove numbers at the front. So removed boundaries at the front are only skipped at first.
-They are deleted when they are more than half of the array.
+Queues remove numbers at the front. So a removal at the front first only skips the boundaries. The
+skipped boundaries are deleted when they are more than half of the array.
 """
 
 from array import array
@@ -18,15 +19,17 @@ Run = tuple[int, int]
 """An interval of numbers: from the first up to, but not including, the second."""
 
 CUT_OFF_FROM = 64
-"""Fewer skipped boundaries than this are never deleted, because that would move all others."""
+"""Boundaries are deleted only if more than this number are skipped, because a deletion moves all
+other boundaries.
+"""
 
 
 class IntervalSet:
     """A set of whole numbers (64 bits, signed), as sorted intervals that neither overlap nor touch.
 
-    A search takes O(log intervals). A change moves all boundaries after it (16 bytes per interval),
-    but a change at either end moves none. Iteration is in ascending order. The set must not be
-    changed during an iteration.
+    A search takes O(log intervals). A change moves all boundaries that follow it (16 bytes per
+    interval), but a change at the start or the end of the set moves no boundary. Iteration is in
+    ascending order. The set must not be changed during an iteration.
     """
 
     __slots__ = ("_bounds", "_count", "_head")
@@ -100,7 +103,8 @@ class IntervalSet:
         """Yields the intersections of the set's intervals with `start` to `end` (exclusive)."""
         bounds = self._bounds
         at = self._after(start)
-        # An odd position is the end of an interval that contains `start`: begin with its start.
+        # An odd position is the end of an interval that contains `start`. Begin with the start of
+        # this interval.
         at -= (at - self._head) & 1
         for here in range(at, len(bounds), 2):
             low, high = max(start, bounds[here]), min(end, bounds[here + 1])
@@ -111,7 +115,8 @@ class IntervalSet:
     def next_from(self, number: int) -> int | None:
         """Returns the smallest number of the set that is at least `number`, or None."""
         at = self._after(number)
-        # An odd number of boundaries at or below `number` means that it is in the set.
+        # If an odd number of boundaries is less than or equal to `number`, the number is in the
+        # set.
         if (at - self._head) & 1:
             return number
         return self._bounds[at] if at < len(self._bounds) else None
@@ -128,11 +133,11 @@ class IntervalSet:
         return self.add_run(number, number + 1) == 1
 
     def add_run(self, start: int, end: int) -> int:
-        """Adds the numbers from `start` to `end` (exclusive); returns how many of them are new."""
+        """Adds the numbers from `start` to `end` (exclusive). Returns the count of new numbers."""
         if start >= end:
             return 0
         bounds = self._bounds
-        # A run after all other numbers is appended without a search.
+        # Append an interval after all other numbers without a search.
         if not bounds or start > bounds[-1]:
             bounds.append(start)
             bounds.append(end)
@@ -142,7 +147,7 @@ class IntervalSet:
             bounds[-1] = end
             self._count += end - start
             return end - start
-        # Intervals that touch become one: a boundary equal to start or end is removed.
+        # Join intervals that touch: remove a boundary that equals `start` or `end`.
         low = bisect_left(bounds, start, self._head)
         high = bisect_right(bounds, end, self._head)
         put = []
@@ -163,7 +168,9 @@ class IntervalSet:
         return self.remove_run(number, number + 1) == 1
 
     def remove_run(self, start: int, end: int) -> int:
-        """Removes the numbers from `start` to `end` (exclusive); returns how many there were."""
+        """Removes the numbers from `start` to `end` (exclusive). Returns the count of removed
+        numbers.
+        """
         if start >= end or not self._count:
             return 0
         bounds = self._bounds
@@ -176,14 +183,15 @@ class IntervalSet:
         if (high - self._head) & 1:
             put.append(end)
         if low == self._head and not put:
-            # At the front, only the head moves. Queues are consumed there, so this must be cheap.
+            # At the front, move only the head, because queues remove numbers there, so this must be
+            # cheap.
             return self._skip(high)
         return -self._replace(low, high, put)
 
     def take(self, count: int) -> list[Run]:
-        """Removes the smallest `count` numbers, or all if there are fewer.
+        """Removes the smallest `count` numbers, or all numbers if there are fewer.
 
-        Returns them as intervals.
+        Returns the removed numbers as intervals.
         """
         taken: list[Run] = []
         bounds, at = self._bounds, self._head
@@ -201,7 +209,7 @@ class IntervalSet:
         return taken
 
     def peek(self, count: int) -> list[Run]:
-        """Returns what `take` would return, but removes nothing."""
+        """Returns the result that `take` would return, but removes nothing."""
         found: list[Run] = []
         left = count
         for start, end in self.runs():
@@ -219,7 +227,7 @@ class IntervalSet:
         return other
 
     def clear(self) -> None:
-        """Removes everything."""
+        """Removes all numbers."""
         self._bounds = array("q")
         self._head = 0
         self._count = 0
@@ -228,9 +236,9 @@ class IntervalSet:
         return bisect_right(self._bounds, number, self._head)
 
     def _replace(self, low: int, high: int, put: list[int]) -> int:
-        """Replaces boundaries. Returns by how many numbers the set has grown."""
+        """Replaces boundaries. Returns the count of numbers by which the set has grown."""
         bounds = self._bounds
-        # Both positions are moved to even positions, so that only whole intervals are counted.
+        # Move both positions to even positions, so that only whole intervals are counted.
         before = self._length(low - ((low - self._head) & 1), high + ((high - self._head) & 1))
         bounds[low:high] = array("q", put)
         high = low + len(put)
@@ -239,7 +247,7 @@ class IntervalSet:
         return after - before
 
     def _length(self, low: int, high: int) -> int:
-        """Returns how many numbers are in the intervals with these boundaries."""
+        """Returns the count of numbers in the intervals with these boundaries."""
         if high - low == 2:  # most changes concern one interval
             return self._bounds[low + 1] - self._bounds[low]
         return sum(self._bounds[low + 1 : high : 2]) - sum(self._bounds[low:high:2])
@@ -253,10 +261,11 @@ class IntervalSet:
     def _move_head(self, head: int) -> None:
         self._head = head
         if not self._count:
-            # Otherwise `add_run` would compare with skipped boundaries, and extend them.
+            # Clear the set, because otherwise `add_run` would compare with skipped boundaries and
+            # extend them.
             self.clear()
         elif head >= CUT_OFF_FROM and head * 2 > len(self._bounds):
-            # Boundaries are deleted only when more than half is skipped. So the number of moved
-            # boundaries is at most the number of deleted boundaries.
+            # Delete boundaries only when more than half of them are skipped. So each deletion moves
+            # at most as many boundaries as it deletes.
             del self._bounds[:head]
             self._head = 0

@@ -1,8 +1,9 @@
-"""Join tokens: the text with which a new member gets its first certificate.
+"""Reads and writes join tokens. A join token is the text with which a new member gets its first
+certificate.
 
-A token holds everything that the new member needs: where to join, the cluster, the key of the
-cluster's authority, and a secret. The key lets the new member recognise a resource manager of this
-cluster before it sends the secret. The resource manager stores only a hash of the secret.
+A token contains the addresses at which to join, the cluster, the key of the cluster's authority,
+and a secret. With the key, the new member recognizes a resource manager of this cluster before it
+sends the secret. The resource manager stores only a hash of the secret.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class JoinToken:
         addresses: "host:port" of the resource managers' join ports.
         cluster: name of the cluster.
         authority_key: public key of the authority: a point of P-256, compressed, in hexadecimal.
-        secret: the part that only the new member and the operator know.
+        secret: the part that only the new member and the administrator know.
     """
 
     addresses: tuple[str, ...]
@@ -54,8 +55,8 @@ class JoinToken:
         """Reads a token.
 
         Raises:
-            InvalidArgument: it is no token. The message does not repeat the text, which may be a
-                damaged secret.
+            InvalidArgument: the text is not a token. The message does not repeat the text, because
+                it may contain a secret.
         """
         error = InvalidArgument("token", f"{len(text)} characters", EXPECTED)
         text = text.strip()
@@ -81,12 +82,14 @@ def new_secret() -> str:
 
 
 def sha256_hex(text: str) -> str:
-    """Returns the SHA-256 of a secret in hexadecimal; only this may be stored."""
+    """Returns the SHA-256 of a secret in hexadecimal. Only this hash may be stored, never the
+    secret.
+    """
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def token_id(secret_sha256: str) -> str:
-    """Returns the id by which operators name a token: the start of its hash."""
+    """Returns the id by which administrators name a token: the start of the secret's hash."""
     return secret_sha256[:16]
 
 
@@ -94,13 +97,14 @@ def read_join_token(path: Path) -> JoinToken:
     """Reads a token from a file that only its owner can read.
 
     Raises:
-        ConfigurationError: the file is missing, unreadable, holds no token, or other users can
-            read it.
+        ConfigurationError: the file is missing or unreadable, contains no token, or can be read by
+            other users.
     """
     details = {"path": path}
     try:
         with open(path, encoding="ascii") as file:
-            # Of the open file, so that no process can replace the file between check and reading.
+            # Check the open file, so that no process can replace the file between check and
+            # reading.
             mode = os.fstat(file.fileno()).st_mode
             text = file.read(TOKEN_CHARACTERS_MAX)
     except (OSError, UnicodeDecodeError) as error:

@@ -1,8 +1,8 @@
-"""Lets other programs of this user find the resource managers that it runs on this host.
+"""Finds the resource managers that the user of this process runs on this host.
 
-`finegrain up` writes a note into the user's run directory and locks it while it runs. An unlocked
-note belongs to a process that has ended; it is removed. `targets.py` decides which of several
-managers is used.
+`finegrain up` writes a note into the user's run directory, and locks the note while it runs. If a
+note is not locked, its process has ended, so the note is removed. `targets.py` chooses one of
+several managers.
 """
 
 from __future__ import annotations
@@ -32,13 +32,17 @@ class LocalManager:
 
     @property
     def credentials_file(self) -> Path | None:
-        """The operator's credentials in its state directory, if this user may read them."""
+        """The credentials file of the role `operator` in the manager's state directory, if this
+        user may read it.
+        """
         path = self.state_dir / OPERATOR_FILE
         return path if os.access(path, os.R_OK) else None
 
 
 def find_local_managers() -> list[LocalManager]:
-    """Returns managers of `finegrain up`, then of `finegrain rm serve` in default directories."""
+    """Returns the managers of `finegrain up`, then those of `finegrain rm serve` in default
+    directories.
+    """
     found = [*_of_up(), *_of_daemons((state_directory("rm"), SYSTEM_STATE / "rm"))]
     return list(dict.fromkeys(found))
 
@@ -55,7 +59,7 @@ def _of_up() -> Iterator[LocalManager]:
 
 
 def _locked_note(path: Path) -> dict[str, Any] | None:
-    """Returns the note if the process that wrote it still runs; removes it otherwise."""
+    """Returns the note if the process that wrote it still runs. Otherwise removes the note."""
     if not is_private(path):
         return None
     try:
@@ -79,7 +83,9 @@ def _of_daemons(state_dirs: tuple[Path, ...]) -> Iterator[LocalManager]:
 
 
 def endpoint_in(state_dir: Path) -> LocalManager | None:
-    """Returns the resource manager that serves from a state directory; None if none does."""
+    """Returns the resource manager that uses a state directory; None if no resource manager uses
+    it.
+    """
     path = state_dir / ENDPOINT_FILE
     try:
         if not is_private(path):

@@ -1,8 +1,8 @@
-"""Logging of the daemons to standard error: one event per line, as JSON unless it is a terminal.
+"""Configures the logging of daemons to standard error: one event per line, as JSON unless standard
+error is a terminal.
 
-Values whose name says that they are secret are hidden. Messages of libraries that use Python's
-logging have the same form. The client library does not use this module, because this module needs
-structlog.
+A value is hidden if its name marks it as secret. Messages of libraries that use Python's logging
+get the same form. The client library does not use this module, because this module needs structlog.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HASHED_SUFFIX = "_sha256"
 
 
 def configure_logging(options: LogOptions) -> None:
-    """Configures all logging of this process. It may be called several times.
+    """Configures all logging of this process. The function may be called several times.
 
     Raises:
         InvalidArgument: the level or format is unknown.
@@ -42,12 +42,12 @@ def configure_logging(options: LogOptions) -> None:
         structlog.stdlib.ExtraAdder(),
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.StackInfoRenderer(),
-        # This comes last, because it must see every field that the others have added.
+        # Hide secrets last, because this step must see the fields that all other steps have added.
         hide_secrets,
     ]
     structlog.configure(
         processors=[
-            # This comes first, so that events below the level are not formatted.
+            # Filter first, so that events below the level are not formatted.
             structlog.stdlib.filter_by_level,
             *shared,
             structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
@@ -60,7 +60,7 @@ def configure_logging(options: LogOptions) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            # Records of libraries get the same fields, and their secrets are hidden, too.
+            # Records of libraries get the same fields, and their secrets are also hidden.
             foreign_pre_chain=shared,
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
@@ -69,7 +69,7 @@ def configure_logging(options: LogOptions) -> None:
         )
     )
     root = logging.getLogger()
-    # The handlers are replaced, so that lines are not written twice after a second call.
+    # Replace the handlers, so that lines are not written twice after a second call.
     root.handlers[:] = [handler]
     root.setLevel(options.level.upper())
     # These libraries log so much at level info that the daemon's own events would be hard to find.
@@ -86,17 +86,17 @@ def get_logger(name: str) -> structlog.stdlib.BoundLogger:
 def hide_secrets(
     _logger: object, _method: str, event: MutableMapping[str, Any]
 ) -> MutableMapping[str, Any]:
-    """Hides values whose name says that they are secret; hashes of secrets are shown."""
+    """Hides each value whose name marks it as secret, except hashes of secrets."""
     for key in event:
         lowered = key.lower()
         if any(word in lowered for word in _SECRET_WORDS) and not lowered.endswith(_HASHED_SUFFIX):
-            # Only a value changes, never the set of keys, so the loop stays valid.
+            # Changing a value during the loop is safe, because the set of keys does not change.
             event[key] = HIDDEN
     return event
 
 
 def _renderers(form: str) -> list[Any]:
-    # Local variables in a traceback may contain secrets, so they are never shown.
+    # Never show local variables in a traceback, because they may contain secrets.
     if form == "text" or (form == "auto" and sys.stderr.isatty()):
         plain = structlog.dev.plain_traceback
         return [
@@ -107,5 +107,5 @@ def _renderers(form: str) -> list[Any]:
     tracebacks = structlog.processors.ExceptionRenderer(
         structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
     )
-    # A value that JSON does not support is written as text, so that the line is not lost.
+    # Write a value that JSON does not support as text, so that the line is not lost.
     return [tracebacks, structlog.processors.JSONRenderer(default=str)]

@@ -1,9 +1,10 @@
-"""A second, read-only port for metrics and health, over HTTP.
+"""Serves metrics and health over HTTP, on a separate read-only port.
 
-It serves GET and HEAD of /metrics (Prometheus text), /healthz (the process runs) and /readyz (the
-process can do its work). It uses no input except the path. On loopback it is plain HTTP. On other
-addresses it is HTTPS: callers of /metrics must show a certificate of the cluster with the role
-metrics, viewer or operator. It is a small server on the event loop, without a framework.
+The server answers GET and HEAD of /metrics (Prometheus text), /healthz (the process runs) and
+/readyz (the process can do its work), and uses no input except the path. On loopback it uses plain
+HTTP. On other addresses it uses HTTPS, and a caller of /metrics must show a certificate of the
+cluster with the role metrics, viewer or operator. The server is small, runs on the event loop, and
+needs no framework.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ class MetricsServer:
     Args:
         address: the address as "host:port". With port 0, the kernel chooses the port.
         registry: the metrics.
-        health: returns True if /readyz should report success.
-        unready: returns the text of /readyz when it reports no success.
-        refresh: called before every answer to /metrics.
+        health: a function that returns True if /readyz should report success.
+        unready: a function that returns the text of /readyz when it does not report success.
+        refresh: a function that is called before every answer to /metrics.
         own: the certificate that the server shows beyond loopback.
-        trust: how the server identifies its callers; None: by certificates of the own cluster.
+        trust: how the server identifies its callers; None: by certificates of its own cluster.
 
     Raises:
         InvalidArgument: the address is malformed.
@@ -104,7 +105,7 @@ class MetricsServer:
         """Stops listening and closes open connections."""
         if self._server is not None:
             self._server.close()
-        # Closing the server only ends listening; open connections have their own tasks.
+        # Closing the server only ends listening, so cancel the tasks of open connections too.
         for task in list(self._connections):
             task.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
@@ -114,9 +115,9 @@ class MetricsServer:
         if task is None:
             writer.close()
             return
-        # Anybody can connect, so the number of connections must be limited. At the limit, the
-        # oldest connection is closed. It is probably idle, because a real caller sends its request
-        # at once. So idle connections cannot block health checks.
+        # Any program can connect, so limit the number of connections. At the limit, close the
+        # oldest connection, which is probably idle, because a real caller sends its request at
+        # once. So idle connections cannot block health checks.
         if len(self._connections) >= CONNECTIONS_MAX:
             oldest = next(iter(self._connections))
             del self._connections[oldest]
@@ -145,7 +146,7 @@ class MetricsServer:
         refused = self._refusal(writer) if path == "/metrics" else None
         answer = refused or await self._answer(method, path, accept)
         if method == "HEAD":
-            # The head keeps the length of the body, as HTTP requires for HEAD.
+            # Send only the head, with the length of the body, as HTTP requires for HEAD.
             answer = answer[: answer.index(b"\r\n\r\n") + 4]
         writer.write(answer)
         await writer.drain()
@@ -175,7 +176,7 @@ class MetricsServer:
             async with self._scraping:  # only one scrape at a time may fill and read the gauges
                 if self._refresh is not None:
                     await self._refresh()
-                # This runs in a thread, because with thousands of executors the text has megabytes.
+                # Encode in a thread, because with thousands of executors the text has megabytes.
                 text = await asyncio.to_thread(encode, self._registry)
             return _answer(200, content_type, text)
         if path == "/healthz":

@@ -1,4 +1,4 @@
-"""Options of both daemons: listening and logging."""
+"""Defines the options that both daemons have: listening and logging."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Resource amounts of slots and hosts.
+"""Defines resource amounts of slots and hosts, and computes with them.
 
 All amounts are non-negative integers, and an absent dimension is zero. `Amounts` maps the name of a
 dimension to its amount. The names are the field names of the protocol ("cpu_milli", "memory_bytes",
-...). For countable resources that operators declare, the name is "extended." followed by the
-resource's name. For devices, it is "device." followed by the dimension: "device.gpu-core", in
+...). For countable resources from the configuration, the name is "extended." followed by the
+resource's name. For devices, the name is "device." followed by the dimension: "device.gpu-core", in
 hundredths of a device, or "device.gpu-memory", in bytes.
 """
 
@@ -43,9 +43,10 @@ MIB = 1024 * KIB
 GIB = 1024 * MIB
 
 MEMORY_GRAIN_BYTES = 64 * KIB
-"""Booked memory is rounded up to a multiple of this.
+"""Booked memory is rounded up to a multiple of this size.
 
-The kernel rounds limits, too. With this rounding, the limit of a slot always equals its booking.
+The kernel also rounds limits. Because of this rounding, the limit of a slot always equals its
+booking.
 """
 
 Amounts = Mapping[str, int]
@@ -54,9 +55,11 @@ Amounts = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True)
 class ResourceProfile:
-    """The resources of one slot. `extended` is sorted by name and has no zeros. `devices` is sorted
-    by type, with at most one request for each type. `isolation` has the levels that are required
-    for cpu and memory; `devices` has the levels for devices.
+    """The resources of one slot.
+
+    `extended` is sorted by name and has no zeros. `devices` is sorted by type, with at most one
+    request for each type. `isolation` contains the required levels for cpu and memory. `devices`
+    contains the required levels for devices.
     """
 
     cpu_milli: int = 0
@@ -96,7 +99,7 @@ class ResourceProfile:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, object]) -> ResourceProfile:
-        """Reads what `to_dict` wrote; ignores unknown keys.
+        """Reads the data that `to_dict` returned. Ignores unknown keys.
 
         Raises:
             InvalidArgument: an amount is not an integer.
@@ -125,13 +128,14 @@ def booking(
     Args:
         profile: the slot's resources.
         separate_pools: if false (the usual case), memory is booked as `memory_bytes`. If true, the
-            executor has one memory pool per part; each part is booked and rounded up separately.
+            executor has one memory pool per memory part, and each part is booked and rounded up
+            separately.
         best_effort: if true, CPU is booked against the separate best-effort capacity.
     """
     cpu = BEST_EFFORT_CPU_MILLI if best_effort else CPU_MILLI
     amounts: dict[str, int] = {cpu: profile.cpu_milli}
     if separate_pools:
-        # Each pool is rounded up alone, so the sum may be larger than with one pool.
+        # Round up each pool separately, so that the sum may be larger than with one pool.
         for part in MEMORY_PARTS:
             amounts[part] = round_up(getattr(profile, part), MEMORY_GRAIN_BYTES)
     else:
@@ -151,8 +155,8 @@ def booking(
 def shared_booking(
     profile: ResourceProfile, separate_pools: bool, best_effort: bool = False
 ) -> dict[str, int]:
-    """Returns the same as `booking`. Slots with equal arguments share one dict, so callers must not
-    change it.
+    """Returns the result of `booking`. Calls with equal arguments return the same dict, so callers
+    must not change it.
     """
     return booking(profile, separate_pools=separate_pools, best_effort=best_effort)
 
@@ -188,7 +192,7 @@ def add(left: Amounts, right: Amounts) -> dict[str, int]:
 def subtract(left: Amounts, right: Amounts) -> dict[str, int]:
     """Returns the difference per dimension, without zeros.
 
-    Differences may be negative; the caller decides what that means.
+    A difference may be negative. The caller decides what a negative difference means.
     """
     return _combine(left, right, -1)
 
@@ -206,7 +210,8 @@ def decrease(amounts: dict[str, int], less: Amounts) -> None:
         if left:
             amounts[name] = left
         else:
-            # Without zeros, equal sums are equal dicts, which invariants compare.
+            # Remove zeros, so that equal sums are equal dicts: the checks of invariants compare
+            # dicts.
             del amounts[name]
 
 

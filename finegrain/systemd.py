@@ -1,6 +1,6 @@
 """Reports the state of the process to systemd by the sd_notify protocol: one datagram per message.
 
-Without systemd (no NOTIFY_SOCKET), it does nothing.
+Without systemd (no NOTIFY_SOCKET), the functions do nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import socket
 
 
 def notify(*lines: str) -> bool:
-    """Sends lines such as "READY=1" or "WATCHDOG=1"; returns whether they were sent."""
+    """Sends lines such as "READY=1" or "WATCHDOG=1". Returns True if the lines were sent."""
     path = os.environ.get("NOTIFY_SOCKET", "")
     if not path:
         return False
@@ -25,10 +25,13 @@ def notify(*lines: str) -> bool:
 
 
 def watchdog_interval_s() -> float | None:
-    """Returns how often to send "WATCHDOG=1": half of what systemd allows; None: never."""
+    """Returns the seconds between two messages "WATCHDOG=1": half of the time that systemd allows;
+    None: send no messages.
+    """
     usec = os.environ.get("WATCHDOG_USEC", "")
     if not usec.isdigit() or os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         # Child processes inherit the variables, but systemd expects messages of one process only.
         return None
-    # Microseconds to seconds, and half of it, as sd_watchdog_enabled(3) recommends.
+    # Convert microseconds to seconds, and take half of the time, as sd_watchdog_enabled(3)
+    # recommends.
     return int(usec) / 2_000_000

@@ -1,15 +1,16 @@
-"""Finds the cluster that a client means: its addresses, and the credentials to show there.
+"""Finds the cluster that a client should use: its addresses, and the credentials to show there.
 
-The client library and all commands use this one function. The credentials are, in this order:
+The client library and all commands use `resolve_target`. The credentials are the first of these
+that exist:
 
-1. those that the caller names;
+1. the credentials that the caller names;
 2. the file that the environment variable FINEGRAIN_CREDENTIALS names;
-3. the operator's credentials of a resource manager that this user runs on this host
+3. the credentials with the role `operator` of a resource manager that this user runs on this host
    (`finegrain up`, `finegrain rm serve`), if it is the only one or has the wanted address;
 4. the user's own file, see `default_credentials_file`.
 
-The addresses are those that the caller names, else those in FINEGRAIN_MANAGER, else those in the
-credentials.
+The addresses are those that the caller names. If the caller names no addresses, they come from
+FINEGRAIN_MANAGER, otherwise from the credentials.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def resolve_target(
     *,
     state_dir: Path | None = None,
 ) -> Target:
-    """Determines addresses and credentials; the description of this module has the rules.
+    """Determines the addresses and credentials by the rules at the top of this module.
 
     Args:
         address: "host:port", several separated by commas, or a sequence; None or empty: not named.
@@ -70,7 +71,8 @@ def resolve_target(
         return _from_file(addresses, Path(named))
     local = _only(addresses, local_managers(state_dir))
     if local is not None and (path := local.credentials_file) is not None:
-        # The manager's own note is newer than the address in its operator's credentials.
+        # Prefer the address in the manager's note, because it is newer than the address in the
+        # credentials.
         return _from_file(addresses or (local.address,), path)
     path = default_credentials_file()
     if not path.exists():
@@ -82,7 +84,8 @@ def local_managers(state_dir: Path | None = None) -> list[LocalManager]:
     """Returns the resource managers that this user runs on this host.
 
     Args:
-        state_dir: state directory of one more that may run.
+        state_dir: state directory of one more resource manager that may run; None: no other
+            directory.
     """
     found = find_local_managers()
     other = endpoint_in(state_dir) if state_dir is not None else None

@@ -1,4 +1,4 @@
-"""The allowed form of ids, names and texts that callers choose."""
+"""Checks the form of ids, names and texts that callers choose."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ LABEL_KEY_PATTERN = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_./-]{0,61}[A-Za-z0-9])?"
 
 
 def check_id(field: str, value: str) -> str:
-    """Returns the value itself, if it is a well-formed id.
+    """Returns the value unchanged, if it is a well-formed id.
 
     Raises:
-        InvalidArgument: it is empty, too long or has other characters.
+        InvalidArgument: the value is empty, too long, or has characters that are not allowed.
     """
     if not ID_PATTERN.fullmatch(value):
         raise InvalidArgument(
@@ -26,16 +26,17 @@ def check_id(field: str, value: str) -> str:
 
 
 def check_text(field: str, value: str, *, longest: int, empty_ok: bool = False) -> str:
-    """Returns the value itself, if it is printable text that is not too long.
+    """Returns the value unchanged, if it is printable text that is not too long.
 
     Args:
         field: name of the field, for errors.
         value: the text.
         longest: largest number of characters.
-        empty_ok: whether it may be empty.
+        empty_ok: True if the text may be empty.
 
     Raises:
-        InvalidArgument: it is empty (unless allowed), too long or has control characters.
+        InvalidArgument: the text is too long, has control characters, or is empty although
+            `empty_ok` is False.
     """
     if not value and empty_ok:
         return value

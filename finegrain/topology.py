@@ -1,10 +1,10 @@
-"""The model of a host as detection found it, for planning and for people.
+"""Defines the model of a host as detection found it, for planning and for people.
 
-Everything is immutable. Ids printed by kernels (core_id, physical_package_id, node ids) are only
-labels: they repeat, have gaps and may be -1. Code must rely on the sets of cpus instead. A
-reference from one part to another is its position in the tuple of that kind (``Core.package`` is an
-index into ``HostTopology.packages``). NUMA nodes are referred to by id instead, because their ids
-are unique and cpusets use them.
+All classes are immutable. Ids that kernels print (core_id, physical_package_id, node ids) are only
+labels, which may repeat, have gaps or be -1. So code must rely on the sets of cpus. A part refers
+to another part by its position in a tuple: ``Core.package`` is an index into
+``HostTopology.packages``. Only NUMA nodes are referred to by id, because their ids are unique and
+cpusets use them.
 """
 
 from dataclasses import dataclass
@@ -30,13 +30,13 @@ class GpuHealth(StrEnum):
     """Whether slots can use a GPU."""
 
     OK = "ok"
-    LOST = "lost"  # not on the bus any more: every query fails until the host is reset
-    UNKNOWN = "unknown"  # it reports no memory size, so no slot can use it
+    LOST = "lost"  # no longer on the bus: every query fails until the host is reset
+    UNKNOWN = "unknown"  # the GPU reports no memory size, so no slot can use it
     FAULTY = "faulty"  # the driver asks for a repair; `problem` names the repair
 
 
 class PciKind(StrEnum):
-    """The kind of a PCI function, by its class and vendor."""
+    """The kind of a PCI function, which follows from its class and vendor."""
 
     GPU = "gpu"
     DISPLAY = "display"
@@ -86,7 +86,7 @@ class L3Group:
 
 @dataclass(frozen=True, slots=True)
 class CpuKind:
-    """One kind of core on a hybrid host. Core counts of different kinds are not comparable."""
+    """One kind of core on a hybrid host. Cores of different kinds differ in speed."""
 
     name: str  # "core" or "atom" if the kernel names the kinds, else source and value
     cpus: CpuSet
@@ -96,7 +96,7 @@ class CpuKind:
 
 @dataclass(frozen=True, slots=True)
 class HugePages:
-    """Huge pages of one size. They are reserved, and not part of normal memory."""
+    """Huge pages of one size, which are reserved and not part of normal memory."""
 
     page_bytes: int
     count: int
@@ -113,7 +113,7 @@ class NumaNode:
     memory_bytes: int | None  # MemTotal of the node, with huge pages; None: unknown
     hugepages: tuple[HugePages, ...] = ()
     distances: tuple[int, ...] = ()  # distance to each online node, sorted by id; () if unknown
-    memory_allowed: bool = True  # whether the cpuset allows its memory
+    memory_allowed: bool = True  # True if the cpuset allows the memory of the node
     nearest_cpus: CpuSet = EMPTY  # for a node without cpus: the cpus nearest to it
 
     @property
@@ -146,17 +146,19 @@ class PciDevice:
     pci_class: str
     vendor: str
     device: str
-    numa_node: int | None  # from its own file, else its local cpus, else a bridge above
+    # from the device's own file, otherwise from its local cpus or a bridge above
+    numa_node: int | None
     reported_numa_node: int | None  # from the device's own file; may be -1
-    local_cpus: CpuSet | None  # from the device's own file; only online cpus
+    local_cpus: CpuSet | None  # from the device's own file, without offline cpus
     is_virtual_function: bool  # True: a function of SR-IOV, not a separate card
     net: tuple[str, ...] = ()
     infiniband: tuple[str, ...] = ()
     drm: tuple[str, ...] = ()
     mic: tuple[str, ...] = ()
-    pcie_group: str = ""  # bus id of the switch or root port above it; empty: unknown
+    pcie_group: str = ""  # bus id of the switch or root port above the device; empty: unknown
     physical_function: str = ""  # for a virtual function: bus id of its card
-    problem: str = ""  # why slots cannot use it, such as no active port; empty: no problem known
+    # why slots cannot use the device, such as no active port; empty: no problem known
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,10 +167,10 @@ class Fpga:
 
     name: str  # name of the region, such as region0
     minor: int  # the number in that name
-    pci_bus_id: str | None = None  # None: it is not on the PCI bus
+    pci_bus_id: str | None = None  # None: the FPGA is not on the PCI bus
     numa_node: int | None = None
-    model: str = ""  # model of its FPGA manager
-    problem: str = ""  # why slots cannot use it; empty: it works
+    model: str = ""  # model of the region's FPGA manager
+    problem: str = ""  # why slots cannot use the region; empty: the region works
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +181,8 @@ class MigInstance:
     profile: str | None  # such as 1g.10gb
     memory_bytes: int | None
     multiprocessor_count: int | None
-    gpu_instance: int | None = None  # its number on the GPU
-    compute_instance: int | None = None  # its number in the GPU instance
+    gpu_instance: int | None = None  # number of the GPU instance on the GPU
+    compute_instance: int | None = None  # number of the compute instance in the GPU instance
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +190,8 @@ class GpuProcess:
     """A process that computes on a GPU."""
 
     pid: int  # id in the host's first PID namespace
-    memory_bytes: int | None = None  # memory of the GPU; None: the driver does not report it
+    # memory of the GPU that the process uses; None: the driver does not report it
+    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,8 +211,8 @@ class Gpu:
     vendor: str = "nvidia"
     pcie_group: str = ""  # see PciDevice; empty: the group of its PCI device
     health: GpuHealth = GpuHealth.OK
-    problem: str = ""  # why slots cannot use it, and the repair; may be empty
-    processes: tuple[GpuProcess, ...] = ()  # processes of all users that compute on it now
+    problem: str = ""  # why slots cannot use the GPU, and how to repair it; may be empty
+    processes: tuple[GpuProcess, ...] = ()  # processes of all users that compute on the GPU now
     mig_enabled: bool = False
     mig_mode_pending: bool = False  # a change of the mode takes effect at the next reset
     mig_instances: tuple[MigInstance, ...] = ()
@@ -289,7 +292,7 @@ class HostTopology:
 
     @property
     def allowed_nodes(self) -> NodeSet:
-        """Nodes whose memory may be used. They need not contain allowed cpus."""
+        """Nodes whose memory may be used. Such a node may have no allowed cpus."""
         return CpuSet(node.id for node in self.numa_nodes if node.memory_allowed)
 
     @property
@@ -298,17 +301,19 @@ class HostTopology:
         return tuple(core for core in self.cores if core.cpus <= self.allowed)
 
     def node(self, node_id: int) -> NumaNode | None:
-        """Returns the NUMA node with this id, or None."""
+        """Returns the NUMA node with this id; None if there is no such node."""
         return next((node for node in self.numa_nodes if node.id == node_id), None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns JSON data: the field names above, and cpu sets in the kernel's list notation."""
+        """Returns JSON data. The keys are the field names above. Cpu sets have the kernel's list
+        notation.
+        """
         encoded: dict[str, Any] = to_json(self)
         return encoded
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "HostTopology":
-        """Reads the data of `to_dict`; ignores unknown keys, and uses defaults for missing keys.
+        """Reads the data of `to_dict`. Ignores unknown keys, and uses defaults for missing keys.
 
         Raises:
             InvalidArgument: the data has another form. The error names the field.

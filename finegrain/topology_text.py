@@ -1,6 +1,6 @@
 """Draws a host as text: packages, NUMA nodes, cores, caches, GPUs, limits and warnings.
 
-The text is for people; programs use `to_dict` instead.
+The text is only for people. Programs use `to_dict`.
 """
 
 from collections.abc import Iterator
@@ -19,8 +19,8 @@ _WIDTH: Final = 100
 def render_topology(topology: HostTopology, capacity: Capacity | None = None) -> str:
     """Returns the host as lines of text, without a newline at the end.
 
-    With a capacity, it marks cpus that slots cannot use: reserved, isolated, or "not ours" (outside
-    the cpuset or the share).
+    If a capacity is given, the text marks cpus that slots cannot use: reserved, isolated, or "not
+    ours" (outside the cpuset or the share).
     """
     lines = [_headline(topology)]
     if capacity is not None:
@@ -183,7 +183,9 @@ def _kinds(topology: HostTopology) -> list[str]:
 
 
 def device_lines(topology: HostTopology) -> list[str]:
-    """Returns lines for GPUs and their links, other PCI functions, and why GPUs are unknown."""
+    """Returns lines for GPUs and their links, for other PCI functions, and for the reason why GPUs
+    are unknown.
+    """
     lines = []
     for gpu in topology.gpus:
         lines += _gpu(gpu)
@@ -195,7 +197,8 @@ def device_lines(topology: HostTopology) -> list[str]:
                 f"GPU {ends.get(link.first_uuid)} - GPU {ends.get(link.second_uuid)}: "
                 f"{counted(link.nvlink_count, 'NVLink')}{through}"
             )
-    # Skip GPUs that the driver reports, because they are drawn above with more detail.
+    # Skip the GPUs that the driver reports, because the lines above show these GPUs with more
+    # detail.
     known = {gpu.pci_bus_id for gpu in topology.gpus}
     lines += [
         _pci(device)

@@ -1,8 +1,8 @@
-"""Converts amounts that people write to integers, and integers to texts for tables.
+"""Converts amounts that people write to integers, and integers to texts for people.
 
-Sizes: a plain number is bytes; K, M, G, T, P (also Ki, KiB, KB) are powers of 1024, as container
-tools read them. Cpus: "2", "0.5", or "500m" for thousandths. Durations: a plain number is seconds;
-the units are ms, s, m, h and d. Texts are read as decimals, without floating point. An amount that
+Sizes: a plain number is bytes; K, M, G, T, P (also Ki, KiB, KB) are powers of 1024, as in container
+tools. Cpus: "2", "0.5", or "500m" for thousandths. Durations: a plain number is seconds; the units
+are ms, s, m, h and d. The functions read texts as decimals, without floating point. An amount that
 is not a whole number of the base unit is rejected.
 """
 
@@ -77,7 +77,8 @@ def format_bytes(amount: int) -> str:
         if amount >= factor:
             return (
                 f"{amount / factor:.3g}{unit}"
-                # From 1000 on, `.3g` would write an exponent.
+                # Use this unit only below 1000, because `.3g` writes larger numbers with an
+                # exponent.
                 if amount < 1000 * factor
                 else f"{amount // factor}{unit}"
             )
@@ -102,7 +103,7 @@ def counted(number: int, noun: str) -> str:
 def format_cpu(cpu_milli: int) -> str:
     """Returns cores for people: "0.5", "12"."""
     whole, rest = divmod(cpu_milli, 1000)
-    # Remove zeros first and the dot afterwards, so that the zero of "10" stays.
+    # First remove zeros and then the dot, so that the zero of "10" stays.
     return f"{whole}.{rest:03d}".rstrip("0").rstrip(".")
 
 

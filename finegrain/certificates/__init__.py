@@ -1,5 +1,7 @@
-"""Certificates of a cluster: keys, requests, and the authority that signs them.
+"""Makes and reads the certificates of a cluster: keys, requests, and the authority that signs
+certificates.
 
 Only services and the commands that make certificates import this package, because it needs the
-library `cryptography`. Calls do not need it: gRPC takes keys and certificates as PEM text.
+library `cryptography`. Calls do not need the library, because gRPC takes keys and certificates as
+PEM text.
 """

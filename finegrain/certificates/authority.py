@@ -1,8 +1,9 @@
-"""The certificate authority of a cluster: it signs one certificate for each identity.
+"""Implements the certificate authority of a cluster, which signs one certificate for each identity.
 
 Keys are ECDSA keys on the curve P-256, because gRPC's TLS library refuses Ed25519 keys. The
-authority writes the names of a certificate itself and never copies them from a request. The subject
-stays empty: without a DNS name, gRPC would accept the subject's common name as a host name.
+authority determines the names in a certificate itself, and never copies names from a request. The
+subject stays empty, because gRPC would accept the subject's common name as a host name if a
+certificate has no DNS name.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from finegrain.identity import CLUSTER_PATTERN, Identity
 COMMON_NAME = "finegrain cluster "
 AUTHORITY_LIFETIME = timedelta(days=3_650)
 BACKDATED = timedelta(hours=2)
-"""Certificates are valid from this long ago, so that a clock that is slow accepts new ones."""
+"""A new certificate is valid from this time in the past, so that a host whose clock is slow accepts
+it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,7 @@ class Authority:
     Attributes:
         cluster: name of the cluster.
         certificate: the authority's own certificate, signed by itself.
-        key: its private key.
+        key: the authority's private key.
     """
 
     cluster: str
@@ -72,15 +75,16 @@ class Authority:
 
     @classmethod
     def from_pem(cls, certificate_pem: bytes, private_key_pem: bytes) -> Authority:
-        """Reads an authority. The name of the cluster stands in its certificate.
+        """Reads an authority. The certificate contains the name of the cluster.
 
         Args:
-            certificate_pem: its certificate; further certificates in the text are left out.
-            private_key_pem: its private key.
+            certificate_pem: the authority's certificate as PEM text. Further certificates in the
+                text are ignored.
+            private_key_pem: the authority's private key as PEM text.
 
         Raises:
-            ConfigurationError: one of them is no PEM text, the key is of another certificate, or
-                the certificate names no cluster.
+            ConfigurationError: one of the texts is not PEM, the key does not belong to the
+                certificate, or the certificate names no cluster.
         """
         try:
             certificate = x509.load_pem_x509_certificate(certificate_pem)
@@ -105,12 +109,14 @@ class Authority:
 
     @property
     def certificate_pem(self) -> bytes:
-        """Its own certificate, which all members of the cluster trust."""
+        """The authority's own certificate, which all members of the cluster trust."""
         return certificate_pem(self.certificate)
 
     @property
     def private_key_pem(self) -> bytes:
-        """Its private key. With it, a program can become any member of the cluster."""
+        """The authority's private key. With this key, a program can become any member of the
+        cluster.
+        """
         return key_pem(self.key)
 
     def sign(
@@ -124,10 +130,11 @@ class Authority:
         """Signs a certificate.
 
         Args:
-            identity: whose certificate it is; its role decides for what it can be used.
+            identity: the identity of the holder. Its role decides for which purposes the
+                certificate can be used.
             public_key: key of the holder, on the curve P-256.
             now: the present time, with a time zone.
-            lifetime: how long it is valid from now on.
+            lifetime: the time for which the certificate is valid from now on.
         """
         purposes = [ExtendedKeyUsageOID.CLIENT_AUTH]
         if identity.role.may_serve:
@@ -149,7 +156,8 @@ class Authority:
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(signs_certificates=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
-            # Critical, because the subject is empty (RFC 5280, section 4.2.1.6).
+            # This extension must be critical, because the subject is empty (RFC 5280, section
+            # 4.2.1.6).
             .add_extension(names, critical=True)
             .add_extension(
                 x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()),

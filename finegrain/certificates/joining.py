@@ -1,9 +1,9 @@
 """Gets a certificate: with a join token, or with an expired certificate.
 
 The caller knows only the key of the cluster's authority. So it first fetches the server's
-certificate, checks that the authority has signed it for the role `rm`, and then connects to exactly
-the holder of that certificate. A server that cannot prove to be a resource manager of this cluster
-receives nothing. All functions block.
+certificate, and checks that the authority has signed it for the role `rm`. Then the caller connects
+only to the holder of this certificate, so that no other server receives anything. All functions
+block.
 """
 
 from __future__ import annotations
@@ -48,13 +48,14 @@ def join(token: JoinToken, key_text: str = "") -> Credentials:
     """Exchanges a token for a certificate of a key.
 
     Args:
-        token: the token; it works once, but repeatedly for one key, because an answer may be lost.
+        token: the token. It works only for the first key with which it is used, but repeatedly for
+            this key, because an answer may be lost.
         key_text: the private key as PEM text; empty: a new key.
 
     Raises:
         Unavailable: no address of the token can be reached.
-        Unauthenticated: the token was used, has expired, or was revoked; or another server than a
-            resource manager of the token's cluster answers at its address.
+        Unauthenticated: the token was used, has expired, or was revoked; or the server at the
+            token's address is not a resource manager of the token's cluster.
     """
     return _join(token, key_from_pem(key_text.encode()) if key_text else new_key())[0]
 
@@ -86,7 +87,8 @@ def _join(token: JoinToken, key: ec.EllipticCurvePrivateKey) -> tuple[Credential
 
 
 def renew_expired(credentials: Credentials, addresses: Sequence[str]) -> Credentials:
-    """Renews a certificate that has expired, by a signature of its key.
+    """Renews a certificate that has expired. The caller proves with a signature that it has the
+    key.
 
     Args:
         credentials: the expired credentials.
@@ -133,7 +135,7 @@ def public_bytes(certificate: x509.Certificate) -> bytes:
     """Returns the public key of a certificate on P-256 as a compressed point (33 bytes).
 
     Raises:
-        InvalidArgument: it is another kind of key.
+        InvalidArgument: the key is of another kind.
     """
     key = certificate.public_key()
     if not isinstance(key, ec.EllipticCurvePublicKey):
@@ -157,7 +159,7 @@ def _at_one_of(
 def _at(address: str, cluster: str, authority_key: bytes, call: Callable[[Stub], T]) -> T:
     server = Identity(cluster, Role.RM)
     certificate = _checked_certificate(address, server, authority_key)
-    # The server's own certificate is the only one that this channel trusts.
+    # This channel trusts only the server's own certificate.
     credentials = grpc.ssl_channel_credentials(root_certificates=certificate)
     options = (("grpc.ssl_target_name_override", server.dns_name), ("grpc.enable_http_proxy", 0))
     with grpc.secure_channel(address, credentials, options=options) as channel:
@@ -168,7 +170,9 @@ def _at(address: str, cluster: str, authority_key: bytes, call: Callable[[Stub],
 
 
 def _checked_certificate(address: str, server: Identity, authority_key: bytes) -> bytes:
-    """Returns the certificate of a server as PEM text, if it is a resource manager's."""
+    """Returns the certificate of a server as PEM text, if the server is a resource manager of the
+    cluster.
+    """
     host, port = parse_address(address)
     try:
         pem = ssl.get_server_certificate((host, port), timeout=TIMEOUT_S).encode()

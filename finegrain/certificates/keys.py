@@ -1,4 +1,6 @@
-"""Private keys, requests for certificates, and signatures; all on the curve P-256."""
+"""Makes and reads private keys, requests for certificates, and signatures, all on the curve
+P-256.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ def key_from_pem(text: bytes) -> ec.EllipticCurvePrivateKey:
     """Reads a private key.
 
     Raises:
-        ConfigurationError: it is no PEM text of a private key on P-256 without a passphrase.
+        ConfigurationError: the text is not the PEM text of a private key on P-256 without a
+            passphrase.
     """
     try:
         key = load_pem_private_key(text, password=None)
@@ -45,9 +48,10 @@ def key_from_pem(text: bytes) -> ec.EllipticCurvePrivateKey:
 
 
 def certificate_request(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """Returns a request (PKCS #10, DER) that proves to own a key.
+    """Returns a request (PKCS #10, DER), which proves that the caller owns the key.
 
-    It names no identity, because the authority decides that and ignores names in requests.
+    The request names no identity, because the authority chooses the identity and ignores names in
+    requests.
     """
     request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
     return request.sign(key, hashes.SHA256()).public_bytes(Encoding.DER)
@@ -60,8 +64,8 @@ def key_of_request(data: bytes) -> ec.EllipticCurvePublicKey:
         data: the request in DER.
 
     Raises:
-        InvalidArgument: it is too long or no request, its signature is wrong, or the key is not on
-            P-256.
+        InvalidArgument: the data is too long, is not a request or has a wrong signature, or the key
+            is not on P-256.
     """
     expected = "a PKCS #10 request with an ECDSA key on P-256"
     if len(data) > REQUEST_BYTES_MAX:
@@ -70,7 +74,7 @@ def key_of_request(data: bytes) -> ec.EllipticCurvePublicKey:
         request = x509.load_der_x509_csr(data)
         valid = request.is_signature_valid
         key = request.public_key()
-    except Exception:  # the library raises several kinds for malformed input
+    except Exception:  # the library raises several kinds of exceptions for malformed input
         raise InvalidArgument("request", f"{len(data)} bytes", expected) from None
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise InvalidArgument("request", "another kind of key", expected)
@@ -80,12 +84,12 @@ def key_of_request(data: bytes) -> ec.EllipticCurvePublicKey:
 
 
 def signature_of(key: ec.EllipticCurvePrivateKey, data: bytes) -> bytes:
-    """Signs data with ECDSA and SHA-256; returns the signature in DER."""
+    """Signs data with ECDSA and SHA-256. Returns the signature in DER."""
     return key.sign(data, _ALGORITHM)
 
 
 def is_signed_by(key: ec.EllipticCurvePublicKey, signature: bytes, data: bytes) -> bool:
-    """Returns True if the holder of a key has signed the data."""
+    """Returns True if the signature of the data was made with this key."""
     try:
         key.verify(signature, data, _ALGORITHM)
     except InvalidSignature:

@@ -13,13 +13,13 @@ from finegrain.identity import Identity
 
 @dataclass(frozen=True, slots=True)
 class PeerCertificate:
-    """What a certificate says of its holder.
+    """The data about the holder that a certificate contains.
 
     Attributes:
-        identity: who it is.
+        identity: the identity of the holder.
         serial: serial number of the certificate, in hexadecimal.
-        not_before_s: valid from here on, in seconds since 1970 (UTC).
-        not_after_s: not valid any more after this, in the same form.
+        not_before_s: the time from which the certificate is valid, in seconds since 1970 (UTC).
+        not_after_s: the time until which the certificate is valid, in seconds since 1970 (UTC).
         public_key: the holder's key.
     """
 
@@ -31,14 +31,14 @@ class PeerCertificate:
 
 
 def read_certificate(pem: bytes) -> PeerCertificate:
-    """Reads a certificate. Its signature is not checked: the TLS handshake has done that.
+    """Reads a certificate. Does not check its signature, because the TLS handshake has checked it.
 
     Args:
         pem: the certificate as PEM text.
 
     Raises:
-        InvalidArgument: it is no certificate of this kind. In particular it must have exactly one
-            URI, and exactly the DNS name that belongs to this URI.
+        InvalidArgument: the text is not a certificate of a member of a cluster. Such a certificate
+            has exactly one URI, and exactly the DNS name that belongs to this URI.
     """
     expected = "a certificate with the identity of one member of a cluster"
     try:
@@ -50,7 +50,7 @@ def read_certificate(pem: bytes) -> PeerCertificate:
         identity = Identity.parse(uris[0]) if len(uris) == 1 else None
     except FinegrainError:
         raise
-    except Exception:  # the library raises several kinds for malformed input
+    except Exception:  # the library raises several kinds of exceptions for malformed input
         raise InvalidArgument("certificate", f"{len(pem)} bytes", expected) from None
     if identity is None:
         raise InvalidArgument("certificate", f"{len(uris)} URIs", expected)

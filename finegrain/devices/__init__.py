@@ -1,1 +1,3 @@
-"""Devices of hosts, such as GPUs, NICs and FPGAs: descriptions, requests and shares of slots."""
+"""Defines devices of hosts, such as GPUs, NICs and FPGAs, requests for devices, and the shares that
+slots have.
+"""

@@ -1,4 +1,5 @@
-"""The present condition of a device: its health, and its uses by programs other than slots.
+"""Describes the present condition of a device: its health, and its uses by programs that belong to
+no slot.
 
 An executor reports the condition of each device that has changed since the executor registered. A
 condition replaces the `problem` of the registered device.
@@ -14,29 +15,29 @@ from finegrain.mapping.value import Value
 from finegrain.units import format_bytes
 
 USES_SHOWN: Final = 3
-"""Maximum number of uses that a text names. It counts the others."""
+"""Maximum number of uses that a text names. The text only counts the remaining uses."""
 
 
 class DeviceHealth(StrEnum):
     """Health of a device. Only a healthy device gets new work."""
 
     HEALTHY = "healthy"
-    PROBING = "probing"  # it works again, but must pass a probe before slots use it
+    PROBING = "probing"  # the device works again, but must pass a probe before slots use it
     UNHEALTHY = "unhealthy"
     UNKNOWN = "unknown"  # the driver does not answer
-    GONE = "gone"  # the driver no longer lists it
+    GONE = "gone"  # the driver no longer lists the device
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignUse(Value):
-    """A use of a device by something other than a slot.
+    """A use of a device by a program that belongs to no slot.
 
     Attributes:
         kind: "process", or "pod" for a device that a kubelet has given to a container.
         name: command of the process if it can be read, or UID of the pod and name of its container.
         pid: pid of the process; 0 for a pod.
         user: user of the process; empty: unknown.
-        memory_bytes: memory of the device that it uses; 0: unknown.
+        memory_bytes: memory of the device that the process or pod uses; 0: unknown.
     """
 
     kind: str
@@ -47,7 +48,7 @@ class ForeignUse(Value):
 
     @property
     def text(self) -> str:
-        """The use for people: "process 4711 (python, user ann, 3Gi)"."""
+        """The use as text for people: "process 4711 (python, user ann, 3Gi)"."""
         if not self.pid:
             return f"{self.kind} {self.name}"
         details = [self.name, f"user {self.user}" if self.user else ""]
@@ -64,11 +65,12 @@ class DeviceCondition(Value):
         type: type of the device.
         uuid: UUID of the device.
         health: health of the device.
-        problem: why it is not healthy, and what to do; empty: it is healthy.
-        work_lost: True: work on the device cannot continue, so the slots that have it may be ended.
+        problem: why the device is not healthy, and what to do; empty: the device is healthy.
+        work_lost: True if work on the device cannot continue, so that the slots that have the
+            device may be ended.
         failures: number of failures within the last hour.
-        foreign_uses: uses by something other than slots. If there are any, the device gets no new
-            work.
+        foreign_uses: uses by programs that belong to no slot. If there is such a use, the device
+            gets no new work.
     """
 
     type: str
@@ -81,7 +83,7 @@ class DeviceCondition(Value):
 
     @property
     def foreign_text(self) -> str:
-        """The foreign uses as a text for people; empty if there are none."""
+        """The foreign uses as text for people; empty if there is no foreign use."""
         shown = [each.text for each in self.foreign_uses[:USES_SHOWN]]
         if more := len(self.foreign_uses) - len(shown):
             shown.append(f"{more} more")

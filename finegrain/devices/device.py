@@ -1,4 +1,4 @@
-"""The devices of a host, as an executor registers them.
+"""Defines the devices of a host, as an executor registers them.
 
 Type and UUID identify a device. Its minor number may change when the host restarts. All amounts are
 integers: shares in hundredths of a device, memory in bytes.
@@ -47,29 +47,29 @@ class Device:
     """One device of a host.
 
     Attributes:
-        type: "gpu", "rdma", "fpga", the profile of a MIG instance ("mig-1g.10gb"), or a type that
-            the operator configured.
+        type: "gpu", "rdma", "fpga", the profile of a MIG instance ("mig-1g.10gb"), or a configured
+            type.
         uuid: identity of the device, which stays the same after a restart or in another PCI slot.
         minor: number of the device on its host, valid until the host restarts.
-        capacity: capacity for slots when it is healthy, by dimension.
-        vendor: such as "nvidia"; empty: unknown.
+        capacity: capacity for slots while the device is healthy, by dimension.
+        vendor: name of the vendor, such as "nvidia"; empty: unknown.
         model: the vendor's name of the model.
-        numa_node: id of the NUMA node that it is attached to; None: unknown.
-        pcie_group: name of the PCIe switch or root port above it; empty: unknown. Devices with
-            equal names are near to each other.
-        pci_address: such as "0000:3b:00.0".
+        numa_node: id of the NUMA node to which the device is attached; None: unknown.
+        pcie_group: name of the PCIe switch or root port above the device; empty: unknown. Devices
+            with equal names are near to each other.
+        pci_address: address on the PCI bus, such as "0000:3b:00.0".
         labels: further properties that requests can select by.
-        functions: its virtual functions.
-        parent_uuid: the GPU that a MIG instance is a part of.
-        whole_only: no slot can have a part of it.
-        problem: why the device gets no new work; empty: it is healthy.
+        functions: virtual functions of the device.
+        parent_uuid: for a MIG instance, the UUID of its GPU.
+        whole_only: True if no slot can have only a part of the device.
+        problem: why the device gets no new work; empty: the device is healthy.
         memory_bytes: memory of the device according to its vendor.
-        driver_bytes: memory that the driver reserves. It does not belong to the capacity.
-        local_cpus: cpus close to it, as a cpu list.
-        levels: the level at which its executor can enforce a share of each dimension, and of the
-            whole device ("whole"); see `finegrain/devices/levels.py`.
-        parking: how its slots can be parked: "same-gpu" or "any-gpu"; empty: they cannot. See
-            `finegrain/devices/parking.py`.
+        driver_bytes: memory that the driver reserves and that is not in `capacity`.
+        local_cpus: cpus near to the device, as a cpu list.
+        levels: for each dimension, the level at which the executor can enforce a share, and in
+            "whole" the level for the whole device; see `finegrain/devices/levels.py`.
+        parking: how slots with the device can be parked: "same-gpu" or "any-gpu"; empty: they
+            cannot be parked. See `finegrain/devices/parking.py`.
     """
 
     type: str
@@ -94,7 +94,7 @@ class Device:
 
     @property
     def name(self) -> str:
-        """The device as people name it: "gpu3"."""
+        """The name of the device for people: "gpu3"."""
         return f"{self.type}{self.minor}"
 
 
@@ -125,10 +125,10 @@ class HostDevices:
 
     Attributes:
         devices: the devices, sorted by type and minor.
-        links: links between GPUs. Pairs of GPUs that are not listed have no NVLink.
+        links: links between GPUs. A pair of GPUs that is not listed has no NVLink.
         partitions: sets of GPUs to choose from; empty: a slot may have any set.
-        partitions_only: True: a slot with several whole GPUs must have one of these sets.
-        fake: True: the devices do not really exist.
+        partitions_only: True if a slot with several whole GPUs must get one of these sets.
+        fake: True if the devices do not really exist.
     """
 
     devices: tuple[Device, ...] = ()
@@ -168,8 +168,8 @@ class DeviceShare:
 def shares_together(
     before: Iterable[DeviceShare], after: Iterable[DeviceShare]
 ) -> tuple[DeviceShare, ...]:
-    """Returns the shares of a slot while either of two sets of shares may be in effect. For each
-    device, it has the larger amount in each dimension.
+    """Returns the shares of a slot for which `before` or `after` may be in effect: for each device,
+    the larger amount in each dimension.
     """
     found: dict[tuple[str, str], DeviceShare] = {}
     for share in (*before, *after):

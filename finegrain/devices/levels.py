@@ -1,6 +1,6 @@
-"""Levels of enforcement: how strictly a host limits a slot to its share of a resource.
+"""Defines the levels of enforcement: how strictly a host limits a slot to its share of a resource.
 
-For each dimension, a request can require a lowest level.
+A request can require a minimum level for each dimension.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ the share.
 """
 
 WHOLE_DEVICE: Final = "whole"
-"""Key of a device's levels: the level for a slot that has the whole device."""
+"""Key in a device's levels under which the level for the whole device is stored."""
 
 CPU: Final = "cpu"
 MEMORY: Final = "memory"
 OF_SLOTS: Final = (CPU, MEMORY)
-"""Dimensions of every slot. The kernel of the host enforces them, or nothing does."""
+"""Dimensions of every slot, which the kernel of the host enforces or which are not enforced."""
 
 OF_GPUS: Final = (GPU_CORE, GPU_MEMORY)
 
@@ -45,7 +45,7 @@ def is_at_least(level: str, wanted: str) -> bool:
 
 
 def weakest(levels: Iterable[str]) -> str:
-    """Returns the weakest of some levels; "" if there are none."""
+    """Returns the weakest of these levels; empty if there is no level."""
     return min(levels, key=_strictness, default="")
 
 
@@ -55,8 +55,8 @@ def level_of(device: Device, name: str, *, is_whole: bool) -> str:
     Args:
         device: the device.
         name: name of the dimension.
-        is_whole: True: the slot has the whole device. This may be enforced more strictly than a
-            share, because no other slot can open the device's files.
+        is_whole: True if the slot has the whole device. The level for a whole device may be
+            stricter than for a share, because no other slot can open the device's files.
     """
     levels = dict(device.levels)
     share = levels.get(name, NONE)

@@ -1,8 +1,8 @@
-"""The names of device resources in a request, and their meaning.
+"""Converts the names of device resources in a request to device requests.
 
 A request names resources: `gpu: 50` or `gpu-core: 60, gpu-memory: 4 GiB`. `device_requests` checks
-them. For each type, it returns a `DeviceRequest` with the number of devices, and the amounts of
-each device.
+these names and amounts. For each type of device, it returns a `DeviceRequest` with the number of
+devices and the amounts of each device.
 
 Examples, in hundredths of a device unless noted:
 
@@ -12,9 +12,9 @@ Examples, in hundredths of a device unless noted:
     gpu.shared 2, gpu-memory-ratio 100   two GPUs, half of the memory of each
     rdma 100, fpga 200                   one RDMA NIC, two FPGAs
 
-Source: `ValidateDeviceRequest` of Koordinator's deviceshare. Two points differ here. `gpu-core`
-alone is accepted, and the memory is not limited. Dimensions that stand for different numbers of
-GPUs are rejected, because no host could ever serve them.
+Source: `ValidateDeviceRequest` of Koordinator's deviceshare. There are two differences from
+Koordinator. A request may name `gpu-core` alone; the memory is then not limited. A request whose
+dimensions mean different numbers of GPUs is rejected, because no host could ever serve it.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def device_requests(
             raise InvalidArgument(f"{field}[{name}]", amount, "0 or more")
         if amount:
             known = _without_domain(name)
-            # Like whole GPUs, instances are counted, not given in hundredths.
+            # The amount is a number of instances, as for whole GPUs, and not in hundredths.
             if name.startswith(_NVIDIA_MIG):
                 amount *= WHOLE
             type_ = GPU if known in _GPU_NAMES else known
@@ -115,16 +115,16 @@ def device_requests(
 def resized_requests(
     has: Iterable[DeviceRequest], resources: Mapping[str, int], field: str = "devices"
 ) -> tuple[DeviceRequest, ...]:
-    """Returns what a slot needs of devices after a resize, by type.
+    """Returns the device requests of a slot after a resize, sorted by type.
 
-    Types and dimensions that are not named stay as they are; `gpu` stands for both dimensions, and
-    bytes of memory replace its ratio, or the other way round. The devices stay the same. Amounts
-    are those of all devices of the slot together, as in `device_requests`.
+    The slot keeps its devices. A type or dimension that `resources` does not name stays unchanged.
+    `gpu` sets compute and memory. Bytes of memory replace a ratio of memory, and a ratio replaces
+    bytes. As in `device_requests`, an amount is the sum over all devices of the slot.
 
     Args:
-        has: what it needs now.
+        has: the present device requests of the slot.
         resources: new amounts by name.
-        field: for errors.
+        field: path of `resources`, for errors.
 
     Raises:
         InvalidArgument: a name or amount is not allowed.
@@ -141,7 +141,8 @@ def resized_requests(
             continue
         whole = _merged(request, asked) if request.type == GPU else asked
         for each in device_requests(whole, field):
-            # Another number of devices cannot be had; the resource manager's error says so.
+            # The slot cannot get another number of devices. If the number changes, return the new
+            # request as it is: the resource manager then rejects it with an error.
             kept = each.count == request.count
             found[request.type] = replace(request, amounts=each.amounts) if kept else each
     others = {name: each for its in named.values() for name, each in its.items()}
@@ -150,7 +151,7 @@ def resized_requests(
 
 
 def _merged(request: DeviceRequest, asked: Mapping[str, int]) -> dict[str, int]:
-    """Returns amounts of a slot's GPUs, in which those that are asked for replace others."""
+    """Returns the amounts of a slot's GPUs, in which the new amounts replace present amounts."""
     known = {_without_domain(name): amount for name, amount in asked.items()}
     if not known.keys() <= {GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO}:
         return dict(asked)
@@ -177,7 +178,8 @@ def near_gpus(requests: Iterable[DeviceRequest]) -> tuple[str, ...]:
 
 
 def _without_domain(name: str) -> str:
-    # An instance of a MIG profile is a separate device. The domain only names the vendor.
+    # Remove the domain, which only names the vendor: an instance of a MIG profile is a separate
+    # type of device.
     if name.startswith(_NVIDIA_MIG):
         return name.removeprefix("nvidia.com/")
     for domain in _DOMAINS:
@@ -262,10 +264,10 @@ def _count_over(named: dict[str, int], shared: int, field: str) -> int:
 
 
 def _count_of(named: dict[str, int], field: str) -> int:
-    """Returns the number of GPUs for which the amounts stand.
+    """Returns the number of GPUs that the amounts mean.
 
     Raises:
-        InvalidArgument: they stand for different numbers.
+        InvalidArgument: the amounts mean different numbers of GPUs.
     """
     core, ratio = named.get(GPU_CORE, 0), named.get(GPU_MEMORY_RATIO, 0)
     for name in (GPU_CORE, GPU_MEMORY_RATIO):

@@ -1,7 +1,8 @@
-"""Parking: a slot gives back its GPUs but keeps its processes, and gets GPUs again later.
+"""Defines how slots are parked: a parked slot gives back its GPUs but keeps its processes, and
+later gets GPUs again.
 
-In the meantime, the host's memory has the contents of the GPU's memory. A parked slot has a profile
-without GPUs. Its assignment names its previous GPUs (`parked_devices`).
+While a slot is parked, the host's memory contains the contents of the GPU's memory. A parked slot
+has a profile without GPUs. Its assignment names its previous GPUs (`parked_devices`).
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ ANY_GPU: Final = "any-gpu"
 MODES: Final = (OFF, SAME_GPU, ANY_GPU)
 """How an executor parks slots.
 
-off: no slot can be parked. same-gpu: a slot gets its previous GPUs again. any-gpu: a slot with one
-GPU may also get another GPU of the same model.
+off: no slot can be parked. same-gpu: a parked slot gets its previous GPUs again. any-gpu: a parked
+slot that had one GPU may also get another GPU of the same model.
 """
 
 

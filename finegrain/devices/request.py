@@ -1,4 +1,4 @@
-"""The request of a slot for devices of one type: number, amounts and conditions."""
+"""Defines the request of a slot for devices of one type: number, amounts and conditions."""
 
 from __future__ import annotations
 
@@ -42,21 +42,23 @@ class DeviceRequest:
     Attributes:
         type: type of the devices.
         count: number of devices.
-        amounts: amounts that it needs of each device, by dimension.
-        every: True: it needs all devices that meet the conditions, instead of `count`.
+        amounts: amounts that the slot needs of each device, by dimension.
+        every: True if the slot needs all devices that meet the conditions, instead of `count`
+            devices.
         vendor: vendor of the devices; empty: any vendor.
         model: words that the model's name must contain; empty: any model.
         selector: conditions on the labels of the devices.
-        functions: conditions on a virtual function of each device; None: it needs none.
-        near: type of other devices of the slot; these devices should be near to them; empty: no
-            condition.
-        near_required: True: these devices must be at the same PCIe groups as the devices of type
-            `near`.
-        per_group: True: choose one of these devices at each PCIe group of the devices of type
-            `near`, as far as possible.
+        functions: conditions on a virtual function of each device; None: the slot needs no virtual
+            function.
+        near: type of other devices of the slot to which the requested devices should be near;
+            empty: no condition.
+        near_required: True if the requested devices must be in the PCIe groups of the devices of
+            type `near`.
+        per_group: True if the slot should get one of the requested devices in each PCIe group of
+            the devices of type `near`, as far as possible.
         scope: property that all devices must share: "numa" (the NUMA node) or "pcie" (the PCIe
             group); empty: no condition.
-        best_partition: True: only partitions with the highest score are accepted.
+        best_partition: True if only partitions with the highest score are accepted.
         bandwidth: smallest accepted bandwidth of a partition, in GB/s.
         isolation: lowest accepted level of enforcement, by dimension.
     """
@@ -89,19 +91,19 @@ class DeviceRequest:
 
     @property
     def totals(self) -> Pairs:
-        """The amounts that it needs of all devices together."""
+        """The amounts that the slot needs of all devices together."""
         # With `every`, at least one device is needed.
         count = 1 if self.every else self.count
         return tuple((name, amount * count) for name, amount in self.amounts)
 
     def is_resized(self, other: DeviceRequest) -> bool:
-        """Returns True if another request is for the same devices, with the same or other
-        amounts.
-        """
+        """Returns True if another request differs from this request at most in the amounts."""
         return replace(self, amounts=other.amounts) == other
 
     def accepts(self, device: Device) -> bool:
-        """Returns True if a device meets the conditions. Its free capacity does not matter."""
+        """Returns True if a device meets the conditions. Ignores the free capacity of the
+        device.
+        """
         return (
             (not self.vendor or device.vendor == self.vendor)
             and (not self.model or has_words(device.model, self.model))

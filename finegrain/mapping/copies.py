@@ -14,15 +14,16 @@ T = TypeVar("T")
 def copier(target: type[T], source: type, given: str = "") -> Callable[..., T]:
     """Compiles a function that creates a `target` from a `source`, as fast as a hand-written call.
 
-    It copies fields that both classes have. Fields that only `target` has get their default.
+    The function copies the fields that both classes have. A field that only `target` has gets its
+    default.
 
     Args:
-        target: a dataclass; may be `source` itself.
-        source: the class to take values from.
+        target: a dataclass, which may be `source` itself.
+        source: the class from which the function takes values.
         given: names of fields whose values the caller passes, separated by spaces.
 
     Returns:
-        `make(source, *, ...)`, with the given fields as keyword arguments.
+        A function `make(source, *, ...)`, with the given fields as keyword arguments.
 
     Raises:
         MappingError: a required field is neither in `source` nor in `given`, or `given` names an

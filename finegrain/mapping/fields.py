@@ -1,4 +1,4 @@
-"""The fields of dataclasses and named tuples, with resolved types."""
+"""Finds the fields of dataclasses and named tuples, with resolved types."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ class Attribute:
     name: str
     hint: Any  # type of the field, without `| None`
     optional: bool  # True: None is allowed
-    default: Any  # MISSING: it has no default
-    default_factory: Any  # MISSING: it has no default factory
+    default: Any  # MISSING: the field has no default
+    default_factory: Any  # MISSING: the field has no default factory
     keyword_only: bool = False
 
     @property
     def required(self) -> bool:
-        """True if the constructor needs a value for it."""
+        """True if the constructor needs a value for the field."""
         return self.default is MISSING and self.default_factory is MISSING
 
     def argument(self, expression: str, *, named: bool = False) -> str:
         """Returns source code that passes `expression` to the constructor as this field.
 
-        Arguments by position are faster. So the code uses the name only if `named` is true or the
+        The code passes the argument by position, which is faster, unless `named` is true or the
         field is keyword-only.
         """
         return f"{self.name}={expression}" if named or self.keyword_only else expression
@@ -74,7 +74,7 @@ def _resolved(kind: type) -> Mapping[str, Attribute]:
             each.default_factory,
             each.kw_only is True,
         )
-        # Constructors take keyword-only fields last, wherever the class declares them.
+        # A constructor takes keyword-only fields last, at any position in the class.
         for each in sorted(fields(kind), key=lambda each: each.kw_only is True)
         if each.init
     }
@@ -83,11 +83,11 @@ def _resolved(kind: type) -> Mapping[str, Attribute]:
 def _hints_of(kind: type) -> Mapping[str, Any]:
     """Returns the types of the fields.
 
-    Some annotations cannot be evaluated at run time (`array[int]`). Their type is Any; no mapper
-    uses these fields.
+    Some annotations cannot be evaluated at run time (`array[int]`). The type of such a field is
+    Any. No mapper uses these fields.
     """
     known: dict[str, Any] = {}
-    # Base classes come first, so that the annotation of a subclass takes precedence.
+    # Read base classes first, so that the annotation of a subclass has priority.
     for base in reversed(kind.__mro__):
         for name, annotation in vars(base).get("__annotations__", {}).items():
             # Evaluate one annotation at a time, so that a failure does not affect the other
@@ -152,8 +152,8 @@ def item_of(hint: Any) -> Any:
 def pair_of(hint: Any) -> tuple[Any, Any] | None:
     """Returns the key and value types of a mapping type; None for other types.
 
-    A tuple of pairs, `tuple[tuple[K, V], ...]`, counts as a mapping type, too: it is the hashable
-    form of a mapping.
+    A tuple of pairs, `tuple[tuple[K, V], ...]`, is also a mapping type: it is the hashable form of
+    a mapping.
     """
     origin, arguments = get_origin(hint), get_args(hint)
     if isinstance(origin, type) and issubclass(origin, Mapping):
@@ -161,7 +161,7 @@ def pair_of(hint: Any) -> tuple[Any, Any] | None:
     item = item_of(hint)
     if origin is tuple and get_origin(item) is tuple and len(get_args(item)) == 2:
         key, value = get_args(item)
-        # With an ellipsis (`tuple[tuple[X, ...], ...]`) the items are sequences, so the type is no
-        # mapping.
+        # With an ellipsis (`tuple[tuple[X, ...], ...]`), the items are sequences, so the type is
+        # not a mapping type.
         return None if value is Ellipsis else (key, value)
     return None

@@ -91,8 +91,8 @@ def read_items(read: Reader, kind: Items, data: Any, where: str) -> Any:
 
 def read_plain_items(item: type, kind: Items, data: Any, where: str) -> Any:
     """Reads a list of plain items; faster than `read_items`."""
-    # This check runs in C. A list with any other type, such as an int for a float, is read by
-    # `read_items`.
+    # This check runs in C. If the list has an item of another type, such as an int for a float,
+    # call `read_items`.
     if type(data) is list and set(map(type, data)) <= {item}:
         return kind(data)
     return read_items(partial(read_plain, item), kind, data, where)

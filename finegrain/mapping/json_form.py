@@ -2,8 +2,8 @@
 
 Keys are the names of the fields. Enums are written by value, tuples as lists, mappings and tuples
 of (text, value) pairs as objects, times as RFC 3339 in UTC ("Z"), bytes as text (with replacements
-for undecodable bytes). A class that differs from these rules has a `JsonForm` in the `forms` of its
-`JsonCodec`.
+for undecodable bytes). For a class that differs from these rules, the `forms` of the `JsonCodec`
+contain a `JsonForm`.
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ _AS_THEY_ARE = frozenset((*PLAIN, NoneType))
 class JsonForm:
     """The differences between the JSON form of one class and its fields.
 
-    Attributes that are one text contain names, separated by spaces.
+    An attribute of type str contains names, separated by spaces.
 
     Attributes:
-        omit: the fields to leave out: no field, fields that are None, or fields that have their
-            default.
+        omit: which fields are left out: "nothing", fields that are None ("none"), or fields that
+            have their default ("default").
         always: fields that are written even if `omit` would leave them out.
         names: JSON keys by attribute, for attributes whose key differs from their name.
-        hidden: attributes that are never written, and get their default when read.
-        inline: attributes whose value is an object. Its members are written as members of the outer
-            object.
-        as_list: if true, the class is written as a list of its fields in order, not as an object.
-        ignore_unknown: if true, unknown keys are ignored even by a codec that rejects them.
-        write: replaces all of the above when writing: returns the JSON data of a value.
-        read: replaces all of the above when reading: takes the data and its path, and returns the
-            value or raises InvalidArgument.
+        hidden: attributes that are never written, and that get their default when data is read.
+        inline: attributes whose value is an object. The members of this object are written as
+            members of the outer object.
+        as_list: if true, a value is written as a list of its fields in order, not as an object.
+        ignore_unknown: if true, unknown keys are ignored even if the codec rejects unknown keys.
+        write: a function that returns the JSON data of a value, instead of the rules above.
+        read: a function of the data and its path, instead of the rules above. It returns the value
+            or raises InvalidArgument.
     """
 
     omit: Literal["nothing", "none", "default"] = "nothing"
@@ -84,9 +84,9 @@ class JsonCodec:
     """Writes and reads JSON data of dataclasses and their fields.
 
     Args:
-        forms: differences from the rules, by class.
-        refuse_unknown: if true, unknown keys are an error. By default they are ignored, so that an
-            older program can read data of a newer program.
+        forms: the differences from the rules, by class.
+        refuse_unknown: if true, unknown keys are an error. By default unknown keys are ignored, so
+            that an older program can read data of a newer program.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class JsonCodec:
         return writer(value)
 
     def from_json(self, kind: type[T], data: object, where: str = "") -> T:
-        """Reads what `to_json` wrote. Absent keys get the defaults of the fields.
+        """Reads the data that `to_json` returned. Absent keys get the defaults of the fields.
 
         Args:
             kind: a dataclass, or any type that a field may have.
@@ -170,8 +170,7 @@ class JsonCodec:
         if form.as_list:
             items = ", ".join(self._written(source, each) for each in shown)
             return source.compile("write(value)", [f"return [{items}]"])
-        # No field is left out, so one dict literal suffices, which is faster than a statement per
-        # field.
+        # If no field is left out, use one dict literal, which is faster than a statement per field.
         if form.omit == "nothing":
             entries = (
                 ("**" if each.name in form.inline.split() else f"{keys[each.name]!r}: ")
@@ -184,7 +183,7 @@ class JsonCodec:
             if each.name in form.inline.split():
                 body.append(f"data.update({self._written(source, each)})")
                 continue
-            # A field is left out only if a reader can supply the value: None, or the default.
+            # Leave out a field only if a reader can supply the value: None, or the default.
             may_lack = each.optional if form.omit == "none" else not each.required
             if may_lack and each.name not in form.always.split():
                 # The test binds `item`, so that the next line need not read the attribute again.
@@ -202,7 +201,8 @@ class JsonCodec:
     def _written(self, source: Source, each: Attribute, name: str = "") -> str:
         """Returns the expression that writes one field.
 
-        `name` is the variable that already has the field's value; empty if no variable has it.
+        `name` is the variable that already has the field's value; empty if there is no such
+        variable.
         """
         access = name or f"value.{each.name}"
         if each.hint in PLAIN:
@@ -253,7 +253,7 @@ class JsonCodec:
         mapped = attributes_of(kind)
         if form.inline and self._refuse_unknown:
             raise MappingError(f"{kind.__name__} has inline members: all keys must be allowed")
-        # A hidden field without a default is still read, because the constructor needs it.
+        # Read a hidden field that has no default, because the constructor needs a value.
         read = {
             name: form.names.get(name, name)
             for name in mapped
@@ -314,8 +314,8 @@ class JsonCodec:
         If `first` is true, the lines begin with `if`. Otherwise they begin with `elif` or `else`,
         and continue an `if` for the same item.
         """
-        # This expression gives the path that `join_path` returns. It is evaluated only if the item
-        # must be converted or is wrong.
+        # This expression gives the path that `join_path` returns. The generated code evaluates the
+        # path only if the item must be converted or is wrong.
         path = f"w + {f'.{key}'!r} if w else {key!r}"
         lines = []
         if isinstance(each.hint, type) and issubclass(each.hint, StrEnum):
@@ -347,7 +347,7 @@ def _same(value: Any) -> Any:
 def _differs(source: Source, each: Attribute, item: str) -> str:
     """Returns the expression that is true if an item differs from the default of its field."""
     default = each.default if each.default is not MISSING else each.default_factory()
-    # Identity is enough for None and enum members, and faster than a comparison.
+    # Compare None and enum members by identity, which is faster.
     if default is None or isinstance(default, Enum):
         return f"({item}) is not {source.bind(default, 'default')}"
     if not default and not each.optional:  # test the truth value, because some types compare slowly

@@ -38,12 +38,12 @@ class RowCodec(Generic[T]):
 
     Attributes:
         kind: the dataclass.
-        columns: names of the columns, in order. Each is the name of an attribute.
+        columns: names of the columns, in order. Each name is the name of an attribute.
         texts: converters for values of other types, by type (without `| None`).
-        exceptions: columns whose attribute has another name or another converter than in `texts`.
-            Maps the column to the path of the attribute ("spec.request.allocation_id"), or to a
-            pair of this path and a `Text`.
-        parts: paths of nested dataclasses whose fields have their own columns ("spec").
+        exceptions: columns whose attribute has another name, or a converter that is not in `texts`.
+            The value is the path of the attribute ("spec.request.allocation_id"), or a pair of this
+            path and a `Text`.
+        parts: paths of nested dataclasses, each field of which has a separate column ("spec").
         unstored: paths of attributes that have no column ("booked spec.gang_id").
     """
 
@@ -102,7 +102,7 @@ def _compile_decode(codec: RowCodec[Any]) -> Callable[..., Any]:
             if inner in parts:
                 arguments.append(each.argument(made(each.hint, inner), named=has_gap))
             elif access in stored:
-                # After an argument that is left out, all further arguments must be passed by name.
+                # If an argument is left out, all later arguments must be passed by name.
                 arguments.append(each.argument(stored[access], named=has_gap))
             elif inner in unstored and not each.required:
                 unstored.remove(inner)
@@ -130,7 +130,7 @@ def _located(codec: RowCodec[Any]) -> dict[str, tuple[Attribute, str]]:
     for column in codec.columns:
         exception = codec.exceptions.get(column, column)
         path = exception if isinstance(exception, str) else exception[0]
-        # The column is not a field of the class itself, so it must be a field of one of the parts.
+        # If the column is not a field of the class itself, it must be a field of one of the parts.
         if path == column and path not in attributes_of(codec.kind):
             holders = [part for part in parts if path in attributes_of(owners[part])]
             if not holders:
@@ -175,7 +175,7 @@ def _loaded(
     if text is not None:
         value = f"{source.bind(text.read, 'read')}({access})"
     elif hint is bool:
-        # Some databases return 0 and 1.
+        # Some databases return 0 and 1 for booleans.
         value = f"{source.bind(bool, 'bool')}({access})"
     elif isinstance(hint, type) and issubclass(hint, Enum):
         # Use a dict of members, because a call of the enum costs as much as the rest of the row.

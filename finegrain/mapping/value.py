@@ -1,4 +1,4 @@
-"""The base class of values that programs read as JSON (`-o json`, `to_dict()`).
+"""Defines the base class of values that programs read as JSON (`-o json`, `to_dict()`).
 
 Bytes are integers, times are RFC 3339 in UTC ("Z"), durations are float seconds, names are in
 snake_case, absent values are null. The output of a task is text (undecodable bytes are replaced).
@@ -12,7 +12,7 @@ from finegrain.mapping.json_form import JsonCodec
 from finegrain.resources import PROFILE_FORMS
 
 SHOWN = JsonCodec(PROFILE_FORMS)
-"""Writes every field, whatever its value. Only profiles leave out zero amounts."""
+"""Writes every field with every value, except that profiles leave out zero amounts."""
 
 
 class Value:

@@ -1,8 +1,8 @@
-"""Access rules: which roles may call each method, and how large a request may be.
+"""Defines the access rules: which roles may call each method, and how large a request may be.
 
-A method that is not in an access table is denied. The tables say who may call a method at all. The
-handlers check conditions on the object: a job master may use only its own jobs, and an executor may
-report only for itself.
+A method that is not in an access table is denied. The tables state which roles may call a method at
+all. The handlers also check the object of the call: a job master may use only its own jobs, and an
+executor may report only for itself.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def table_of(service: str, lines: Mapping[Roles, Iterable[str]]) -> AccessTable:
 
     Args:
         service: full name of the service.
-        lines: methods by the roles that may call them.
+        lines: the methods, by the roles that may call each of these methods.
     """
     return {f"/{service}/{method}": roles for roles, methods in lines.items() for method in methods}
 
@@ -151,7 +151,7 @@ def request_bytes_max(method: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who makes a call.
+    """The caller of a call.
 
     Attributes:
         identity: the identity in the caller's certificate; None outside of a call.
@@ -170,16 +170,18 @@ class Caller:
 
     @property
     def is_operator(self) -> bool:
-        """True for operators of the cluster."""
+        """True if the caller is an administrator of the cluster (role `operator`)."""
         return self.role is Role.OPERATOR
 
     @property
     def name(self) -> str:
-        """The identity as text, for example "user/alice"; "" outside of a call."""
+        """The identity as text, for example "user/alice"; empty outside of a call."""
         return str(self.identity) if self.identity else ""
 
     def owns(self, owner: str) -> bool:
-        """True if the caller is the owner with this name. Always false for an empty name."""
+        """Returns True if the caller is the owner with this name. Returns False for an empty
+        name.
+        """
         return bool(owner) and self.name == owner
 
 
@@ -193,7 +195,9 @@ def current_caller() -> Caller:
 
 
 def enter_call(caller: Caller) -> None:
-    """Sets the caller for the rest of the current asyncio task; for the server and for tests."""
+    """Sets the caller for the remaining time of the current asyncio task. Only the server and tests
+    use this.
+    """
     _caller.set(caller)
 
 
@@ -201,7 +205,8 @@ def check_role(caller: Caller, method: str, allowed: Roles) -> None:
     """Checks that a caller may call a method.
 
     Raises:
-        PermissionDenied: its role is not among those that may; the message names both.
+        PermissionDenied: the caller's role is not allowed. The message names the role and the
+            allowed roles.
     """
     if caller.role in allowed:
         return

@@ -1,4 +1,4 @@
-"""Parsing of addresses: "host:port", with IPv6 in brackets."""
+"""Parses addresses of the form "host:port", with IPv6 addresses in brackets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def parse_address(text: str, field: str = "address") -> tuple[str, int]:
     """Returns host (without brackets) and port (0 to 65,535; 0 is useful only for listening).
 
     Raises:
-        InvalidArgument: it does not have the form "host:port".
+        InvalidArgument: the text does not have the form "host:port".
     """
     # Split at the last colon, because IPv6 addresses contain colons.
     host, colon, port_text = text.rpartition(":")
@@ -26,7 +26,7 @@ def parse_address(text: str, field: str = "address") -> tuple[str, int]:
     bare = host[1:-1] if bracketed else host
     if not colon or not _is_host(bare, bracketed=bracketed):
         raise InvalidArgument(field, text, _EXPECTED)
-    # `isdigit` alone also accepts digits of other scripts, and `int` converts them.
+    # Check for ASCII, because `isdigit` accepts digits of other scripts, and `int` converts them.
     if not (port_text.isascii() and port_text.isdigit() and len(port_text) <= 5):
         raise InvalidArgument(field, text, _EXPECTED)
     if int(port_text) > 65_535:
@@ -35,10 +35,10 @@ def parse_address(text: str, field: str = "address") -> tuple[str, int]:
 
 
 def check_dialable(text: str, field: str = "address") -> str:
-    """Returns the address itself, if other processes can connect to it.
+    """Returns the address unchanged, if other processes can connect to it.
 
     Raises:
-        InvalidArgument: it is malformed, its port is 0, or its host is a wildcard.
+        InvalidArgument: the address is malformed, its port is 0, or its host is a wildcard.
     """
     host, port = parse_address(text, field)
     if port == 0 or host in ("0.0.0.0", "::"):
@@ -52,7 +52,9 @@ def format_address(host: str, port: int) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """True if the host of "host:port" is certainly this machine: localhost or a loopback IP."""
+    """Returns True if the host of "host:port" is certainly this machine: localhost or a loopback
+    IP.
+    """
     host, _ = parse_address(address)
     if host == "localhost":
         return True

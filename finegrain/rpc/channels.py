@@ -1,8 +1,8 @@
-"""gRPC channels: transport settings for both ends, identities and deadlines.
+"""Opens gRPC channels, with transport settings for both ends, identities and deadlines.
 
-The settings were measured on grpcio 1.85. With them, a channel soon notices a failed peer, and soon
-reconnects to a restarted one. Callers use the generated stubs on the channels that this module
-opens.
+The settings were measured on grpcio 1.85. With these settings, a channel soon notices a failed
+peer, and soon reconnects to a restarted peer. Callers use the generated stubs on the channels that
+this module opens.
 """
 
 from __future__ import annotations
@@ -56,14 +56,15 @@ CONNECT_TIME_OF_SEVERAL_MS = 3_000
 PING_INTERVAL_MS_MIN = 500
 """Shortest interval between a client's pings.
 
-If it pings more often, the server closes the connection (GOAWAY too_many_pings).
+If a client pings more often, the server closes the connection (GOAWAY too_many_pings).
 """
 
 SERVER_OPTIONS: tuple[tuple[str, int | str], ...] = (
     *_KEEPALIVE,
-    ("grpc.so_reuseport", 0),  # else a second server can bind the same port
-    # The window of a call stays at 64 KiB until its message is read. With probing, gRPC announces 4
-    # MiB, so a whole message would arrive before the caller is identified.
+    ("grpc.so_reuseport", 0),  # otherwise a second server can bind the same port
+    # Without probing, the window of a call stays at 64 KiB until the server reads the message. With
+    # probing, gRPC announces 4 MiB, so a whole message would arrive before the caller is
+    # identified.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
     ("grpc.http2.settings_timeout", HANDSHAKE_TIMEOUT_MS),
@@ -71,8 +72,8 @@ SERVER_OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", ANSWER_BYTES_MAX),
     ("grpc.max_concurrent_streams", 10_000),  # per connection; one caller may watch many tasks
-    # By default, gRPC cancels calls while 1,000 wait for their handlers to start. When a resource
-    # manager restarts, thousands of executors call at once.
+    # By default, gRPC cancels further calls while 1,000 calls wait for their handlers. This is too
+    # few, because thousands of executors call at once when a resource manager restarts.
     ("grpc.server.max_pending_requests", 20_000),
     ("grpc.server.max_pending_requests_hard_limit", 40_000),
 )
@@ -104,7 +105,8 @@ SERVICE_CONFIG = json.dumps(
                     "retryableStatusCodes": ["UNAVAILABLE"],
                 },
             },
-            # Only the caller of a stream knows its position, so it resumes the stream itself.
+            # Do not retry streams: only the caller of a stream knows its position, so the caller
+            # resumes the stream itself.
             {"name": [{"service": service, "method": method} for service, method in _STREAMING]},
         ]
     }
@@ -115,8 +117,8 @@ CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 500),
     # This is also the time limit of one attempt to connect. When thousands of clients return to a
-    # restarted server, their handshakes take seconds. Clients that gave up sooner would only begin
-    # again, and the work of the server would be lost.
+    # restarted server, their handshakes take seconds. A client that gave up sooner would only begin
+    # again, and the server would have worked without result.
     ("grpc.min_reconnect_backoff_ms", CONNECT_TIME_MAX_MS),
     ("grpc.max_receive_message_length", ANSWER_BYTES_MAX),
     ("grpc.max_send_message_length", ANSWER_BYTES_MAX),  # the server rejects larger messages
@@ -136,13 +138,13 @@ def open_channel(
 ) -> grpc.aio.Channel:
     """Opens an asyncio channel, which connects on first use and reconnects by itself.
 
-    The channel talks only to the server that proves to be `server`. Nothing is sent to another one.
-    Unary calls get a deadline of `DEFAULT_DEADLINE_S` unless they have their own.
+    The channel sends calls only to a server that proves that it is `server`. A unary call without a
+    deadline gets the deadline `DEFAULT_DEADLINE_S`.
 
     Args:
         address: "host:port" of the server.
-        own: the certificate with which the caller proves who it is.
-        server: who the server must be.
+        own: the certificate with which the caller proves its identity.
+        server: the identity that the server must have.
         leave_frozen_after_s: for callers that switch to another address on failure. The channel
             gives up a frozen peer after this time, at least 2 s, and does not retry calls.
 
@@ -161,20 +163,20 @@ def open_channel(
 def _options(
     server: Identity, leave_frozen_after_s: float | None = None
 ) -> list[tuple[str, int | str]]:
-    # gRPC compares the name in the server's certificate with this one instead of the address.
+    # gRPC compares the name in the server's certificate with this name instead of the address.
     options: dict[str, int | str] = {
         **dict(CHANNEL_OPTIONS),
         "grpc.ssl_target_name_override": server.dns_name,
     }
     if leave_frozen_after_s is not None:
-        # gRPC sends the ping after half of the time. The answer must arrive within the other half.
+        # gRPC sends the ping after half of the time. The answer must arrive within the second half.
         half_ms = max(2 * PING_INTERVAL_MS_MIN, round(leave_frozen_after_s * 500))
         options |= {
             "grpc.keepalive_time_ms": half_ms,
             "grpc.keepalive_timeout_ms": half_ms,
             "grpc.http2.ping_timeout_ms": half_ms,
             "grpc.min_reconnect_backoff_ms": CONNECT_TIME_OF_SEVERAL_MS,
-            # The channel must not repeat calls by itself: its caller tries another address instead.
+            # The channel must not repeat calls by itself, because its caller tries another address.
             "grpc.enable_retries": 0,
         }
     return list(options.items())
@@ -198,8 +200,8 @@ class _Call:
 
 
 class _DeadlineChannel(grpc.aio.Channel):
-    """A channel whose unary calls have a deadline. Streams have none: they end when their caller
-    stops reading.
+    """A channel whose unary calls have a deadline. Streams have no deadline: a stream ends when its
+    caller stops reading.
     """
 
     def __init__(self, inner: grpc.aio.Channel) -> None:

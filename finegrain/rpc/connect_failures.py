@@ -1,4 +1,4 @@
-"""Says in plain sentences why a connection failed. gRPC only reports texts of its TLS library."""
+"""Converts the texts that gRPC reports for failed connections to plain sentences."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def connect_failure(text: str, address: str = "") -> Unavailable:
     """Returns the error for a connection that failed, or that broke.
 
     Args:
-        text: what gRPC says.
+        text: the text that gRPC reports.
         address: address of the server; empty: unknown.
     """
     where = address or "the server"
@@ -26,8 +26,8 @@ def connect_failure(text: str, address: str = "") -> Unavailable:
     return Unavailable(f"{where} cannot be reached; {_NOT_RUNNING}", details=details)
 
 
-# Texts of gRPC 1.66 to 1.85 with BoringSSL; the first one that occurs counts. A server that refuses
-# the client's certificate only closes the connection.
+# Texts of gRPC 1.66 to 1.85 with BoringSSL. The first text of this table that occurs decides. A
+# server that refuses the client's certificate only closes the connection.
 _FAILURES: tuple[tuple[str, str, Reason], ...] = (
     (
         "Hostname Verification Check failed",

@@ -1,13 +1,13 @@
 """Wraps every served method: checks access and size, limits the time, and converts errors.
 
-The order is authenticate, measure, parse. The wrapper first identifies the caller by its
-certificate, and rejects a call without reading its message. Then it reads the message as raw bytes,
-checks their number, and only then parses them. Last it runs the handler, and converts an error of
-the handler to the status of the call. It also ends open streams when the server stops.
+The wrapper first identifies the caller by its certificate, and can reject a call without reading
+its message. Then the wrapper reads the message as raw bytes, checks the number of bytes, and parses
+the message. Last, it runs the handler, and converts an error of the handler to the status of the
+call. It also ends open streams when the server stops.
 
-gRPC reads the message of a unary method before the handler runs, but it hands the handler of a
-streaming method the context first. So every method is registered as one that takes a stream of raw
-bytes. Clients cannot tell the difference.
+gRPC reads the message of a unary method before the handler runs, but it runs the handler of a
+streaming method before it reads a message. So this module registers every method as a method that
+takes a stream of raw bytes. Clients do not notice this.
 """
 
 from __future__ import annotations
@@ -44,21 +44,23 @@ from finegrain.rpc.status import Metadata, status_code_of, status_of
 from finegrain.rpc.trust import Trust
 
 UNARY_TIME_MAX_S = 60.0
-"""Time limit of a unary handler. It holds even if the caller has set a later deadline."""
+"""Time limit of a unary handler, even if the caller has set a later deadline."""
 READ_TIME_MAX_S = 20.0
 """Time limit for the arrival of a request's message."""
 LARGE_READS_MAX = 32
 """Number of large messages that a server reads at the same time from callers of one role.
 
-Other large messages wait: they stay with the client, except for the first 64 KiB of each message.
+Other large messages wait. While a message waits, it stays with the client, except for its first 64
+KiB.
 """
 
 Gate = Callable[[], FinegrainError | None]
-"""Returns the error with which the server rejects every call at the moment, or None to serve calls.
+"""Returns the error with which the server rejects every call at present; None: the server serves
+calls.
 """
 
 Observer = Callable[[str, str, float], None]
-"""Called after every call with method, status name and duration in seconds."""
+"""A function that is called after every call with method, status name and duration in seconds."""
 
 _log = logging.getLogger("finegrain.rpc")
 
@@ -83,7 +85,7 @@ class ServerLifecycle:
             stream.end()
 
     def end_denied_streams(self) -> None:
-        """Ends the streams of callers who were denied after they had opened them."""
+        """Ends the streams of callers that were denied after they had opened a stream."""
         for stream in list(self.streams):
             try:
                 self.trust.check_not_denied(stream.caller)
@@ -93,8 +95,8 @@ class ServerLifecycle:
 
 
 class OpenStream:
-    """A stream whose handler is running. While its `with` block runs, it is in the set of open
-    streams.
+    """A stream whose handler is running. While the `with` block of the stream runs, the stream is
+    in the set of open streams.
 
     After the handler yields a message, the same task runs gRPC's code, which sends the message. A
     cancellation at that point never reaches the handler: gRPC ends the task without a status. The
@@ -104,8 +106,8 @@ class OpenStream:
 
     Attributes:
         sending: True while gRPC sends a message of the stream.
-        caller: who has opened the stream.
-        error: the error with which the stream must end; None: it goes on.
+        caller: the caller that has opened the stream.
+        error: the error with which the stream must end; None: the stream continues.
     """
 
     def __init__(self, streams: set[OpenStream]) -> None:
@@ -130,9 +132,10 @@ class OpenStream:
 
 
 class GuardedMethod:
-    """One method with the wrapper around its handler.
+    """One method of a service, with the wrapper around its handler.
 
-    Each of the four methods named after a kind of call serves that kind. All take raw bytes.
+    The four methods that are named after a kind of call serve this kind. All of them take raw
+    bytes.
     """
 
     def __init__(
@@ -203,7 +206,7 @@ class GuardedMethod:
                 stream.caller = self._admit(context)
                 self._refuse_when_stopping()
                 messages = await begin(stream.caller)
-                # The handler is no generator: it sends messages itself, with `context.write`.
+                # This handler is not a generator: it sends messages itself, with `context.write`.
                 if asyncio.iscoroutine(messages):
                     await messages
                 else:
@@ -230,7 +233,7 @@ class GuardedMethod:
         self._done("OK", started)
 
     def _admit(self, context: Any) -> Caller:
-        """Identifies the caller. Nothing of the request's message has been read yet."""
+        """Identifies the caller. At this time, nothing of the request's message has been read."""
         caller = self._lifecycle.trust.identify(context.auth_context(), context.peer())
         check_role(caller, self._method, self._allowed)
         enter_call(caller)
@@ -246,8 +249,9 @@ class GuardedMethod:
         """Reads and parses the one message of a request."""
         if self._bytes_max < LARGE_BYTES:
             return self._parse(await context.read())
-        # The permit is held until the message is parsed: its parsed form takes many times the
-        # memory of its bytes. A caller that stalls must not keep it.
+        # Keep the permit until the message is parsed, because the parsed message needs much more
+        # memory than its bytes. The time limit ensures that a caller that stalls does not keep the
+        # permit.
         async with self._lifecycle.large_reads[str(caller.role)]:
             try:
                 data = await asyncio.wait_for(context.read(), READ_TIME_MAX_S)
@@ -272,7 +276,7 @@ class GuardedMethod:
             )
         try:
             return self._handler.request_deserializer(data)
-        except Exception:  # whatever the message library raises
+        except Exception:  # the message library raises several kinds of exceptions
             name = self._method.rpartition("/")[2]
             raise InvalidArgument("request", f"{size} bytes", f"a {name} message") from None
 
@@ -281,13 +285,14 @@ class GuardedMethod:
             yield self._parse(data)
 
     async def _fail(self, error: BaseException, context: Any, started: float) -> None:
-        """Ends the call with the status of the error; returns only if no status can be sent."""
+        """Ends the call with the status of the error. Returns only if no status can be sent."""
         if isinstance(error, grpc.aio.AbortError):
             self._done("ABORTED", started)
             return
         if isinstance(error, asyncio.CancelledError):
-            # The caller has cancelled the call, so it would not read a status. In all other cases
-            # `end_streams` has cancelled the handler, and the status asks the caller to try again.
+            # If the caller has cancelled the call, send no status, because the caller would not
+            # read it. Otherwise `end_streams` has cancelled the handler, and the status asks the
+            # caller to try again.
             if not self._lifecycle.stopping or context.cancelled():
                 self._done("CANCELLED", started)
                 return
@@ -297,7 +302,8 @@ class GuardedMethod:
         elif isinstance(error, NotImplementedError):
             error = FinegrainError(f"{self._method} is not served here")
         elif not isinstance(error, FinegrainError):
-            # KeyboardInterrupt or SystemExit: the process ends, and the call itself has not failed.
+            # After KeyboardInterrupt or SystemExit, the process ends, so report no failure of the
+            # call.
             if not isinstance(error, Exception):
                 return
             _log.error("call_failed", exc_info=error, extra={"method": self._method})

@@ -9,13 +9,13 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-DATA_BYTES_MAX = 1_024  # longer parts are not cached: remote callers choose the bytes
+DATA_BYTES_MAX = 1_024  # longer parts are not cached, because remote callers choose the bytes
 
 
 class Known(Generic[T]):
-    """Holds up to `most` decoded values. When it is full, the next addition empties it first.
+    """Caches up to `most` decoded values. If the cache is full, the next addition first empties it.
 
-    Several threads may use it at once, because each access is a single dict operation.
+    Several threads may use the cache at once, because each access is a single dict operation.
     """
 
     def __init__(self, most: int) -> None:
@@ -30,6 +30,6 @@ class Known(Generic[T]):
         if len(data) > DATA_BYTES_MAX:
             return
         if len(self._values) >= self._most:
-            # Remote callers choose the bytes. The limit stops them from filling the memory.
+            # Remote callers choose the bytes, so limit the number of values that they can store.
             self._values.clear()
         self._values[data] = value

@@ -1,8 +1,8 @@
-"""Chooses which of several resource managers a client calls.
+"""Chooses the resource manager that a client calls.
 
-A standby rejects calls and names the leader that it knows: this is a hint. A client follows a new
-hint at once, but follows the same hint again only after a call has succeeded. Otherwise it would
-switch without any delay between two standbys that name each other. This module makes no calls.
+A standby rejects calls, and names the leader that it knows, which is a hint. A client follows a new
+hint at once, but follows the same hint again only after a call has succeeded. Otherwise the client
+would switch without delay between two standbys that name each other. This module makes no calls.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from finegrain.rpc.status import LEADER_ADDRESS
 
 
 class Leaders:
-    """The addresses of one cluster's resource managers, and which of them to call.
+    """The addresses of one cluster's resource managers, and the address to call.
 
     Args:
-        addresses: at least one; tried in order.
+        addresses: one address or more, in the order in which the client tries them.
     """
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self._addresses = list(dict.fromkeys(addresses))
         self._current = self._addresses[0]
         self._last_listed = self._current
-        self._followed: set[str] = set()  # hints that were followed since the last success
+        # hints that the client has followed since the last successful call
+        self._followed: set[str] = set()
         # False after a failure, until the current address answers or a standby names it as leader
         self._current_confirmed = True
 
@@ -36,11 +37,11 @@ class Leaders:
 
     @property
     def several(self) -> bool:
-        """Whether there is another address to switch to."""
+        """True if there is another address to switch to."""
         return len(self._addresses) > 1
 
     def worked(self, address: str) -> None:
-        """Records an answer from `address`; hints may be followed again."""
+        """Records an answer from `address`. The client may then follow all hints again."""
         if address == self._current:
             self._followed.clear()
             self._current_confirmed = True
@@ -48,11 +49,11 @@ class Leaders:
     def failed(self, address: str, error: FinegrainError | None = None) -> bool:
         """Switches to another address after a failure at `address`.
 
-        If concurrent calls fail at the same address, it switches only once.
+        If several concurrent calls fail at the same address, only the first failure switches.
 
         Args:
-            address: the resource manager that failed.
-            error: its error, which may name the leader.
+            address: the address of the resource manager that failed.
+            error: the error of the call, which may name the leader.
 
         Returns:
             True if the caller should call the current address without delay, because a standby
@@ -62,7 +63,7 @@ class Leaders:
             # Another call to this address failed earlier and has already switched.
             return self._current_confirmed
         hint = self._hint(error)
-        if hint == address:  # it names itself: it is about to become the leader
+        if hint == address:  # the server names itself, because it is about to become the leader
             self._current_confirmed = False
             return False
         if hint and hint not in self._followed:
@@ -73,8 +74,8 @@ class Leaders:
             self._current_confirmed = True
             return True
         self._current_confirmed = False
-        # The current address may come from a hint and not be in the list. So the next address is
-        # the address after the last listed address.
+        # The current address may come from a hint and not be in the list. So switch to the address
+        # that follows the last address from the list.
         place = self._addresses.index(self._last_listed)
         self._switch_to(self._addresses[(place + 1) % len(self._addresses)])
         return False

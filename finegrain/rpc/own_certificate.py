@@ -1,8 +1,8 @@
-"""The certificate that this process shows, as TLS credentials for its channels and its server.
+"""Provides the certificate of this process as TLS credentials for its channels and its server.
 
-It is replaced while the process runs. A server shows the new certificate to each new connection. A
-channel keeps the credentials with which it was opened, so its owner opens a new one when `version`
-has changed.
+A renewal replaces the certificate while the process runs. A server shows the new certificate to
+each new connection. A channel keeps the credentials with which it was opened, so the owner of a
+channel opens a new channel when `version` has changed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class OwnCertificate:
     """The credentials of this process, which a renewal replaces.
 
     Attributes:
-        version: number of replacements.
+        version: the number of times that the credentials were replaced.
     """
 
     def __init__(self, credentials: Credentials) -> None:
@@ -41,10 +41,12 @@ class OwnCertificate:
         self.version += 1
 
     def check_valid(self) -> None:
-        """Checks that the certificate is valid now, because servers refuse another one silently.
+        """Checks that the certificate is valid now, because servers refuse an invalid certificate
+        without a reason.
 
         Raises:
-            Unauthenticated: it is not; the message names the dates and the clock.
+            Unauthenticated: the certificate is not valid now. The message names the dates and the
+                clock.
         """
         if problem := self._credentials.problem_at(time.time()):
             raise Unauthenticated(problem, reason=Reason.CERTIFICATE_EXPIRED)
@@ -72,7 +74,7 @@ class OwnCertificate:
         )
 
     def joining_credentials(self) -> grpc.ServerCredentials:
-        """Returns TLS credentials of a server that asks its clients for no certificate."""
+        """Returns TLS credentials of a server that requests no certificate from its clients."""
         return grpc.dynamic_ssl_server_credentials(
             self._server,
             self._present_configuration,
@@ -80,8 +82,8 @@ class OwnCertificate:
         )
 
     def _present_configuration(self) -> grpc.ServerCertificateConfiguration:
-        # gRPC calls this from its own threads during handshakes, and would ignore an error. So it
-        # only returns an object that exists.
+        # gRPC calls this method from its own threads during handshakes, and would ignore an error.
+        # So only return an object that already exists.
         return self._server
 
 

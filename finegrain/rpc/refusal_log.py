@@ -1,4 +1,4 @@
-"""Logs refused calls at a limited rate, so that a flood of them cannot fill the disk."""
+"""Logs refused calls at a limited rate, so that a flood of refused calls cannot fill the disk."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from finegrain.errors import FinegrainError
 
 WINDOW_S = 10.0
 LINES_MAX = 10
-"""Lines per method and reason within one window."""
+"""Maximum number of lines per method and reason within one window."""
 
 
 @dataclass(slots=True)
@@ -24,14 +24,14 @@ class _Window:
 
 
 class RefusalLog:
-    """Writes a line for each of the first refusals in a window, and only counts the others.
+    """Writes a line for each of the first refusals in a window, and only counts later refusals.
 
-    Example: a method is called 1,000 times a second with a wrong token. In each window of 10 s the
-    log gets 10 lines `call_refused`. The first line of the next window says `left_out: 9990`.
+    Example: a method is called 1,000 times a second with a wrong token. In each window of 10 s, the
+    log gets 10 lines `call_refused`. The first line of the next window contains `left_out: 9990`.
 
     Args:
-        log: where to write.
-        clock: seconds on a monotonic clock.
+        log: the logger that writes the lines.
+        clock: a function that returns the seconds of a monotonic clock.
     """
 
     def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:

@@ -1,7 +1,8 @@
-"""The gRPC server that all daemons use. Every call passes through the same wrapper (`guard.py`).
+"""Runs the gRPC server that all daemons use. Every call passes through the same wrapper
+(`guard.py`).
 
-It serves the methods in its access table and no others. Servicer methods are `async`; they raise
-`FinegrainError` and never set status codes.
+The server serves only the methods in its access table. Servicer methods are `async`. They raise
+`FinegrainError`, and never set status codes.
 """
 
 from __future__ import annotations
@@ -56,13 +57,14 @@ class GuardedServer:
     """A gRPC server on one address.
 
     Args:
-        listen: where to listen; port 0 lets the kernel choose.
+        listen: the address at which to listen. With port 0, the kernel chooses the port.
         access: the roles that may call each method; `add` fails for a method that is not listed.
         own: the certificate that the server shows.
         trust: how the server identifies its callers.
-        observe: called after every call.
-        gate: returns the error with which the server rejects calls at the moment, or None. It is
-            called after the caller was identified. Health and reflection calls do not use it.
+        observe: a function that is called after every call.
+        gate: a function that returns the error with which the server rejects calls at present, or
+            None. The server calls it after it has identified the caller, but not for health and
+            reflection calls.
     """
 
     def __init__(
@@ -111,10 +113,10 @@ class GuardedServer:
         """Binds the address and starts to serve. Returns the address with the actual port.
 
         Args:
-            serving: if true, the health service first reports SERVING, else NOT_SERVING.
+            serving: if true, the health service first reports SERVING, otherwise NOT_SERVING.
 
         Raises:
-            ConfigurationError: the address cannot be bound; the message says what to do.
+            ConfigurationError: the address cannot be bound. The message says what to do.
         """
         self._add_health()
         if self._listen.reflection:
@@ -146,17 +148,18 @@ class GuardedServer:
             await self._health.set("", status.SERVING if serving else status.NOT_SERVING)
 
     def end_denied_streams(self) -> None:
-        """Ends the streams of callers who are denied now; call it after each denial.
+        """Ends the streams of callers that are denied now.
 
-        A stream checks its caller only at its start.
+        Call this method after each denial, because the server checks the caller of a stream only at
+        the start of the stream.
         """
         self._lifecycle.end_denied_streams()
 
     async def stop(self, grace_s: float = 1.0) -> None:
         """Stops the server: ends streams at once, and unary calls after `grace_s` seconds.
 
-        A stream that is still sending a message, because its client does not read, also ends after
-        `grace_s` seconds.
+        If a stream is still sending a message, because its client does not read, the stream also
+        ends after `grace_s` seconds.
         """
         # Set this before the streams end, so that a handler that is cancelled below ends with
         # UNAVAILABLE.
@@ -202,8 +205,8 @@ class GuardedServer:
         serve = getattr(
             call, f"{kinds[handler.request_streaming]}_{kinds[handler.response_streaming]}"
         )
-        # No deserializer: the wrapper gets raw bytes, and reads them after it has identified the
-        # caller (see guard.py).
+        # Set no deserializer, because the wrapper reads the raw bytes only after it has identified
+        # the caller (see guard.py).
         make = (
             grpc.stream_stream_rpc_method_handler
             if handler.response_streaming
@@ -213,7 +216,7 @@ class GuardedServer:
 
 
 def bind_error(address: str, number: int) -> ConfigurationError:
-    """Returns the error for an address that cannot be bound; `number` is the errno."""
+    """Returns the error for an address that cannot be bound. `number` is the errno."""
     why = errno.errorcode.get(number, str(number))
     message = {
         errno.EADDRINUSE: f"{address} is in use by another process; stop it (ss -ltnp shows it) or "
@@ -234,8 +237,8 @@ def _why_not_bound(host: str, port: int) -> int | None:
         return errno.EADDRNOTAVAIL
     for family, kind, protocol, _, address in found:
         with socket.socket(family, kind, protocol) as probe:
-            # gRPC sets this option on its socket, too. Without it, closed connections of an earlier
-            # server would block the port.
+            # gRPC also sets this option on its socket. Without the option, closed connections of an
+            # earlier server would block the port.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(address)

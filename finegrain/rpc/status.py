@@ -1,5 +1,6 @@
-"""Converts errors to gRPC statuses and back. It contains the only table of status codes by error
-class.
+"""Converts errors to gRPC statuses and back.
+
+This module contains the only table of status codes by error class.
 
 A status carries google.rpc.Status details: ErrorInfo with the reason, BadRequest and RetryInfo. The
 caller converts the status back to an error of the same class.
@@ -27,17 +28,18 @@ from finegrain.v1 import slots_pb2
 DOMAIN = "finegrain"
 DETAILS_KEY = "grpc-status-details-bin"
 UNAVAILABLE_RETRY_S = 0.2
-"""Retry delay that is sent with UNAVAILABLE; the client adds its own backoff and jitter."""
+"""Retry delay that is sent with UNAVAILABLE. The client adds its own backoff and jitter."""
 
 LEADER_ADDRESS = "leader_address"
 """Detail of a NOT_LEADER error: the last known address of the leader.
 
-It is a hint and may be outdated.
+The address is a hint, which may be outdated.
 """
 _PUSHBACK = ("grpc-retry-pushback-ms", "-1")
 """Tells the caller's channel not to retry by itself: the leader has another address."""
 
-# longest message, in characters: it is sent twice in metadata, whose hard limit is 16 KiB
+# maximum length of a message in characters: gRPC metadata contains the message twice, and has a
+# hard limit of 16 KiB
 _TEXT_MAX = 800
 _DETAIL_MAX = 200
 _DETAILS_MAX = 16
@@ -58,17 +60,18 @@ STATUS_BY_CLASS: dict[type[FinegrainError], grpc.StatusCode] = {
     errors.InvariantBroken: grpc.StatusCode.INTERNAL,
     errors.FinegrainError: grpc.StatusCode.INTERNAL,
 }
-"""The status of every error class; `finegrain.errors` says what each class means."""
+"""The status of every error class. `finegrain.errors` describes each class."""
 
 _CLASS_BY_STATUS: dict[grpc.StatusCode, type[FinegrainError]] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: errors.Unavailable,
     grpc.StatusCode.UNIMPLEMENTED: errors.FailedPrecondition,
 }
 for _class, _status in STATUS_BY_CLASS.items():
-    # If several classes have the same status, the first one is used. So UNAVAILABLE without a
-    # reason becomes Unavailable and not StoreError.
+    # If several classes have the same status, use the first class. So UNAVAILABLE without a reason
+    # becomes Unavailable and not StoreError.
     _CLASS_BY_STATUS.setdefault(_status, _class)
-# Set explicitly, because the loop above found IllegalTransition first, which has the same status.
+# Set this entry explicitly, because the loop above found IllegalTransition first, which has the
+# same status.
 _CLASS_BY_STATUS[grpc.StatusCode.INTERNAL] = errors.FinegrainError
 
 _CLASS_BY_REASON: dict[Reason, type[FinegrainError]] = {
@@ -110,9 +113,7 @@ Metadata = tuple[tuple[str, str | bytes], ...]
 
 
 def status_code_of(error: FinegrainError) -> grpc.StatusCode:
-    """Returns the status code of an error. It is the code of its nearest base class in the
-    table.
-    """
+    """Returns the status code of an error: the code of the nearest base class in the table."""
     return next(STATUS_BY_CLASS[base] for base in type(error).__mro__ if base in STATUS_BY_CLASS)
 
 
@@ -154,7 +155,8 @@ def error_from_rpc(error: grpc.RpcError, address: str = "") -> FinegrainError:
     text = (call.details() if hasattr(error, "details") else str(error)) or ""
     status = _details_of(call.trailing_metadata() if hasattr(error, "trailing_metadata") else ())
     info = _unpack(status, error_details_pb2.ErrorInfo)
-    # Without our details, the status comes from gRPC itself, a proxy or another service.
+    # If the status does not have the details of a finegrain server, gRPC itself, a proxy or another
+    # service has created it.
     if info is None or info.domain != DOMAIN:
         return _bare(code, text, address)
     retry = _unpack(status, error_details_pb2.RetryInfo)
@@ -183,15 +185,17 @@ def _build(
     details: Mapping[str, str],
     retry_s: float | None,
 ) -> FinegrainError:
-    """Creates an error. Its class depends on the reason; `fallback` is used for other reasons."""
+    """Creates an error. The reason determines its class. For an unknown reason, the class is
+    `fallback`.
+    """
     reason = Reason(reason_text) if reason_text in Reason.__members__ else None
     cls = _CLASS_BY_REASON.get(reason, fallback) if reason else fallback
     kept = dict(details)
     if reason is None and reason_text:
-        kept.setdefault("reason", reason_text)  # a reason that only newer versions know
+        kept.setdefault("reason", reason_text)  # keep a reason that only newer versions know
     error: FinegrainError
     if issubclass(cls, InvalidArgument):
-        # The constructor composes a message, which the server's message replaces.
+        # The constructor composes a message. The server's message replaces it below.
         error = InvalidArgument(kept.get("field", ""), "", kept.get("expected", ""))
         error.message, error.args = message, (message,)
         error.reason = reason or error.reason

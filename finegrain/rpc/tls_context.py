@@ -1,7 +1,8 @@
-"""TLS of servers that are not gRPC servers: an `ssl.SSLContext` with the certificate of a process.
+"""Provides TLS for servers that are not gRPC servers: an `ssl.SSLContext` with the certificate of
+this process.
 
-The module `ssl` reads keys from files only. So the key goes into a file that exists in memory alone
-and has no name.
+The module `ssl` reads keys only from files. So this module writes the key to a file without a name,
+which exists only in memory.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from finegrain.rpc.own_certificate import OwnCertificate
 def presenting_context(own: OwnCertificate) -> ssl.SSLContext:
     """Returns a context that always shows the present certificate of this process.
 
-    It asks clients for a certificate. A client may show none, but not one of another authority.
+    The context requests a certificate from clients. A client may show no certificate, but it must
+    not show a certificate of another authority.
 
     Args:
-        own: the certificate; after it was replaced, new connections use the new one.
+        own: the certificate of this process. After it was replaced, new connections use the new
+            certificate.
     """
     return _Presenter(own).context
 
@@ -30,7 +33,8 @@ class _Presenter:
         self._version = own.version
         self._present = _context_of(own)
         self.context = _context_of(own)
-        # OpenSSL calls this at the start of every handshake, also if the client names no server.
+        # OpenSSL calls this function at the start of every handshake, even if the client names no
+        # server.
         self.context.sni_callback = self._choose
 
     def _choose(self, connection: ssl.SSLObject, _name: str | None, _outer: Any) -> None:

@@ -1,8 +1,8 @@
 """Identifies callers by the certificates that they have shown in the TLS handshake.
 
 The handshake proves that the cluster's authority has signed the certificate, and that the caller
-has its key. It happens once for a connection, which may stay open for long. So the dates and the
-list of denied identities are checked again on every call.
+has its key. There is only one handshake for a connection, which may stay open for a long time. So
+the server checks the dates and the list of denied identities again at every call.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Auth = Mapping[str, Sequence[bytes]]
 
 
 class Trust:
-    """What one server accepts as proof of an identity.
+    """Decides which certificates one server accepts as proof of an identity.
 
     Args:
         cluster: name of the cluster that the server belongs to.
-        is_denied: returns True for an identity, or for a serial number in hexadecimal, that an
-            operator has denied.
-        now: returns the time in seconds since 1970 (UTC).
+        is_denied: a function that returns True if an administrator has denied an identity or a
+            serial number (in hexadecimal).
+        now: a function that returns the time in seconds since 1970 (UTC).
     """
 
     def __init__(
@@ -43,19 +43,20 @@ class Trust:
         self.cluster = cluster
         self.is_denied = is_denied
         self._now = now
-        # Reading a certificate takes 10 us, and each caller shows the same one on every call.
+        # Reading a certificate takes 10 us. Cache the result, because a caller shows the same
+        # certificate at every call.
         self._read: dict[bytes, PeerCertificate] = {}
 
     def identify(self, auth: Auth, peer: str) -> Caller:
-        """Returns who makes a call.
+        """Returns the caller of a call.
 
         Args:
             auth: the authentication context of the call.
             peer: network address of the caller.
 
         Raises:
-            Unauthenticated: the call shows no certificate of this cluster, or one that is not
-                valid now or was denied. The message says what to do.
+            Unauthenticated: the caller has shown no certificate of this cluster, or the certificate
+                is not valid now or was denied. The message says what to do.
         """
         shown = auth.get(CERTIFICATE_KEY)
         if not shown:
@@ -85,13 +86,15 @@ class Trust:
         return caller
 
     def check_not_denied(self, caller: Caller) -> None:
-        """Checks that neither a caller nor its certificate is denied, also after the call began.
+        """Checks that neither a caller nor its certificate is denied. This may also be called while
+        a call is in progress.
 
         Args:
-            caller: as `identify` returned it. A caller without an identity passes.
+            caller: the caller that `identify` returned. A caller without an identity passes the
+                check.
 
         Raises:
-            Unauthenticated: an operator has denied it.
+            Unauthenticated: an administrator has denied the caller or its certificate.
         """
         identity = caller.identity
         if identity is None:

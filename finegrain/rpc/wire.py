@@ -65,7 +65,7 @@ LABEL_VALUE_LENGTH_MAX = 128
 DURATION_MS_MAX = 10 * 366 * 24 * 3600 * 1000
 
 KNOWN_MAX = 16_384
-"""Maximum number of cached profiles. Clusters have few different profiles, but remote callers could
+"""Maximum number of cached profiles. A cluster has few different profiles, but remote callers could
 send many.
 """
 
@@ -103,7 +103,7 @@ def check_amount(field: str, value: int, most: int = AMOUNT_MAX) -> int:
         most: the largest valid amount.
 
     Raises:
-        InvalidArgument: it is negative or above `most`.
+        InvalidArgument: the amount is negative or above `most`.
     """
     if not 0 <= value <= most:
         raise InvalidArgument(field, value, f"an amount from 0 to {most}")
@@ -117,14 +117,14 @@ def profile_from_proto(message: resources_pb2.ResourceProfile, field: str) -> Re
         InvalidArgument: an amount is negative or too large, a name is malformed, or no host could
             ever provide the devices.
     """
-    # Equal profiles may differ in the order of their map entries. The cache then has two entries
-    # for one profile, which does no harm.
+    # Equal profiles may differ in the order of their map entries. In this case the cache has two
+    # entries for one profile, which does no harm.
     data = message.SerializeToString()
     profile = _profiles.get(data)
     if profile is None:
         profile = _checked_profile(message, field)
-        # Only valid profiles are cached. The path `field` matters only for errors, so it is not
-        # part of the key.
+        # Cache only valid profiles. The path `field` is not part of the key, because it matters
+        # only for errors.
         _profiles.keep(data, profile)
     return profile
 
@@ -142,7 +142,7 @@ def _checked_profile(message: resources_pb2.ResourceProfile, field: str) -> Reso
         devices=devices,
         isolation=isolation,
     )
-    # The sum may be above the limit even if each part is within it.
+    # The sum may be above the limit even if each part is within the limit.
     if profile.memory_bytes > AMOUNT_MAX:
         raise InvalidArgument(
             f"{field}.*_memory_bytes", profile.memory_bytes, f"a sum of at most {AMOUNT_MAX}"
@@ -184,7 +184,9 @@ def amounts_from_proto(message: resources_pb2.ResourceAmounts, field: str) -> di
 
 
 def amounts_to_proto(amounts: Amounts) -> resources_pb2.ResourceAmounts:
-    """Writes amounts; the inverse of `amounts_from_proto`. Sums are cut to `TOTAL_MAX`."""
+    """Writes amounts; the inverse of `amounts_from_proto`. An amount above `TOTAL_MAX` is written
+    as `TOTAL_MAX`.
+    """
     message = resources_pb2.ResourceAmounts()
     for name, total in amounts.items():
         amount = min(total, TOTAL_MAX)
@@ -201,8 +203,8 @@ def labels_from_proto(labels: Mapping[str, str], field: str) -> tuple[tuple[str,
     """Returns labels sorted by key.
 
     Raises:
-        InvalidArgument: there are too many, a key is malformed, or a value is too long or not
-            printable.
+        InvalidArgument: there are too many labels, a key is malformed, or a value is too long or
+            not printable.
     """
     if not labels:
         return ()
@@ -244,9 +246,9 @@ def duration_ms_from_proto(
         largest_ms: largest allowed value.
 
     Raises:
-        InvalidArgument: it is malformed, or not from `smallest_ms` to `largest_ms`.
+        InvalidArgument: the duration is malformed, or not from `smallest_ms` to `largest_ms`.
     """
-    # The inner parentheses round nanoseconds up to milliseconds.
+    # The negation before and after the integer division rounds nanoseconds up to milliseconds.
     duration_ms = message.seconds * 1000 - (-message.nanos // 1_000_000)
     well_formed = abs(message.nanos) < 1_000_000_000
     if not well_formed or not smallest_ms <= duration_ms <= largest_ms:

@@ -21,7 +21,7 @@ WordT = TypeVar("WordT", bound=StrEnum)
 
 
 class Words(Generic[WordT]):
-    """One vocabulary: words and their numbers. `unspecified` is the word for number 0."""
+    """The words of one enum and their numbers. `unspecified` is the word for number 0."""
 
     def __init__(self, kind: type[WordT], wrapper: Any, unspecified: WordT | None = None) -> None:
         self._name = wrapper.DESCRIPTOR.name

@@ -1,7 +1,7 @@
 """Converts CPU policies and assignments from and to messages (cpus.proto), and checks them.
 
-It sets defaults for fields that a message does not set. It rejects words that only a newer version
-knows. The resource manager checks which policies a request may combine.
+The functions set defaults for fields that a message does not set, and reject words that only a
+newer version knows. The resource manager checks which policies a request may combine.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from finegrain.rpc.wire_topology import check_cpu_list
 from finegrain.v1 import cpus_pb2 as pb
 from finegrain.v1 import devices_pb2
 
-NODES_MAX = 1_024  # maximum for one assignment or host, as in the kernel
+NODES_MAX = 1_024  # maximum number of nodes of one assignment or host, as in the kernel
 DIMENSIONS_MAX = 64
 NODE_DIMENSIONS = (CPU_MILLI, BEST_EFFORT_CPU_MILLI, MEMORY_BYTES, *MEMORY_PARTS)
 NOTES_MAX = 32
@@ -170,7 +170,7 @@ def assignment_to_proto(assignment: CpuAssignment) -> pb.CpuAssignment:
 
 
 def host_policy_from_proto(message: pb.HostPolicy, field: str) -> HostPolicy:
-    """Reads one layer of a host's settings. A setting that the message lacks is None.
+    """Reads one layer of a host's settings. A setting is None if the message does not contain it.
 
     Raises:
         InvalidArgument: a list is malformed, or a word is unknown or not allowed for hosts.
@@ -201,7 +201,7 @@ def host_policy_to_proto(policy: HostPolicy) -> pb.HostPolicy:
 
 
 def effective_policy_to_proto(policy: EffectivePolicy) -> pb.EffectiveHostPolicy:
-    """Writes the settings in effect on a host, with the source of each."""
+    """Writes the settings in effect on a host, with the origin of each setting."""
     strict = policy.strictly_reserved_cpus
     reserved = policy.reserved_cpus
     return pb.EffectiveHostPolicy(
@@ -211,8 +211,8 @@ def effective_policy_to_proto(policy: EffectivePolicy) -> pb.EffectiveHostPolicy
                 numa_strategy=policy.numa_strategy,
                 alignment=policy.alignment,
                 reserved_cpus=reserved,
-                # True only if all reserved cpus are strict; `strictly_reserved_cpus` lists the
-                # strict ones.
+                # True only if all reserved cpus are strict; `strictly_reserved_cpus` contains the
+                # strict cpus.
                 reserved_strict=bool(reserved) and strict == reserved,
                 default_bind=policy.default_bind,
                 default_exclusive=policy.default_exclusive,
@@ -224,7 +224,7 @@ def effective_policy_to_proto(policy: EffectivePolicy) -> pb.EffectiveHostPolicy
 
 
 def host_cpus_from_proto(message: pb.HostCpus, field: str) -> str:
-    """Reads and checks the cpus that an executor registers; returns them as compact JSON text.
+    """Reads and checks the cpus that an executor registers. Returns them as compact JSON text.
 
     Keys are the protocol's field names. `policy` has the form of `finegrain/mapping/stored.py`.
 
@@ -247,7 +247,7 @@ def host_cpus_from_proto(message: pb.HostCpus, field: str) -> str:
 
 
 def host_cpus_to_proto(text: str) -> pb.HostCpus:
-    """Reads the text of `host_cpus_from_proto`; ignores keys of newer versions."""
+    """Reads the text that `host_cpus_from_proto` returned. Ignores keys of newer versions."""
     data: dict[str, Any] = json.loads(text or "{}")
     message = pb.HostCpus(
         slot_cpus=data.get("slot_cpus", ""),
@@ -273,7 +273,7 @@ def cpus_from_text(text: str, field: str) -> CpuSet:
     """Reads a list of cpus or nodes, and checks its length.
 
     Raises:
-        InvalidArgument: the text is not a list of numbers, or it is too long.
+        InvalidArgument: the text is not a list of numbers, or is too long.
     """
     return CpuSet.parse(check_cpu_list(text, field), field)
 
@@ -344,6 +344,6 @@ def _required(strength: int, unspecified: bool, field: str) -> bool:
 
 
 def _strength(policy: StrEnum, required: bool) -> Any:
-    if policy == BindPolicy.DEFAULT:  # the same word in every vocabulary
+    if policy == BindPolicy.DEFAULT:  # every kind of policy uses the same word
         return pb.STRENGTH_UNSPECIFIED
     return pb.STRENGTH_REQUIRED if required else pb.STRENGTH_PREFERRED

@@ -222,7 +222,7 @@ def condition_to_proto(condition: DeviceCondition) -> pb.DeviceCondition:
 
 
 def condition_from_proto(message: pb.DeviceCondition, field: str) -> DeviceCondition:
-    """Reads the condition of a device. A health that this version does not know is read as
+    """Reads the condition of a device. If this version does not know the health, the result has
     `DeviceHealth.UNKNOWN`.
 
     Raises:
@@ -233,7 +233,8 @@ def condition_from_proto(message: pb.DeviceCondition, field: str) -> DeviceCondi
     return DeviceCondition(
         type=_name(message.type, f"{field}.type"),
         uuid=_text(message.uuid, f"{field}.uuid"),
-        # A later version may send another health. Such a device must get no work.
+        # A later version may send a health that this version does not know. Such a device must get
+        # no work.
         health=known.get(message.health, DeviceHealth.UNKNOWN),
         problem=check_text(f"{field}.problem", message.problem, longest=_LONG_TEXT, empty_ok=True),
         work_lost=message.work_lost,
@@ -254,7 +255,7 @@ def condition_from_proto(message: pb.DeviceCondition, field: str) -> DeviceCondi
 def conditions_from_proto(
     messages: Sequence[pb.DeviceCondition], field: str
 ) -> tuple[DeviceCondition, ...]:
-    """Reads the conditions of a host's devices, each once, ordered by type and UUID.
+    """Reads the conditions of a host's devices. Returns them sorted by type and UUID.
 
     Raises:
         InvalidArgument: a name, amount or text is malformed, or a device occurs twice.
@@ -383,8 +384,8 @@ def dimensions_from_proto(amounts: Mapping[str, int], field: str) -> dict[str, i
     """Returns device amounts by dimension or resource name.
 
     Raises:
-        InvalidArgument: there are too many, a name is malformed, or an amount is negative or too
-            large.
+        InvalidArgument: there are too many amounts, a name is malformed, or an amount is negative
+            or too large.
     """
     if len(amounts) > _DIMENSIONS_MAX:
         raise InvalidArgument(field, f"{len(amounts)} names", f"at most {_DIMENSIONS_MAX}")
@@ -438,7 +439,7 @@ def _hinted(
         functions=(_rules(hint.functions, f"{field}.functions") if hint.virtual_function else None),
         near=hint.near,
         near_required=hint.near_required,
-        # A required `near` includes `per_group`: one device at each PCIe group of the other type.
+        # A required `near` implies `per_group`: one device in each PCIe group of the other type.
         per_group=hint.per_group or hint.near_required,
         scope=hint.scope,
         best_partition=hint.best_partition,

@@ -1,7 +1,7 @@
 """Converts a host's topology and isolation reports from and to messages.
 
-The message has only the part of the detected topology that planning and people need. The resource
-manager stores it as JSON data (`topology_from_proto`).
+The message contains only the part of the detected topology that planning and people need. The
+resource manager stores this part as JSON data (`topology_from_proto`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _NOTES_MAX = 100
 _CPU_LIST_LENGTH_MAX = 65_536
 _CORE_LENGTH_MAX = 100  # such as "0-1,64-65": the threads of one core
 _PORT_MAX = 65_535
-_ISOLATIONS_KNOWN_MAX = 1_024  # few isolations occur, and most slots share them
+# maximum number of cached isolations: most slots have one of few isolations
+_ISOLATIONS_KNOWN_MAX = 1_024
 
 _ISOLATION_WORDS = tuple(each.name for each in fields(Isolation) if each.type == "str")
 
@@ -95,12 +96,12 @@ def topology_from_proto(message: resources_pb2.HostTopology, field: str) -> dict
         _check_not_negative(device.memory_bytes, f"{where}.memory_bytes")
     _check_not_negative(message.memory_bytes, f"{field}.memory_bytes")
     _check_lines(message.warnings, f"{field}.warnings")
-    # The keys are the protocol's field names and not camelCase.
+    # Use the protocol's field names as keys, not camelCase.
     return MessageToDict(message, preserving_proto_field_name=True)
 
 
 def topology_dict_to_proto(data: Mapping[str, object]) -> resources_pb2.HostTopology:
-    """Reads the data of `topology_from_proto`; ignores fields of newer versions."""
+    """Reads the data that `topology_from_proto` returned. Ignores fields of newer versions."""
     return ParseDict(dict(data), resources_pb2.HostTopology(), ignore_unknown_fields=True)
 
 
@@ -150,10 +151,10 @@ def check_cpu_list(text: str, field: str, *, longest: int = _CPU_LIST_LENGTH_MAX
     Args:
         text: the list.
         field: name of the field, for the error.
-        longest: highest number of characters.
+        longest: maximum number of characters.
 
     Raises:
-        InvalidArgument: it is not a cpu list, or too long.
+        InvalidArgument: the text is not a cpu list, or is too long.
     """
     if len(text) > longest:
         raise InvalidArgument(field, text, f"a cpu list of at most {longest} characters")

@@ -1,1 +1,1 @@
-"""Values that several programs exchange. All programs use the same class for a value."""
+"""Defines values that several programs exchange. All programs use the same class for a value."""

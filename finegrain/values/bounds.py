@@ -1,7 +1,7 @@
-"""The largest numbers that the cluster accepts from programs and people.
+"""Defines the largest numbers that the cluster accepts from programs and people.
 
-Resource manager, executors, helper and client check the same bounds. Otherwise a larger number
-would fail later, and its sender would get no error.
+Resource manager, executors, helper and client check the same bounds. If one of them accepted a
+larger number, the number would fail later, and its sender would get no error.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ language.
 """
 
 CPU_MILLI_MAX = 10**8
-"""Largest cpu amount of one host or slot, and highest cpu limit: 100,000 cpus. The helper writes no
-higher limit.
+"""Largest cpu amount of one host or slot, and highest cpu limit: 100,000 cpus. The helper never
+writes a higher limit.
 """
 
 CORES_MAX = 16_384
@@ -26,9 +26,9 @@ COUNTER_MAX = 2**53
 """Highest epoch, generation or number that is accepted in a message."""
 
 RAISED_EPOCH_MAX = 2**52
-"""Highest value above which an operator can raise the epoch of a database. So later epochs stay
-below `COUNTER_MAX`.
+"""Highest value to which an administrator can raise the epoch of a database, so that later epochs
+stay below `COUNTER_MAX`.
 """
 
 TOTAL_MAX = 2**63 - 1
-"""Largest sum in an answer, and largest 64-bit integer. Larger sums are replaced by it."""
+"""Largest sum in an answer, which is the largest 64-bit integer. It replaces larger sums."""

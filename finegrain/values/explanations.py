@@ -1,4 +1,4 @@
-"""Parts of the explanation why a request waits."""
+"""Defines parts of the explanation why a request waits."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Dimension(Value):
 class Counterfactual(Value):
     """A change of a request after which it would fit now.
 
-    The change either lowers amounts (`free` of each entry is the amount that fits), or makes
-    policies ("bind", "exclusive", "numa", "qos") not required.
+    The change lowers amounts (`free` of each entry is the amount that fits), or no longer requires
+    the policies in `relaxed` ("bind", "exclusive", "numa", "qos").
     """
 
     executor_id: str
@@ -37,4 +37,4 @@ class GangSpot(Value):
     """A possible place for a gang: an executor, or a value of the gang's label."""
 
     name: str  # empty: the whole cluster
-    placeable: int  # number of members that fit there now
+    placeable: int  # number of the gang's members that fit there now

@@ -1,4 +1,4 @@
-"""The enforcement of limits for a slot, or for all slots of a host."""
+"""Describes how limits are enforced for a slot, or for all slots of a host."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Isolation(Value):
     """The enforcement of each dimension.
 
     "none" means that the dimension is only booked. An empty text means that the executor did not
-    report it. IsolationReport (resources.proto) explains the words.
+    report the dimension. IsolationReport (resources.proto) explains the words.
     """
 
     cpu: str = ""  # "quota", "cpus"
@@ -37,14 +37,16 @@ class Isolation(Value):
     kill: str = ""  # "cgroup.kill", "freezer", "process tree"
     driver: str = ""  # "v1", "v2"
     notes: tuple[str, ...] = ()  # a sentence for each dimension that is not enforced, with the fix
-    countable: str = ""  # of a slot: "declared" (only booked), "hard"; "": it has none
+    # of a slot: "declared" (only booked), "hard"; empty: the slot has no countable resources
+    countable: str = ""
     # the weakest of `device_levels`
     gpu_core: str = ""
     gpu_memory: str = ""
     devices: str = ""  # of devices other than GPUs
-    # "cgroup": only the device files of the slot can be opened, "none"; "": there are none
+    # "cgroup" (tasks can open only the device files of their slot), "none"; empty: there are no
+    # devices
     device_access: str = ""
-    device_levels: tuple[DeviceIsolation, ...] = ()  # levels of a slot's devices
+    device_levels: tuple[DeviceIsolation, ...] = ()  # the levels of each device of a slot
     ports: tuple[int, ...] = ()  # network ports of the slot, ascending
 
 

@@ -1,7 +1,7 @@
-"""Operators of job graphs in tasks: the data that a task gets at its start, and the quotas of
-operators.
+"""Describes operators of job graphs in tasks: the data that a task gets at its start, and the
+quotas of operators.
 
-docs/job-graphs.md describes them for job masters.
+docs/job-graphs.md describes these operators for job masters.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from finegrain.values.states import QuotaEnforcement
 class TaskOperator:
     """An operator in a slot.
 
-    `fraction` is its exact part of the slot's managed memory, such as "3/4"; empty: it gets none.
+    `fraction` is the operator's exact part of the slot's managed memory, such as "3/4"; empty: the
+    operator gets no managed memory.
     """
 
     operator_id: str
@@ -24,7 +25,9 @@ class TaskOperator:
 
 @dataclass(frozen=True, slots=True)
 class TaskPeer:
-    """A task to exchange data with, and the network ports that it listens on."""
+    """A task with which another task exchanges data, and the network ports on which this peer
+    listens.
+    """
 
     operator_id: str
     subtask_index: int
@@ -48,9 +51,9 @@ class OperatorStatus:
     """An operator that runs in a task, with its quota of managed memory.
 
     `used_bytes` is 0 if it is not known. If a control group enforces the quota, `used_bytes` is the
-    memory of the whole task. `limit_bytes` is the memory that the operator may use now: its quota,
-    less lent memory, plus borrowed memory. `revoked_bytes` is the memory that it must give back
-    now.
+    memory of the whole task. `limit_bytes` is the memory that the operator may use now: its quota
+    minus lent memory plus borrowed memory. `revoked_bytes` is the memory that the operator must
+    give back now.
     """
 
     operator_id: str

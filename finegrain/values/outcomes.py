@@ -1,4 +1,4 @@
-"""The outcome of the items of a batched call."""
+"""Describes the outcome of the items of a batched call."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from finegrain.mapping.value import Value
 
 @dataclass(frozen=True, slots=True)
 class ItemOutcome(Value):
-    """The outcome of one item of a batched call; `reason` is empty if it succeeded."""
+    """The outcome of one item of a batched call. `reason` is empty if the item succeeded."""
 
     id: str
     reason: str = ""

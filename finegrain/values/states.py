@@ -1,6 +1,6 @@
-"""The states of requests, slots, executors, tasks and resizes, as words.
+"""Defines the states of requests, slots, executors, tasks and resizes, as words.
 
-The protocol has an enum value for each word. The comments there list the transitions.
+The protocol has an enum value for each word. The comments in the protocol list the transitions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class RequestState(StrEnum):
 
     @property
     def has_ended(self) -> bool:
-        """True if the request will not change state any more."""
+        """True if the request has ended and can no longer change its state."""
         return self not in (RequestState.PENDING, RequestState.ALLOCATING, RequestState.GRANTED)
 
 
@@ -38,7 +38,7 @@ class ExecutorState(StrEnum):
 
     UNCONFIRMED = "UNCONFIRMED"  # stored; not registered since the resource manager started
     ACTIVE = "ACTIVE"  # registered and reporting
-    LOST = "LOST"  # silent for longer than the lost timeout
+    LOST = "LOST"  # no report for longer than the lost timeout
 
 
 class TaskState(StrEnum):
@@ -46,12 +46,12 @@ class TaskState(StrEnum):
 
     STARTING = "STARTING"  # its process is being created
     RUNNING = "RUNNING"  # its process runs
-    EXITED = "EXITED"  # it and all its child processes have ended
-    FAILED = "FAILED"  # it never ran
+    EXITED = "EXITED"  # the task and all its child processes have ended
+    FAILED = "FAILED"  # the task never ran
 
     @property
     def has_ended(self) -> bool:
-        """True if the task will not change state any more."""
+        """True if the task has ended and can no longer change its state."""
         return self in (TaskState.EXITED, TaskState.FAILED)
 
 
@@ -60,16 +60,16 @@ class QuotaEnforcement(StrEnum):
 
     DECLARED = "DECLARED"  # not enforced: the operator only knows the number
     POOL = "POOL"  # enforced by a memory pool of the client library in the task
-    CGROUP = "CGROUP"  # enforced by the kernel, with the memory limit of its task
+    CGROUP = "CGROUP"  # enforced by the kernel, with the memory limit of the operator's task
 
 
 class GangPlacement(StrEnum):
     """How the members of a gang are placed."""
 
     ANYWHERE = "ANYWHERE"  # on any executors where they fit
-    SAME_EXECUTOR = "SAME_EXECUTOR"  # all on one executor
+    SAME_EXECUTOR = "SAME_EXECUTOR"  # all members on one executor
     SAME_LABEL = "SAME_LABEL"  # on executors with the same value of a label
-    SPREAD = "SPREAD"  # each on a different executor
+    SPREAD = "SPREAD"  # each member on a different executor
 
 
 class ResizeState(StrEnum):

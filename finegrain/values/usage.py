@@ -1,4 +1,4 @@
-"""The measured use of slots, and the capacity of NUMA nodes."""
+"""Describes the measured use of slots, and the capacity of NUMA nodes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class DeviceUsage(Value):
     """Measured use of one device, in total and by slot.
 
     `memory_bytes` counts the memory of all processes and of the driver itself. `busy_percent` is
-    the share of the last second in which the device was busy.
+    the part of the last second in which the device was busy, in percent.
     """
 
     type: str
@@ -49,8 +49,8 @@ class DeviceUsage(Value):
 class Zone(Value):
     """Capacity of one NUMA node for slots: in total, allocated and available.
 
-    A slot that is bound to no node counts here only with its dedicated cpus. All its amounts count
-    against the host's total.
+    For a slot that is bound to no node, only the dedicated cpus count here. All amounts of such a
+    slot count against the host's total.
     """
 
     node: int  # id of the node

@@ -1,4 +1,4 @@
-"""Helpers that describe the fields of protocol messages, for the reader and the writer."""
+"""Describes the fields of protocol messages, for the reader and the writer."""
 
 from __future__ import annotations
 
@@ -67,12 +67,14 @@ def is_map(field: FieldDescriptor) -> bool:
 
 
 def message_name(field: FieldDescriptor) -> str:
-    """Returns the full name of the message that a field holds; empty for other fields."""
+    """Returns the full name of the message type of a field; empty if the field contains no
+    message.
+    """
     return "" if field.message_type is None else field.message_type.full_name
 
 
 def message_class(field: FieldDescriptor) -> type[Message]:
-    """Returns the class of the message that a field holds."""
+    """Returns the class of the message that a field contains."""
     return GetMessageClass(cast("Descriptor", field.message_type))
 
 

@@ -49,7 +49,9 @@ class Via:
 
 @dataclass(frozen=True, slots=True)
 class FromMessage:
-    """An attribute that a function computes from the whole message. It reads only `fields`."""
+    """An attribute that a function computes from the whole message. The function reads only
+    `fields`.
+    """
 
     convert: Callable[[Any], Any]
     fields: tuple[str, ...]
@@ -57,17 +59,18 @@ class FromMessage:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One class, the message that it is read from, and the differences between them.
+    """One class, the message from which it is read, and the differences between them.
 
-    Attributes that are one text contain names, separated by spaces.
+    An attribute of type str contains names, separated by spaces.
 
     Attributes:
         kind: the dataclass.
         message: the message.
-        exceptions: maps an attribute to the path of its field if the field has another name
-            ("request.pids_max"), or to a `Via` or `FromMessage` that computes the attribute.
+        exceptions: the differences, by attribute. The value is the path of the field if the field
+            has another name ("request.pids_max"), or a `Via` or `FromMessage` that computes the
+            attribute.
         given: attributes that the caller passes by name.
-        kept: attributes without a field; they get their default.
+        kept: attributes without a field, which get their default.
         unread: fields without an attribute.
     """
 
@@ -80,14 +83,15 @@ class Reading:
 
 
 class Reader:
-    """Reads dataclasses from messages. It compiles a function for each pair of class and message on
-    first use.
+    """Reads dataclasses from messages. The reader compiles a function for each pair of class and
+    message on first use.
 
     Args:
-        readings: pairs with differences. Other pairs need not be listed.
+        readings: the pairs of class and message that differ. Pairs without differences need not be
+            listed.
         converters: functions that convert a nested message, by its class, or a text, by the type of
             the attribute.
-        unknown: creates the error for a number that no enum member has.
+        unknown: a function that creates the error for a number that no enum member has.
     """
 
     def __init__(
@@ -129,7 +133,8 @@ class Reader:
         """Returns the compiled function of a pair.
 
         Raises:
-            MappingError: a field exists on one side only, and no exception names it.
+            MappingError: the class or the message has a field that the other one lacks, and no
+                exception names this field.
         """
         found = self._compiled.get((kind, message))
         if found is None:
@@ -164,7 +169,7 @@ class Reader:
                 described, access = field_at(message, path), _access(path, parents)
                 value = self._value(source, each, described, access, convert)
             values.append(value)
-        # All fields of the message must be accounted for by now.
+        # Check that every field of the message is used or named in the table.
         self._check(reading, used)
         # The generated code reads each parent message once, into a local variable.
         body = [f"{name} = _message.{path}" for path, name in parents.items()]
@@ -172,7 +177,7 @@ class Reader:
         return source.compile(f"read({', '.join(['_message', *parameters])})", body)
 
     def _check(self, reading: Reading, used: set[str]) -> None:
-        # A forgotten field raises an error here. Otherwise its data would be lost silently.
+        # Raise an error for a forgotten field, because otherwise its data would be lost silently.
         if missed := sorted(fields_of(reading.message).keys() - used):
             kind, message = reading.kind.__name__, reading.message.__name__
             raise MappingError(f"{kind} has no attribute for {', '.join(missed)} of {message}")
@@ -238,7 +243,7 @@ class Reader:
 
 
 class _Members(dict[int, Any]):
-    """Maps numbers to enum members. For a missing number it raises the error from `unknown`."""
+    """Maps numbers to enum members. Raises the error from `unknown` for a missing number."""
 
     def __init__(self, members: Mapping[int, Any], unknown: Callable[[int], Exception]) -> None:
         super().__init__(members)

@@ -46,7 +46,7 @@ class As:
 
 @dataclass(frozen=True, slots=True)
 class FromValue:
-    """A field that a function computes from the whole value. It reads only `attributes`.
+    """A field that a function computes from the whole value. The function reads only `attributes`.
 
     If the function returns None, the field is not set.
     """
@@ -57,18 +57,20 @@ class FromValue:
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """One class, the message that it is written to, and the differences between them.
+    """One class, the message to which it is written, and the differences between them.
 
-    Attributes that are one text contain names or paths, separated by spaces.
+    An attribute of type str contains names or paths, separated by spaces.
 
     Attributes:
         kind: the dataclass.
         message: the message.
-        exceptions: maps a field to the path of its attribute if the attribute has another name
-            ("registration.default_profile"), or to an `As` or `FromValue` that computes the field.
-        parts: paths of nested values whose attributes are fields of the message, too. An attribute
-            of the value itself takes precedence over one of a part.
-        given: fields that the caller passes by name. Fields that it does not pass are not set.
+        exceptions: the differences, by field. The value is the path of the attribute if the
+            attribute has another name ("registration.default_profile"), or an `As` or `FromValue`
+            that computes the field.
+        parts: paths of nested values whose attributes are also fields of the message. An attribute
+            of the value itself has priority over an attribute of a part.
+        given: fields that the caller passes by name. If the caller does not pass such a field, the
+            field is not set.
         kept: paths of attributes that are not written.
         unset: fields without an attribute.
     """
@@ -83,11 +85,12 @@ class Writing:
 
 
 class Writer:
-    """Writes messages from dataclasses. It compiles a function for each pair of class and message
-    on first use.
+    """Writes messages from dataclasses. The writer compiles a function for each pair of class and
+    message on first use.
 
     Args:
-        writings: pairs with differences. Other pairs need not be listed.
+        writings: the pairs of class and message that differ. Pairs without differences need not be
+            listed.
         converters: functions that convert a value to a nested message or a text, by the type of the
             attribute or by the class of the message.
     """
@@ -123,7 +126,8 @@ class Writer:
         """Returns the compiled function of a pair.
 
         Raises:
-            MappingError: a field exists on one side only, and no exception names it.
+            MappingError: the class or the message has a field that the other one lacks, and no
+                exception names this field.
         """
         found = self._compiled.get((kind, message))
         if found is None:
@@ -161,7 +165,7 @@ class Writer:
             access = _access(writing, path)
             argument = self._value(source, attribute, described, access, convert)
             arguments.append(f"{name}={argument}")
-        # All attributes of the value must be accounted for by now.
+        # Check that every attribute of the value is used or named in the table.
         _check(writing, used)
         # The generated code reads each part once, into a local variable.
         body = [f"{_local(part)} = _value.{part}" for part in writing.parts.split()]
@@ -176,7 +180,7 @@ class Writer:
         access: str,
         convert: Callable[[Any], Any] | None,
     ) -> str:
-        """Returns the expression of a field; an expression that yields None leaves it unset."""
+        """Returns the expression of a field. If the expression gives None, the field is not set."""
         # A local variable can be tested and converted directly. An attribute is first read into the
         # variable `item`, so that it is read only once.
         item = "item" if attribute.optional and not access.isidentifier() else access
@@ -228,8 +232,8 @@ _MOMENTS: dict[tuple[str, Any], str] = {
 
 
 def _attribute_path(writing: Writing, described: FieldDescriptor) -> str:
-    """Returns the path of a field's attribute: in the value itself, else in the first part that has
-    it.
+    """Returns the path of a field's attribute: in the value itself, otherwise in the first part
+    that has the attribute.
     """
     suffixes = UNIT_SUFFIXES.get(message_name(described), ("",))
     owners = {"": writing.kind} | {
