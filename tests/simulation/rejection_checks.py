@@ -59,6 +59,9 @@ class RejectionChecks:
             spec = request.spec
             if request.state is not RequestState.PENDING or spec.allow_pending or spec.gang_id:
                 continue
+            # Best-effort slots are booked on separate cpu capacity.
+            if spec.cpu_policy.best_effort:
+                continue
             hosts = ((host.total, host.labels) for host in state.hosts.values())
             shapes = ((each.total, dict(each.labels)) for each in state.elastic.shapes.values())
             if not any(_could_host(*each, spec) for each in (*hosts, *shapes)):
