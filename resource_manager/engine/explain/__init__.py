@@ -1,1 +1,3 @@
-"""Explains why requests wait, and builds lists and views. It never changes the engine's state."""
+"""Explains why requests wait, and builds lists and views. This package never changes the engine's
+state.
+"""

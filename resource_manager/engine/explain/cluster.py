@@ -1,7 +1,7 @@
-"""Computes the sums of the cluster, for operators and gauges.
+"""Computes the sums of the cluster for administrators and for metrics.
 
-The sums of all executors and classes take longer than one step of the writer may take. So these
-functions are generators that pause (`Paused`). The engine handles other events during a pause.
+One step of the writer must not take as long as the sums over all executors and classes. So these
+functions are generators that pause (`Paused`), and during a pause the engine handles other events.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from resource_manager.engine.state import State
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """Counts of the cluster, and the sums of all executors that are not lost."""
+    """Counts for the whole cluster, and the sums of all executors that are not lost."""
 
     total: dict[str, int]
     reserved: dict[str, int]
@@ -26,14 +26,14 @@ class ClusterView:
     available: dict[str, int]
     used: Usage
     executors: dict[str, int]  # by "active", "unconfirmed", "lost", "draining", "unreachable"
-    pending_requests: dict[str, int]  # by primary reason
+    pending_requests: dict[str, int]  # number of queued requests, by primary reason
     slots: int
-    jobs: int  # jobs that have not ended
+    jobs: int  # number of jobs that have not ended
 
 
 def cluster_view(state: State) -> Paused[ClusterView]:
-    """Returns the sums of the cluster. The values of each executor are read when the executor is
-    added, so they may be from different times.
+    """Returns the sums of the cluster. Each executor is read when it is added, so the values of two
+    executors may be from different times.
     """
     total: dict[str, int] = {}
     reserved: dict[str, int] = {}
@@ -42,7 +42,7 @@ def cluster_view(state: State) -> Paused[ClusterView]:
     cpu_milli = memory_bytes = tasks = 0
     counts = dict.fromkeys([*(each.value.lower() for each in ExecutorState)], 0)
     counts |= {"draining": 0, "unreachable": 0}
-    # A copy, because executors may register or be forgotten during a pause.
+    # Iterate over a copy, because executors may register or be deleted during a pause.
     for at, host in enumerate(list(state.hosts.values()), start=1):
         executor = host.executor
         counts[executor.state.value.lower()] += 1

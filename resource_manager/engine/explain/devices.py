@@ -1,5 +1,5 @@
-"""Builds the list of devices: the capacity of each device, the slots that use the device, and the
-reason why it gets no new slots.
+"""Builds the list of devices: the capacity of each device, the slots that use it, and the reason if
+it gets no new slots.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ class DeviceUse:
 
 @dataclass(frozen=True, slots=True)
 class DeviceView:
-    """One device.
+    """One device of an executor.
 
     Attributes:
-        problem: why the device gets no new slots; empty: it may get new slots.
-        allocated: amounts of the device that slots have, by dimension.
-        available: amounts that new slots could have; empty if the device gets no new slots.
-        uses: the slots that use the device, with their shares.
-        condition: the condition that the executor reported last; None: the executor has reported
-            none since it registered.
+        problem: the reason why the device gets no new slots; empty: the device may get new slots.
+        allocated: the amounts of the device that slots have, by dimension.
+        available: the amounts that new slots could have; empty if the device gets no new slots.
+        uses: the slots that use the device, each with its share.
+        condition: the condition that the executor last reported; None: the executor has reported no
+            condition since it registered.
         usage: the measured usage; None: the driver does not report usage.
     """
 
@@ -50,7 +50,7 @@ class DeviceView:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorDevices:
-    """The devices of one executor."""
+    """One executor with its devices."""
 
     executor_id: str
     devices: list[DeviceView] = field(default_factory=list)
@@ -65,12 +65,12 @@ def list_devices(
 
     Args:
         state: the engine's state.
-        executor_id: returns only this executor; empty: all executors.
-        after: id of the last executor of the previous page.
+        executor_id: the id of the only executor to return; empty: return all executors.
+        after: the id of the last executor of the previous page.
         limit: the largest number of executors to return.
 
     Raises:
-        NotFound: no such executor.
+        NotFound: the executor does not exist.
     """
     if executor_id:
         return Page([devices_of(known_host(state.hosts, executor_id))], None)

@@ -1,9 +1,9 @@
-"""Explains why a job is not served yet: shows its rank at each level of the fairness tree.
+"""Explains why a job is not served yet, by its rank at each level of the fairness tree.
 
-To find the next request, the scheduler starts at the root of the tree. At each group it chooses one
-child with queued requests, until it reaches a job. An explanation has one step for each level of
-the path to the job. The step shows the rank of the path's flow among its siblings, the compared
-numbers, and the flows that come before it. The scheduler uses the same numbers
+To find the next request, the scheduler starts at the root of the tree. In each group it chooses one
+child that has queued requests, until it reaches a job. An explanation has one step for each level
+of the path to the job. A step shows the rank of the path's flow among its siblings, the numbers
+that are compared, and the flows that come before it. The scheduler compares the same numbers
 (`fairness/flows.py`).
 """
 
@@ -24,38 +24,39 @@ from resource_manager.engine.model.settings import Measure
 from resource_manager.engine.state import State
 
 AHEAD_MAX = 5
-"""Each step names at most this many of the flows that come before."""
+"""The largest number of flows that one step names as coming before the flow of the path."""
 
 UNITS: Mapping[Measure, str] = {
     "dominant": "share-seconds",
     "slots": "slot-seconds",
     "cpu": "core-seconds",
 }
-"""The unit of usage, for people."""
+"""The unit of usage in texts, by measure."""
 
 _DIGITS_MAX = 7
 
 _SMALL = 0.05
-"""Amounts of usage below this value are not shown."""
+"""A part of the usage below this value is not shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedFlow:
-    """A flow with the numbers by which siblings are compared; mirrors FlowTally of the protocol.
+    """A flow with the numbers by which siblings are compared. It mirrors FlowTally of the protocol.
 
     Example: (service 10 + raised 2 + lookahead 4) / weight 2 = 8.
 
     Attributes:
-        name: name of a group, or id of a job.
-        job_name: display name of the job; empty for a group.
-        service: decayed usage, in cost times seconds.
-        raised: the amount that was added to its usage when it began to wait, in the same unit.
-        lookahead: expected further usage of its running slots, in the same unit.
-        weight: the divisor of the sum of service, raised and lookahead.
-        tally: the result of this division: the flow's virtual time. The flow with the lowest
-            virtual time is served first.
-        minimum_reached: the reached part of its guaranteed minimum, in millionths; None: the
-            minimum is reached, or the flow has no minimum.
+        name: the name of a group, or the id of a job.
+        job_name: the display name of a job; empty for a group.
+        service: the decayed usage, in cost times seconds.
+        raised: the amount that was added to the usage when the flow began to wait, in the unit of
+            `service`.
+        lookahead: the expected further usage of the flow's running slots, in the unit of `service`.
+        weight: the number by which the sum of `service`, `raised` and `lookahead` is divided.
+        tally: the result of this division, which is the virtual time of the flow. The flow with the
+            lowest virtual time is served first.
+        minimum_reached: the part of the guaranteed minimum that the flow has reached, in
+            millionths; None: the flow has reached its minimum, or has no minimum.
     """
 
     name: str
@@ -72,7 +73,7 @@ class ComparedFlow:
 
     @property
     def title(self) -> str:
-        """The flow's kind and name, for people."""
+        """ "job" or "group" with the name, for people."""
         if not self.is_job:
             return f"group {self.name}"
         named = self.job_name not in ("", self.name)
@@ -81,16 +82,16 @@ class ComparedFlow:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The rank of one flow among its siblings with queued requests.
+    """The rank of one flow among its siblings that have queued requests.
 
     Attributes:
-        group: the parent group of the siblings; empty: the top of the tree.
+        group: the name of the group that contains the siblings; empty: the top of the tree.
         flow: the flow on the path to the job.
-        position: rank of `flow`. The flow with rank 1 is served next.
-        backlogged: number of siblings with queued requests, including `flow`.
-        ahead: at most `AHEAD_MAX` flows that come before `flow`, in the order in which they are
-            served.
-        summary: the step in one sentence.
+        position: the rank of `flow`. The flow with rank 1 is served next.
+        backlogged: the number of siblings that have queued requests, including `flow`.
+        ahead: the flows that come before `flow`, in the order in which they are served; at most
+            `AHEAD_MAX` flows.
+        summary: a sentence that describes the step.
     """
 
     group: str
@@ -108,14 +109,14 @@ def steps(
 
     Args:
         tree: the fairness tree, advanced to the current time.
-        job_id: the job.
-        jobs: all jobs, for their names.
-        measure: the measure in which usage is counted.
+        job_id: the id of the job.
+        jobs: all jobs, which give the names of jobs.
+        measure: the measure that the tree uses for usage.
     """
     job = tree.jobs.get(job_id)
     if job is None:
         return ()
-    # Reversed, so that each pair is a parent and its child.
+    # From the root to the job, so that each pair is a parent and its child.
     path = [job, *job.ancestors()][::-1]
     return tuple(_step(tree, parent, flow, jobs, UNITS[measure]) for parent, flow in pairwise(path))
 
@@ -124,11 +125,11 @@ def _step(tree: FlowTree, parent: Flow, flow: Flow, jobs: Mapping[str, Job], uni
     """Compares a flow with its siblings that have queued requests."""
     own = tree.sort_key(flow)
     children = parent.children.by_id.values() if parent.children is not None else ()
-    # The scheduler ignores flows without queued requests.
+    # Leave out flows without queued requests, because the scheduler ignores them.
     others = [(tree.sort_key(each), each) for each in children if each.waiting and each is not flow]
     before = [each for each in others if each[0] < own]
     first = heapq.nsmallest(AHEAD_MAX, before, key=lambda each: each[0])
-    # With `>=`, a flow with an equal key counts as coming after this flow.
+    # With `>=`, a flow with an equal key counts as coming after `flow`.
     next_after = min(
         (each for each in others if each[0] >= own), default=None, key=lambda each: each[0]
     )
@@ -153,7 +154,7 @@ def _step(tree: FlowTree, parent: Flow, flow: Flow, jobs: Mapping[str, Job], uni
 
 def _compared(tree: FlowTree, flow: Flow, jobs: Mapping[str, Job]) -> ComparedFlow:
     parts = tree.usage(flow)
-    is_job = flow.children is None  # only groups have children
+    is_job = flow.children is None  # only groups have a dict of children
     job = jobs.get(flow.name) if is_job else None
     reached = fulfilment(flow.used, flow.minimum)
     return ComparedFlow(
@@ -167,7 +168,7 @@ def _compared(tree: FlowTree, flow: Flow, jobs: Mapping[str, Job]) -> ComparedFl
         tally=parts.key,
         running=flow.running,
         waiting=flow.waiting,
-        # Rounded down. So a minimum that is almost reached is not shown as reached.
+        # Rounded down, so that a minimum that is almost reached is not shown as reached.
         minimum_reached=int(reached * 1_000_000) if reached < 1 else None,
     )
 
@@ -182,11 +183,11 @@ def _sentence(
     """Describes the position of a flow in one sentence.
 
     Args:
-        flow: the flow.
-        place: the group (empty: the top), the number of flows before `flow`, and the number of
-            flows with queued requests.
-        first: the flow that is served next; None: this is `flow`.
-        next_after: the flow that comes directly after `flow`; None: `flow` is the last.
+        flow: the flow to describe.
+        place: the name of the group (empty: the top of the tree), the number of flows before
+            `flow`, and the number of flows with queued requests.
+        first: the flow that is served next; None: `flow` itself is served next.
+        next_after: the flow that comes directly after `flow`; None: `flow` comes last.
         unit: the unit of usage.
     """
     group, before, backlogged = place
@@ -208,7 +209,7 @@ def _own_text(flow: ComparedFlow, other: ComparedFlow | None, unit: str) -> str:
     """Describes the virtual time of a flow, with its usage and weight."""
     if flow.minimum_reached is not None:
         return f"it has {_percent(flow.minimum_reached)} of its guaranteed minimum"
-    # Uses the fewest digits that show that the two numbers differ.
+    # Use the lowest number of decimal places with which the two numbers differ.
     digits = _digits(flow.tally, other.tally) if other is not None else 1
     parts = [f"{flow.service:.{digits}f} so far"]
     if flow.raised > _SMALL:
@@ -222,7 +223,7 @@ def _own_text(flow: ComparedFlow, other: ComparedFlow | None, unit: str) -> str:
 
 
 def _against_text(flow: ComparedFlow, other: ComparedFlow) -> str:
-    """Describes the number of the other flow, with which `flow` is compared."""
+    """Describes the number of `other` with which `flow` is compared."""
     if other.minimum_reached is not None:
         return f"{_percent(other.minimum_reached)} of the guaranteed minimum of {other.title}"
     if flow.minimum_reached is not None:
@@ -236,7 +237,9 @@ def _against_text(flow: ComparedFlow, other: ComparedFlow) -> str:
 
 
 def _digits(one: float, other: float) -> int:
-    """Returns how many decimal places show that two virtual times differ; 1 if they are equal."""
+    """Returns the number of decimal places with which two virtual times differ; 1 if they are
+    equal.
+    """
     for digits in range(1, _DIGITS_MAX):
         if f"{one:.{digits}f}" != f"{other:.{digits}f}":
             return digits
@@ -256,21 +259,21 @@ def advise_threads(
 ) -> Advice:
     """Recommends how many threads a job should use for its work; see `fairness/advice.py`.
 
-    An ended job gets advice until it is deleted.
+    A job that has ended gets advice until it is deleted.
 
     Args:
         state: the engine's state.
-        job_id: the job.
-        target_ms: the longest time that one thread should take.
-        quantile: the fraction of threads that should meet the target; above 0, below 1.
-        now_ms: monotonic time.
+        job_id: the id of the job.
+        target_ms: the time in which a thread should be done.
+        quantile: the part of the threads that should meet the target, above 0 and below 1.
+        now_ms: the present time (monotonic).
 
     Raises:
-        NotFound: no such job.
+        NotFound: the job does not exist.
     """
     job = known_job(state.jobs, job_id)
     slots = [state.slots[key] for key in job.slot_keys]
-    # Slots that are being freed serve no request, so they are not running threads.
+    # A slot that is being freed serves no request, so it is not a running thread.
     serving = [slot for slot in slots if state.requests.served_by(slot) is not None]
     waiting = max(0, job.live_requests - len(serving))
     return advise(threads.observed(job, serving, waiting, now_ms), target_ms, quantile)

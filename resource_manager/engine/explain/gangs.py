@@ -1,9 +1,9 @@
-"""Explains why a gang waits: how many members fit together now, where they fit, and with which
-change all members would fit.
+"""Explains why a gang waits: the number of members that fit together now, the places where they
+fit, and the changes with which all members would fit.
 
-The explanation uses the same search that places gangs (`placement/gangs.py`), but the search also
-accepts a part of the members. If the members are not equal and not all fit, the search runs twice:
-with the largest members first, and with the smallest members first. The better result is shown.
+The explanation uses the search that places gangs (`placement/gangs.py`), but also accepts a result
+with only some of the members. If the members differ and not all fit, two searches are made: one
+with the largest members first, and one with the smallest members first. The better result is shown.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from finegrain.values.explanations import GangSpot
 from finegrain.values.states import GangPlacement
 from resource_manager.engine.model.entities import GangSpec, Request
 from resource_manager.engine.model.scheduling_key import cpu_key
+from resource_manager.engine.model.texts import amount_text
 from resource_manager.engine.placement.cpu_constraint import required_policies, with_preferred
 from resource_manager.engine.placement.feasibility import Feasibility
 from resource_manager.engine.placement.gangs import STEPS_MAX, GangSearch, seek
@@ -28,27 +29,30 @@ from resource_manager.engine.queue.gangs import MemberRequest, WaitingGang, Wher
 from resource_manager.engine.state import State
 
 SPOTS_MAX = 5
-"""At most this many places (executors or label values) are shown, the best place first."""
+"""The largest number of places (executors or label values) that are shown. The best place comes
+first.
+"""
 
 SPOTS_SEARCHED_MAX = 200
-"""At most this many executors or label values are searched. Places with room for most members of
-the smallest size are searched first.
+"""The largest number of places (executors or label values) that are searched. The search begins
+with the places that have room for most members of the smallest size.
 """
 
 SEARCHES_MAX = 2_000
-"""Limit on the number of places times the number of kinds of members. Each kind is searched for in
-each place, and the engine handles no events during the search. Example: with 100 kinds, 20 places
-are searched.
+"""The limit for the number of places multiplied by the number of kinds of members. In each place,
+each kind needs a search, and the engine handles no events during these searches. Example: if a gang
+has 100 kinds of members, 20 places are searched.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class GangExplanation:
-    """Mirrors GangExplanation of the protocol.
+    """The explanation of a gang. It mirrors GangExplanation of the protocol.
 
     Attributes:
-        placeable: how many members fit together now, in the best place.
-        deadline_time_ms: when the gang times out, by the wall clock; None: the gang has no timeout.
+        placeable: the number of members that fit together now, in the best place.
+        deadline_time_ms: the wall clock time at which the gang times out; None: the gang has no
+            timeout.
     """
 
     gang: GangSpec
@@ -60,13 +64,11 @@ class GangExplanation:
 
 
 def explain_gang(state: State, request: Request) -> GangExplanation | None:
-    """Explains the gang of a request; None if the request has no gang, or its gang is not
-    queued.
-    """
+    """Explains the gang of a request; None: the request has no gang, or its gang is not queued."""
     waiting = state.gangs.waiting.get(request.spec.gang_id)
     if waiting is None:
         return None
-    # Capacity that is reserved for this gang is no obstacle to it.
+    # Capacity that is reserved for this gang counts as free.
     reservation = state.reservations.by_number.get(waiting.gang.arrival_number)
     with _without_own_reservation(state.hosts, reservation):
         return _explained(state, waiting)
@@ -74,14 +76,14 @@ def explain_gang(state: State, request: Request) -> GangExplanation | None:
 
 @contextmanager
 def _without_own_reservation(all_hosts: Hosts, reservation: Reservation | None) -> Iterator[None]:
-    """Makes capacity reserved for this gang count as free inside the `with` block.
+    """Inside the `with` block, the capacity that is reserved for this gang counts as free.
 
-    Hosts that changed since the last refresh of the indexes are left out. If this code updated the
+    The function skips hosts that changed since the last refresh of the indexes. If it updated the
     index for such a host, the next cycle would not notice that the host has more free capacity.
     """
     names = reservation.hosts if reservation is not None else ()
     hosts = [all_hosts[name] for name in names if name not in all_hosts.touched]
-    # Saves all values before it changes the first value, so that `finally` can restore each.
+    # Read all values before the first value is changed, so that `finally` can restore each value.
     holds = [host.reserved for host in hosts]
     # `finally` also runs after an error, because the scheduling cycle must find the hosts
     # unchanged.
@@ -97,16 +99,16 @@ def _without_own_reservation(all_hosts: Hosts, reservation: Reservation | None) 
 
 
 def _explained(state: State, waiting: WaitingGang) -> GangExplanation:
-    """Searches for free capacity for the gang, and describes the result."""
+    """Searches free capacity for the gang, and describes the result."""
     gang, requests = waiting.gang, state.gang_moves.current_requests(waiting)
     search = GangSearch(state.hosts, waiting.kind.where, requests)
     try:
         spots = _spots(state.hosts, search, gang.spec)
     finally:
-        # Releases the capacity that the search has booked tentatively in the shared indexes.
+        # Give back the capacity that the search has taken tentatively in the shared indexes.
         search.drop()
     deadline_time_ms = None
-    # The deadline is shown to people, so it is wall clock time.
+    # People read the deadline, so it is a wall clock time.
     if gang.spec.timeout_ms is not None:
         deadline_time_ms = gang.waiting_since_time_ms + gang.spec.timeout_ms
     return GangExplanation(
@@ -121,10 +123,10 @@ def _explained(state: State, waiting: WaitingGang) -> GangExplanation:
 
 
 def _spots(hosts: Hosts, search: GangSearch, spec: GangSpec) -> list[GangSpot]:
-    """Returns the places where most members fit together, best first. A place where no member fits
-    is left out.
+    """Returns the places where most members fit together, the best place first. Leaves out a place
+    where no member fits.
     """
-    # At least two places are searched, even if there are very many kinds of members.
+    # Search at least two places, even if the gang has very many kinds of members.
     most = max(2, min(SPOTS_SEARCHED_MAX, SEARCHES_MAX // len(search.members)))
     match spec.placement:
         case GangPlacement.ANYWHERE | GangPlacement.SPREAD:
@@ -145,16 +147,17 @@ def _spots(hosts: Hosts, search: GangSearch, spec: GangSpec) -> list[GangSpot]:
                 GangSpot(value, search.most_within(((spec.label, value),)))
                 for value in heapq.nlargest(most, room, key=room.__getitem__)
             ]
-    # Equal places are ordered by name, so that the same state gives the same result.
+    # Places that are equally good are ordered by name, so that the same state gives the same
+    # result.
     best = heapq.nsmallest(SPOTS_MAX, found, key=lambda spot: (-spot.placeable, spot.name))
     return [spot for spot in best if spot.placeable]
 
 
 def _status_text(state: State, waiting: WaitingGang, spots: Sequence[GangSpot]) -> str:
-    """Describes why a gang waits, if the reason is not a lack of capacity; empty: there is a lack
-    of capacity.
+    """Describes why a gang waits, if the cause is not a lack of capacity; empty: the cause is a
+    lack of capacity.
     """
-    # The reasons are checked in the same order as in the scheduling cycle.
+    # The scheduling cycle checks these causes in the same order.
     if not waiting.tried:
         return "has just arrived and was not considered yet"
     verdict = state.waiting_reasons.kind_feasibility(waiting.kind)
@@ -163,7 +166,7 @@ def _status_text(state: State, waiting: WaitingGang, spots: Sequence[GangSpot]) 
     if verdict is Feasibility.OFFLINE:
         return "could be placed only with executors that are lost, draining or unreachable"
     members = len(waiting.members)
-    # A quota is the reason only if all members fit.
+    # A quota is the cause only if all members fit.
     if spots and spots[0].placeable == members and state.quotas.gang_block(waiting) is not None:
         where = _where(waiting.kind.where, spots)
         return (
@@ -180,14 +183,14 @@ def _summary(
     *,
     unknown: bool,
 ) -> str:
-    """Says how many members fit now, and with which change all members would fit.
+    """Describes how many members fit now, and with which change all members would fit.
 
     Args:
         hosts: all hosts.
-        where: how the members are placed relative to each other.
+        where: the rule for the hosts of the members, such as SPREAD.
         member_requests: the requests of the members.
-        spots: the places where most members fit, best first.
-        unknown: true if the search reached its step limit, so that all members might fit.
+        spots: the places where most members fit, the best place first.
+        unknown: True if the search was cut off, so that it is unknown whether all members fit.
     """
     members = sum(each.count for each in member_requests)
     placeable = spots[0].placeable if spots else 0
@@ -233,35 +236,39 @@ def _remedies(
     found = []
     match where.placement:
         case GangPlacement.SPREAD:
-            more = "1 more executor has" if missing == 1 else f"{missing} more executors each have"
-            found.append(f"fits if {more} room for one member")
+            more = "1 more executor" if missing == 1 else f"{missing} more executors each"
+            found.append(f"all would fit if {more} had room for one member")
         case GangPlacement.SAME_EXECUTOR:
             found += _lack(hosts, member_requests, spots)
         case _:
             more = "1 more member" if missing == 1 else f"{missing} more members"
-            found.append(f"fits if there is room for {more}{_label_text(where, spots)}")
+            label = _label_text(where, spots)
+            found.append(f"all would fit if there were room for {more}{label}")
     if where.placement is not GangPlacement.ANYWHERE:
-        # One more full search, made only for gangs with a placement constraint.
+        # This is one more search for the whole gang, so it is made only if the placement restricts
+        # the gang.
         anywhere = Where(GangPlacement.ANYWHERE)
         if seek(hosts, anywhere, member_requests) is not None:
-            found.append("fits now if its members may go anywhere")
+            found.append("all would fit now if each member could be on any executor")
     return found + _with_preferred_policies(hosts, where, member_requests)
 
 
 def _with_preferred_policies(
     hosts: Hosts, where: Where, member_requests: Sequence[MemberRequest]
 ) -> list[str]:
-    """Names one required policy. If this policy were only preferred, all members would fit now."""
+    """Describes the first required policy that is the only obstacle: if the policy were preferred,
+    all members would fit now.
+    """
     required = [
         required_policies(member.cpus[0]) for member in member_requests if member.cpus is not None
     ]
-    # Policies are tried one at a time, so that the change is as small as possible.
+    # Try one policy at a time, so that the change is as small as possible.
     for name in dict.fromkeys(name for names in required for name in names):
         if (
             seek(hosts, where, [_with_preferred(member, name) for member in member_requests])
             is not None
         ):
-            return [f"fits now if {name} were preferred instead of required"]
+            return [f"all would fit now if {name} were preferred instead of required"]
     return []
 
 
@@ -279,7 +286,7 @@ def _label_text(where: Where, spots: Sequence[GangSpot]) -> str:
 def _lack(
     hosts: Hosts, member_requests: Sequence[MemberRequest], spots: Sequence[GangSpot]
 ) -> list[str]:
-    """Describes the capacity that the best executor lacks to serve all members."""
+    """Describes the capacity that the best executor lacks for all members."""
     if not spots:
         return []
     host = hosts[spots[0].name]
@@ -288,14 +295,14 @@ def _lack(
         booked = host.booking_for(member)
         for name, amount in booked.items():
             needed[name] = needed.get(name, 0) + amount * member.count
-    # It is sufficient to compare sums, because the caller knows that not all members fit.
+    # It is enough to compare sums, because the caller knows that not all members fit.
     missing = shortfall(needed, host.free())
-    texts = [f"{amount} more {name}" for name, amount in missing.items()]
+    texts = [f"{amount_text(name, amount)} more" for name, amount in missing.items()]
     slots = sum(member.count for member in member_requests) - host.slots_left()
     texts += [f"room for {slots} more slots"] if slots > 0 else []
     if texts:
-        return [f"fits if {host.host_id} has {' and '.join(texts)}"]
-    # All amounts are free, so the choice of cpus must be the reason.
+        return [f"all would fit if {host.host_id} had {' and '.join(texts)}"]
+    # All amounts are free, so the cpus must be the obstacle.
     if any(host.needs_topology(member) for member in member_requests):
         return [f"{host.host_id} has the amounts, but no cpus and NUMA nodes that suit all members"]
     return []

@@ -1,4 +1,4 @@
-"""Builds the views of resource groups, and of the usage of jobs."""
+"""Builds the views of resource groups and of the usage of jobs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from resource_manager.engine.model.entities import Group
 
 @dataclass(frozen=True, slots=True)
 class FlowView:
-    """The usage of a flow.
+    """The usage of a flow at one moment.
 
     Attributes:
-        share_now: the usage rate of its slots divided by the usage rate of all slots, from 0 to 1.
-        service: its decayed usage, in cost times seconds.
-        tally: its virtual time, by which the scheduler compares siblings.
-        oldest_wait_time_ms: when its oldest queued request began to wait (wall clock); None: the
-            flow has no queued request.
+        share_now: the usage per second of the flow's slots, divided by the usage per second of all
+            slots; from 0 to 1.
+        service: the decayed usage of the flow, in cost times seconds.
+        tally: the virtual time of the flow, by which the scheduler compares siblings.
+        oldest_wait_time_ms: the time at which the flow's oldest queued request began to wait (wall
+            clock); None: the flow has no queued request.
     """
 
     share_now: float
@@ -30,12 +31,12 @@ class FlowView:
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """A group with its usage. All numbers include the groups below it.
+    """A group with its usage. All numbers include the groups below the group.
 
     Attributes:
-        share_entitled: its share by weight, from 0 to 1, among the groups with queued requests or
-            running slots; 0 if the group has neither.
-        jobs: the number of its jobs that have not ended.
+        share_entitled: the share to which the group is entitled by its weight, from 0 to 1. Only
+            groups that have queued requests or running slots share. 0: the group has neither.
+        jobs: the number of the group's jobs that have not ended.
     """
 
     group: Group
@@ -54,24 +55,24 @@ IDLE = FlowView(0.0, 0.0, 0.0, None)
 def group_views(
     tree: FlowTree, groups: Mapping[str, Group], waiting_since: Mapping[str, int]
 ) -> list[GroupView]:
-    """Returns all groups, parents before children, siblings sorted by name.
+    """Returns all groups. A parent comes before its children, and siblings are sorted by name.
 
-    The cost is linear in the number of groups. The cost must not depend on the number of jobs,
-    because there may be 100,000 jobs.
+    The cost is linear in the number of groups. It must not depend on the number of jobs, because
+    there may be 100,000 jobs.
 
     Args:
         tree: the fairness tree, advanced to the current time.
         groups: all groups, by name.
-        waiting_since: by group, when the oldest queued request of the group's own jobs began to
-            wait (wall clock).
+        waiting_since: by group, the time at which the oldest queued request of the group's own jobs
+            began to wait (wall clock).
     """
     ordered = in_order(groups)
     jobs = {group.name: len(_children(tree.groups[group.name])) for group in ordered}
     oldest = dict(waiting_since)
-    # From the lowest groups up, so that each sum is complete before it is added to its parent.
+    # Begin with the lowest groups, so that each sum is complete before it is added to its parent.
     for group in reversed(ordered):
         if above := group.parent:
-            # Minus 1, because `jobs[above]` counts this group as one of its children.
+            # Minus 1, because the number of children counts this group as a job.
             jobs[above] += jobs[group.name] - 1
             since_ms = oldest.get(group.name)
             if since_ms is not None:
@@ -93,13 +94,13 @@ def group_views(
 
 
 def job_flow(tree: FlowTree, job_id: str, oldest_wait_time_ms: int | None) -> FlowView:
-    """Returns the usage of a job; `IDLE` if it has ended.
+    """Returns the usage of a job; `IDLE` if the job has ended.
 
     Args:
         tree: the fairness tree, advanced to the current time.
-        job_id: the job.
-        oldest_wait_time_ms: when its oldest queued request began to wait (wall clock); None: the
-            job has no queued request.
+        job_id: the id of the job.
+        oldest_wait_time_ms: the time at which the job's oldest queued request began to wait (wall
+            clock); None: the job has no queued request.
     """
     flow = tree.jobs.get(job_id)
     if flow is None:
@@ -108,12 +109,12 @@ def job_flow(tree: FlowTree, job_id: str, oldest_wait_time_ms: int | None) -> Fl
 
 
 def entitlements(tree: FlowTree) -> dict[str, float]:
-    """Returns the share to which each group is entitled, by flow id. Groups with share 0 are left
-    out.
+    """Returns the share to which each group is entitled, by flow id. A group without a share is
+    left out.
 
-    Example: groups a (weight 1) and b (weight 3) have work. So a is entitled to 0.25 and b to 0.75.
-    b has two subgroups of weight 1, but only one of them has work. So this subgroup is entitled to
-    0.75.
+    Example: groups a (weight 1) and b (weight 3) have work, so a is entitled to 0.25 and b to 0.75.
+    Group b has two subgroups of weight 1, but only one of them has work. So this subgroup is
+    entitled to 0.75.
     """
     with_parts = {flow.parent.id for flow in tree.groups.values() if flow.parent is not None}
     found = {tree.root.id: 1.0}
@@ -121,12 +122,12 @@ def entitlements(tree: FlowTree) -> dict[str, float]:
     while left:
         flow = left.pop()
         if flow.id not in with_parts:
-            continue  # the group has only jobs as children, and there may be very many jobs
+            continue  # the children are jobs, and there may be very many
         children = _children(flow).values()
-        # The parent's share is divided among the children that have work.
+        # Divide the share of the parent among the children that have work.
         total = sum(child.weight for child in children if _has_work(child))
         for child in children:
-            # Only groups are part of the result, but jobs count in `total`.
+            # The result contains only groups, but the weights of jobs count in `total`.
             if child.children is not None and _has_work(child):
                 found[child.id] = found[flow.id] * child.weight / total
                 left.append(child)

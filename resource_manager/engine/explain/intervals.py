@@ -1,4 +1,5 @@
-"""Iterates over requests in order of arrival without creating an object for each member of a range.
+"""Iterates over requests in order of arrival, without creating an object for each member of a
+range.
 
 Consecutive members of a range that are in the same state form one `RequestInterval`. Example: range
 "r" has 10,000 members, and two of them were placed. The range may then have three intervals: r.0,
@@ -17,15 +18,15 @@ from resource_manager.engine.queue.requests import Requests
 from resource_manager.engine.state import State
 
 _DENSE = 4
-"""If there are at most this many arrival numbers per stored request, each number is looked up. If
-there are more numbers, most lookups would find no request, so all requests are scanned instead.
+"""The largest number of arrival numbers per stored request with which each number is looked up. If
+there are more numbers, most lookups would find no request, so the code scans all requests instead.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class RequestInterval:
-    """One request, or `count` consecutive members of a range in the same state. `request` is the
-    first member.
+    """Either one request, or `count` consecutive members of a range in the same state. `request` is
+    the first of these members.
     """
 
     request: Request
@@ -33,7 +34,7 @@ class RequestInterval:
 
     @property
     def last_arrival(self) -> int:
-        """Arrival number of the last request of the interval."""
+        """The arrival number of the last request of the interval."""
         return self.request.arrival_number + self.count - 1
 
     @property
@@ -73,7 +74,7 @@ def members_of(requests: Requests, interval: RequestInterval) -> Iterator[Reques
 def _merged(
     requests: Requests, others: Iterator[Request], parts: Iterable[Part], after: int
 ) -> Iterator[RequestInterval]:
-    # Both inputs are in order of arrival, so this is a merge of two sorted sequences.
+    # Both inputs are sorted by arrival number, so this is a merge of two sorted sequences.
     other = next(others, None)
     for part in parts:
         while other is not None and other.arrival_number < part.row.arrival_number:
@@ -91,9 +92,10 @@ def _others(
 ) -> Iterator[Request]:
     """Yields the requests that are not members of ranges."""
     spans = list(_spans_between(ranges, numbers, after))
-    # Deleted requests leave gaps in the numbers. With many gaps, a scan of all requests is cheaper.
+    # Deleted requests leave gaps in the numbers. If there are many gaps, it is cheaper to scan all
+    # requests.
     if sum(map(len, spans)) <= _DENSE * len(requests.by_arrival):
-        for span in spans:  # with few gaps, lookups of all numbers are cheaper than a scan
+        for span in spans:  # if there are few gaps, it is cheaper to look up each number
             for number in span:
                 if (request := requests.by_arrival.get(number)) is not None:
                     yield request
@@ -104,7 +106,7 @@ def _others(
 
 
 def _spans_between(ranges: RangeLedger, numbers: Numbers, after: int) -> Iterator[range]:
-    """Yields the spans of arrival numbers between ranges."""
+    """Yields the spans of arrival numbers that lie between ranges."""
     first = after + 1
     for part in ranges.parts(after):
         if part.row.arrival_number > first:

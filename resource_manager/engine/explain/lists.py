@@ -1,8 +1,8 @@
-"""Builds the lists that operators and job masters see, in a stable order.
+"""Builds the lists for administrators and job masters, in a stable order.
 
-Every list function takes the key after which to start and the maximum number of entries, and
-returns a `Page`. The key of the next page is plain data that the caller may encode. Callers must
-call these functions between batches of events, never inside one.
+Each list function takes the key after which to start and the largest number of entries, and returns
+a `Page`. The key of the next page is plain data that the caller may encode. Callers must call these
+functions between batches of events, and never inside a batch.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from resource_manager.engine.queue.split_maps import END_LENGTH
 from resource_manager.engine.state import State
 
 SCANNED_MAX = 10_000
-"""At most this many entries are examined for one page."""
+"""The largest number of entries that are examined for one page."""
 
 _Item = TypeVar("_Item")
 _Key = TypeVar("_Key")
@@ -50,8 +50,8 @@ _Key = TypeVar("_Key")
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[_Item, _Key]):
-    """Some entries, and the key to pass as `after` for the next page; None: this is the last
-    page.
+    """Some entries, and the key that the caller passes as `after` to get the next page; None: this
+    is the last page.
     """
 
     items: list[_Item]
@@ -63,11 +63,11 @@ class ExecutorView:
     """An executor with the sums of its slots.
 
     Attributes:
-        total: capacity that slots can book. It is less than the registered capacity while cpus are
-            reserved, offline or allocated by a kubelet.
-        available: free capacity for new slots; empty while no slot may be placed there.
-        unreachable_reason: why the resource manager cannot connect to the executor; empty: it can
-            connect.
+        total: the capacity that slots can book. It is lower than the registered capacity while cpus
+            are reserved, offline, or allocated by a kubelet.
+        available: the free capacity for new slots; empty while the executor gets no new slots.
+        unreachable_reason: the reason why the resource manager cannot connect to the executor;
+            empty: it can connect.
     """
 
     executor: Executor
@@ -80,12 +80,12 @@ class ExecutorView:
 
 @dataclass(frozen=True, slots=True)
 class SlotView:
-    """A slot with the address of its executor.
+    """A slot, and the address of its executor.
 
     Attributes:
-        resize_message: why its resize waits; empty: no resize waits.
-        device_conditions: the conditions of its devices that are not healthy, or that programs
-            outside slots use.
+        resize_message: the reason why the slot's resize waits; empty: no resize waits.
+        device_conditions: the conditions of the slot's devices that are not healthy, or that
+            programs outside slots use.
     """
 
     slot: Slot
@@ -99,9 +99,9 @@ class RequestView:
     """A request with the reason for its state, its slot, and its gang.
 
     Attributes:
-        count: number of consecutive members of a range in the same state; `request` is the first
-            member. 1 for a single request.
-        range_id: id of the range; empty for a request that is not a member of a range.
+        count: 1 for a single request. Otherwise the number of consecutive members of a range that
+            are in the same state; `request` is the first of them.
+        range_id: the id of the range; empty: the request is not a member of a range.
     """
 
     request: Request
@@ -115,7 +115,7 @@ class RequestView:
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """A job with the sums of its slots. Slots that are being freed count until they are deleted."""
+    """A job with the sums of its slots. A slot that is being freed counts until it is deleted."""
 
     job: Job
     pending_requests: int
@@ -127,7 +127,7 @@ def executor_view(state: State, executor_id: str) -> ExecutorView:
     """Returns one executor.
 
     Raises:
-        NotFound: no such executor.
+        NotFound: the executor does not exist.
     """
     return _view_of(known_host(state.hosts, executor_id))
 
@@ -155,21 +155,22 @@ def list_slots(
     after: tuple[str, str, int] = ("", "", 0),
     limit: int,
 ) -> Page[SlotView, tuple[str, str, int]]:
-    """Returns slots, ordered by executor, allocation id and generation. These three values are the
-    key.
+    """Returns slots, ordered by executor, allocation id and generation. A key consists of these
+    three values.
 
-    One call skips at most `SCANNED_MAX` slots of other jobs. So a page may have fewer slots than
-    `limit`, or even no slots, and still have a next key.
+    One call skips at most `SCANNED_MAX` slots of other jobs. So a page with a next key may have
+    fewer slots than `limit`, or even no slots.
 
     Args:
         state: the engine's state.
-        executor_id: returns only slots of this executor; empty: of all executors.
-        job_id: returns only slots of this job; empty: of all jobs.
+        executor_id: the id of the executor whose slots are returned; empty: return the slots of all
+            executors.
+        job_id: the id of the job whose slots are returned; empty: return the slots of all jobs.
         after: the key after which to start.
         limit: the largest number of entries to return.
 
     Raises:
-        NotFound: no such executor, or no such job.
+        NotFound: the executor or the job does not exist.
     """
     if executor_id:
         known_host(state.hosts, executor_id)
@@ -195,33 +196,36 @@ def list_requests(
     after: int = 0,
     limit: int,
 ) -> Page[RequestView, int]:
-    """Returns requests in order of arrival; the key is the arrival number.
+    """Returns requests in order of arrival. The key is the arrival number.
 
-    Consecutive members of a range in the same state are one entry. One call examines at most
-    `SCANNED_MAX` entries. So a page may have fewer entries than `limit`, or even no entries, and
-    still have a next key.
+    Consecutive members of a range that are in the same state are one entry. One call examines at
+    most `SCANNED_MAX` entries. So a page with a next key may have fewer entries than `limit`, or
+    even no entries.
 
     Args:
         state: the engine's state.
-        job_id: returns only requests of this job; empty: of all jobs.
-        states: returns only requests in these states; empty: in all states before the end.
-        allocation_ids: returns only requests with these ids. A text that is no id stands for all
-            ids that end with it, or, if there are none, for all that begin with it.
+        job_id: the id of the job whose requests are returned; empty: return the requests of all
+            jobs.
+        states: the states of the requests to return; empty: all states of requests that have not
+            ended.
+        allocation_ids: the ids of the requests to return; empty: return all requests. If a text is
+            not an id, it stands for all ids that end with the text. If there are no such ids, it
+            stands for all ids that begin with the text.
         after: the key after which to start.
         limit: the largest number of entries to return.
 
     Raises:
-        NotFound: no such job.
+        NotFound: the job does not exist.
     """
     wanted = frozenset(states) or frozenset(RequestState) - ENDED_REQUEST_STATES
-    # This is a generator, so that it reads only the requests of the page.
+    # A generator, so that only the requests of the page are read.
     candidates, prefixes = _requests_after(state, job_id, after), None
     if allocation_ids:
         allocation_ids = [
             name for each in allocation_ids for name in _full_ids(state.requests, each)
         ]
-        # Known ids are looked up. If one is unknown, all are prefixes, and all requests are
-        # scanned.
+        # Known ids are looked up. If one id is unknown, all ids are treated as prefixes, and all
+        # requests are scanned.
         named = [state.requests.named(each) for each in allocation_ids]
         if all(named):
             candidates = _by_id(state.jobs, job_id, after, filter(None, named))
@@ -231,8 +235,8 @@ def list_requests(
     views: list[RequestView] = []
     last = after
     for scanned, interval in enumerate(candidates):
-        # `SCANNED_MAX` also counts entries that do not match, so that a call takes a limited time.
-        # The next page continues after the last examined entry.
+        # Entries that do not match count in `SCANNED_MAX`, too, so that a call takes a limited
+        # time. The next page continues after the last examined entry.
         if scanned == SCANNED_MAX or len(views) == limit:
             return Page(views, last)
         last = interval.last_arrival
@@ -243,10 +247,12 @@ def list_requests(
 
 
 def _full_ids(requests: Requests, text: str) -> Sequence[str]:
-    """Returns the ids that a text stands for: itself, or the ids that end with it.
+    """Returns the ids for which a text stands: the text itself if it is an id, otherwise the ids
+    that end with the text.
 
-    "a1b2c3d4.17" is member 17 of the range whose id ends with a1b2c3d4, and "a1b2c3d4" stands for
-    all members: "RANGE.", a prefix of their ids. A text that ends no id is returned as it is.
+    Example: "a1b2c3d4.17" stands for member 17 of the range whose id ends with a1b2c3d4. "a1b2c3d4"
+    stands for all members of this range: the result is a prefix of their ids, the id of the range
+    with a dot. If no id ends with the text, the function returns the text.
     """
     ranges = requests.ranges
     if requests.named(text) is not None or text.removesuffix(".") in ranges:
@@ -265,7 +271,7 @@ def _by_id(
 ) -> Iterator[RequestInterval]:
     if job_id:
         known_job(jobs, job_id)
-    # In a dict by arrival number, an id that the caller gave twice appears once.
+    # The keys are arrival numbers, so an id that the caller gave twice appears once.
     found = {request.arrival_number: request for request in requests}
     for number in sorted(found):
         if number > after and job_id in ("", found[number].job_id):
@@ -275,11 +281,11 @@ def _by_id(
 def _cut(
     requests: Requests, found: Iterable[RequestInterval], prefixes: IdPrefixes
 ) -> Iterator[RequestInterval]:
-    """Splits an interval into its members if the prefixes may match only some of them."""
+    """Splits an interval into its members, if the prefixes may match only some of the members."""
     for interval in found:
         name = interval.request.allocation_id
-        # The ids of members differ only after the last dot. A prefix that ends before this dot
-        # matches all members or none, so one entry is sufficient.
+        # The ids of the members differ only after the last dot. A prefix that ends before this dot
+        # matches either all members or none, so one entry is sufficient.
         if interval.count > 1 and prefixes.tell_apart(name[: name.rfind(".") + 1]):
             yield from members_of(requests, interval)
         else:
@@ -294,20 +300,21 @@ def list_jobs(
     after: int = 0,
     limit: int,
 ) -> Page[JobView, int]:
-    """Returns jobs in order of arrival; the key is the arrival number.
+    """Returns jobs in order of arrival. The key is the arrival number.
 
     Args:
         state: the engine's state.
-        include_ended: True: also returns jobs that have ended and are not deleted yet.
-        matching: only jobs that have one of these texts as their name, or as the beginning or end
-            of their id, of at least four characters; empty: all.
+        include_ended: True: also return jobs that have ended and are not deleted yet.
+        matching: texts; empty: return all jobs. A job is returned if one of the texts is its name
+            or its id, or if a text of at least four characters is the beginning or the end of its
+            id.
         after: the key after which to start.
         limit: the largest number of entries to return.
     """
     texts = tuple(matching)
     parts = tuple(text for text in texts if len(text) >= END_LENGTH)
     exact = [state.jobs[text] for text in texts if text in state.jobs]
-    # Jobs are stored in order of arrival, so no sort is needed.
+    # Jobs are stored in order of arrival, so they need not be sorted.
     jobs = exact if len(exact) == len(texts) == 1 else state.jobs.values()
     found = (
         job
@@ -329,11 +336,11 @@ def list_jobs(
 
 
 def job_view(state: State, job: Job) -> JobView:
-    """Returns one job with its sums. The cost does not depend on the number of its slots."""
+    """Returns one job with its sums. The cost does not depend on the number of the job's slots."""
     flow = state.flows.jobs.get(job.job_id)
-    if flow is None:  # the job has ended, and has no slots
+    if flow is None:  # the job has ended and has no slots
         return JobView(job, 0, 0, {})
-    # The tree also counts slots that wait to grow, so these are subtracted.
+    # The tree counts slots that wait to grow as queued, so they are subtracted.
     items = state.queue.non_batchables.of_job(job.job_id)
     growing = sum(item.kind is Kind.RESIZE for item in items)
     return JobView(job, flow.waiting - growing, flow.running, dict(flow.used))
@@ -345,7 +352,7 @@ def slot_view(state: State, slot: Slot) -> SlotView:
     address, conditions = host.executor.registration.address, host.conditions_of(slot)
     if slot.wanted is None:
         return SlotView(slot, address, device_conditions=conditions)
-    # The last explanation describes the waiting resize.
+    # The last explanation describes the resize that waits.
     return SlotView(slot, address, explain_resizes(state, slot)[-1].summary, conditions)
 
 
@@ -355,8 +362,8 @@ def request_view(state: State, request: Request, count: int = 1) -> RequestView:
     Args:
         state: the engine's state.
         request: the request.
-        count: 1 for a single request. Otherwise `request` is the first of this many consecutive
-            members of a range in the same state.
+        count: 1 for a single request. Otherwise `request` is the first of this number of
+            consecutive members of a range that are in the same state.
     """
     slot = state.slots.of(request)
     gang = state.gangs.of(request)
@@ -364,8 +371,8 @@ def request_view(state: State, request: Request, count: int = 1) -> RequestView:
     return RequestView(
         request=request,
         job_name=state.jobs[request.job_id].name,
-        # The stored reason explains the last state change. If the request is pending, the reason
-        # why it waits is computed instead.
+        # The stored reason belongs to the last change of state. If the request is pending, the
+        # reason why it waits is computed here.
         reason=pending_reason(state, request) or request.reason,
         slot=slot_view(state, slot) if slot is not None else None,
         gang=gang.spec if gang is not None else None,
@@ -388,12 +395,12 @@ def _view_of(host: Host) -> ExecutorView:
 def _slots_after(
     state: State, executor_id: str, job_id: str, after: tuple[str, str, int]
 ) -> Iterator[Slot]:
-    """Yields slots after a key, ordered by executor, allocation id and generation. If the job has
-    more than `SCANNED_MAX` slots, the function also yields slots of other jobs.
+    """Yields the slots after a key, ordered by executor, allocation id and generation. If the job
+    has more than `SCANNED_MAX` slots, the function also yields slots of other jobs.
     """
     keys = known_job(state.jobs, job_id).slot_keys if job_id else ()
-    # A sort of a few slots is cheaper than a pass over all hosts. A sort of very many slots would
-    # take too long.
+    # If the job has few slots, it is cheaper to sort them than to read all hosts. If the job has
+    # very many slots, sorting would take too long.
     if job_id and len(keys) <= SCANNED_MAX:
         of_job = (state.slots[key] for key in keys)
         yield from sorted(
@@ -406,7 +413,7 @@ def _slots_after(
         )
         return
     for host_id in [executor_id] if executor_id else sorted(state.hosts):
-        if host_id < after[0]:  # on earlier pages
+        if host_id < after[0]:  # the slots of this host are on earlier pages
             continue
         keys_here: list[SlotKey] = sorted(state.hosts[host_id].slots)
         start = bisect_right(keys_here, after[1:]) if host_id == after[0] else 0
@@ -425,20 +432,20 @@ def _requests_after(state: State, job_id: str, after: int) -> Iterator[RequestIn
 
 
 class IdPrefixes:
-    """Tests whether a text starts with one of many prefixes, in logarithmic time."""
+    """Checks whether a text begins with one of many prefixes, in logarithmic time."""
 
     def __init__(self, prefixes: Iterable[str]) -> None:
         self._sorted: list[str] = []
-        for each in sorted(prefixes):  # drops a prefix that itself starts with another prefix
+        for each in sorted(prefixes):  # leave out a prefix that begins with another prefix
             if not self._sorted or not each.startswith(self._sorted[-1]):
                 self._sorted.append(each)
 
     def __call__(self, text: str) -> bool:
-        # Only one prefix can match: the last prefix that is not greater than the text.
+        # Only one prefix can match: the last prefix that does not come after the text in order.
         at = bisect_right(self._sorted, text)
         return at > 0 and text.startswith(self._sorted[at - 1])
 
     def tell_apart(self, prefix: str) -> bool:
-        """Returns True if some texts that start with `prefix` may match while others do not."""
+        """Returns True if, of the texts that begin with `prefix`, some may match and others not."""
         at = bisect_right(self._sorted, prefix)
         return at < len(self._sorted) and self._sorted[at].startswith(prefix)

@@ -1,7 +1,8 @@
 """Counts how many more slots of a scheduling class fit now, on each executor and in total.
 
-The placer would place this number of slots if no other requests were queued, and no group had a
-maximum. Reserved capacity does not count, even if it is reserved for this request.
+The result is the number of slots that the placer would place if no other requests were queued and
+no group had a maximum. Reserved capacity does not count as free, even if it is reserved for this
+request.
 """
 
 from __future__ import annotations
@@ -17,21 +18,23 @@ from resource_manager.engine.queue.gangs import MemberRequest
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 MOST = 1 << 31
-"""Number of slots to try on a host where only amounts matter. No host has room for this many."""
+"""The number of slots to try on a host where only amounts matter. No host has room for this
+number.
+"""
 
 CHOSEN_MAX = 2_000
-"""Limit on the number of slots, over all hosts, for which cpus, NUMA nodes or devices are chosen.
+"""The limit for slots, on all hosts together, for which cpus, NUMA nodes or devices are chosen.
 Each choice takes about 50 us, and the resource manager handles no events in this time.
 """
 
 
 @dataclass(slots=True)
 class MoreFit:
-    """How many more slots of a class fit now.
+    """The numbers of further slots of a class that fit now.
 
     Attributes:
-        by_host: number of slots by executor, without zeros.
-        is_complete: True if all executors were counted. Otherwise more slots may fit.
+        by_host: the number of slots on each executor, without zeros.
+        is_complete: True if all executors were counted completely. False: more slots may fit.
     """
 
     by_host: dict[str, int] = field(default_factory=dict)
@@ -39,7 +42,7 @@ class MoreFit:
 
     @property
     def total(self) -> int:
-        """Number of slots on all executors that were counted."""
+        """The sum of `by_host`."""
         return sum(self.by_host.values())
 
 
@@ -49,7 +52,7 @@ def count_more(hosts: Hosts, among: Iterable[Host], wanted: SchedulingClass) -> 
     Args:
         hosts: all hosts; their indexes must be up to date.
         among: the hosts to count.
-        wanted: the class.
+        wanted: the scheduling class.
     """
     request = MemberRequest(wanted.profile, wanted.labels, 1, cpus=wanted.cpus)
     members = Members.of(0, request, ())
@@ -58,21 +61,21 @@ def count_more(hosts: Hosts, among: Iterable[Host], wanted: SchedulingClass) -> 
     try:
         for host in among:
             needs_topology = host.needs_topology(wanted)
-            # The placer does not use such a host for other requests, because it is unknown which
-            # cpus the owner of the reservation needs.
+            # The placer would not use such a host, because it is unknown which cpus the owner of
+            # the reservation needs.
             if needs_topology and host.reserved is not None:
                 continue
             if needs_topology and (checks >= COSTLY_CHECKS_MAX or not left):
                 found.is_complete = False
                 break
-            # If the amounts do not fit, the result is 0 and cpus are not checked.
+            # If the amounts do not fit, the result is 0, and cpus are not checked.
             room = placer.room(members, host.host_id, left if needs_topology else MOST)
             if room:
                 found.by_host[host.host_id] = room
             if room and needs_topology:
                 checks += 1
                 left -= room
-                # If the limit is reached, the host may have room for more slots.
+                # If the limit is reached, there may be room for more slots on the host.
                 found.is_complete = left > 0
     finally:
         placer.drop()

@@ -1,8 +1,9 @@
-"""Reads of the state that may pause, because they take longer than one step of the writer may take.
+"""Defines reads of the state that may pause, because they take longer than one step of the writer
+may take.
 
-Such a read is a generator. It yields where it may pause, and returns its result. The state may
-change during a pause. So the read iterates over copies of keys, and skips keys that were deleted
-meanwhile.
+Such a read is a generator. It yields where it may pause, and returns its result at the end. The
+state may change during a pause. So the read iterates over copies of keys, and skips keys that were
+deleted during a pause.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ Paused = Generator[None, None, T]
 """A read that yields at each pause and returns a `T`."""
 
 PART = 100
-"""Number of entries after which a read pauses."""
+"""The number of entries after which a read pauses."""
 
 
 def at_once(read: Paused[T]) -> T:
-    """Runs a read without pauses and returns its result."""
+    """Runs a read without pauses, and returns its result."""
     while True:
         try:
             next(read)

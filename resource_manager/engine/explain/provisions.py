@@ -1,5 +1,5 @@
-"""Builds the view of executors from providers: executor shapes, provisions, the requests that are
-planned on each provision, and the requests without a plan.
+"""Builds the view of executors from providers: the executor shapes, the ordered executors, the
+requests that are planned on each of them, and the requests that are not planned.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from resource_manager.engine.scaling.texts import class_text, counted, gang_text
 from resource_manager.engine.state import State
 
 _UNPLANNED_MAX = 100
-"""At most this many scheduling classes without a plan are listed one by one. The same limit applies
-to gangs.
+"""The largest number of unplanned scheduling classes that are listed one by one. Gangs have the
+same limit.
 """
 
 _BLOCKED_BY_MAXIMUM = "the maximum of a resource group allows no more slots"
@@ -35,8 +35,8 @@ _BLOCKED_BY_MAXIMUM = "the maximum of a resource group allows no more slots"
 
 @dataclass(frozen=True, slots=True)
 class ShapeView:
-    """An executor shape. `executors` has the number of its executors by state, with names of states
-    in lower case.
+    """An executor shape. `executors` contains the number of its executors by state, with the names
+    of states in lower case.
     """
 
     shape: ExecutorShape
@@ -48,7 +48,7 @@ class ShapeView:
 
 @dataclass(frozen=True, slots=True)
 class ProvidedView:
-    """A provisioned executor. `deadline_time_ms` is None after the executor has registered."""
+    """An ordered executor. `deadline_time_ms` is None after the executor has registered."""
 
     provision: Provision
     deadline_time_ms: int | None
@@ -58,13 +58,13 @@ class ProvidedView:
 
 @dataclass(frozen=True, slots=True)
 class ProvidersView:
-    """The state of the cluster's autoscaling."""
+    """The state of scaling, with all executors from providers."""
 
     shapes: list[ShapeView]
     executors: list[ProvidedView]
     minimum: Amounts
     maximum: Amounts
-    present: Amounts  # total of executors that are not lost, and of pending executors
+    present: Amounts  # the total of executors that are not lost, and of pending executors
     idle_timeout_ms: int
     unplanned: list[str]
 
@@ -83,7 +83,7 @@ def providers_view(state: State) -> ProvidersView:
         ],
         minimum=settings.total_min,
         maximum=settings.total_max,
-        # Without providers there is no maximum, so the sum is not needed.
+        # Without providers there is no maximum, so the total is not needed.
         present=state.provision_moves.counted() if settings or state.provisions else {},
         idle_timeout_ms=settings.idle_timeout_ms if settings else 0,
         unplanned=list(_unplanned(state)) if settings else [],
@@ -91,27 +91,27 @@ def providers_view(state: State) -> ProvidersView:
 
 
 def _still_planned(gangs: GangLedger, elastic: Elastic) -> dict[str, Content]:
-    """Returns the planned requests of each executor in the last plan, without requests that have
-    left the queue.
+    """Returns, for each executor of the last plan, the planned requests that are still queued.
 
-    The plan is up to a second old, and has only numbers of requests per scheduling class. The
-    requests that are still queued are assigned to the executors in the order of the plan.
+    The plan may be a second old, and contains only the number of requests of each scheduling class.
+    The function distributes the requests that are still queued over the executors, in the order of
+    the plan.
 
     Example: the plan has 3 requests on executor a and 2 on b. Only 4 requests are still queued. So
-    3 are shown on a, and 1 on b.
+    the result has 3 requests on a, and 1 on b.
     """
     left: dict[SchedulingClass, int] = {}
     still: dict[str, Content] = {}
     for name, content in elastic.plan.on.items():
         found = still[name] = Content()
-        for shape, count in content.classes.items():
+        for scheduling_class, count in content.classes.items():
             # `waiting` is the number of queued requests of this class that are not assigned to an
             # earlier executor of the plan.
-            waiting = left.get(shape, shape.waiting)
-            left[shape] = max(0, waiting - count)
+            waiting = left.get(scheduling_class, scheduling_class.waiting)
+            left[scheduling_class] = max(0, waiting - count)
             if waiting:
-                found.classes[shape] = min(count, waiting)
-        # Gangs that were placed since the last plan are left out.
+                found.classes[scheduling_class] = min(count, waiting)
+        # Leave out gangs that were placed after the plan was made.
         found.members.update(
             (key, count) for key, count in content.members.items() if key[0] in gangs.waiting
         )
@@ -121,7 +121,7 @@ def _still_planned(gangs: GangLedger, elastic: Elastic) -> dict[str, Content]:
 def _provided_view(
     gangs: GangLedger, started: Instant, provision: Provision, content: Content
 ) -> ProvidedView:
-    """Describes one provisioned executor; `content` has the requests that are planned on it."""
+    """Describes one ordered executor. `content` contains the requests that are planned on it."""
     planned = counted(content.classes)
     planned += [
         f"{count} of {gang_text(gangs, gang_id)}" for gang_id, count in content.gangs.items()
@@ -136,45 +136,47 @@ def _provided_view(
 
 
 def planned_on(queue: WaitingQueue, elastic: Elastic, request: Request) -> str:
-    """Returns the pending executor on which a queued request is planned; empty if there is none.
+    """Returns the pending executor on which a queued request is planned; empty: the request is not
+    planned.
 
-    For a member of a gang, this is the first executor that the gang waits for.
+    For a member of a gang, the result is the first executor for which the gang waits.
 
     Args:
-        queue: the queue.
-        elastic: the last plan.
-        request: the request.
+        queue: the queue of pending requests.
+        elastic: the state of scaling, which contains the last plan.
+        request: the queued request.
     """
     if not elastic.plan.on:
         return ""
     if gang_id := request.spec.gang_id:
         return next(iter(elastic.plan.planned_gang(gang_id)), "")
-    # All requests of a class are equal, so the plan has only their number. The oldest requests are
-    # planned first.
-    shape = queue.class_of(request.spec)
-    return _places(queue, elastic, shape).get(request.arrival_number, "")
+    # All requests of a class are equal, so the plan contains only their number. The oldest requests
+    # are planned first.
+    scheduling_class = queue.class_of(request.spec)
+    return _places(queue, elastic, scheduling_class).get(request.arrival_number, "")
 
 
-def planned_count(queue: WaitingQueue, elastic: Elastic, shape: SchedulingClass) -> int:
-    """Returns how many queued requests of a class are planned. These are the oldest requests.
+def planned_count(queue: WaitingQueue, elastic: Elastic, scheduling_class: SchedulingClass) -> int:
+    """Returns the number of queued requests of a class that are planned. They are the oldest
+    requests.
 
     Args:
-        queue: the queue.
-        elastic: the last plan.
-        shape: the scheduling class.
+        queue: the queue of pending requests.
+        elastic: the state of scaling, which contains the last plan.
+        scheduling_class: the scheduling class.
     """
     if not elastic.plan.on:
         return 0
-    return len(_places(queue, elastic, shape))
+    return len(_places(queue, elastic, scheduling_class))
 
 
 def waits_for(provisions: Mapping[str, Provision], started: Instant, executor_id: str) -> str:
     """Describes, for people, the pending executor for which a planned request waits.
 
     Args:
-        provisions: all provisions.
-        started: when this resource manager started, in monotonic and wall clock time.
-        executor_id: the pending executor.
+        provisions: all ordered executors.
+        started: the start of this resource manager, in monotonic and wall clock time.
+        executor_id: the id of the pending executor.
     """
     provision = provisions[executor_id]
     text = f"planned on executor {executor_id}, which was requested at"
@@ -194,19 +196,22 @@ def _clock(time_ms: int) -> str:
     return datetime.fromtimestamp(time_ms // 1_000, UTC).strftime("%H:%M:%S UTC")
 
 
-def _places(queue: WaitingQueue, elastic: Elastic, shape: SchedulingClass) -> dict[int, str]:
-    """Returns the executor on which each of the oldest requests of a class is planned, by arrival
+def _places(
+    queue: WaitingQueue, elastic: Elastic, scheduling_class: SchedulingClass
+) -> dict[int, str]:
+    """Returns the executor on which each planned request of a class is planned, by arrival
     number.
     """
     plan, moves = elastic.plan, queue.moves
-    known = plan.places.get(shape)
-    # Cached until the queue changes, because a list calls this for every request of a class.
+    known = plan.places.get(scheduling_class)
+    # The result is cached until the queue changes, because a list needs it for every request of a
+    # class.
     if known is None or known[0] != moves:
-        planned = plan.planned(shape)
+        planned = plan.planned(scheduling_class)
         names = [name for name, count in planned.items() for _ in range(count)]
-        # Not strict, because requests that were placed after the plan are no longer in the class.
-        places = dict(zip(shape.numbers(), names, strict=False))
-        known = plan.places[shape] = (moves, places)
+        # Not strict: requests that were placed after the plan was made are no longer in the class.
+        places = dict(zip(scheduling_class.numbers(), names, strict=False))
+        known = plan.places[scheduling_class] = (moves, places)
     return known[1]
 
 
@@ -229,28 +234,28 @@ def _shape_view(
 
 
 def _unplanned(state: State) -> list[str]:
-    """Describes requests and gangs without a plan, with the reasons. Requests and gangs beyond the
-    limit are only counted.
+    """Describes the requests and gangs that are not planned, with the reasons. Beyond the limit,
+    requests and gangs are only counted.
     """
     plan = state.elastic.plan
     room = state.provision_moves.room_below_maximum()
     found: list[str] = []
     more = 0
-    # Requests without a plan, with their reasons up to the limit of the list.
-    for shape, count in plan.left.items():
-        # Requests may have been placed or cancelled since the plan was made.
-        number = min(count, shape.waiting)
+    # Requests that are not planned, with their reasons, up to the limit.
+    for scheduling_class, count in plan.left.items():
+        # Some requests may have been placed or cancelled after the plan was made.
+        number = min(count, scheduling_class.waiting)
         if number and len(found) < _UNPLANNED_MAX:
-            why = _why_not(state.provisions, state.elastic, shape, room)
-            found.append(f"{counted({shape: number})[0]}: {why}")
+            why = _why_not(state.provisions, state.elastic, scheduling_class, room)
+            found.append(f"{counted({scheduling_class: number})[0]}: {why}")
         else:
             more += number
     if more:
         found.append(f"{more} {'request' if more == 1 else 'requests'} of other sizes")
-    # Requests and gangs that are not planned because of a quota.
-    for shape, count in islice(plan.blocked.items(), _UNPLANNED_MAX):
-        if number := min(count, shape.waiting):
-            found.append(f"{counted({shape: number})[0]}: {_BLOCKED_BY_MAXIMUM}")
+    # Requests and gangs that a quota blocks.
+    for scheduling_class, count in islice(plan.blocked.items(), _UNPLANNED_MAX):
+        if number := min(count, scheduling_class.waiting):
+            found.append(f"{counted({scheduling_class: number})[0]}: {_BLOCKED_BY_MAXIMUM}")
     found += [
         f"{gang_text(state.gangs, gang_id)}: {_BLOCKED_BY_MAXIMUM}"
         for gang_id in plan.gangs_blocked[:_UNPLANNED_MAX]
@@ -271,7 +276,7 @@ def _unplanned(state: State) -> list[str]:
 def _why_not(
     provisions: dict[str, Provision], elastic: Elastic, wanted: SchedulingClass, room: Amounts
 ) -> str:
-    """Describes why no executor is requested now, for each executor shape that could serve a
+    """Describes why no executor is ordered now, for each executor shape that could serve a
     class.
     """
     reasons: dict[str, None] = {}
@@ -283,7 +288,7 @@ def _why_not(
         if obstacle is not None and refusal is None:
             continue
         backoff = elastic.backoffs[name]
-        # The cpus of a shape become known when the first executor of that shape registers.
+        # The cpus of a shape become known when the first executor of the shape registers.
         if refusal is not None:
             registered = f"the last executor of shape {name} that registered"
             reasons[f"{registered} has unsuitable cpus and NUMA nodes: {refusal.text}"] = None
@@ -301,7 +306,7 @@ def _why_not(
 
 
 def _time_ms(started: Instant, at_ms: int) -> int:
-    """Converts monotonic time to wall time. The result is wrong if the wall clock was set since the
-    start.
+    """Converts monotonic time to wall clock time. The result is wrong if the wall clock was set
+    after the start of the resource manager.
     """
     return started.time_ms + at_ms - started.monotonic_ms

@@ -1,7 +1,7 @@
 """Explains why a request waits, and finds the smallest changes with which it would fit.
 
-An explanation uses the same checks as placement (`placement/fit.py`), so it agrees with the
-scheduler's decisions. It describes one moment, and reserves no capacity.
+An explanation calls the checks that placement calls (`placement/fit.py`), so it agrees with the
+decisions of the scheduler. It describes one moment, and reserves no capacity.
 """
 
 from __future__ import annotations
@@ -48,21 +48,23 @@ EXECUTORS_DEFAULT = 20
 
 @dataclass(frozen=True, slots=True)
 class ExecutorVerdict:
-    """Whether a request fits on one executor, and what the executor lacks."""
+    """The result of comparing a request with one executor: whether it fits, and what the executor
+    lacks.
+    """
 
     executor_id: str
     fits: bool
     blockers: tuple[str, ...]
     dimensions: tuple[Dimension, ...]
     message: str
-    # why its cpus, NUMA nodes or devices are not suitable; None: they are suitable
+    # the reason why cpus, NUMA nodes or devices are not suitable; None: they are suitable
     cpu: HostRefusal | None = None
-    more_fit: int = 0  # how many equal slots fit there now
+    more_fit: int = 0  # number of equal slots that fit on the executor now
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Mirrors ExplainResponse."""
+    """The explanation of a request. It mirrors ExplainResponse of the protocol."""
 
     view: RequestView
     primary_reason: str
@@ -76,16 +78,17 @@ class Explanation:
     would_fit_if: list[Counterfactual] = field(default_factory=list)
     blocked_by: list[Slot] = field(default_factory=list)
     resizes: list[ResizeExplanation] = field(default_factory=list)
-    # the executor for which the request waits; a provider starts it, and it has not registered
+    # the pending executor for which the request waits: a provider starts it, but it has not
+    # registered
     planned_on: str = ""
-    gang: GangExplanation | None = None  # set for a member of a queued gang
-    steps: tuple[Step, ...] = ()  # rank of the job at each level of the fairness tree, from the top
-    limits: list[QuotaBlock] = field(default_factory=list)  # maxima that block the request
-    reservation: ReservationView | None = None  # capacity reserved for the request
-    # other owners' reservations, on hosts where the request would fit without them
+    gang: GangExplanation | None = None  # None: the request is not a member of a queued gang
+    steps: tuple[Step, ...] = ()  # rank of the job at each level of the fairness tree
+    limits: list[QuotaBlock] = field(default_factory=list)  # the maxima that block the request
+    reservation: ReservationView | None = None  # the capacity that is reserved for the request
+    # reservations of other owners, on hosts where the request would fit without them
     held_for_others: list[ReservationView] = field(default_factory=list)
-    more_fit: int = 0  # how many more equal slots fit now, on all executors
-    more_may_fit: bool = False  # True if not all executors were counted
+    more_fit: int = 0  # number of further equal slots that fit now, on all executors
+    more_may_fit: bool = False  # True if some executors were not counted
 
 
 def explain(
@@ -96,20 +99,20 @@ def explain(
 ) -> Explanation:
     """Explains the state of a request.
 
-    A queued request is compared with executors, to find out why it waits. For a request with a
-    slot, the result has the unfinished resizes of the slot instead. In both cases, the result also
-    says how many more equal slots fit on the executors now. For an ended request, the result has
-    only its state.
+    If the request is queued, the function compares it with executors, to find out why it waits. If
+    the request has a slot, the result contains the unfinished resizes of the slot instead. In both
+    cases, the result also shows how many more equal slots fit on the executors now. If the request
+    has ended, the result contains only its state.
 
     Args:
         state: the engine's state; its indexes must be up to date.
-        allocation_id: id of the request.
-        executor_id: considers only this executor; empty: all executors.
-        max_executors: how many executors to list for a queued request. The executors on which the
-            request almost fits come first.
+        allocation_id: the id of the request.
+        executor_id: the id of the only executor to compare; empty: all executors are compared.
+        max_executors: the largest number of executors to list for a queued request. The executors
+            on which the request almost fits come first.
 
     Raises:
-        NotFound: no such request, or no such executor.
+        NotFound: the request or the executor does not exist.
     """
     request = known_request(state.requests, allocation_id)
     hosts: Iterable[Host] = state.hosts.values()
@@ -145,7 +148,7 @@ def explain(
         if reservation is not None
         else frozenset[str]()
     )
-    # Compare the request with the hosts, and collect other possible reasons why it waits.
+    # Compare the request with the hosts, and collect the other reasons why it may wait.
     survey = Survey.of(hosts, scheduling_class, reserved_hosts)
     more = count_more(state.hosts, hosts, scheduling_class)
     reason = pending_reason(state, request)
@@ -155,7 +158,7 @@ def explain(
         waiting_block(state.queue, state.gangs, state.quotas, request),
         held_for_others(state, scheduling_class),
     )
-    # The texts of these reasons depend on the request. All other reasons have a fixed text.
+    # The texts of these reasons depend on the request. The text of any other reason is fixed.
     known = {
         Reason.WAITING_EXECUTOR: waits_for(state.provisions, state.started, planned)
         if planned
@@ -236,7 +239,7 @@ def _requests_ahead(gangs: GangLedger, queue: WaitingQueue, request: Request) ->
 
 
 def _state_text(view: RequestView, unconfirmed: int) -> str:
-    """Describes a request that is not queued."""
+    """Describes a request that has a slot or has ended."""
     request = view.request
     match request.state:
         case RequestState.ALLOCATING:
@@ -255,7 +258,7 @@ def _state_text(view: RequestView, unconfirmed: int) -> str:
 def _quota_message(block: QuotaBlock) -> str:
     group, dimension = block.group_id.removeprefix(GROUP), block.dimension
     has = amount_text(dimension, block.used, block.maximum, of=" of at most ")
-    return f"group {group} has {has}, and it needs {amount_text(dimension, block.need)}"
+    return f"group {group} has {has}, but the request needs {amount_text(dimension, block.need)}"
 
 
 def _reserved_text(others: list[ReservationView]) -> str:
@@ -264,14 +267,16 @@ def _reserved_text(others: list[ReservationView]) -> str:
 
 
 def _topology_text(survey: Survey) -> str:
-    """Describes how many hosts have the amounts, and why the first of them is not suitable."""
+    """Describes how many hosts have enough free amounts, and why one of these hosts is not
+    suitable.
+    """
     by_cpus, by_devices = (survey.blocked_only_by.get(each, []) for each in (CPUS, DEVICES))
     blocked = [*by_cpus, *by_devices]
     if not blocked:
         return "no executor has suitable free capacity"
     count = len(blocked) + survey.unchecked
     some = "1 executor has the amounts" if count == 1 else f"{count} executors have the amounts"
-    # The host with the lowest id is named, so that the same state gives the same text.
+    # Name the host with the lowest id, so that the same state gives the same text.
     one = survey.verdict(min(host_id for _, _, host_id in blocked))
     what = "devices" if not by_cpus else "cpus and NUMA nodes"
     text = f"{some}, but no suitable {what}"
@@ -279,7 +284,7 @@ def _topology_text(survey: Survey) -> str:
 
 
 def _waiting(reason: str, survey: Survey, ahead: int, known: dict[Reason, str]) -> str:
-    """Describes why a request is queued; `known` has the texts that depend on the request."""
+    """Describes why a request is queued. `known` contains the texts that depend on the request."""
     texts = known | {
         Reason.NOT_YET_CONSIDERED: "has just arrived and was not considered yet",
         Reason.WAITING_FRAGMENTED: "enough is free in sum, but on no single executor",

@@ -1,4 +1,4 @@
-"""Builds the view of a reservation: the owner, the executors, the amounts, the start time, and the
+"""Builds the view of a reservation: its owner, its executors, its amounts, its start time, and the
 amounts that are not free yet.
 """
 
@@ -21,8 +21,8 @@ EXECUTORS_NAMED_MAX = 5
 
 @dataclass(frozen=True, slots=True)
 class ReservedExecutorView:
-    """The capacity that is reserved on one executor (`held`), and the part of it that is not free
-    yet (`missing`).
+    """The capacity that is reserved on one executor (`held`), and the part of this capacity that is
+    not free yet (`missing`).
     """
 
     executor_id: str
@@ -33,7 +33,7 @@ class ReservedExecutorView:
 
 @dataclass(frozen=True, slots=True)
 class ReservationView:
-    """One reservation; mirrors the message of the same name. Times are wall clock."""
+    """One reservation. It mirrors the message of the same name. Times are wall clock times."""
 
     allocation_id: str
     job_id: str
@@ -45,32 +45,33 @@ class ReservationView:
 
 
 def reservation_views(state: State) -> list[ReservationView]:
-    """Returns all reservations, oldest first."""
+    """Returns all reservations, the oldest reservation first."""
     reservations = state.reservations.by_number.values()
     return [_view(state.jobs, state.hosts, state.started, each) for each in reservations]
 
 
 def reservation_of(state: State, request: Request, slot: Slot | None) -> ReservationView | None:
-    """Returns the reservation for a queued request, its gang, or the growth of its slot.
+    """Returns the reservation for a queued request, for its gang, or for the growth of its slot.
 
     Args:
         state: the engine's state.
-        request: the request.
+        request: the request that the caller explains.
         slot: the slot whose waiting resize may own the reservation; None: the request or its gang
-            may own it.
+            may own the reservation.
     """
     gang = state.gangs.of(request)
     number = request.arrival_number if gang is None else gang.arrival_number
     if slot is not None:
-        # No request has arrival number 0. So a slot without a waiting resize has no reservation.
+        # No request has the arrival number 0. So for a slot without a waiting resize, no
+        # reservation is found.
         number = slot.wanted.arrival_number if slot.wanted is not None else 0
     each = state.reservations.by_number.get(number)
     return _view(state.jobs, state.hosts, state.started, each) if each is not None else None
 
 
 def held_for_others(state: State, scheduling_class: SchedulingClass) -> list[ReservationView]:
-    """Returns other owners' reservations, on hosts where a request of the class would fit without
-    them.
+    """Returns the reservations of other owners on hosts where a request of the class would fit
+    without these reservations.
     """
     return [
         _view(state.jobs, state.hosts, state.started, each)
@@ -87,7 +88,7 @@ def _view(
             name, kept.amounts, *kept.missing(hosts[name].free(), hosts[name].slots_left())
         )
         for name, kept in each.hosts.items()
-        # The executor may have been deleted after the last cycle. The next cycle will drop its
+        # The executor may have been deleted after the last cycle. The next cycle will end the
         # reservation.
         if name in hosts
     )

@@ -1,6 +1,6 @@
 """Explains why a resize waits, and with which change it would fit.
 
-An explanation uses the same checks as the code that sends resizes to executors
+An explanation calls the checks that the engine makes before it sends a resize to an executor
 (`lifecycle/resizes.py`). It describes one moment, and reserves no capacity.
 """
 
@@ -33,13 +33,13 @@ SLOTS_NAMED_MAX = 5
 
 @dataclass(frozen=True, slots=True)
 class ResizeExplanation:
-    """Mirrors ResizeExplanation of the protocol.
+    """The explanation of a resize. It mirrors ResizeExplanation of the protocol.
 
     Attributes:
-        ordered: True if the resize was sent to the executor; False: it still waits.
-        dimensions: for each dimension that grows: the growth, and the free and total amounts of the
-            executor.
-    summary: the state of the resize in one sentence.
+        ordered: True if the resize was sent to the executor; False if it still waits.
+        dimensions: for each dimension that grows: the growth, and the free and the total amount of
+            the executor.
+        summary: a sentence that describes the state of the resize.
     """
 
     resize: Resize
@@ -50,7 +50,7 @@ class ResizeExplanation:
 
 def explain_resizes(state: State, slot: Slot) -> list[ResizeExplanation]:
     """Explains the unfinished resizes of a slot. The resize that was sent to the executor comes
-    first, then the waiting resize.
+    first, then the resize that waits.
     """
     host = state.hosts[slot.executor_id]
     found = []
@@ -86,12 +86,12 @@ def _waiting(
     *,
     growth_needed: Amounts,
 ) -> str:
-    """Describes why a waiting resize has not been sent to the executor yet. The checks have the
-    same order as in the code that sends resizes.
+    """Describes why a waiting resize has not been sent to the executor yet. The checks are in the
+    order in which the engine makes them before it sends a resize.
     """
     if slot.state is not SlotState.ALLOCATED:
         return "the slot is being freed, or its state on the executor is unknown"
-    # While another resize is in flight, no other condition is checked.
+    # While another resize is in flight, the engine checks no other condition.
     if slot.ordered is not None:
         return f"waits for resize {slot.ordered.number}, which was sent to the executor"
     backoff = host.resize_backoffs.get((slot.allocation_id, slot.generation))
@@ -103,7 +103,8 @@ def _waiting(
         beyond = [name for name in growth_needed if need[name] > total.get(name, 0)]
         lacks = ", ".join(amount_text(name, need[name], total.get(name, 0)) for name in beyond)
         return f"{host.host_id} has become too small for it, even when empty ({lacks})"
-    # Checked before AMOUNTS, because an unavailable host may fail the check of amounts as well.
+    # Check this before AMOUNTS, because a host that is not available may fail the check of amounts,
+    # too.
     if any(each.constraint is AVAILABLE for each in obstacles.values()):
         return f"no slot can grow on {host.host_id} now{_unavailable_text(host)}"
     if any(each.constraint is AMOUNTS for each in obstacles.values()):
@@ -118,7 +119,7 @@ def _waiting(
         return f"{host.host_id}: {found.text}"
     if isinstance(found, HostRefusal):
         return f"{Reason.WAITING_TOPOLOGY}: {host.host_id} has the amounts, but {found.text}"
-    # A reservation is the reason only if all other checks have passed. So it is checked last.
+    # A reservation is the reason only if all other checks have passed, so it is checked last.
     if Blocker.HELD in obstacles:
         owner = reservations.on_host[host.host_id].owner.title
         return f"there is room on {host.host_id}, but it is reserved for {owner}"
@@ -158,7 +159,7 @@ def _lacking(host: Host, slot: Slot, growth_needed: Amounts) -> str:
     def fits_without(ended: Sequence[Slot]) -> bool:
         return fits(growth_needed, add(free, total_of(other.booked for other in ended)))
 
-    # The end of the slot itself does not help, so it is left out.
+    # The end of the slot itself would not help, so the slot is left out.
     others = (other for other in host.slots.values() if other is not slot)
     blocking = slots_in_the_way(others, missing, fits_without)
     names = [f"{other.allocation_id}/{other.generation}" for other in blocking]

@@ -1,8 +1,8 @@
-"""Compares a request with all hosts. The survey computes for each host how much is missing for the
-request, and it computes sums over all hosts.
+"""Compares a request with all hosts. For each host, the survey computes how much the host lacks for
+the request. It also computes sums over all hosts.
 
-A survey takes a few microseconds per host. Costly constraints are checked only on hosts that meet
-all other constraints, or all constraints except labels. At most `COSTLY_CHECKS_MAX` hosts are
+A survey takes a few microseconds per host. It checks costly constraints only on hosts that meet all
+other constraints, or all other constraints except labels. At most `COSTLY_CHECKS_MAX` hosts are
 checked in this way.
 """
 
@@ -20,27 +20,28 @@ from resource_manager.engine.placement.fit import AVAILABLE, LABELS, Fit, Verdic
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 COSTLY_CHECKS_MAX = 200
-"""Costly constraints are checked on at most this many hosts. On other hosts the request counts as
-not fitting. This is very probably right: the request is still queued, so the scheduling cycle has
-found no host for it.
+"""The largest number of hosts on which costly constraints are checked. On any other host, the
+request counts as not fitting. This is very probably right: the request is still queued, so the
+scheduling cycle has found no host for it.
 """
 
 _USABLE_IF = (AVAILABLE, LABELS)
 
 Distance = tuple[int, int, str]
-"""How much is missing on a host for the request. Hosts with smaller values are nearer. The parts:
+"""The distance of a host from serving the request. The host with the lowest distance is nearest.
+The parts are:
 
 1. The number of obstacles that would remain even if all slots of the host ended.
 2. The largest lack of any dimension, in millionths.
 3. The id of the host, so that the order is always the same.
 
-Example: a request needs 4 cpus. Host a has 8 cpus, but only 3 are free. Host b has 4 free cpus, but
-it is draining. Host a is nearer, because the obstacle on b remains when slots end.
+Example: a request needs 4 cpus. Host a has 8 cpus, but only 3 of them are free. Host b has 4 free
+cpus, but is draining. Host a is nearer, because the obstacle on b would remain when slots end.
 """
 
 
 class DimensionSums(NamedTuple):
-    """One requested dimension: the requested amount, and the amounts of each usable host."""
+    """One requested dimension: the requested amount, and the amounts of all usable hosts."""
 
     name: str
     asked: int
@@ -57,15 +58,16 @@ class Survey:
     Attributes:
         fit: the constraints of the class.
         hosts: the hosts, by id.
-        own: ids of hosts with capacity that is reserved for the request.
+        own: the ids of hosts that have capacity reserved for the request.
         distances: the distance of each host.
-        usable: number of usable hosts.
-        fitting: number of hosts where the request fits now.
-        refused: True if a usable host refused an equal request recently.
+        usable: the number of usable hosts.
+        fitting: the number of hosts on which the request fits now.
+        refused: True if a usable host has refused an equal request recently.
         promising: the nearest usable host that is large enough and not reserved for other requests;
-            None if there is none.
-        blocked_only_by: for each constraint, the hosts where it is the only obstacle.
-        unchecked: number of hosts where costly constraints were not checked.
+            None: there is no such host.
+        blocked_only_by: for each constraint, the hosts on which this constraint is the only
+            obstacle.
+        unchecked: the number of hosts on which costly constraints were not checked.
     """
 
     fit: Fit
@@ -88,9 +90,9 @@ class Survey:
         """Compares a class with hosts.
 
         Args:
-            hosts: the hosts.
+            hosts: the hosts to compare.
             scheduling_class: the class of the request.
-            own: ids of hosts with capacity that is reserved for the request.
+            own: the ids of hosts that have capacity reserved for the request.
         """
         survey = cls(Fit(scheduling_class), {host.host_id: host for host in hosts}, own)
         for host_id in survey.hosts:
@@ -98,15 +100,15 @@ class Survey:
         return survey
 
     def view(self, host_id: str) -> HostView:
-        """Returns the view of a host in which the request's own reservation counts as free."""
+        """Returns the view of a host. Capacity that is reserved for the request counts as free."""
         return HostView.now(self.hosts[host_id], owns_reservation=host_id in self.own)
 
     def verdict(self, host_id: str) -> Verdict:
-        """Returns all obstacles between the request and one host."""
+        """Returns the result of comparing the request with one host, with all obstacles."""
         return self.fit.verdict(self.view(host_id))
 
     def nearest(self, most: int) -> list[Verdict]:
-        """Returns the verdicts of the nearest hosts, nearest first."""
+        """Returns the verdicts of the nearest hosts, the nearest host first."""
         return [self.verdict(host_id) for _, _, host_id in heapq.nsmallest(most, self.distances)]
 
     def is_for_others(self, host_id: str) -> bool:
@@ -114,10 +116,10 @@ class Survey:
         return self.hosts[host_id].reserved is not None and host_id not in self.own
 
     def dimensions(self) -> list[DimensionSums]:
-        """Returns the requested dimensions with the amounts of all usable hosts.
+        """Returns the requested dimensions, each with the amounts of all usable hosts.
 
-        Hosts may book different amounts for the same request. Then the smallest of these amounts is
-        returned.
+        Hosts may book different amounts for the same request. Then the smallest of these amounts
+        counts.
         """
         merged: dict[str, DimensionSums] = {}
         for name, asked, free, total in chain.from_iterable(self._sums.values()):
@@ -132,9 +134,9 @@ class Survey:
         at, fit = self.view(host_id), self.fit
         obstacles = fit.cheap_obstacles(at)
         is_known = True
-        # Costly checks are made only if there is no other obstacle, or if the only obstacles are
-        # missing labels. So the explanation can say whether the request would fit with other
-        # labels.
+        # Costly checks are made only if there is no other obstacle, or if missing labels are the
+        # only other obstacle. In the second case, the explanation can say whether the request would
+        # fit with other labels.
         if (not obstacles or obstacles[0].constraint is LABELS is obstacles[-1].constraint) and (
             fit.has_costly_checks(at.host)
         ):
@@ -144,8 +146,8 @@ class Survey:
                 obstacles += fit.costly_obstacles(at)
             else:
                 self.unchecked += 1
-        # An unchecked host gets the smallest lack, 1. So it comes directly after the hosts on which
-        # the request fits.
+        # An unchecked host gets the smallest possible lack, 1. So it comes directly after the hosts
+        # on which the request fits.
         hard, lack, is_usable = 0, 0 if is_known else 1, True
         for each in obstacles:
             if not each.transient:
@@ -154,13 +156,13 @@ class Survey:
             lack = max(lack, each.lack)
         distance = hard, lack, host_id
         self.distances.append(distance)
-        # For an unchecked host, it is unknown whether the request fits there.
+        # On an unchecked host, it is unknown whether the request fits.
         if is_known:
             if not obstacles:
                 self.fitting += 1
             elif obstacles[0].constraint is obstacles[-1].constraint:
                 # Obstacles are sorted by constraint. So if the first and the last obstacle have the
-                # same constraint, all obstacles have it.
+                # same constraint, all obstacles have this constraint.
                 self.blocked_only_by.setdefault(obstacles[0].constraint, []).append(distance)
         if not is_usable:
             return
@@ -181,9 +183,9 @@ class Survey:
         """
         host, scheduling_class = at.host, self.fit.request
         own = host.default_booking if scheduling_class.profile is None else None
-        # A request without a profile books the host's default, and equal defaults share one dict.
-        # So the id of the dict is the key. For other requests, the booking depends only on the kind
-        # of memory pools.
+        # A request without a profile books the default slot of the host. Equal defaults share one
+        # dict, so the id of this dict is the key. For other requests, the booking depends only on
+        # the kind of memory pools.
         kind = id(own) if own is not None else int(host.separate_pools)
         sums = self._sums.get(kind)
         if sums is None:

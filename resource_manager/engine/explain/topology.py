@@ -1,8 +1,8 @@
-"""Builds the view of one executor's cpus and NUMA nodes, with the assignments of slots and the
-settings.
+"""Builds the view of the cpus and NUMA nodes of one executor, with the settings and with the
+assignments of slots.
 
-The pools come from `finegrain/cpu_pools.py`, which the executor also uses to confine slots. The
-amounts of NUMA nodes come from the cpu ledger, which placement also uses.
+`finegrain/cpu_pools.py`, which computes the pools, is also what the executor uses to confine slots.
+The amounts of NUMA nodes are read from the cpu ledger, which placement uses, too.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from resource_manager.engine.state import State
 
 @dataclass(frozen=True, slots=True)
 class TopologyView:
-    """One executor's cpus and NUMA nodes.
+    """The cpus and NUMA nodes of one executor.
 
     Attributes:
         zones: one entry for each NUMA node; empty if the host does not report its cores.
-        lost_cpus: dedicated cpus that slots can no longer use, as (allocation id, generation,
+        lost_cpus: the dedicated cpus that slots cannot use any more, as (allocation id, generation,
             cpus).
     """
 
@@ -51,10 +51,10 @@ class TopologyView:
 
 
 def topology_view(state: State, executor_id: str) -> TopologyView:
-    """Returns one executor's cpus and NUMA nodes.
+    """Returns the cpus and NUMA nodes of one executor.
 
     Raises:
-        NotFound: no such executor.
+        NotFound: the executor does not exist.
     """
     host = known_host(state.hosts, executor_id)
     return TopologyView(
@@ -69,7 +69,9 @@ def topology_view(state: State, executor_id: str) -> TopologyView:
 
 
 def pools(host: Host) -> Pools:
-    """Returns the shared pools of a host: the cpus that are not dedicated to slots."""
+    """Returns the shared pools of a host, which consist of the cpus that are not dedicated to
+    slots.
+    """
     registration, seen = host.executor.registration, host.executor.cpu_state
     announced = announced_by(registration)
     pooled = Pooled.of(
@@ -87,7 +89,7 @@ def pools(host: Host) -> Pools:
 
 def zones(ledger: CpuLedger) -> list[Zone]:
     """Returns the capacity, the used amounts and the available amounts of each NUMA node, in order
-    of ids.
+    of the node ids.
     """
     found = []
     for at, node in enumerate(ledger.layout.nodes):
@@ -99,7 +101,8 @@ def zones(ledger: CpuLedger) -> list[Zone]:
             Zone(
                 node.id,
                 _without_zeros({name: ledger.capacity(at, name) for name in names}),
-                # `ledger.used` counts only the cpu of shared pools, so dedicated cpus are added.
+                # `ledger.used` counts only the cpu of shared pools, so dedicated cpus are added
+                # here.
                 _without_zeros(used | {CPU_MILLI: used[CPU_MILLI] + pinned_milli}),
                 _without_zeros({name: ledger.available(at, name) for name in names}),
             )

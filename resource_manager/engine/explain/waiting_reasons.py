@@ -1,8 +1,8 @@
-"""Finds out why requests wait, and for how long. This module computes the reason for one request,
-the number of requests by reason, and the submission time of the oldest queued request of a job or
-group.
+"""Finds out why requests wait, and how long they have waited. This module computes the reason for
+one request, the number of requests by reason, and the submission time of the oldest queued request
+of a job or group.
 
-There may be 100,000 job queues, so only one arrival number of each queue is compared.
+There may be 100,000 job queues, so only one arrival number of each queue is read.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from resource_manager.engine.state import State
 def pending_by_reason(state: State) -> Paused[dict[str, int]]:
     """Returns the number of queued requests by primary reason."""
     counts: dict[str, int] = {}
-    # Computed once and not for each class, because there may be 10,000 classes.
+    # Computed once here and not for each class, because there may be 10,000 classes.
     limits = any(flow.maximum for flow in state.flows.groups.values())
     for at, scheduling_class in enumerate(state.queue.classes(), start=1):
         if at % PART == 0:
             yield
         new = 0
-        # If no request has arrived since the last placement pass, no request of the class is new.
+        # If no request has arrived after the last placement pass, no request of the class is new.
         if state.considered_arrival < state.numbers.arrival:
             new = scheduling_class.waiting - scheduling_class.count_before(
                 state.considered_arrival + 1
@@ -47,7 +47,7 @@ def pending_by_reason(state: State) -> Paused[dict[str, int]]:
             reason = str(Reason.WAITING_GROUP_LIMIT)
             counts[reason] = counts.get(reason, 0) + blocked
         considered = max(0, scheduling_class.waiting - new - blocked)
-        # Planned requests are the oldest requests of the class.
+        # The planned requests are the oldest requests of the class.
         if planned := min(considered, planned_count(state.queue, state.elastic, scheduling_class)):
             reason = str(Reason.WAITING_EXECUTOR)
             counts[reason] = counts.get(reason, 0) + planned
@@ -65,10 +65,10 @@ def pending_by_reason(state: State) -> Paused[dict[str, int]]:
 
 
 def pending_reason(state: State, request: Request) -> str:
-    """Returns why a request waits; empty if it does not wait."""
+    """Returns the reason why a request waits; empty: the request does not wait."""
     if request.state is not RequestState.PENDING:
         return ""
-    # The checks have the same order as in `pending_by_reason`, so that its counts match these
+    # The checks have the order of the checks in `pending_by_reason`, so that its counts match these
     # reasons.
     if request.arrival_number > state.considered_arrival:
         return Reason.NOT_YET_CONSIDERED
@@ -84,13 +84,14 @@ def pending_reason(state: State, request: Request) -> str:
 def waiting_block(
     queue: WaitingQueue, gangs: GangLedger, quotas: QuotaChecks, request: Request
 ) -> QuotaBlock | None:
-    """Returns the maximum that blocks a queued request or its gang; None: no maximum blocks it.
+    """Returns the maximum that blocks a queued request or its gang; None: no maximum blocks the
+    request.
 
     Args:
-        queue: the queue.
+        queue: the queue of pending requests.
         gangs: all gangs.
         quotas: the quota checks.
-        request: the request.
+        request: the queued request.
     """
     waiting = gangs.waiting.get(request.spec.gang_id)
     if waiting is not None:
@@ -99,8 +100,8 @@ def waiting_block(
 
 
 def _blocked_by_quota(state: State, scheduling_class: SchedulingClass) -> Paused[int]:
-    """Returns how many queued requests of a class the maximum of a group blocks."""
-    # Cached by group, because all jobs of a group have the same limits.
+    """Returns the number of queued requests of a class that the maximum of a group blocks."""
+    # The result is cached by group, because all jobs of a group have the same limits.
     blocked: dict[Flow | None, bool] = {}
     count = 0
     for at, job_queue in enumerate(list(scheduling_class.job_queues.values()), start=1):
@@ -114,7 +115,7 @@ def _blocked_by_quota(state: State, scheduling_class: SchedulingClass) -> Paused
                 state.quotas.request_block(scheduling_class, job_queue.job_id) is not None
             )
         if blocked[group]:
-            # Requests after `considered_arrival` count as not yet considered.
+            # Requests after `considered_arrival` count as not considered yet.
             count += job_queue.numbers.count_within(0, state.considered_arrival + 1)
     return count
 
@@ -130,7 +131,7 @@ def _gang_reasons(state: State, waiting: WaitingGang) -> Iterable[tuple[str, int
 
 
 def rejection_notice(state: State, request: Request) -> str:
-    """Describes, for people, when a queued request will be rejected; empty: it will not be
+    """Describes, for people, when a queued request will be rejected; empty: the request will not be
     rejected.
 
     The indexes must be up to date.
@@ -141,7 +142,7 @@ def rejection_notice(state: State, request: Request) -> str:
     states = {host.executor.state for host in state.hosts.values()}
     seconds = f"{clock.after_ms / 1_000:g} s"
     unless = "unless an executor that could host it registers first"
-    # The clock has not started yet, or it is stopped because no executor is active.
+    # The clock has not started yet, or it has stopped because no executor is active.
     if clock.due_ms is None or ExecutorState.ACTIVE not in states:
         return f"it is rejected {seconds} after an executor has registered, {unless}"
     if ExecutorState.UNCONFIRMED in states:
@@ -153,13 +154,14 @@ def rejection_notice(state: State, request: Request) -> str:
 def jobs_waiting_since(state: State, job_ids: Collection[str]) -> dict[str, int]:
     """Returns the submission time of the oldest queued request of each of these jobs.
 
-    Times are wall clock, in milliseconds. Jobs without queued requests are not in the result.
+    The times are wall clock times in milliseconds. A job without queued requests is not in the
+    result.
     """
     wanted = frozenset(job_ids)
     first: dict[str, int] = {}
     for job_queue in _queues_of(state.queue, wanted):
         number, job_id = job_queue.numbers.first, job_queue.job_id
-        if number < first.get(job_id, number + 1):  # each number is below the default
+        if number < first.get(job_id, number + 1):  # the default is higher than each number
             first[job_id] = number
     for waiting in state.gangs.waiting.values():
         number, job_id = waiting.gang.arrival_number, waiting.gang.job_id
@@ -167,7 +169,7 @@ def jobs_waiting_since(state: State, job_ids: Collection[str]) -> dict[str, int]
             first[job_id] = number
     return {
         job_id: created_ms
-        # Requests are looked up only here: once for each job, and not for each queue.
+        # Look up requests only here: once for each job, and not for each queue.
         for job_id, number in first.items()
         if (created_ms := _created_ms(state.requests, state.ranges, number)) is not None
     }
@@ -176,8 +178,8 @@ def jobs_waiting_since(state: State, job_ids: Collection[str]) -> dict[str, int]
 def groups_waiting_since(state: State) -> Paused[dict[str, int]]:
     """Returns the submission time of the oldest queued request of each group.
 
-    Only the group's own jobs count, not the jobs of groups below it. Times are wall clock, in
-    milliseconds.
+    Only the group's own jobs count, and not the jobs of groups below the group. The times are wall
+    clock times in milliseconds.
     """
     first: dict[str, int] = {}
     jobs, visited = state.jobs, 0
@@ -186,7 +188,7 @@ def groups_waiting_since(state: State) -> Paused[dict[str, int]]:
             visited += 1
             if visited % PART == 0:
                 yield
-            # The job may have ended, or its requests may have been placed, during a pause.
+            # During a pause, the job may have ended, or its requests may have been placed.
             if job_queue.numbers and (job := jobs.get(job_id)) is not None:
                 number = job_queue.numbers.first
                 if number < first.get(job.group, number + 1):
@@ -207,8 +209,8 @@ def groups_waiting_since(state: State) -> Paused[dict[str, int]]:
 
 
 def _queues_of(queue: WaitingQueue, job_ids: Collection[str]) -> Iterable[JobQueue]:
-    """Yields the queues of some jobs. For each class, the function iterates over the jobs or over
-    the queues of the class, whichever are fewer.
+    """Yields the queues of some jobs. For each class, the function iterates over these jobs, or
+    over the queues of the class if there are fewer queues than jobs.
     """
     for scheduling_class in queue.classes():
         job_queues = scheduling_class.job_queues

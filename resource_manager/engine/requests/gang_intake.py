@@ -1,9 +1,9 @@
-"""Accepts or rejects gangs: all members must be valid, and it must be possible to place the gang as
-a whole.
+"""Accepts or rejects gangs. A gang is accepted if all its members are valid and the gang could be
+placed as a whole.
 
-If one member has a problem, all members are rejected. The outcomes of the other members name this
-member. If a job master sends the same gang again, nothing changes.
-`lifecycle/gangs.py` has an example of how a gang continues.
+If one member has a problem, all members are rejected, and the outcomes of the other members name
+this member. If a job master sends the same gang again, nothing changes. `lifecycle/gangs.py` shows
+in an example what happens to an accepted gang.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ from resource_manager.engine.state import State
 def refused_members(
     state: State, job: Job, gangs: Sequence[GangSpec], requests: Sequence[RequestSpec]
 ) -> dict[str, ItemOutcome]:
-    """Returns the problems of gang members, by allocation id. All other members may be accepted.
+    """Returns the problems of gang members, by allocation id. A member without a problem may be
+    accepted.
 
     Args:
-        state: the engine's state; its indexes must be up to date.
+        state: the engine's state, with indexes that are up to date.
         job: the job that submits the requests.
         gangs: the gangs that the call declares.
         requests: all requests of the call.
@@ -44,19 +45,19 @@ def refused_members(
     Raises:
         InvalidArgument: a gang has no members in the call, or is declared twice.
     """
-    # Group the requests of the call by gang, and find ids that are used in several gangs.
+    # Group the requests of the call by gang, and find ids that occur in several gangs.
     members: dict[str, dict[str, RequestSpec]] = {}
     belongs: dict[str, set[str]] = {}
     for spec in requests:
         belongs.setdefault(spec.allocation_id, set()).add(spec.gang_id)
         if spec.gang_id:
-            # If an id occurs twice in a gang, the first request counts. Ids in two gangs are in
-            # `shared`.
+            # If an id occurs twice in a gang, the first request counts. An id that occurs in two
+            # gangs is in `shared`.
             members.setdefault(spec.gang_id, {}).setdefault(spec.allocation_id, spec)
-    # Allocation ids that the call uses in more than one gang, or with and without a gang.
+    # Allocation ids that the call uses in several gangs, or both in a gang and outside gangs.
     shared = {name for name, gang_ids in belongs.items() if len(gang_ids) > 1}
     refused: dict[str, ItemOutcome] = {}
-    # Errors in the declarations reject the whole call and not only some members.
+    # An error in a declaration rejects the whole call, and not only some members.
     for gang_id, count in Counter(gang.gang_id for gang in gangs).items():
         if count > 1:
             raise InvalidArgument("gangs", gang_id, "each gang once")
@@ -69,7 +70,7 @@ def refused_members(
         some = members.pop(gang.gang_id)
         problems = _refused(state, job, gang, list(some.values()), shared)
         refused.update({each.id: each for each in problems})
-    # The remaining members belong to gangs that the call does not declare.
+    # Members that remain belong to gangs that the call does not declare.
     for gang_id, some in members.items():
         for name in some:
             message = f"gang_id is {gang_id}; expected a gang that the same call declares"
@@ -82,14 +83,14 @@ def join(ledger: GangLedger, request: Request, gangs: Iterable[GangSpec], *, tim
 
     Args:
         ledger: all gangs.
-        request: the member.
+        request: the accepted member.
         gangs: the gangs that the call declares.
-        time_ms: wall time of the call.
+        time_ms: the wall clock time of the call.
     """
     by_id = ledger.by_id
     gang = by_id.get(request.spec.gang_id)
     if gang is None:
-        # The declaration exists, because members of undeclared gangs were rejected before.
+        # The declaration exists, because members of undeclared gangs have been rejected.
         spec = next(each for each in gangs if each.gang_id == request.spec.gang_id)
         gang = Gang(spec, request.job_id, request.arrival_number, time_ms)
         by_id[gang.gang_id] = gang
@@ -97,7 +98,7 @@ def join(ledger: GangLedger, request: Request, gangs: Iterable[GangSpec], *, tim
 
 
 def accept_gang(state: State, gang: Gang) -> None:
-    """Queues a gang whose members have all been accepted."""
+    """Puts a gang into the queue after all its members have been accepted."""
     state.changes.gang(gang)
     state.gang_moves.begin_to_wait(gang)
     state.journal.cluster_event(
@@ -115,13 +116,13 @@ def _refused(
     members: list[RequestSpec],
     shared: set[str],
 ) -> list[ItemOutcome]:
-    """Returns the problems of the members of one gang; empty if the gang can be accepted."""
+    """Returns the problems of the members of one gang; empty: the gang can be accepted."""
     known = state.gangs.by_id.get(gang.gang_id)
-    # A repeated gang is only compared with the stored gang. The gang may no longer fit on any host.
+    # If the gang is known, only compare it with the stored gang. It may no longer fit on any host.
     if known is not None:
         return [] if _same(state.requests, job, known, gang, members) else _exists(gang, members)
     most = state.settings.gang_members_max
-    # Each member gets the same outcome, because a call is answered request by request.
+    # Each member gets this outcome, because the answer to a call has one outcome for each request.
     if len(members) > most:
         message = f"gang {gang.gang_id} has {len(members)} members; expected at most {most}"
         return [_invalid(m.allocation_id, "gang_id", gang.gang_id, message) for m in members]
@@ -150,7 +151,7 @@ def _same(
         known.job_id == job.job_id
         and known.spec == gang
         and names == set(known.members)
-        # All members are known, but a member may have other values in this call.
+        # All members are known, but this call may give a member other values.
         and all(requests[spec.allocation_id].spec == spec for spec in members)
     )
 
@@ -171,8 +172,8 @@ def _problem(
     *,
     shared: set[str],
 ) -> ItemOutcome | None:
-    """Returns the problem of one member; None if it has no problem. `first` is the gang's first
-    member.
+    """Returns the problem of one member; None: the member has no problem. `first` is the first
+    member of the gang.
     """
     name = spec.allocation_id
     if requests.is_taken(name) or name in shared:
@@ -183,7 +184,7 @@ def _problem(
             " gang is offered as a whole"
         )
         return _invalid(name, "target_address", spec.target_address, message)
-    # Members are queued again together after a loss, so all members must have the same value.
+    # After a loss, all members are queued again together, so they must have the same value.
     for flag in EQUAL_IN_GANG:
         value, expected = getattr(spec, flag), getattr(first, flag)
         if value != expected:

@@ -1,7 +1,7 @@
-"""Accepts or rejects ranges of requests, each as a whole.
+"""Accepts or rejects ranges of requests. A range is accepted or rejected as a whole.
 
-All members have equal request specs, so if one member is invalid, all members are invalid. If all
-members are known with the same values, the call is a repetition and changes nothing.
+All members have equal specs, so if one member is invalid, all members are invalid. If all members
+are known with the same values, the call is a repetition, and changes nothing.
 
 Example: PART_MEMBERS_MAX is 10,000, and a job submits members 0 to 24,999 of range "r".
 
@@ -10,9 +10,9 @@ Example: PART_MEMBERS_MAX is 10,000, and a job submits members 0 to 24,999 of ra
   2      r.10000 to r.19999  10,500 to 20,499
   3      r.20000 to r.24999  20,500 to 25,499
 
-This stores three rows. Submitting any of these members again changes nothing. Submitting r.24000 to
-r.25999 is refused, because only some of its members are known. A submission of r.25000 to r.25999
-is accepted.
+The resource manager stores these three rows. If the job submits some of these members again,
+nothing changes. If it submits r.24000 to r.25999, the call is refused, because only some of these
+members are known. If it submits r.25000 to r.25999, the range is accepted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from resource_manager.engine.state import State
 
 
 def new_members(ranges: RangeLedger, spec: RangeSpec) -> int:
-    """Returns how many requests the range adds; 0 if it repeats or overlaps a known range."""
+    """Returns the number of requests that the range adds; 0 if the range repeats or overlaps a
+    known range.
+    """
     end = spec.first_index + spec.count
     known = ranges.overlapping(spec.range_id, spec.first_index, end)
     return 0 if known else spec.count
@@ -37,14 +39,14 @@ def submit_range(state: State, job: Job, spec: RangeSpec) -> ItemOutcome:
     """Accepts a range if it is new and valid.
 
     Args:
-        state: the state.
+        state: the state of the engine.
         job: the job that submits the range.
-        spec: the range.
+        spec: the spec of the range.
 
     Returns:
         One outcome for the whole range.
     """
-    # Repetitions are found first: they must be accepted even if no executor fits any more.
+    # Check first for a repetition, which must be accepted even if no executor fits any more.
     known = _known(state.requests, state.ranges, job, spec)
     if known is not None:
         return known
@@ -58,7 +60,7 @@ def submit_range(state: State, job: Job, spec: RangeSpec) -> ItemOutcome:
             message=problem.message,
         )
         return problem
-    # The arrival numbers are consecutive, so that a member's number follows from its index.
+    # The arrival numbers are consecutive, so that a member's number can be computed from its index.
     first_arrival = state.numbers.next_arrival(spec.count)
     for piece in parts_of(spec):
         row = RequestRange(
@@ -71,11 +73,11 @@ def submit_range(state: State, job: Job, spec: RangeSpec) -> ItemOutcome:
         state.ranges.add(part)
         state.new_parts.append(part)
         state.changes.request_range(row)
-        # The whole part is one interval of the queue, even if it has very many members.
+        # Even if the part has very many members, it is only one interval in the queue.
         enqueue_members(state.queue, part, part.first, part.end)
     job.live_requests += spec.count
     state.requests.live += spec.count
-    # The first request decides whether all requests of the job have profiles; see `_refuse_mix`.
+    # The first request of a job decides whether all its requests have profiles; see `_refuse_mix`.
     if job.specified is None:
         job.specified = request.profile is not None
         job.witness_allocation_id = f"{spec.range_id}.{spec.first_index}"
@@ -86,9 +88,12 @@ def submit_range(state: State, job: Job, spec: RangeSpec) -> ItemOutcome:
 def _known(
     requests: Requests, ranges: RangeLedger, job: Job, spec: RangeSpec
 ) -> ItemOutcome | None:
-    """Returns the outcome of a range that is known or whose ids are taken; None if it is new."""
+    """Returns the outcome of a range that is known, or whose ids are taken; None: the range is
+    new.
+    """
     range_id, first, end = spec.range_id, spec.first_index, spec.first_index + spec.count
-    for part in ranges.named_parts(range_id)[:1]:  # all parts have the same job and request
+    # all parts of a range have the same job and request
+    for part in ranges.named_parts(range_id)[:1]:
         if part.row.job_id != job.job_id or part.spec.request != spec.request:
             return taken(range_id)
     parts = ranges.overlapping(range_id, first, end)

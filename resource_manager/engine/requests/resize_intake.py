@@ -1,5 +1,4 @@
-"""Checks the slot, the size and the number of a requested resize, and accepts or rejects the
-resize.
+"""Accepts or rejects a requested resize, after checks of its slot, its size and its number.
 
 `lifecycle/resizes.py` carries out accepted resizes, and has an example.
 """
@@ -36,25 +35,25 @@ from resource_manager.engine.state import State
 
 
 def request_resize(state: State, event: ResizeRequested) -> Slot:
-    """Accepts a resize of a slot. Repeating the same call changes nothing.
+    """Accepts a resize of a slot. If a call is repeated, nothing changes.
 
     Returns:
-        The slot. Its `wanted` or `ordered` is the resize, unless the slot already has the requested
-        size.
+        The slot. Its `wanted` or `ordered` is the resize. If the slot already has the requested
+            size, there is no resize.
 
     Raises:
-        NotFound: no such job, or no such allocation of that job.
+        NotFound: the job does not exist, or it has no such allocation.
         FailedPrecondition: the job has ended; the slot is not granted, or has another generation;
-            the number is not the next number; the executor is too small even when empty.
-        InvalidArgument: the size is below the minimum, or slots of this QoS class cannot have this
-            size, or it has other devices than the slot.
+            the number is not the next number; or the executor is too small even when empty.
+        InvalidArgument: the size is below the minimum, slots of this QoS class cannot have this
+            size, or the size has other devices than the slot.
     """
     request, slot = _slot_to_resize(state.requests, state.slots, state.jobs, event)
-    # All checks come first, because a rejected event must not change the state.
+    # Make all checks first, because a rejected event must not change the state.
     target = _target_of(state.settings, event, request.spec.cpu_policy)
     if event.park and not has_gpus(_requested_devices(request)):
         raise InvalidArgument("park", True, "false, because the slot has no GPU to give up")
-    # Repetitions are found before the number is checked, because they have the last number.
+    # Check for a repetition before the number is checked, because a repetition has the last number.
     if _is_same_call(slot, event.resize_number, target):
         return slot
     _refuse_number(slot, event.resize_number)
@@ -62,13 +61,13 @@ def request_resize(state: State, event: ResizeRequested) -> Slot:
     _refuse_other_devices(host, slot, request, target, park=event.park)
     _refuse_too_large(host, slot, target)
     _refuse_unsuited(state.resizes, host, slot, target)
-    # The resize is accepted, and replaces a waiting resize.
+    # The resize is accepted. It replaces a waiting resize.
     number = slot.resize_number + 1
     replaced = slot.wanted
     state.resizes.withdraw(host, slot)
     slot.resize_number = number
-    # If the slot already has this size, no resize is needed. But if another resize is ordered, the
-    # slot may get another size, so this resize must follow.
+    # If the slot already has this size, no resize is needed. But if another resize is on its way to
+    # the executor, the slot may get another size, so this resize must follow.
     if slot.ordered is not None or not has_size(slot, target):
         with state.transitions.moving_resize(slot, ResizeInput.ASK):
             slot.wanted = Resize(
@@ -79,7 +78,7 @@ def request_resize(state: State, event: ResizeRequested) -> Slot:
                 state.numbers.next_arrival(),
             )
     instead = f", instead of the waiting resize {replaced.number}" if replaced is not None else ""
-    # If the slot already has the size, the number is used without a resize.
+    # If the slot already has the size, the number counts as used, but there is no resize.
     nothing = "" if slot.wanted is not None else ", its present size"
     who = "an operator" if event.job_id is None else f"job {request.job_id}"
     state.journal.slot_event(
@@ -87,10 +86,10 @@ def request_resize(state: State, event: ResizeRequested) -> Slot:
         slot,
         message=f"resize {number} by {who}, to {size_text(target)}{nothing}{instead}",
     )
-    # The slot is marked as changed here, because `advance` may only queue the resize.
+    # Record the change of the slot here, because `advance` may do nothing but queue the resize.
     state.changes.slot(slot)
     state.resizes.advance(slot)
-    # Another caller may wait for the replaced resize, so an event reports its end.
+    # Another caller may wait for the replaced resize, so an event reports that it has ended.
     if replaced is not None:
         what = (
             f"{who} requested resize {number} instead"
@@ -105,15 +104,15 @@ def request_resize(state: State, event: ResizeRequested) -> Slot:
 def _slot_to_resize(
     requests: Requests, slots: Slots, jobs: dict[str, Job], event: ResizeRequested
 ) -> tuple[Request, Slot]:
-    """Returns the granted slot that the call names, with its request.
+    """Returns the granted slot that the call names, and its request.
 
     Raises:
-        NotFound: no such job, or no such allocation of that job.
+        NotFound: the job does not exist, or it has no such allocation.
         FailedPrecondition: the job has ended, or the slot has another generation or is not granted.
     """
     allocation_id = event.allocation_id
     if event.job_id is not None:
-        active_job(jobs, event.job_id)  # an operator may resize slots of any job
+        active_job(jobs, event.job_id)  # an administrator may resize slots of any job
     request = requests.named(allocation_id)
     if request is None or event.job_id not in (None, request.job_id):
         owner = "" if event.job_id is None else f" in job {event.job_id}"
@@ -122,7 +121,7 @@ def _slot_to_resize(
             reason=Reason.ALLOCATION_UNKNOWN,
             details={"allocation_id": allocation_id},
         )
-    # The slot that the caller knows may have been lost and replaced.
+    # The slot that the caller means may have been lost and replaced.
     if event.generation not in (0, request.generation):
         raise FailedPrecondition(
             f"generation {event.generation} of {allocation_id} is outdated; the current generation"
@@ -130,7 +129,7 @@ def _slot_to_resize(
             reason=Reason.STALE_GENERATION,
             details={"generation": event.generation, "current": request.generation},
         )
-    # A gang member that is carved but not granted has a slot, too. Such a slot may not be resized
+    # A gang member that is carved but not granted has a slot, too, but this slot may not be resized
     # yet.
     slot = slots.of(request)
     if slot is None or request.state is not RequestState.GRANTED:
@@ -144,7 +143,7 @@ def _slot_to_resize(
 
 
 def _target_of(settings: EngineSettings, event: ResizeRequested, policy: CpuPolicy) -> Resize:
-    """Returns the requested size as a `Resize` without number and arrival number.
+    """Returns the requested size, as a `Resize` without a number and an arrival number.
 
     Raises:
         InvalidArgument: the size is below the minimum, or slots of this QoS class cannot have this
@@ -165,7 +164,7 @@ def _target_of(settings: EngineSettings, event: ResizeRequested, policy: CpuPoli
             f"at least the profile's cpu_milli, {profile.cpu_milli}, or 0 for the same",
         )
     _check_class(profile.cpu_milli, limit, policy.qos)
-    # The effective limit is stored, so that equal sizes compare as equal.
+    # Store the effective limit, so that equal sizes compare as equal.
     return Resize(0, profile, max(limit, profile.cpu_milli), event.wait_for_use)
 
 
@@ -173,7 +172,7 @@ def _check_class(cpu_milli: int, limit: int, qos: QosClass) -> None:
     """Checks that slots of a QoS class can have this cpu amount and limit.
 
     Raises:
-        InvalidArgument: slots of this class cannot have this amount or limit.
+        InvalidArgument: slots of this QoS class cannot have this amount or limit.
     """
     # A pinned slot has dedicated, whole cpus, so it cannot have a fraction of a cpu.
     if qos.is_pinned and (cpu_milli % MILLI_PER_CPU or not cpu_milli):
@@ -185,13 +184,13 @@ def _check_class(cpu_milli: int, limit: int, qos: QosClass) -> None:
 
 
 def _is_same_call(slot: Slot, number: int, target: Resize) -> bool:
-    """Returns True if the call repeats the slot's latest resize, or requests its current size.
+    """Returns True if the call repeats the latest resize of the slot, or requests its current size.
 
-    If the call has a number, it must be the number of the latest resize. 0 means no number.
+    If the call contains a number, this must be the number of the latest resize. 0 means no number.
     """
     latest = slot.wanted or slot.ordered
     if latest is None:
-        # No resize is unfinished. The call is a repetition if it requests the current size.
+        # No resize is unfinished, so the call is a repetition if it requests the current size.
         return number in (0, slot.resize_number) and has_size(slot, target)
     return (
         number in (0, latest.number)
@@ -201,13 +200,13 @@ def _is_same_call(slot: Slot, number: int, target: Resize) -> bool:
 
 
 def _refuse_number(slot: Slot, number: int) -> None:
-    """Checks that the number is the next number, or 0 (no number).
+    """Checks that the call contains the next number, or 0 (no number).
 
     Raises:
-        FailedPrecondition: the number is any other number.
+        FailedPrecondition: the call contains another number.
     """
     if number in (0, slot.resize_number + 1):
-        # A caller that sends the next number knows the slot's last resize.
+        # A caller that sends the next number knows the last resize of the slot.
         return
     last = slot.resize_number
     if number == last:
@@ -226,14 +225,14 @@ def _refuse_number(slot: Slot, number: int) -> None:
 def _refuse_other_devices(
     host: Host, slot: Slot, request: Request, target: Resize, *, park: bool
 ) -> None:
-    """Checks that the new size is for the devices of the slot, or parks or unparks the slot.
+    """Checks that the new size is for the devices that the slot has, or parks or unparks the slot.
 
     Raises:
-        InvalidArgument: the new size is for other devices, or a device cannot be shared.
-        FailedPrecondition: the executor cannot park slots on the slot's GPUs.
+        InvalidArgument: the new size is for other devices, or slots cannot share a device.
+        FailedPrecondition: the executor cannot park the slot, because of the slot's GPUs.
     """
     original = _requested_devices(request)
-    # The newest size that was requested, because this resize replaces it.
+    # Compare with the newest requested size, because this resize replaces it.
     has, asked = (slot.wanted or slot.ordered or slot).profile.devices, target.profile.devices
     if asked in (has, slot.profile.devices):
         return
@@ -257,10 +256,11 @@ def _are_resized(ones: tuple[DeviceRequest, ...], others: tuple[DeviceRequest, .
 
 
 def _refuse_unsharable(host: Host, slot: Slot, asked: Iterable[DeviceRequest]) -> None:
-    """Checks that the devices of a slot can be shared, and are enforced as required.
+    """Checks that slots can share the devices, and that the devices enforce the shares as required.
 
     Raises:
-        InvalidArgument: they are not.
+        InvalidArgument: slots cannot share a device, or a device does not enforce a share as
+            required.
     """
     layout = host.cpus.devices.layout if host.cpus is not None else NO_LAYOUT
     requests = {each.type: each for each in asked}
@@ -305,8 +305,8 @@ def _devices_text(requests: Iterable[DeviceRequest]) -> str:
 
 
 def _refuse_unsuited(resizes: ResizeMoves, host: Host, slot: Slot, target: Resize) -> None:
-    """Checks that the host's cpus and NUMA nodes would be sufficient for a slot of this size if no
-    other slot were there.
+    """Checks that the cpus and NUMA nodes of the host would be sufficient for a slot of this size
+    if the host had no other slot.
 
     Raises:
         FailedPrecondition: the cpus or NUMA nodes would not be sufficient.
@@ -323,16 +323,16 @@ def _refuse_unsuited(resizes: ResizeMoves, host: Host, slot: Slot, target: Resiz
 
 
 def _refuse_too_large(host: Host, slot: Slot, target: Resize) -> None:
-    """Checks that the slot's new size is not above the total of the host.
+    """Checks that the new size of the slot is not above the total of the host.
 
-    A dimension that does not grow is not checked, because the slot already has this amount.
+    A dimension that does not grow is not checked, because the slot already has the amount.
 
     Raises:
-        FailedPrecondition: the new size is above the total.
+        FailedPrecondition: the new size is above the total of the host.
     """
     total = host.total
     need = host.booking_of(target.profile, best_effort=slot.best_effort)
-    # Compared with `booked`, which is the larger size while an order is in flight.
+    # Compare with `booked`, which contains the larger of both sizes while a resize is on its way.
     grows = shortfall(need, slot.booked)
     beyond = {name: need[name] for name in grows if need[name] > total.get(name, 0)}
     if not beyond:

@@ -1,8 +1,8 @@
 """Accepts and cancels slot requests, and releases slots. Accepted requests are only queued; the
 next `Decide` places them.
 
-A call has many items, and each item gets its own outcome. But if the whole call has a problem (the
-job is unknown, or only some requests have a profile), all items are rejected.
+A call contains many items, and each item gets its own outcome. But all items are rejected if the
+whole call has a problem: the job is unknown, or only some requests have a profile.
 """
 
 from __future__ import annotations
@@ -36,50 +36,50 @@ from resource_manager.engine.state import State
 
 
 def submit_requests(state: State, event: RequestsSubmitted) -> list[ItemOutcome]:
-    """Accepts the items of a call that are new and valid, one by one.
+    """Accepts each item of a call that is new and valid.
 
     Returns:
         One outcome for each request, then one outcome for each range.
 
     Raises:
-        NotFound, FailedPrecondition: see `active_job`.
-        InvalidArgument: the job would mix requests with and without a profile; a gang has no
-            members in the call, or is declared twice.
-        ResourceExhausted: the job, or all jobs together, would have too many live requests; or the
-            job would have too many scheduling classes.
+        NotFound, FailedPrecondition: the job is not known or has ended; see `active_job`.
+        InvalidArgument: some requests of the job would have a profile and others not, or a gang has
+            no members in the call, or the call declares a gang twice.
+        ResourceExhausted: the job would have too many live requests or scheduling classes, or all
+            jobs together would have too many live requests.
     """
-    # Checks of the whole call come first, because a rejected event must not change the state.
+    # Check the whole call first, because a rejected event must not change the state.
     job = active_job(state.jobs, event.job_id)
     _refuse_mix(job, chain(event.requests, (each.request for each in event.ranges)))
-    # A large call is split into several events. The first event checks the limits for all events;
-    # `event.following` has the requests of the later events.
+    # A large call is split into several events. The first event checks the limits for all of them:
+    # `event.following` contains the requests of the later events.
     if not event.admitted:
         specs = event.requests + event.following
         ranges = {each: each.count for each in event.ranges + event.following_ranges}
-        # The first check is cheap, because it counts every item as new. If it fails, a second check
-        # does not count repetitions.
+        # The first check is cheap, because it counts every item as new. If the check fails, a
+        # second check leaves out repetitions.
         try:
             _refuse_beyond_limits(state, job, specs, ranges)
         except ResourceExhausted:
-            # A lookup of every item costs more than all other checks, so items are looked up only
+            # Looking up each item costs more than all other checks, so items are looked up only
             # here.
             new = {
                 spec.allocation_id: spec
                 for spec in specs
                 if state.requests.named(spec.allocation_id) is None
             }
-            # A range that is partly known counts as 0: it is rejected as a whole later.
+            # A range that is partly known counts as 0, because it is rejected as a whole later.
             ranges = {each: new_members(state.ranges, each) for each in ranges}
             _refuse_beyond_limits(state, job, list(new.values()), ranges)
-    # The feasibility checks below read the indexes.
+    # The checks of feasibility below read the indexes.
     if state.hosts.touched:
         state.hosts.refresh(state.queue)
     refused: Mapping[str, ItemOutcome] = {}
     if event.gangs or any(spec.gang_id for spec in event.requests):
         refused = refused_members(state, job, event.gangs, event.requests)
-    # Only new gangs are queued below: known gangs were queued by an earlier call.
+    # Queue only new gangs below, because an earlier call has queued the known gangs.
     gangs = [gang.gang_id for gang in event.gangs if gang.gang_id not in state.gangs.by_id]
-    # Gangs are queued after the loop, when all their members are accepted.
+    # Queue gangs after the loop, when all their members have been accepted.
     outcomes = [_submit(state, job, spec, event.gangs, refused) for spec in event.requests]
     for gang_id in gangs:
         if (gang := state.gangs.by_id.get(gang_id)) is not None:  # None: its members were refused
@@ -90,17 +90,17 @@ def submit_requests(state: State, event: RequestsSubmitted) -> list[ItemOutcome]
 def _refuse_beyond_limits(
     state: State, job: Job, specs: Sequence[RequestSpec], ranges: Mapping[RangeSpec, int]
 ) -> None:
-    """Raises ResourceExhausted if a call would exceed a limit.
+    """Checks that a call exceeds no limit. Otherwise raises ResourceExhausted.
 
     A scheduling cycle tries each waiting class, so a job with very many classes would delay other
-    jobs. Each kind of member of a gang counts as one class. Requests that could be placed at once
-    also count, because the search for hosts comes later.
+    jobs. Each kind of members of a gang counts as one class. A request counts even if it could be
+    placed at once, because the search for hosts comes later.
 
     Args:
-        state: the state.
+        state: the state of the engine.
         job: the job of the call.
         specs: the new requests.
-        ranges: number of new members of each range.
+        ranges: the number of new members of each range.
     """
     settings, queue = state.settings, state.queue
     new = len(specs) + sum(ranges.values())
@@ -122,12 +122,13 @@ def _refuse_beyond_limits(
         )
     waiting = len(queue.by_job.get(job.job_id, ())) + state.gangs.by_job[job.job_id]
     most = settings.job_scheduling_classes_max
-    # Even if each item were a new class, the limit would be kept, so classes need not be counted.
+    # Even if each item had a new class, the limit would not be exceeded, so classes need not be
+    # counted.
     if waiting + len(specs) + len(ranges) <= most:
         return
     specs = [*specs, *(each.request for each, members in ranges.items() if members)]
     new = queue.new_classes(job.job_id, [spec for spec in specs if not spec.gang_id])
-    # Kinds are counted for each gang, because each gang has its own search.
+    # Count kinds for each gang, because each gang has its own search.
     new += len({(s.gang_id, *scheduling_key(s)) for s in specs if s.gang_id})
     if waiting + new > most:
         raise ResourceExhausted(
@@ -146,26 +147,27 @@ def _submit(
     gangs: Sequence[GangSpec],
     refused: Mapping[str, ItemOutcome],
 ) -> ItemOutcome:
-    """Accepts one request and queues it, or returns why it was not accepted.
+    """Accepts one request and queues it. If the request is not accepted, the outcome says why.
 
-    A repeated request is accepted without effect. A member of a gang is queued later, with its
-    gang.
+    A repeated request is accepted without effect. A member of a gang is queued later, together with
+    its gang.
     """
     known = state.requests.named(spec.allocation_id)
     problem = refused.get(spec.allocation_id)
-    # A repetition is accepted even if no executor fits any more.
+    # Accept a repetition even if no executor fits any more.
     if known is not None:
         if problem is None and known.job_id == job.job_id and known.spec == spec:
             return ItemOutcome(spec.allocation_id)
         return problem or taken(spec.allocation_id)
-    # Members of gangs were checked with their gang.
+    # Members of gangs have been checked with their gang.
     if not spec.gang_id:
         problem = state.waiting_reasons.refusal(spec)
-    # The id may also belong to a range member, which has no request object.
+    # The id may also be the id of a member of a range that has no `Request`.
     if problem is None and spec.allocation_id in state.ranges:
         problem = taken(spec.allocation_id)
     if problem is not None:
-        # The outcome is recorded, because a request that is not accepted leaves no other trace.
+        # Record the outcome in the history, because a request that is not accepted leaves no other
+        # trace.
         state.journal.cluster_event(
             "request_rejected",
             job_id=job.job_id,
@@ -182,7 +184,7 @@ def _submit(
     )
     state.requests[spec.allocation_id] = request
     state.requests.by_arrival.add(request)
-    # A range that is submitted later must not have a member with this id.
+    # Reserve the id, so that a range that is submitted later cannot have a member with this id.
     state.ranges.reserve(spec.allocation_id)
     if spec.gang_id:
         join(state.gangs, request, gangs, time_ms=state.journal.at.time_ms)
@@ -192,7 +194,7 @@ def _submit(
     job.arrivals.append(request.arrival_number)
     job.live_requests += 1
     state.requests.live += 1
-    # The first request decides whether all requests of the job have profiles; see `_refuse_mix`.
+    # The first request of a job decides whether all its requests have profiles; see `_refuse_mix`.
     if job.specified is None:
         job.specified = spec.profile is not None
         job.witness_allocation_id = spec.allocation_id
@@ -202,12 +204,12 @@ def _submit(
 
 
 def cancel_requests(state: State, event: RequestsCancelled) -> list[ItemOutcome]:
-    """Cancels requests. If a request has been granted before the call, its slot is released. A
-    request that has ended does not change.
+    """Cancels requests. If a request was granted before the call, its slot is released. If a
+    request has ended, nothing changes.
 
     Returns:
         One outcome for each allocation id, then one outcome for each range. If the step becomes
-        full, the last outcomes are missing, and the caller must send their items again.
+            full, the last outcomes are missing. The caller must then send their items again.
 
     Raises:
         NotFound: the job is not known.
@@ -219,9 +221,9 @@ def cancel_requests(state: State, event: RequestsCancelled) -> list[ItemOutcome]
 
 
 def release_slots(state: State, event: SlotsReleased) -> list[ItemOutcome]:
-    """Releases slots. The requests of these slots end, and get no other slots.
+    """Releases slots. The requests of these slots end, and get no new slots.
 
-    Generation 0 means the request's current slot.
+    Generation 0 stands for the current slot of the request.
 
     Returns:
         One outcome for each slot, then one outcome for each range; see `cancel_requests`.
@@ -230,7 +232,8 @@ def release_slots(state: State, event: SlotsReleased) -> list[ItemOutcome]:
         NotFound: the job is not known.
     """
     if event.job_id is not None:
-        # The job may have ended. The call then changes nothing, because its requests have ended.
+        # The job may have ended. Then the call changes nothing, because its requests have ended,
+        # too.
         known_job(state.jobs, event.job_id)
     by = _Caller.of(event.job_id)
     return _give_up_all(state, by, event.slots, event.ranges, event.grace_ms)
@@ -238,7 +241,7 @@ def release_slots(state: State, event: SlotsReleased) -> list[ItemOutcome]:
 
 @dataclass(frozen=True, slots=True)
 class _Caller:
-    """The caller that ends requests: their job master, or an operator (`job_id` is None)."""
+    """The caller that ends requests: their job master, or an administrator (`job_id` is None)."""
 
     job_id: str | None
     reason: str
@@ -247,7 +250,7 @@ class _Caller:
     @classmethod
     def of(cls, job_id: str | None) -> _Caller:
         if job_id is not None:
-            # No reason is given, because the job master itself has requested the end.
+            # The reason is empty, because the job master itself requested the end.
             return cls(job_id, "", "")
         return cls(None, Reason.TERMINATED, "ended by an operator")
 
@@ -259,12 +262,13 @@ def _give_up_all(
     ranges: Iterable[Members],
     grace_ms: int | None,
 ) -> list[ItemOutcome]:
-    """Ends requests, then members of ranges, until the step is full. Returns the outcomes of the
-    handled items.
+    """Ends requests, then members of ranges, until the step is full. Returns an outcome for each
+    item that was handled.
     """
     outcomes: list[ItemOutcome] = []
     for allocation_id, generation in slots:
-        # A new step is never full, so at least one item is handled and the caller makes progress.
+        # A new step is never full, so each call handles at least one item, and the caller makes
+        # progress.
         if state.journal.is_full:
             return outcomes
         outcomes.append(_give_up(state, by, allocation_id, generation, grace_ms))
@@ -280,12 +284,12 @@ def _give_up_all(
 def _give_up(
     state: State, by: _Caller, allocation_id: str, generation: int, grace_ms: int | None
 ) -> ItemOutcome:
-    """Ends one request on behalf of a caller. If the request has ended, or the generation is older
-    than the current generation, nothing changes.
+    """Ends one request for a caller. If the request has ended, or the generation is older than the
+    current generation, nothing changes.
     """
     request = state.requests.named(allocation_id)
-    # A request of another job gets the same outcome as an unknown request, so that a job cannot
-    # find out which ids other jobs have.
+    # A request of another job gets the outcome of an unknown request, so that a job cannot find out
+    # which ids other jobs use.
     if request is None or by.job_id not in (None, request.job_id):
         owner = "" if by.job_id is None else f" in job {by.job_id}"
         return ItemOutcome(
@@ -301,7 +305,7 @@ def _give_up(
             f" the current generation is {request.generation}",
             (("generation", str(generation)), ("current", str(request.generation))),
         )
-    # An older generation names a slot that was lost, so there is nothing to release.
+    # An older generation stands for a slot that was lost, so there is nothing to release.
     if generation in (0, request.generation) and request.state not in ENDED_REQUEST_STATES:
         state.gang_moves.give_up(
             request,
@@ -314,9 +318,10 @@ def _give_up(
 
 
 def _refuse_mix(job: Job, specs: Iterable[RequestSpec]) -> None:
-    """Raises InvalidArgument if a job would have requests with and without a resource profile.
+    """Raises InvalidArgument if some requests of a job would have a resource profile and others
+    not.
 
-    The first request decides. Before the first request, `Job.specified` is None.
+    The first request of a job decides. Before the first request, `Job.specified` is None.
     """
     specified, witness = job.specified, job.witness_allocation_id
     for spec in specs:

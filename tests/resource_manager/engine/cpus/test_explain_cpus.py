@@ -395,8 +395,8 @@ def test_a_gang_whose_members_do_not_suit_one_executor_together() -> None:
     assert found.placeable == 2
     assert found.summary == (
         "2 of 3 members fit now on host-a, the best executor; host-a has the amounts, but no"
-        " cpus and NUMA nodes that suit all members; fits now if numa were preferred instead of"
-        " required"
+        " cpus and NUMA nodes that suit all members; all would fit now if numa were preferred"
+        " instead of required"
     )
 
 

@@ -25,7 +25,9 @@ def test_a_maximum_of_gpus_holds_until_it_is_raised() -> None:
     assert [cluster.is_granted(name) for name in names] == [True, True, True, False]
     found = explain(cluster.state, "r3")
     assert found.primary_reason == "WAITING_GROUP_LIMIT"
-    assert "group default has 150 of at most 150 gpu-core, and it needs 50" in found.summary
+    assert (
+        "group default has 150 of at most 150 gpu-core, but the request needs 50" in found.summary
+    )
     cluster.apply(GroupSet(cluster.at, "default", maximum={"device.gpu-core": 200}))
     assert cluster.is_granted("r3")
     cluster.check()

@@ -397,7 +397,9 @@ def test_a_maximum_of_the_group_ends_what_is_held_until_it_stops_nobody() -> Non
     assert cluster.history("reservation_ended") == ["big: a maximum of group apart blocks it"]
     found = explain(cluster.state, "big")
     assert found.primary_reason == "WAITING_GROUP_LIMIT"
-    assert found.summary.startswith("group apart has 0 of at most 3 cpu, and it needs 4 cpu")
+    assert found.summary.startswith(
+        "group apart has 0 of at most 3 cpu, but the request needs 4 cpu"
+    )
     cluster.set_group("apart", maximum={"cpu_milli": None})
     cluster.wait(2_000)
     assert list(reserved(cluster)) == ["big"]
@@ -661,8 +663,8 @@ def test_what_is_held_for_a_gang_counts_as_room_for_it() -> None:
     assert found is not None
     assert (found.placeable, found.members) == (1, 2)
     assert found.summary == (
-        "1 of 2 members fit now, each on a separate executor; fits if 1 more executor has room"
-        " for one member"
+        "1 of 2 members fit now, each on a separate executor; all would fit if 1 more executor had"
+        " room for one member"
     )
     cluster.submit_gang("h", [4_000, 4_000], GangPlacement.SPREAD, job="large")
     found = explain(cluster.state, "h-0").gang
