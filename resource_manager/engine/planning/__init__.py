@@ -1,3 +1,3 @@
-"""Computes which executors to request from providers, and whether a gang could be placed as a
-whole.
+"""Computes which executors to request from providers, and decides whether a gang could be placed as
+a whole.
 """

@@ -1,22 +1,24 @@
-"""Chooses executors to request: a cheap set that serves a backlog.
+"""Chooses executors to request: a cheap set of executors that serves a backlog.
 
 This is vector bin packing with bins of several sizes and prices. An offer is a kind of executor
 with its cost. The content of an offer is the set of requests that one such executor would serve. A
-greedy algorithm repeatedly requests the offer whose content is worth most per cost, as in the
-greedy algorithm for set cover (V. Chvatal, 1979).
+greedy algorithm repeatedly requests the offer whose content has the highest worth per cost, as in
+the greedy algorithm for set cover (V. Chvatal, 1979).
 
-The worth of a request is the cost of its amounts, each at the lowest price of any offer. If one
-offer is the cheapest in every dimension, this is the value of the request in the linear relaxation.
-The most valuable requests are put into an executor first, because room for them is hardest to find.
+The worth of a request is the cost of its amounts, where each amount has the lowest price of any
+offer. If one offer is the cheapest in every dimension, this is the value of the request in the
+linear relaxation. The most valuable requests are put into an executor first, because it is hardest
+to find room for them.
 
 Example: a small executor has 4 cpus and 8 GiB and costs 2. A large executor has 8 cpus and 32 GiB
-and costs 5. The lowest prices are 0.5 per cpu and 0.16 per GiB. Six requests of 1 cpu and 4 GiB are
-worth 1.1 each. The small executor has room for two requests, worth 2.3 for a cost of 2. The large
-executor has room for all six, worth 6.8 for a cost of 5. So the large executor is requested.
+and costs 5. The lowest prices are 0.5 per cpu and 0.16 per GiB. There are six requests of 1 cpu and
+4 GiB, and each is worth 1.1. The small executor has room for two requests, worth 2.3 for a cost of
+2. The large executor has room for all six requests, worth 6.8 for a cost of 5. So the large
+executor is requested.
 
-The executors that were chosen last are usually the least full. So some of them are replaced by the
-cheapest executors for the same requests (`exact.py`). For a backlog of a few requests, this finds
-the cheapest set for the whole backlog.
+The executors that were chosen last are usually the least full. So the cheapest executors for the
+same requests replace some of these last executors (`exact.py`). For a backlog of a few requests,
+this search finds the cheapest set for the whole backlog.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ have been served.
 _FEW = 256
 """For at most this many requests, the search runs several times: once without a preferred offer,
 and once for each offer as the preferred offer. Executors of the preferred offer are requested
-first. The best result is used (see `_rank`).
+first. `_rank` selects the best result.
 """
 
 _KINDS_PER_STEP = 512
@@ -56,19 +58,19 @@ def cover(counts: Mapping[int, int], offers: Sequence[Offer], allowance: Allowan
     """Finds executors for some requests.
 
     Args:
-        counts: number of requests of each kind.
-        offers: the executors that can be requested.
-        allowance: how many executors of each offer may be requested. The function does not change
-            it.
+        counts: the number of requests of each kind.
+        offers: the kinds of executors that can be requested.
+        allowance: the number of executors of each offer that may be requested. The function does
+            not change it.
 
     Returns:
-        The executors, and the requests that they do not serve: requests that fit on no offer, and
-        requests for which limits allow no more executors.
+        The executors, and the requests that they do not serve. These are requests that fit on no
+            offer, and requests for which limits allow no more executors.
     """
     usable = [at for at, offer in enumerate(offers) if allowance.copies(at, offer)]
     worth = yield from _worth(counts, [offers[at] for at in usable])
     yield 2 * len(worth)
-    # If the exact search below can serve all requests, preferred offers do not improve the result.
+    # If the exact search below can handle all requests, preferred offers cannot improve the result.
     few = sum(counts.values()) <= _FEW and prod(n + 1 for n in counts.values()) > STATES_MAX
     made: list[Cover] = []
     for preferred in [None, *usable] if few else [None]:
@@ -83,8 +85,8 @@ def cover(counts: Mapping[int, int], offers: Sequence[Offer], allowance: Allowan
 
 
 def _rank(made: Cover, worth: Counts, offers: Sequence[Offer]) -> tuple[int, int, int]:
-    """Returns the sort key of a cover: the worth of the requests that are left, then the cost, then
-    the number of executors.
+    """Returns the sort key of a cover: first the worth of the requests that are left, then the
+    cost, then the number of executors.
     """
     return (
         sum(worth[kind] * count for kind, count in made.left.items()),
@@ -94,12 +96,12 @@ def _rank(made: Cover, worth: Counts, offers: Sequence[Offer]) -> tuple[int, int
 
 
 def _worth(counts: Mapping[int, int], offers: Sequence[Offer]) -> Steps[Counts]:
-    """Returns the worth of a request of each kind that fits on one of these offers."""
+    """Returns the worth of one request of each kind that fits on one of these offers."""
     lowest = prices(offers)
     worth: Counts = {}
     for number, (kind, count) in enumerate(counts.items(), 1):
-        # The first offer that fits is used. Amounts differ between offers only for memory pools and
-        # default slots.
+        # Use the first offer on which the kind fits. Between offers, the amounts differ only for
+        # memory pools and default slots.
         if count and (offer := next((each for each in offers if each.fits(kind)), None)):
             worth[kind] = sum([lowest[at] * amount for at, amount in offer.needs[kind] or ()])
         if number % _KINDS_PER_STEP == 0:
@@ -127,18 +129,18 @@ class _Greedy:
         self._preferred = preferred
         self.allowance = allowance
         self._entries: list[Entry] = [(kind, counts[kind]) for kind in order]
-        # heap of (negative worth per cost, offer, content of the offer by entry)
+        # heap of (negative worth per cost, position of the offer, content of the offer by entry)
         self._fills: list[tuple[int, int, list[Entry]]] = []
         self._left = sum(count for _, count in self._entries)
         self.made = Cover()
 
     def run(self, usable: Sequence[int]) -> Steps[None]:
-        """Fills `made` with executors of these offers."""
+        """Adds executors of the usable offers to `made`."""
         renew_at = self._left
         while self._left:
             if self._left <= renew_at:
-                # A new content costs a pass over all entries. So contents are computed again only
-                # after 1 in `_PARTS` requests has been served.
+                # To compute a new content, all entries must be read. So contents are computed again
+                # only after 1 in `_PARTS` requests has been served.
                 renew_at = self._left - 1 - self._left // _PARTS
                 self._entries = [entry for entry in self._entries if entry[1]]
                 self._fills.clear()
@@ -147,21 +149,21 @@ class _Greedy:
             if not self._fills:
                 break
             _, at, content = heapq.heappop(self._fills)
-            # Executors of other offers may have served some requests of this content since it was
-            # computed.
+            # After this content was computed, executors of other offers may have served some of its
+            # requests.
             fills = min(self._entries[each][1] // count for each, count in content)
             copies = min(fills, self.allowance.copies(at, self._offers[at]))
             if copies:
                 self._request(at, content, copies)
-            # If limits exclude the offer, its content is not computed again, so that the loop ends.
+            # If limits exclude the offer, do not compute its content again, so that the loop ends.
             if copies or not fills:
                 yield self._fill(at)
         self.made.left = {kind: count for kind, count in self._entries if count}
 
     def _fill(self, at: int) -> int:
-        """Computes which requests one more executor of an offer would serve.
+        """Computes the requests that one more executor of an offer would serve.
 
-        Returns how many entries were tried.
+        Returns the number of entries that were tried.
         """
         offer = self._offers[at]
         content, tried = fill(list(offer.total), offer.needs, self._entries)
@@ -187,11 +189,12 @@ class _Greedy:
 
 
 def _last_at_least_cost(made: Cover, offers: Sequence[Offer], allowance: Allowance) -> Steps[None]:
-    """Replaces the executors that were chosen last by the cheapest set for their requests.
+    """Replaces the executors that were chosen last by the cheapest set of executors for their
+    requests.
 
     The new executors also serve the requests that are left. If no requests are left, executors are
-    replaced only if the new executors cost less, or if they cost the same and are fewer. The number
-    of replaced executors is as large as the exact search can handle.
+    replaced only if the new executors cost less, or if they have the same cost and are fewer. The
+    number of replaced executors is as large as the exact search can handle.
     """
     counts, cost, number = dict(made.left), 0, 0
     kept = [Purchase(each.offer, each.content, each.copies) for each in made.purchases]
@@ -207,7 +210,7 @@ def _last_at_least_cost(made: Cover, offers: Sequence[Offer], allowance: Allowan
         if not last.copies:
             kept.pop()
     if number:
-        # If requests are left, any cost is accepted if the new executors serve all of them.
+        # If requests are left, accept any cost for executors that serve all of them.
         price = (UNBOUNDED * PRICE_UNIT, 0) if made.left else (cost, number)
         better = yield from least_cost(counts, offers, allowance, price)
         if better is not None:

@@ -1,5 +1,5 @@
-"""Keeps the draft of a plan: bins, the requests that were put into them, and the executors that may
-still be requested.
+"""Keeps the draft of a plan: the bins, the requests that the plan has put into them, and the
+executors that may still be requested.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from resource_manager.engine.planning.packing import Bin, Demand, Entry, Space, 
 from resource_manager.engine.planning.steps import Steps
 
 COST_UNIT = 1_000_000
-"""Costs are counted in millionths."""
+"""The number of cost units in a cost of 1: costs are integers in millionths."""
 
 
 @dataclass(frozen=True, slots=True)
 class Supply:
-    """A kind of executor that can be requested. It has the capacity in columns of the capacity
-    index, the exact total (for limits), the cost, and the number of executors that may still be
-    requested.
+    """A kind of executor that can be requested: its capacity in columns of the capacity index, its
+    exact total (for limits), its cost, and the number of executors that may still be requested.
     """
 
     capacity: Capacity
@@ -43,12 +42,12 @@ class Draft:
     """The bins of one plan.
 
     Attributes:
-        pending: bins of executors that were requested and have not registered, by name, oldest
-            first.
-        hosts: bins with the free capacity of registered executors, by name.
-        opened: new executors, as (supply, bin).
-        offers: the executors that may be requested, one offer for each supply.
-        allowance: how many executors of each offer may still be requested.
+        pending: the bins of executors that were requested and have not registered yet, by name, the
+            oldest first.
+        hosts: the bins with the free capacity of registered executors, by name.
+        opened: the new executors, as (position of the supply, bin).
+        offers: the kinds of executors that may be requested, one offer for each supply.
+        allowance: the number of executors of each offer that may still be requested.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class Draft:
             Offer(
                 space.vector(each.capacity.amounts),
                 space.needs(each.capacity),
-                # At least 1, because worths are divided by costs.
+                # At least 1, because costs are used as divisors.
                 max(1, round(each.cost * COST_UNIT)),
                 tuple(each.total.get(name, 0) for name in limits),
             )
@@ -79,7 +78,7 @@ class Draft:
         self.allowance = Allowance([each.most for each in supplies], list(limits.values()))
 
     def bins(self) -> list[Bin]:
-        """Returns all bins: registered executors first, new executors last."""
+        """Returns all bins: first registered executors, last new executors."""
         new = [each for _, each in self.opened]
         return [*self.hosts.values(), *self.pending.values(), *new]
 
@@ -89,17 +88,17 @@ class Draft:
         return [at for at, each in enumerate(self._capacities) if each.labels.get(name) == value]
 
     def values_of(self, label: str) -> list[str]:
-        """Returns the values of a label that any bin or supply carries, in order."""
+        """Returns, in order, the values of a label that some bin or supply carries."""
         carried = [*self._capacities, *(each.capacity for each in self.bins())]
         return sorted({each.labels[label] for each in carried if label in each.labels})
 
     # Changes.
 
     def add(self, into: Bin, kind: int, most: int, mark: Mark | None = None) -> int:
-        """Puts as many requests of a kind into a bin as fit, and returns how many.
+        """Puts as many requests of a kind into a bin as fit, and returns their number.
 
         Args:
-            into: the bin.
+            into: the bin into which the requests are put.
             kind: the kind of requests.
             most: the largest number of requests.
             mark: the attempt to which the addition belongs; None: the addition cannot be undone.
@@ -117,14 +116,14 @@ class Draft:
         return Bin(self._capacities[supply], list(offer.total), offer.needs)
 
     def open(self, supply: int) -> Bin:
-        """Requests one executor; returns its bin."""
+        """Requests one executor, and returns its bin."""
         self.allowance.take(supply, self.offers[supply], 1)
         new = self.new_bin(supply)
         self.opened.append((supply, new))
         return new
 
     def request(self, cover: Cover) -> Steps[None]:
-        """Requests the executors of a cover, and puts the requests of the cover into them."""
+        """Requests the executors of a cover, and puts the cover's requests into them."""
         for purchase in cover.purchases:
             for _ in range(purchase.copies):
                 new = self.open(purchase.offer)
@@ -135,7 +134,9 @@ class Draft:
     def fill(
         self, bins: Iterable[Bin], queue: Iterable[Entry], mark: Mark | None = None
     ) -> Steps[list[Entry]]:
-        """Puts queued requests into bins, in queue order. Returns the requests that fit nowhere."""
+        """Puts queued requests into bins, in the order of the queue. Returns the requests that fit
+        into no bin.
+        """
         entries = [entry for entry in queue if entry[1]]
         empty = 0
         for each in bins:
@@ -149,21 +150,22 @@ class Draft:
                 empty += left == count
                 if mark is not None:
                     mark.added.append((each, kind, count))
-            # Served entries are removed only when there are many, because each removal copies the
-            # list.
+            # Remove served entries only when there are many, because each removal copies the list.
             if empty * 8 > len(entries):
                 entries, empty = [entry for entry in entries if entry[1]], 0
             yield tried
         return [entry for entry in entries if entry[1]]
 
     def mark(self) -> Mark:
-        """Begins an attempt that may be undone."""
+        """Starts an attempt that can be undone."""
         return Mark(len(self.opened), self.allowance.copy())
 
     def undo(self, mark: Mark) -> None:
-        """Undoes all requests for executors, and all additions to bins, since a mark."""
-        # Removes the additions from bins that existed at the mark. Deletes bins that were opened
-        # later.
+        """Undoes all requests for executors, and all additions to bins, that were made after a
+        mark.
+        """
+        # Take the additions out of the bins that existed at the mark. Delete the bins that were
+        # opened later.
         for into, kind, count in mark.added:
             into.add(kind, -count)
         mark.added.clear()

@@ -1,19 +1,21 @@
 """Finds the cheapest executors for a few requests, by dynamic programming with branch and bound.
 
-A state is the number of requests of each kind that are not served yet. At most `STATES_MAX` states
-are visited. The search uses the offers one after the other. From every state that it has reached,
-it adds one executor of the offer. It tries each full content: a content to which no remaining
-request could be added. Then it adds a second executor of the offer, and so on, until it reaches no
-state at a lower cost. A state is dropped if even fractions of executors for the remaining requests
-would cost too much.
+A state is the number of requests of each kind that are not served yet. The search visits at most
+`STATES_MAX` states. It uses the offers one after the other. To every state that it has reached, it
+adds one executor of the offer, once for each full content. (A content is full if no remaining
+request could be added to it.) Then it adds a second executor of the offer, and so on, until it
+reaches no state at a lower cost. The search drops a state if even fractions of executors for the
+remaining requests would cost too much.
 
-Example: three requests of 2 cpus are left, so the state is (3). An offer with 4 cpus costs 3. Its
-full content is 2 requests, so one executor leads from (3) to (1) at cost 3. A second executor leads
-from (1) to (0) at cost 6. Another offer with 2 cpus costs 1. Its executors lead from (3) to (2),
-(1) and (0) at costs 1, 2 and 3. So three executors of this offer are the result.
+Example: three requests of 2 cpus are left, so the state is (3). An executor of the first offer has
+4 cpus and costs 3. Its full content is 2 requests, so one executor leads from (3) to (1) at a cost
+of 3. A second executor leads from (1) to (0) at a cost of 6. An executor of the second offer has 2
+cpus and costs 1. Such executors lead from (3) to (2), (1) and (0) at costs of 1, 2 and 3. So the
+result is three executors of the second offer.
 
-Without limits, the search finds the cheapest set. With limits, a cheaper set may exist: of two
-paths to a state, the search keeps only the cheaper path, even if it uses more of a limit.
+Without limits, the search finds the cheapest set. With limits, a cheaper set may exist, because of
+two paths to a state, the search keeps only the cheaper path, even if this path uses up more of a
+limit.
 """
 
 from __future__ import annotations
@@ -26,20 +28,20 @@ from resource_manager.engine.planning.packing import Need
 from resource_manager.engine.planning.steps import Steps
 
 STATES_MAX = 256
-"""The largest number of states of one search. If there could be more states, no exact search is
-made.
+"""The largest number of states of one search. If there could be more states, the exact search is
+not made.
 """
 
 _VISITS_MAX = 8_000
-"""The search is given up after it has tried this many contents."""
+"""The search ends without a result after it has tried this many contents."""
 
 _Content = tuple[int, ...]
-"""Number of requests of each kind."""
+"""The number of requests of each kind."""
 
 
 class _Node(NamedTuple):
-    """The cheapest known path to a state: its cost and number of executors, the remaining limits,
-    and the executor that was added last.
+    """The cheapest known path to a state: the cost and number of its executors, the remaining
+    limits, and the executor that was added last.
     """
 
     cost: int
@@ -56,22 +58,22 @@ def least_cost(
     allowance: Allowance,
     price: tuple[int, int],
 ) -> Steps[list[Purchase] | None]:
-    """Finds the cheapest executors that serve all of a few requests. If several sets have this
-    cost, the set with the fewest executors is taken.
+    """Finds the cheapest executors that serve all of a few requests. If several sets have the
+    lowest cost, the set with the fewest executors is returned.
 
     Args:
-        counts: number of requests of each kind.
-        offers: the executors that can be requested.
-        allowance: how many executors of each offer may be requested.
-        price: (cost, number of executors). The result must be below it.
+        counts: the number of requests of each kind.
+        offers: the kinds of executors that can be requested.
+        allowance: the number of executors of each offer that may be requested.
+        price: an upper limit (cost, number of executors). The result is lower.
 
     Returns:
-        The executors; None if no set is below `price`, or if the search was given up.
+        The executors; None: no set is below `price`, or the search took too long.
     """
     kinds = list(counts)
     usable = [at for at, offer in enumerate(offers) if allowance.copies(at, offer)]
     bound = _Bound(kinds, [offers[at] for at in usable])
-    # The first state has all requests. The search ends at the state without requests.
+    # In the first state, all requests are left. In the last state, no request is left.
     best = {tuple(counts.values()): _Node(0, 0, allowance.limits)}
     end: _Node | None = None
     visits = 0
@@ -79,26 +81,26 @@ def least_cost(
         offer, visits_before = offers[at], visits
         needs = [offer.needs[kind] for kind in kinds]
         contents: dict[_Content, list[_Content]] = {}
-        # Adds executors of this offer one after another, as long as a state is reached at a lower
+        # Add executors of this offer one after another, as long as this reaches a state at a lower
         # cost.
         reached = best
         for _ in range(allowance.most[at]):
-            # Continues only from states that the last step reached. From other states, this offer
-            # has been tried already.
+            # Continue only from states that the last step has reached. From other states, this
+            # offer has already been tried.
             before, reached = list(reached.items()), {}
             for left, node in before:
                 limits = [a - b for a, b in zip(node.limits, offer.counted, strict=True)]
                 if min(limits, default=0) < 0:
                     continue
                 cost, number = node.cost + offer.cost, node.number + 1
-                # The contents depend only on the state, and not on the path to it.
+                # The contents depend only on the state, and not on the path to the state.
                 if left not in contents:
                     contents[left] = list(_contents(needs, left, list(offer.total), 0))
                 for content in contents[left]:
                     visits += 1
                     state = tuple([a - b for a, b in zip(left, content, strict=True)])
                     known = best.get(state)
-                    # The state is dropped if a path of at most this cost is known, or if even
+                    # Drop the state if a path that does not cost more is known, or if even
                     # fractions of executors for the remaining requests cost too much.
                     if (known is not None and known[:2] <= (cost, number)) or (
                         cost + bound.of(state),
@@ -107,7 +109,7 @@ def least_cost(
                         continue
                     best[state] = reached[state] = _Node(cost, number, limits, node, at, content)
                     if not any(state):
-                        # From now on only cheaper paths are followed.
+                        # From here on, follow only cheaper paths.
                         end, price = best[state], (cost, number)
             if visits > _VISITS_MAX:
                 return None
@@ -118,8 +120,8 @@ def least_cost(
 
 
 class _Bound:
-    """Computes a lower bound of the cost to serve the requests of a state: the cost in the linear
-    relaxation of the most expensive dimension.
+    """Computes a lower bound of the cost of serving the requests of a state. It is the cost in the
+    linear relaxation of the most expensive dimension.
     """
 
     def __init__(self, kinds: Sequence[int], offers: Sequence[Offer]) -> None:
@@ -141,7 +143,7 @@ class _Bound:
                 sum([count * value for count, value in zip(state, column, strict=True)])
                 for column in zip(*self._values, strict=True)
             ]
-            # Rounded down, because a bound above the true cost could drop the best path.
+            # Rounded down, because a bound above the true cost could exclude the best path.
             self._known[state] = max(sums, default=0) // PRICE_UNIT
         return self._known[state]
 
@@ -149,19 +151,20 @@ class _Bound:
 def _contents(
     needs: Sequence[Need | None], left: _Content, room: list[int], kind: int
 ) -> Iterator[_Content]:
-    """Yields all contents of one executor to which no remaining request could be added."""
+    """Yields all full contents of one executor: no remaining request could be added to them."""
     need = needs[kind] or ()
     most = left[kind] if needs[kind] is not None else 0
     for dimension, amount in need:
         most = min(most, room[dimension] // amount)
     last = kind == len(left) - 1
-    # No kind follows the last kind, so only the largest number of its requests is useful.
+    # No kind follows the last kind. So of the last kind, only the largest number of requests is
+    # useful.
     for count in range(most, most - 1 if last else -1, -1):
         for dimension, amount in need:
             room[dimension] -= amount * count
         for rest in [()] if last else _contents(needs, left, room, kind + 1):
-            # While this generator is paused here, the amounts of later kinds are already subtracted
-            # from `room`.
+            # While this generator is paused here, `room` does not contain the amounts of later
+            # kinds: they are already subtracted.
             if count == most or any(room[each] < amount for each, amount in need):
                 yield (count, *rest)
         for dimension, amount in need:

@@ -1,11 +1,12 @@
 """Decides whether a gang could ever be placed as a whole, on known or new executors.
 
 The check runs the search that places gangs, and the planner, as if all executors were empty. If the
-search is cut off, the gang counts as possible. So it waits, and is not rejected by mistake.
+search is cut off, the gang counts as possible. So the gang waits, and is not rejected by mistake.
 
-Example: a gang has 3 members of 8 cpus, and the placement "spread". Two known executors have 16
-cpus each, so the gang never fits on known executors. If a provider can start executors with 8 cpus,
-the gang is possible: two members fit on known executors and one on a new executor.
+Example: a gang has 3 members of 8 cpus and the placement "spread". There are two known executors
+with 16 cpus each, so the gang never fits on known executors alone. But a provider can start
+executors with 8 cpus. So the gang is possible: two members fit on known executors, and one member
+fits on a new executor.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from resource_manager.engine.planning.topology import counted, empty_like, toget
 from resource_manager.engine.queue.gangs import MemberRequest, Where
 
 KINDS_MIN = 8
-"""With fewer kinds of members, the search for all members is as cheap as a search for equal
+"""If a gang has fewer kinds of members, a search for its members is as cheap as a search for equal
 members.
 """
 
@@ -49,23 +50,23 @@ def gang_feasibility(
 
     Args:
         hosts: all known executors.
-        elastic: the executors that can be requested.
-        provisions: ids of executors that were requested from providers. The resource manager may
-            give these executors back before the gang is placed.
-        where: how members are placed relative to each other.
+        elastic: the state of scaling, with the executors that can be requested.
+        provisions: the ids of executors that were requested from providers. They may be given back
+            before the gang is placed.
+        where: the rule for the hosts of the members, such as SPREAD.
         members: the requests of the members.
     """
     provided = bool(elastic.provisioning)
     if not hosts and not provided:
         return Feasibility.POSSIBLE
-    # With many kinds of members, first searches for the same number of equal members, each as large
-    # as the largest member in every dimension. This search is cheaper, because it has only one
-    # kind, and such members nearly always fit.
+    # If a gang has many kinds of members, first search for the same number of equal members, each
+    # as large as the largest member in every dimension. This search is cheaper, because it has only
+    # one kind of member. The equal members nearly always fit.
     alike = None if hosts.indexes.aligning else as_the_largest(members)
     if alike is not None and seek(hosts, where, [alike], prefix=ONLINE) is not None:
         return Feasibility.POSSIBLE
     online = GangSearch(hosts, where, members, prefix=ONLINE)
-    # If the search was cut off, it might be wrong to reject the gang, so it waits.
+    # If the search was cut off, it could be wrong to reject the gang, so the gang waits.
     if online.find() is not None or online.cut_off:
         return Feasibility.POSSIBLE
     if provided and _could_be_provided(hosts, elastic, provisions, where, members):
@@ -76,13 +77,13 @@ def gang_feasibility(
 
 
 def as_the_largest(members: Sequence[MemberRequest]) -> MemberRequest | None:
-    """Returns equal members that are as large as the largest member in every dimension. If the
-    equal members fit together, the real members fit, too.
+    """Returns a request of equal members, each as large as the largest member in every dimension.
+    If the equal members fit together, the real members fit, too.
 
-    Example: 4 members of 1 cpu and 8 GiB, and 4 members of 2 cpus and 4 GiB. The result is 8
-    members of 2 cpus and 8 GiB.
+    Example: the gang has 4 members of 1 cpu and 8 GiB, and 4 members of 2 cpus and 4 GiB. The
+    result is 8 members of 2 cpus and 8 GiB.
 
-    None: there are few kinds, or a member has needs other than amounts.
+    Returns None if there are few kinds, or if a member needs more than amounts.
     """
     labels, profiles = members[0].labels, [each.profile for each in members if each.profile]
     if len(members) < KINDS_MIN or len(profiles) < len(members):
@@ -124,7 +125,7 @@ def _could_be_provided(
     where: Where,
     members: Sequence[MemberRequest],
 ) -> bool:
-    """Returns True if all members fit on new executors together with executors that stay. All
+    """Returns True if all members fit together on new executors and on executors that stay. All
     executors count as empty.
     """
     gang = GangDemand(
@@ -133,7 +134,7 @@ def _could_be_provided(
     constrained: dict[int, ResourceRequest] = {
         kind: each
         for kind, each in enumerate(members)
-        # If known executors align every slot to NUMA nodes, new executors may do so, too.
+        # If some known executors align every slot to NUMA nodes, new executors may do so, too.
         if each.topology_constrained or hosts.indexes.aligning
     }
     demands = [demand_of(each) for each in members]
@@ -141,7 +142,8 @@ def _could_be_provided(
         name: with_counts(capacity, elastic.seen.get(name), constrained, together([gang]))
         for name, capacity in elastic.capacities.items()
     }
-    # The backlog has only this gang, because feasibility depends only on the sizes of executors.
+    # The backlog contains only this gang, because feasibility depends only on the sizes of
+    # executors.
     backlog = Backlog(
         demands=[
             counted(each, kind) if kind in constrained else each
@@ -155,7 +157,8 @@ def _could_be_provided(
         gangs=[gang],
         limits=_room_below_maximum(hosts, elastic, provisions),
     )
-    # New executors are usually sufficient. Then no plan with many known executors is needed.
+    # New executors are usually sufficient. Then no plan with the known executors, which may be
+    # many, is needed.
     if make_plan(backlog).gangs:
         return True
     staying = _staying(hosts, provisions, gang, demands, constrained)
@@ -172,7 +175,8 @@ def _room_below_maximum(
         for name, host in (hosts.items() if limits else ())
         if host.online and name not in provisions
     )
-    # The maximum does not limit executors that no provider started. So they may already exceed it.
+    # The maximum does not limit executors that no provider started, so these executors may exceed
+    # it.
     return {name: max(0, most - there.get(name, 0)) for name, most in limits.items()}
 
 
@@ -183,12 +187,10 @@ def _staying(
     demands: Sequence[Demand],
     constrained: Mapping[int, ResourceRequest],
 ) -> dict[str, Capacity]:
-    """Returns the executors that stay and that could serve a member if they were empty.
-
-    For each kind of members, it is sufficient to return as many executors as the gang has members.
-    But if all members must share the value of a label, all such executors are returned. If all
-    members must be on one executor, none is returned, because the caller has already searched the
-    known executors.
+    """Returns the executors that stay and that could serve a member when empty. For each kind of
+    members, as many executors as the gang has members are enough. But if all members must have the
+    same value of a label, all such executors are returned. If all members must be on one executor,
+    no executor is returned, because the caller has already searched the known executors.
     """
     if gang.placement is GangPlacement.SAME_EXECUTOR:
         return {}

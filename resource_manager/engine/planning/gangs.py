@@ -1,13 +1,14 @@
-"""Plans gangs. The plan has all members of a gang, or no member.
+"""Plans gangs. A plan contains either all members of a gang, or no member.
 
-Gangs are planned one after another, on registered executors, pending executors, executors that were
-chosen for earlier gangs, and new executors. Each gang gets the capacity that earlier gangs have
-left. If the previous plan has places for some members, the plan keeps these places if it finds
-places for the other members.
+The planner plans gangs one after another, on four kinds of executors: registered executors, pending
+executors, executors that it chose for earlier gangs, and new executors. Each gang gets the capacity
+that earlier gangs have left. If the previous plan has places for some members, the new plan keeps
+these places, if it finds places for the other members, too.
 
-Example: a gang has 3 members of 4 cpus. One registered executor has 4 free cpus, and an offer has 8
-cpus. So one member is planned on the registered executor, and two on one new executor. If no
-executor may be requested, no member is planned, and the 4 free cpus stay for the next gang.
+Example: a gang has 3 members of 4 cpus. One registered executor has 4 free cpus, and an offered
+executor has 8 cpus. So one member is planned on the registered executor, and two members on one new
+executor. If no executor may be requested, no member is planned, and the next gang can use the 4
+free cpus.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from resource_manager.engine.planning.steps import Steps
 
 @dataclass(frozen=True, slots=True)
 class GangDemand:
-    """A gang in a plan: the number of its members of each kind, their relative placement, and the
-    index of the queue entry that follows the gang. No other gang or request has the same kinds.
+    """A gang in a plan: the number of its members of each kind, the rule for their executors, and
+    the index of the queue entry that follows the gang. No other gang or request has the same kinds.
     """
 
     members: Mapping[int, int]
@@ -40,11 +41,11 @@ class GangPlanner:
     def __init__(self, draft: Draft, demands: Sequence[Demand]) -> None:
         self._draft = draft
         self._demands = demands
-        self._kept: dict[int, Mark] = {}  # by `id` of the gang
+        self._kept: dict[int, Mark] = {}  # by `id` of the gang object
 
     def keep(self, gangs: Sequence[GangDemand], kept: Mapping[str, Counts]) -> None:
-        """Puts the members of all gangs on the pending executors where the previous plan put them.
-        So no gang takes capacity that was planned for another gang.
+        """Puts the members of all gangs on the pending executors where the previous plan put them,
+        so that no gang takes capacity that was planned for another gang.
         """
         for gang in gangs:
             mark = self._draft.mark()
@@ -58,11 +59,13 @@ class GangPlanner:
                 self._kept[id(gang)] = mark
 
     def plan(self, gang: GangDemand) -> Steps[bool]:
-        """Plans a gang. If not all members fit, the method changes nothing and returns False."""
+        """Plans a gang. If some member does not fit, the method changes nothing and returns
+        False.
+        """
         if (kept := self._kept.pop(id(gang), None)) is not None:
             if (yield from self._complete(gang, kept)):
                 return True
-            # The kept places are given up, and the gang is planned like a new gang.
+            # Give up the kept places, and plan the gang like a new gang.
             for into, kind, count in kept.added:
                 into.add(kind, -count)
         if gang.placement is not GangPlacement.SAME_LABEL:
@@ -70,7 +73,7 @@ class GangPlanner:
         return (yield from self._with_one_value(gang))
 
     def _complete(self, gang: GangDemand, kept: Mark) -> Steps[bool]:
-        """Plans the members that have no kept place."""
+        """Plans the members for which no place was kept."""
         left = dict(gang.members)
         used: dict[Bin, None] = {}
         for into, kind, count in kept.added:
@@ -81,16 +84,16 @@ class GangPlanner:
             return True
         match gang.placement:
             case GangPlacement.SAME_EXECUTOR:
-                # The executor has no room for the other members. Otherwise all members would have
-                # been kept there.
+                # The executor has no room for the other members. Otherwise the previous plan would
+                # have put all members there.
                 return False
             case GangPlacement.SPREAD:
-                # Each executor of a spread gang gets one member, so executors with a kept member
-                # are left out.
+                # A spread gang has one member on each executor, so leave out executors that have a
+                # kept member.
                 others = [each for each in self._draft.bins() if each not in used]
                 found = yield from self._attempt(gang, left, bins=others)
             case GangPlacement.SAME_LABEL:
-                # All executors of kept members have the same value of the label.
+                # All executors of the kept members have this value of the label.
                 value = next(iter(used)).capacity.labels[gang.label]
                 found = yield from self._attempt(gang, left, value=value)
             case GangPlacement.ANYWHERE:
@@ -99,12 +102,13 @@ class GangPlanner:
 
     def _with_one_value(self, gang: GangDemand) -> Steps[bool]:
         """Plans the gang with the value of the label for which new executors cost least. If several
-        values cost the same, the method takes the value that uses pending executors least, because
-        other requests are planned there. If several values still remain, it takes the first value.
+        values have this cost, the method prefers the value that uses pending executors least,
+        because other requests are planned on them. If several values remain, the method takes the
+        first value.
         """
         draft = self._draft
         pending = set(draft.pending.values())
-        # Each value is tried and undone. Then the gang is planned again with the best value.
+        # Try each value and undo the attempt. Then plan the gang with the best value.
         best: tuple[int, int, str] | None = None
         for value in draft.values_of(gang.label):
             mark = yield from self._attempt(gang, gang.members, value=value)
@@ -130,13 +134,15 @@ class GangPlanner:
         """Plans members of a gang: first in bins, then the remaining members on new executors.
 
         Args:
-            gang: the gang.
-            members: number of members of each kind.
-            value: the value of the gang's label that all executors must have; None: any value.
-            bins: the bins to use; None: all bins.
+            gang: the gang to which the members belong.
+            members: the number of members of each kind.
+            value: the value of the gang's label that all executors must have; None: any value is
+                allowed.
+            bins: the bins to use; None: use all bins.
 
         Returns:
-            A mark to undo the attempt; None if not all members fit (then nothing has changed).
+            A mark with which the attempt can be undone; None: some member does not fit, and nothing
+                has changed.
         """
         draft = self._draft
         bins = draft.bins() if bins is None else bins
@@ -145,7 +151,8 @@ class GangPlanner:
             bins = [each for each in bins if each.capacity.labels.get(gang.label) == value]
             supplies = draft.supplies_with((gang.label, value))
         mark = draft.mark()
-        # The largest members come first, because room for small members is easier to find later.
+        # Place the largest members first, because it is easier to find room for small members
+        # later.
         left = dict(sorted(members.items(), key=lambda each: (-self._size(each[0]), each[0])))
         match gang.placement:
             case GangPlacement.SAME_EXECUTOR:
@@ -156,8 +163,7 @@ class GangPlanner:
                 rest = yield from draft.fill(bins, left.items(), mark)
                 allowed = draft.allowance.only(supplies)
                 found = yield from cover(dict(rest), draft.offers, allowed)
-                # The cover is requested even if it is incomplete, because `undo` below removes it
-                # again.
+                # Request the cover even if it is incomplete, because `undo` below removes it again.
                 yield from draft.request(found)
                 done = not (found.left or found.never)
         yield len(bins)
@@ -167,15 +173,15 @@ class GangPlanner:
         return None
 
     def _on_one(self, members: Counts, bins: Sequence[Bin], supplies: Sequence[int]) -> bool:
-        """Puts all members on one executor: into the first bin with room, or on the cheapest new
-        executor.
+        """Puts all members on one executor: into the first bin with room, or else on the cheapest
+        new executor.
         """
         if any(_add_all(into, members) for into in bins):
             return True
         draft = self._draft
         for at in self._cheapest_first(supplies):
-            # The members are first tried in a bin outside the draft, so that no executor is
-            # requested if they do not fit.
+            # First try the members in a bin outside the draft, so that no executor is requested if
+            # the members do not fit.
             if draft.allowance.copies(at, draft.offers[at]) and _add_all(
                 draft.new_bin(at), members
             ):
@@ -185,7 +191,9 @@ class GangPlanner:
     def _spread(
         self, members: Counts, bins: Sequence[Bin], supplies: Sequence[int], mark: Mark
     ) -> bool:
-        """Puts each member on a separate executor: into bins, and on the cheapest new executors."""
+        """Puts each member on a separate executor: first into bins, then on the cheapest new
+        executors.
+        """
         draft = self._draft
         left = [kind for kind, count in members.items() for _ in range(count)]
         for into in bins:
@@ -207,13 +215,14 @@ class GangPlanner:
         return sorted(supplies, key=lambda at: self._draft.offers[at].cost)
 
     def _size(self, kind: int) -> int:
-        # The order by size is only rough, because it compares numbers of different dimensions.
+        # This order by size is only approximate, because it compares numbers of different
+        # dimensions.
         return max(self._demands[kind].pooled.values(), default=0)
 
 
 def _add_all(into: Bin, members: Counts) -> bool:
-    """Puts all members into a bin. If they do not fit, the function changes nothing and returns
-    False.
+    """Puts all members into a bin. If some member does not fit, the function changes nothing and
+    returns False.
     """
     added: list[Entry] = []
     for kind, count in members.items():

@@ -1,4 +1,4 @@
-"""Describes executors that may be requested: their capacity, their cost, and how many are
+"""Describes the executors that may be requested: their capacity, their cost, and the number that is
 allowed.
 """
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from resource_manager.engine.planning.packing import Counts, Need
 
 PRICE_UNIT = 1 << 20
-"""Prices are counted in units of 1 / `PRICE_UNIT`."""
+"""The number of price units in a price of 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +18,11 @@ class Offer:
     """One kind of executor that may be requested.
 
     Attributes:
-        total: capacity of one executor, by dimension.
+        total: the capacity of one executor, by dimension.
         needs: the amounts that one request of each kind takes on such an executor; None: such an
-            executor can never serve the request.
-        cost: cost of one executor, in millionths.
-        counted: the amount that one executor counts against each limit.
+            executor can never serve a request of the kind.
+        cost: the cost of one executor, in millionths.
+        counted: the amount of one executor that counts in each limit.
     """
 
     total: Sequence[int]
@@ -42,9 +42,9 @@ class Offer:
 
 
 def prices(offers: Sequence[Offer]) -> list[int]:
-    """Returns the lowest price of any offer for one unit of each dimension."""
+    """Returns, for each dimension, the lowest price of one unit among all offers."""
     return [
-        # Rounded down. So a cost that is computed from prices is never above the true cost.
+        # Rounded down, so that a cost that is computed from prices is never above the true cost.
         min(
             [each.cost * PRICE_UNIT // total for each in offers if (total := each.total[at])],
             default=0,
@@ -55,11 +55,11 @@ def prices(offers: Sequence[Offer]) -> list[int]:
 
 @dataclass(slots=True)
 class Allowance:
-    """How many executors may still be requested.
+    """The number of executors that may still be requested.
 
     Attributes:
         most: the number of executors of each offer that may still be requested.
-        limits: the amounts that all executors together may still count against each limit.
+        limits: the amount that all further executors together may still use of each limit.
     """
 
     most: list[int]
@@ -70,12 +70,12 @@ class Allowance:
         return Allowance(self.most[:], self.limits[:])
 
     def only(self, chosen: Sequence[int]) -> Allowance:
-        """Returns a copy that allows only these offers."""
+        """Returns a copy that allows only the chosen offers."""
         most = [most if at in chosen else 0 for at, most in enumerate(self.most)]
         return Allowance(most, self.limits[:])
 
     def copies(self, at: int, offer: Offer) -> int:
-        """Returns how many executors of an offer may still be requested."""
+        """Returns the number of executors of an offer that may still be requested."""
         bounds = [
             limit // amount
             for limit, amount in zip(self.limits, offer.counted, strict=True)
@@ -88,8 +88,8 @@ class Allowance:
 
         Args:
             at: the position of the offer.
-            offer: the offer.
-            copies: number of executors; a negative number gives executors back.
+            offer: the offer at this position.
+            copies: the number of executors. A negative number gives executors back.
         """
         self.most[at] -= copies
         for each, amount in enumerate(offer.counted):
@@ -98,8 +98,8 @@ class Allowance:
 
 @dataclass(slots=True)
 class Purchase:
-    """Equal executors to request: the offer, the requests that each executor serves, and the number
-    of executors.
+    """Equal executors to request: the position of their offer, the requests that each executor
+    serves, and the number of executors.
     """
 
     offer: int
@@ -109,12 +109,12 @@ class Purchase:
 
 @dataclass(slots=True)
 class Cover:
-    """Executors to request for some requests, and the requests that they do not serve.
+    """The executors to request for some requests, and the requests that they do not serve.
 
     Attributes:
         purchases: the executors to request.
-        left: requests for which no more executors are allowed.
-        never: requests that fit on none of the allowed executors.
+        left: the requests for which no more executors are allowed.
+        never: the requests that fit on none of the allowed executors.
         worth: the worth of one request of each kind that fits on some executor.
     """
 
@@ -125,7 +125,7 @@ class Cover:
 
     @property
     def served(self) -> Counts:
-        """How many requests of each kind the executors serve."""
+        """The number of requests of each kind that the executors serve."""
         served: Counts = {}
         for each in self.purchases:
             for kind, count in each.content.items():

@@ -1,11 +1,11 @@
 """Converts requests and executors to vectors for bin packing.
 
-Equal requests form one kind, and only their number is kept. A bin is one executor. The executor is
-pending, or registered, or could be requested.
+Equal requests form one kind, and only their number is stored. A bin is one executor, which is
+pending, registered, or could be requested.
 
-Example: the dimensions are slots, cpu and memory (units of 64 KiB). A request of 2 cpus and 1 GiB
-is the vector (1, 2,000, 16,384). A bin with (10, 8,000, 49,152) has room for three such requests,
-because the memory is sufficient for only three.
+Example: the dimensions are slots, cpu in thousandths, and memory in units of 64 KiB. A request of 2
+cpus and 1 GiB is the vector (1, 2,000, 16,384). A bin with (10, 8,000, 49,152) has room for three
+such requests, because the memory is sufficient for only three.
 """
 
 from __future__ import annotations
@@ -18,40 +18,40 @@ from resource_manager.engine.model.scheduling_key import DEFAULT_SLOTS, SLOTS
 from resource_manager.engine.placement.elastic import UNBOUNDED, Capacity
 
 Need = tuple[tuple[int, int], ...]
-"""The amounts that one request takes, as (dimension, amount). Amounts of 0 are left out.
-
-A dimension is an index into the vectors of one `Space`.
+"""The amounts that one request takes, as pairs (dimension, amount), without amounts of 0. A
+dimension is an index into the vectors of one `Space`.
 """
 
 Counts = dict[int, int]
-"""Number of requests of each kind. A kind is an index into the demands of one `Space`."""
+"""The number of requests of each kind. A kind is an index into the demands of one `Space`."""
 
 Entry = tuple[int, int]
-"""(kind, number of requests)"""
+"""A kind, and a number of requests of this kind."""
 
 _NOWHERE: Need = ((0, UNBOUNDED + 1),)
 
 _SCANNED_WHOLE = 256
-"""If there are at most this many entries, all entries are tried for every bin."""
+"""The largest number of entries with which all entries are tried for every bin."""
 
 _MISSES = 8
-"""If there are more entries, some are skipped. When this many consecutive entries have not fitted,
-only every second entry is tried. When this many more entries have not fitted, only every fourth
-entry is tried, and so on. After an entry fits, the next entries are all tried again.
+"""If there are more entries, some entries are skipped. When this many consecutive entries do not
+fit, only every second entry is tried. When this many more entries do not fit, only every fourth
+entry is tried, and so on. After an entry fits, no entries are skipped again.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """The needs of one request of a kind, in columns of the capacity index.
+    """The amounts that one request of a kind needs, in columns of the capacity index.
 
     Memory is in units of 64 KiB. A request for a default slot has the column `DEFAULT_SLOTS`
     instead of amounts and `SLOTS`.
 
     Attributes:
-        pooled: needs on an executor with one memory pool.
-        separate: needs on an executor with a separate pool for each memory part.
-        labels: labels that the executor must carry.
+        pooled: the amounts that the request needs on an executor with one memory pool.
+        separate: the amounts that the request needs on an executor with a separate pool for each
+            memory part.
+        labels: the labels that the executor must carry.
     """
 
     pooled: Amounts
@@ -64,12 +64,12 @@ class Bin:
     """An executor in a plan.
 
     Attributes:
-        capacity: the total capacity of the executor. If the executor is registered, this is its
-            free capacity.
-        left: the remaining amounts, by dimension.
-        needs: the amounts that one request of each kind takes here; None: this executor can never
-            serve the request.
-        content: the number of requests of each kind that the plan puts here.
+        capacity: the free capacity of a registered executor, or the total capacity of any other
+            executor.
+        left: the amounts that are still free, by dimension.
+        needs: the amounts that one request of each kind takes on this executor; None: the executor
+            can never serve a request of the kind.
+        content: the number of requests of each kind that the plan puts on this executor.
     """
 
     capacity: Capacity
@@ -78,7 +78,7 @@ class Bin:
     content: Counts = field(default_factory=dict)
 
     def fit(self, kind: int, most: int) -> int:
-        """Returns how many more requests of a kind fit, up to `most`."""
+        """Returns the number of further requests of a kind that fit, at most `most`."""
         need = self.needs[kind]
         if need is None:
             return 0
@@ -102,10 +102,10 @@ class Space:
         names = dict.fromkeys(
             name for each in capacities for name in (*each.amounts, *each.default)
         )
-        # Default slots are not a dimension. For each executor, they are converted to the amounts of
-        # its default slot.
+        # Default slots are not a dimension. On each executor, a default slot needs the amounts that
+        # the executor defines.
         names.pop(DEFAULT_SLOTS, None)
-        # `SLOTS` is dimension 0. `_NOWHERE` needs more of it than any executor has.
+        # `SLOTS` is dimension 0. The need `_NOWHERE` has more slots than any executor.
         self._dimensions = {name: at for at, name in enumerate({SLOTS: None, **names})}
         separate = any(each.separate for each in capacities)
         self._pooled = [self._need(demand.pooled) for demand in demands]
@@ -115,16 +115,16 @@ class Space:
         self._known: dict[object, Sequence[Need | None]] = {}
 
     def bin(self, capacity: Capacity) -> Bin:
-        """Returns an empty bin."""
+        """Returns an empty bin with this capacity."""
         return Bin(capacity, self.vector(capacity.amounts), self.needs(capacity))
 
     def vector(self, amounts: Amounts) -> list[int]:
-        """Returns amounts by dimension."""
+        """Returns amounts as a vector, by dimension."""
         return [amounts.get(name, 0) for name in self._dimensions]
 
     def needs(self, capacity: Capacity) -> Sequence[Need | None]:
         """Returns the amounts that one request of each kind takes on an executor; None: the
-        executor can never serve the request.
+        executor can never serve a request of the kind.
 
         The list has an item for every kind. To save memory, capacities with the same needs share
         one list.
@@ -144,9 +144,9 @@ class Space:
             needs = (self._separate if capacity.separate else self._pooled)[:]
             for kind in self._defaults:
                 many = self._demands[kind].pooled[DEFAULT_SLOTS]
-                # An executor without a default profile cannot serve such requests.
+                # An executor without a default profile cannot serve such a request.
                 needs[kind] = default and tuple((at, amount * many) for at, amount in default)
-            # Executors without the labels can never serve requests of these kinds.
+            # An executor without the labels can never serve requests of these kinds.
             if foreign:
                 for kind, demand in enumerate(self._demands):
                     if demand.labels in foreign:
@@ -155,7 +155,7 @@ class Space:
         return self._known[key]
 
     def _need(self, amounts: Amounts) -> Need | None:
-        """Returns these amounts as a need; None if no capacity has one of the dimensions."""
+        """Returns these amounts as a need; None: no capacity has one of the dimensions."""
         dimensions = self._dimensions
         try:
             return tuple(
@@ -172,20 +172,20 @@ class Space:
 def fill(
     left: list[int], needs: Sequence[Need | None], entries: Sequence[Entry]
 ) -> tuple[list[Entry], int]:
-    """Puts requests into one bin in the order of the entries, as many as fit (first fit).
+    """Puts requests into one bin in the order of the entries, as many requests as fit (first fit).
 
-    If there are very many entries, some are skipped (`_MISSES`). A skipped entry might have fitted,
-    but it stays for another bin.
+    If there are very many entries, some entries are skipped (`_MISSES`). The requests of a skipped
+    entry may fit, but they are left for another bin.
 
     Args:
-        left: the remaining amounts of the bin. The function subtracts the amounts of the requests
-            that it puts into the bin.
+        left: the amounts that are free in the bin. The function subtracts the amounts of the
+            requests that it puts into the bin.
         needs: the amounts that one request of each kind takes in this bin.
-        entries: the requests. Entries with count 0 are skipped.
+        entries: the requests. Entries with the count 0 are skipped.
 
     Returns:
-        The taken requests as (index of the entry, number of requests), and the number of entries
-        that were tried.
+        The requests in the bin, as (index of the entry, number of requests), and the number of
+            entries that were tried.
     """
     taken: list[Entry] = []
     at = misses = tried = 0
@@ -199,7 +199,7 @@ def fill(
             continue
         tried += 1
         need = needs[kind] or _NOWHERE
-        # Lowers `count` to the number of requests that fits in every dimension. `else` runs if at
+        # Lower `count` to the number of requests that fit in every dimension. `else` runs if at
         # least one request fits.
         for dimension, amount in need:
             if left[dimension] < amount * count:
@@ -210,7 +210,7 @@ def fill(
             for dimension, amount in need:
                 left[dimension] -= amount * count
             taken.append((here, count))
-            # If one entry fits, the next entries probably fit, too. So none is skipped.
+            # If one entry fits, the next entries probably fit, too, so no entry is skipped.
             misses, step = 0, 1
             continue
         misses += 1

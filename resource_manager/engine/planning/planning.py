@@ -1,16 +1,16 @@
 """Plans queued requests and gangs on pending executors, and chooses new executors for the rest.
 
-Input and output are numbers, and equal input gives equal output. Requests that the previous plan
-put on a pending executor stay there. Gangs are planned first, because they need the most capacity.
-New executors are chosen for the remaining requests (`cover.py`). If limits allow too few new
-executors, all requests are planned again in order of arrival, so that the oldest requests are
-served.
+The input and the output are numbers, and equal input gives equal output. Requests that the previous
+plan put on a pending executor stay on this executor. Gangs are planned first, because they need the
+most capacity. Then new executors are chosen for the remaining requests (`cover.py`). If limits
+allow too few new executors, all requests are planned again in order of arrival, so that the oldest
+requests are served.
 
 Example: the queue has 10 requests of 2 cpus. One pending executor has 8 cpus, so 4 requests are
-planned on it. 6 requests remain. There are two offers: executors with 16 cpus at cost 16, and
-executors with 4 cpus at cost 4. Three executors with 4 cpus cost least (12), so the plan requests
-them. If only 8 more cpus are allowed, the plan requests two of them. The last 2 requests stay
-without a plan.
+planned on it, and 6 requests remain. There are two offers: executors with 16 cpus that cost 16, and
+executors with 4 cpus that cost 4. Three executors with 4 cpus cost least (12), so the plan requests
+three. If only 8 more cpus are allowed, the plan requests two of these executors, and the last 2
+requests are not planned.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from resource_manager.engine.planning.packing import Bin, Counts, Demand, Entry
 from resource_manager.engine.planning.steps import Steps, finish
 
 _ATTEMPTS_MAX = 8
-"""If limits do not allow enough executors, executors are chosen again for fewer requests. This is
-done at most this many times.
+"""The largest number of choices if limits do not allow enough executors: each further choice is for
+fewer requests.
 """
 
 _LEFT_PART = 20
 """A choice of executors is accepted if it leaves at most one request for every 20 requests that it
-serves. The remaining requests are planned before later requests.
+serves. The requests that are left are planned before later requests.
 """
 
 
@@ -43,12 +43,13 @@ class Backlog:
     """The input of a plan.
 
     Attributes:
-        demands: the needs of one request of each kind.
-        queue: queued requests, as (kind, number) in order of arrival.
-        supplies: executors that may be requested.
-        pending: executors that were requested and have not registered, oldest first, by name.
-        gangs: queued gangs, in order of arrival.
-        hosts: free capacity of registered executors, by name. Only gangs are planned there.
+        demands: the amounts that one request of each kind needs.
+        queue: the queued requests, as (kind, number) in order of arrival.
+        supplies: the kinds of executors that may be requested.
+        pending: the executors that were requested and have not registered yet, by name, the oldest
+            first.
+        gangs: the queued gangs, in order of arrival.
+        hosts: the free capacity of registered executors, by name. Only gangs are planned on them.
         limits: the amounts that all new executors together may have, by dimension.
         kept: the requests that the previous plan put on each pending executor.
     """
@@ -65,7 +66,7 @@ class Backlog:
 
 @dataclass(slots=True)
 class New:
-    """An executor to request: index of its supply, and the requests that it will serve."""
+    """An executor to request: the index of its supply, and the requests that it will serve."""
 
     supply: int
     content: Counts
@@ -76,11 +77,11 @@ class Plan:
     """The result of planning.
 
     Attributes:
-        pending: number of requests by kind that are planned on each pending executor.
-        new: executors to request.
-        left: number of requests by kind that are not planned on any executor.
-        gangs: indexes in `Backlog.gangs` of the gangs that are planned.
-        counted_on: registered executors on which gangs are planned.
+        pending: the number of requests of each kind that are planned on each pending executor.
+        new: the executors to request.
+        left: the number of requests of each kind that are not planned on any executor.
+        gangs: the indexes of the planned gangs in `Backlog.gangs`.
+        counted_on: the registered executors on which gangs are planned.
     """
 
     pending: dict[str, Counts] = field(default_factory=dict)
@@ -96,18 +97,18 @@ def make_plan(backlog: Backlog) -> Plan:
 
 
 def plan_in_steps(backlog: Backlog) -> Steps[Plan]:
-    """Makes a plan for a backlog in slices; see `steps.py`."""
-    # Pauses before the start, because the start takes as long as a whole slice. The caller may have
-    # just used another slice to make the backlog.
+    """Makes a plan for a backlog, in steps; see `steps.py`."""
+    # Pause before the start, because the start takes as long as a whole step. The caller may have
+    # just used another step to make the backlog.
     yield 2 * len(backlog.demands)
     planning = _Planning(backlog)
     yield 2 * len(backlog.demands)
-    # Without pending executors and gangs, there are no places of the previous plan to keep.
+    # If there are no pending executors and no gangs, no places of the previous plan must be kept.
     if backlog.pending or backlog.gangs:
         plan = yield from planning.keeping()
         if plan is not None:
             return plan
-        # A new draft is needed, because the failed attempt has changed the old draft.
+        # The failed attempt has changed the old draft, so a new draft is needed.
         planning = _Planning(backlog)
         yield 2 * len(backlog.demands)
     return (yield from planning.from_scratch())
@@ -139,7 +140,7 @@ class _Planning:
         rest = yield from self._keep()
         rest = yield from self._draft.fill(self._open_bins(), rest)
         found = yield from cover(_counts(rest), self._draft.offers, self._draft.allowance)
-        # `never` includes requests that fit only on offers that limits exclude.
+        # `never` includes requests that would fit only on offers that limits exclude.
         if found.left or self._could_be_served(found.never):
             return None
         yield from self._draft.request(found)
@@ -150,8 +151,7 @@ class _Planning:
         """Plans all requests and gangs in order of arrival."""
         draft, queue, rest, at = self._draft, self._backlog.queue, list[Entry](), 0
         for number, gang in enumerate(self._backlog.gangs):
-            # Each gang is planned at its place in the queue, so that earlier requests are planned
-            # before it.
+            # Plan each gang at its position in the queue, after the requests that came earlier.
             rest += yield from draft.fill(self._open_bins(), queue[at : gang.before])
             at = max(at, gang.before)
             yield from self._plan_gang(number)
@@ -164,7 +164,7 @@ class _Planning:
 
     def _keep(self) -> Steps[list[Entry]]:
         """Puts requests on the executors where the previous plan put them, and returns the other
-        requests. Of equal requests, the oldest keep their places.
+        requests. Of equal requests, the oldest requests keep their places.
         """
         wanted = _counts(self._backlog.queue)
         for name, content in self._backlog.kept.items():
@@ -174,7 +174,7 @@ class _Planning:
                         wanted[kind] -= self._draft.add(into, kind, most)
                 yield len(content)
         rest = []
-        # Iterates from the end: of equal requests, the latest have no place.
+        # Iterate from the end, because of equal requests, the latest requests have no place.
         for kind, count in reversed(self._backlog.queue):
             here = min(count, wanted[kind])
             wanted[kind] -= here
@@ -187,7 +187,7 @@ class _Planning:
             self._planned.append(number)
 
     def _request_for(self, queue: list[Entry]) -> Steps[None]:
-        """Requests executors for the oldest requests, as far as limits allow. Then it requests
+        """Requests executors for the oldest requests, as far as limits allow. Then requests
         executors for later requests, as far as the remaining limits allow.
         """
         draft = self._draft
@@ -202,11 +202,11 @@ class _Planning:
             yield from draft.request(found)
             queue = _without(queue, found)
             yield len(queue)
-            # The free capacity of these executors may serve later requests.
+            # The free capacity of these executors may be enough for later requests.
             queue = yield from draft.fill([each for _, each in draft.opened], queue)
 
     def _could_be_served(self, counts: Counts) -> bool:
-        """Returns True if one of these requests could be served without limits."""
+        """Returns True if some of these requests could be served if there were no limits."""
         return any(offer.fits(kind) for kind in counts for offer in self._draft.offers)
 
     def _open_bins(self) -> list[Bin]:
@@ -233,7 +233,7 @@ def _counts(queue: Iterable[Entry]) -> Counts:
 
 def _first(queue: Sequence[Entry], cover: Cover) -> list[Entry]:
     """Returns the oldest requests that together are worth as much as the requests that a cover
-    serves; at least one.
+    serves. The result has at least one request.
     """
     worth = cover.worth
     value = sum([worth[kind] * count for kind, count in cover.served.items()])
@@ -242,7 +242,7 @@ def _first(queue: Sequence[Entry], cover: Cover) -> list[Entry]:
         if kind in worth:
             fit = min(count, value // worth[kind]) if worth[kind] else count
             value -= worth[kind] * fit
-            # At least one request, because otherwise the next attempt would be useless.
+            # Take at least one request, because otherwise the next attempt would be useless.
             first.append((kind, fit if first else max(1, fit)))
             if fit < count:
                 break

@@ -1,9 +1,9 @@
-"""Defines long computations that can be paused: generators that report how much work they have
-done.
+"""Defines long computations that can be paused. They are generators that report how much work they
+have done.
 
-A generator yields how many comparisons of requests with executors it has made since its last yield
-(approximately). It returns its result at the end. The caller may pause after any yield and continue
-later.
+A generator yields the approximate number of comparisons of requests with executors that it has made
+since its last yield. It returns its result at the end. The caller may pause after any yield and
+continue later.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Steps: TypeAlias = Generator[int, None, T]
 
 
 def finish(steps: Steps[T]) -> T:
-    """Runs a computation to its end and returns its result."""
+    """Runs a computation to its end, and returns its result."""
     while True:
         try:
             next(steps)
@@ -27,7 +27,9 @@ def finish(steps: Steps[T]) -> T:
 
 
 def advance(steps: Steps[None], work: int) -> bool:
-    """Continues a computation until `work` is done; returns True if it has ended."""
+    """Continues a computation until `work` comparisons are done. Returns True if the computation
+    has ended.
+    """
     for done in steps:
         work -= done
         if work <= 0:

@@ -2,18 +2,18 @@
 do not show this number.
 
 A plan has one extra dimension for each such kind of requests: the number of requests of this kind
-that fit on an executor. If the executor is registered, the number is computed from its cpus and
-NUMA nodes. Otherwise the number is computed from another executor: of all executors of the same
-shape, the executor that registered last. If no executor of the shape has registered, only amounts
-are compared.
+that fit on an executor. For a registered executor, the number is computed from its cpus and NUMA
+nodes. For any other executor, the number is computed from the executor of the same shape that
+registered last. If no executor of the shape has registered, only amounts are compared.
 
-Example: an executor has enough cpu for four requests of two whole cores each, but enough free whole
-cores for only three. So it has 3 in the dimension of this kind, and each request takes 1.
+Example: an executor has enough cpu for four requests of two whole cores each, but has enough free
+whole cores for only three. So the executor has 3 in the dimension of this kind, and each request
+takes 1.
 
-Different kinds compete for the same cores. The plan considers this on registered executors, and for
-the members of a gang that must be on one executor. On pending executors, the plan ignores this
-competition. Requests that do not fit together on a pending executor are planned again after it has
-registered.
+Different kinds compete for the same cores. The plan takes this into account on registered
+executors, and for the members of a gang that must be on one executor. On pending executors, the
+plan ignores the competition. If requests do not fit together on a pending executor, they are
+planned again after the executor has registered.
 """
 
 from __future__ import annotations
@@ -37,20 +37,18 @@ if TYPE_CHECKING:
     from resource_manager.engine.hosts.cpu_allocator import ResourceRequest
 
 _COUNTED = "counted/"
-"""Prefix of the dimensions of kinds."""
+"""Prefix of the names of the extra dimensions."""
 
 _TRIED_MAX = 64
-"""If at least this many requests of a kind fit, their number is not counted, and only amounts are
-compared.
-"""
+"""If at least this many requests of a kind fit, only amounts are compared."""
 
 
 def empty_like(host: Host, operator: HostPolicy = NOTHING_SET) -> Host:
-    """Returns a copy of a host without slots, to predict future hosts of the same kind.
+    """Returns a copy of a host without slots. The copy predicts a future host of the same kind.
 
     Args:
-        host: the host.
-        operator: the settings of operators for the predicted host.
+        host: the host to copy.
+        operator: the settings that an administrator has made for the predicted host.
     """
     executor = Executor(host.executor.registration, registration_number=0)
     executor.cpu_state = host.executor.cpu_state
@@ -58,13 +56,13 @@ def empty_like(host: Host, operator: HostPolicy = NOTHING_SET) -> Host:
 
 
 def counted(demand: Demand, kind: int) -> Demand:
-    """Returns the demand with an additional need: 1 in the dimension of its kind."""
+    """Returns the demand with an additional need: 1 in the extra dimension of its kind."""
     one = {_COUNTED + str(kind): 1}
     return replace(demand, pooled={**demand.pooled, **one}, separate={**demand.separate, **one})
 
 
 def amounts_of(need: Amounts) -> dict[str, int]:
-    """Returns the amounts of a need, without the extra dimensions of `counted`."""
+    """Returns the amounts of a need, without the extra dimensions that `counted` adds."""
     return {name: amount for name, amount in need.items() if not name.startswith(_COUNTED)}
 
 
@@ -74,15 +72,16 @@ def with_counts(
     kinds: Mapping[int, ResourceRequest],
     together: Iterable[Mapping[int, int]] = (),
 ) -> Capacity:
-    """Adds the extra dimensions to a capacity: for how many requests of each kind its cpus and NUMA
-    nodes suffice.
+    """Adds the extra dimensions to a capacity: for each kind, the number of requests for which the
+    cpus and NUMA nodes are sufficient.
 
     Args:
         capacity: the capacity of the executor, in columns of the capacity index.
-        host: the executor itself, or a similar executor; None: no such executor is known.
-        kinds: the kinds that have an extra dimension.
+        host: the executor itself, or an executor of the same shape; None: no such executor is
+            known.
+        kinds: the request of each kind that has an extra dimension.
         together: groups of kinds that compete for the same cores, with the number of requests of
-            each kind. No kind is in two groups.
+            each kind. A kind is in at most one group.
     """
     if not kinds:
         return capacity
@@ -96,23 +95,23 @@ def with_counts(
 
 
 def together(gangs: Iterable[GangDemand]) -> list[Mapping[int, int]]:
-    """Returns the members of each gang that must be on one executor, by kind."""
+    """Returns, by kind, the members of each gang that must be on one executor."""
     return [each.members for each in gangs if each.placement is GangPlacement.SAME_EXECUTOR]
 
 
 def _fit(host: Host | None, request: ResourceRequest) -> int:
     if host is None or not host.needs_topology(request):
-        # The cpus are unknown or do not matter, so only amounts are compared.
+        # Either the cpus are unknown or they do not matter, so only amounts are compared.
         return UNBOUNDED
     found = len(host.assign_many(request, _TRIED_MAX))
-    # Counting further is not useful, because then the amounts are probably the limit.
+    # A higher number is not useful, because then amounts are probably the limit.
     return found if found < _TRIED_MAX else UNBOUNDED
 
 
 def _fit_together(
     host: Host, counts: Mapping[int, int], kinds: Mapping[int, ResourceRequest], amounts: Amounts
 ) -> dict[int, int]:
-    """Returns how many requests of each kind fit if each kind gets only the capacity that earlier
+    """Returns how many requests of each kind fit, if each kind gets only the capacity that earlier
     kinds have left.
     """
     trials, left = TentativeCpus(), dict(amounts)
@@ -121,7 +120,7 @@ def _fit_together(
         need = in_grains(host.booking_for(kinds[kind]))
         room = min((left.get(name, 0) // each for name, each in need.items()), default=count)
         fit = trials.fit(kinds[kind], host, min(count, room, _TRIED_MAX))
-        # The next kind gets only the remaining capacity.
+        # The next kind gets only the capacity that is left.
         trials.take(kinds[kind], host, fit)
         for name, each in need.items():
             left[name] = left.get(name, 0) - each * fit
