@@ -1,15 +1,15 @@
 """Handles executors that register: finds the provision of each executor, and places the requests
-that were planned on the executor.
+that are planned on the executor.
 
-A provisioned executor is found by its id. Requests that were planned on it are placed before all
-other requests. If the executor is smaller than promised, some of these requests do not fit. They
-stay queued, and are planned again. If the executor could not serve them even when empty, its shape
-backs off.
+The executor of a provision is found by its id. Requests that are planned on the executor are placed
+before all other requests. If the executor is smaller than promised, some of these requests do not
+fit. Such requests stay queued, and are planned again. If the executor could not serve them even
+when empty, its shape gets a back-off.
 
-An executor that no provision has ordered takes over the plan of the most similar pending executor.
-A provider may also have started an executor whose provision is unknown: the provision was given up,
-or is newer than the stored state. Such an executor is adopted: it gets a provision, so that it is
-given back when it is idle.
+If an executor has no provision, it takes over the plan of the most similar pending executor. A
+provider may also have started an executor whose provision is unknown, because the provision was
+given up or is newer than the stored state. Such an executor is adopted: it gets a provision, so
+that it is given back when it is idle.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ from resource_manager.engine.state import State
 
 
 def executor_came(state: State, executor_id: str, *, new: bool) -> None:
-    """Matches an executor that has registered with its provision, or with a plan.
+    """Finds the provision of an executor that has registered, or lets the executor take over a
+    plan.
 
     Args:
-        state: the state.
-        executor_id: the executor.
-        new: whether the executor was unknown before.
+        state: the state of the engine.
+        executor_id: the id of the executor.
+        new: True if the executor was unknown before.
     """
     elastic, host = state.elastic, state.hosts[executor_id]
     provision = state.provisions.get(host.host_id)
@@ -53,15 +54,14 @@ def executor_came(state: State, executor_id: str, *, new: bool) -> None:
     if of_shape in elastic.shapes:
         elastic.seen[of_shape] = empty_like(host)
     if provision is not None:
-        # An executor that registers again no longer has a plan.
+        # If an executor registers again, it has no plan any more.
         if provision.state in PENDING:
             elastic.arrived[host.host_id] = host.host_id
         state.provision_moves.registered(provision, host)
         return
     if not elastic.provisioning:
         return
-    # Only a new executor takes over a plan. An executor that registers again has already taken over
-    # a plan.
+    # Only a new executor takes over a plan. An executor that registers again has already done this.
     if new:
         elastic.arrived[host.host_id] = _nearest(state.provisions, state.elastic, host)
     shape = host.executor.registration.provided_as
@@ -70,7 +70,7 @@ def executor_came(state: State, executor_id: str, *, new: bool) -> None:
 
 
 def _adopt(state: State, host: Host, shape: str) -> None:
-    """Makes a provision for an executor of a provider's shape whose provision is unknown."""
+    """Creates a provision for an executor of a provider's shape that has no known provision."""
     message = "it registered although no request waited for it any more"
     provision = Provision(
         executor_id=host.host_id,
@@ -88,12 +88,12 @@ def _adopt(state: State, host: Host, shape: str) -> None:
 
 
 def _nearest(provisions: dict[str, Provision], elastic: Elastic, host: Host) -> str:
-    """Returns the id of the most similar pending executor whose labels this host carries; empty if
-    there is none.
+    """Returns the id of the most similar pending executor with labels that this host carries;
+    empty: there is no such executor.
 
-    The difference is the sum over all dimensions of |a - b| / max(a, b). On a tie, the oldest
-    executor is taken.
-    Example: 4 cpus instead of 8, and equal memory, are a difference of 0.5.
+    The difference of two executors is the sum over all dimensions of |a - b| / max(a, b). If
+    several executors have the same difference, the oldest is returned. Example: 4 cpus instead of
+    8, and equal memory, are a difference of 0.5.
     """
     total = host.executor.registration.total
     best: tuple[float, int, str] | None = None
@@ -114,15 +114,15 @@ def _nearest(provisions: dict[str, Provision], elastic: Elastic, host: Host) -> 
 
 
 def hand_over(state: State) -> None:
-    """Places the requests that were planned on executors that have registered, before all other
+    """Places the requests that are planned on executors that have registered, before all other
     requests.
     """
     elastic = state.elastic
     for host_id, promised in elastic.arrived.items():
         host = state.hosts.get(host_id)
         content = elastic.plan.on.get(promised)
-        # If the executor took over the plan of another executor, that plan stays, because the
-        # pending executor may still register.
+        # If the executor took over the plan of another executor, keep this plan, because the other
+        # executor may still register.
         if promised == host_id:
             elastic.plan.drop(promised)
             if host is not None:
@@ -137,17 +137,17 @@ def hand_over(state: State) -> None:
 def _judge(
     gangs: GangLedger, provision_moves: ProvisionMoves, host: Host, content: Content
 ) -> None:
-    """Compares an executor with the capacity that its provider promised, for the requests planned
-    on it.
+    """Compares an executor with the capacity that its provider promised, for the requests that are
+    planned on the executor.
 
-    If the executor could not serve them even when empty, its shape backs off. Otherwise executors
-    of that shape would be ordered and given back without end.
+    If the executor could not serve these requests even when empty, its shape gets a back-off.
+    Otherwise executors of this shape would be ordered and given back again and again.
     """
     elastic, provision = provision_moves.elastic, provision_moves.provisions[host.host_id]
     shape = elastic.shapes.get(provision.shape)
     if shape is None:
         return
-    # One reason is enough for a failure.
+    # The first reason is enough for a failure.
     lack = next(_lacks(gangs, host, content), "")
     if lack:
         elastic.verdicts[host.host_id] = True  # final, even if other requests use the executor
@@ -157,7 +157,8 @@ def _judge(
         message += f" (promised: {amounts_text(shape.total)}); {lack}"
         provision_moves.back_off(shape.name, message)
     elif content:
-        # The shape may be ordered again. Its failures are cleared once a slot runs there.
+        # Executors of the shape may be ordered again. Its failures are cleared when a slot runs on
+        # the executor.
         elastic.backoffs[shape.name].until_ms = 0
     else:
         provision_moves.proved(provision)
@@ -171,7 +172,7 @@ _LACKS: dict[Constraint, str] = {
 
 
 def _lacks(gangs: GangLedger, host: Host, content: Content) -> Iterator[str]:
-    """Yields the reasons why an executor, even when empty, could not serve the requests that were
+    """Yields the reasons why an executor, even when empty, could not serve the requests that are
     planned on it.
     """
     total, empty = host.total, HostView.empty(host)
@@ -179,7 +180,7 @@ def _lacks(gangs: GangLedger, host: Host, content: Content) -> Iterator[str]:
         obstacle = Fit(scheduling_class).size_obstacle(empty)
         if obstacle is not None:
             yield f"{_LACKS[obstacle.constraint]} {class_text(scheduling_class)}"
-    # Members of a gang need room together, so their amounts are added up.
+    # The members of a gang need room at the same time, so their amounts are added up.
     together: dict[str, dict[str, int]] = {}
     trials = TentativeCpus(as_if_empty)
     for (gang_id, number), count in content.members.items():
@@ -201,10 +202,10 @@ def _lacks(gangs: GangLedger, host: Host, content: Content) -> Iterator[str]:
 
 
 def _place_gangs(state: State, content: Content) -> None:
-    """Tries to place the planned gangs. Gangs that do not fit stay queued.
+    """Tries to place the planned gangs. A gang that does not fit stays queued.
 
-    It must run after the planned requests outside gangs are placed: a gang searches all hosts, and
-    might take the room of these requests.
+    Callers must first place the planned requests outside gangs, because a gang searches all hosts
+    and might take the room of these requests.
     """
     for gang_id in content.gangs:
         waiting = state.gangs.waiting.get(gang_id)
@@ -212,7 +213,7 @@ def _place_gangs(state: State, content: Content) -> None:
             continue
         if state.quotas.gang_block(waiting) is not None:
             continue
-        # Requests and gangs that were just placed have changed the free capacity.
+        # The requests and gangs that were just placed have changed the free capacity.
         state.hosts.refresh(state.queue)
         placing = Placer(state.hosts)
         state.gang_moves.try_gang(
@@ -223,7 +224,7 @@ def _place_gangs(state: State, content: Content) -> None:
 
 def _place(state: State, host: Host, content: Content) -> None:
     """Places as many of the planned requests as fit, in order of arrival."""
-    # Collect the planned requests that quotas admit.
+    # Collect the planned requests that the quotas admit.
     candidates: list[tuple[int, SchedulingClass, Request]] = []
     left = {
         scheduling_class: count
@@ -233,7 +234,7 @@ def _place(state: State, host: Host, content: Content) -> None:
     for scheduling_class, count in left.items():
         numbers = _first_admitted(state.flows, state.quotas, scheduling_class, count)
         candidates += [(number, scheduling_class, state.requests.at(number)) for number in numbers]
-    # Sorted by arrival. Consecutive requests of one class and job are then placed together.
+    # Sort by arrival number, so that consecutive requests of one class and job are placed together.
     candidates.sort(key=lambda each: each[0])
     for (scheduling_class, job_id), run in groupby(
         candidates, key=lambda each: (each[1], each[2].job_id)
@@ -243,7 +244,7 @@ def _place(state: State, host: Host, content: Content) -> None:
             for _, _, request in run
             if not _still_holds_older_slot(state.slots, request, host)
         ]
-        # Room and quota are read again, because earlier iterations have used a part of them.
+        # Read room and quota again, because earlier iterations have used a part of them.
         most = min(len(requests), left[scheduling_class], _room_for(host, scheduling_class))
         if fitting := requests[: state.quotas.admitted_of(scheduling_class, job_id, most)]:
             state.moves.place(fitting, host)
@@ -254,10 +255,10 @@ def _place(state: State, host: Host, content: Content) -> None:
 def _first_admitted(
     flows: FlowTree, quotas: QuotaChecks, scheduling_class: SchedulingClass, count: int
 ) -> Iterable[int]:
-    """Returns the first arrival numbers of a scheduling class that quotas admit, up to `count`.
+    """Returns the lowest arrival numbers of a class that the quotas admit, up to `count` numbers.
 
-    If any group has a maximum, up to `count` numbers of each job are returned. Quotas may block
-    some of these requests later, and then requests of other jobs are placed instead.
+    If any group has a maximum, the function returns up to `count` numbers of each job: a quota may
+    block some of these requests later, and then requests of other jobs are placed instead.
     """
     if not any(group.maximum for group in flows.groups.values()):
         return islice(scheduling_class.numbers(), count)

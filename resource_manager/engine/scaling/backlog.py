@@ -1,11 +1,11 @@
-"""Translates queued requests into the numbers that planning uses, and translates a plan back into
+"""Translates queued requests into the numbers that the planner uses, and translates a plan into
 executors to order.
 
-The first `planned_requests_max` queued requests are planned. These requests are left out, and do
-not count toward that limit:
-- requests that an executor with room refused recently, because that executor is tried again soon;
+The planner plans the first `planned_requests_max` queued requests. The following requests are left
+out, and do not count in this limit:
+- requests that an executor with room refused recently, because this executor is tried again soon;
 - requests that would exceed the maximum of a group;
-- requests that no pending or orderable executor could serve.
+- requests that no pending executor, and no executor that can be ordered, could serve.
 """
 
 from __future__ import annotations
@@ -46,40 +46,42 @@ from resource_manager.engine.scaling.texts import cause_of
 from resource_manager.engine.state import State
 
 _Member = tuple[str, int]
-"""Equal members of a gang: the gang's id, and the index of their request in the gang's list."""
+"""Equal members of a gang: the id of the gang, and the position of their request in the gang's
+list.
+"""
 
 _Interval = tuple[int, int, int]
-"""Consecutive requests of one kind: first arrival number, last arrival number plus 1, number of the
-kind.
+"""Consecutive requests of one kind: the first arrival number, the last arrival number plus 1, and
+the number of the kind.
 """
 
 PATIENCE = 3
-"""After this many refusals in a row by one executor, a scheduling class is planned on other
-executors.
+"""After an executor has refused a scheduling class this many times in a row, the class is planned
+on other executors.
 """
 
 _INTERVALS_MAX = 20_000
-"""When this many more intervals than needed are collected, they are sorted, and only the needed
-intervals are kept, so that the list stays short.
+"""When the list has this many more intervals than needed, it is sorted, and only the needed
+intervals are kept. So the list stays short.
 """
 
 _ORDERS_PER_STEP = 100
 
 _WORK_PER_CLASS = 10
 _WORK_PER_ORDER = 50
-"""The work, in units of `Steps`, to handle one scheduling class or to order one executor."""
+"""The work of handling one scheduling class, or of ordering one executor, in units of `Steps`."""
 
 
 def plan_waiting(state: State) -> Steps[None]:
-    """Plans for queued requests if anything has changed, and orders the missing executors.
+    """Plans for queued requests if anything has changed, and orders the executors that are missing.
 
-    A plan may take several cycles. Requests that are placed or cancelled in the meantime are left
-    out when executors are ordered, and the next pass plans again.
+    A plan may take several cycles. Requests that are placed or cancelled during these cycles are
+    left out when executors are ordered, and the next pass plans again.
     """
     elastic, moves = state.elastic, state.provision_moves
     shapes = moves.requestable_shapes()
-    # Without gangs and refusals, the plan depends on these values only. If they are unchanged, a
-    # new plan would be the same.
+    # If there are no gangs and no refusals, the plan depends only on these values. If they have not
+    # changed, a new plan would be equal to the last plan.
     now = (
         state.queue.moves + state.gangs.moves,
         state.hosts.version,
@@ -87,8 +89,8 @@ def plan_waiting(state: State) -> Steps[None]:
         tuple(shape.name for shape in shapes),
         maxima(state.flows),
     )
-    # A change of the free capacity that gangs use, or a refusal that expires, changes none of these
-    # values.
+    # These values do not show a change of the free capacity that gangs use, or a refusal that
+    # expires.
     if now == elastic.planned_inputs and not state.gangs.waiting and not state.hosts.refusing:
         return
     builder, ordered = _BacklogBuilder(state, shapes), 0
@@ -98,15 +100,15 @@ def plan_waiting(state: State) -> Steps[None]:
         ordered = yield from builder.order(plan.new)
     else:
         elastic.plan = _empty_plan(state.gangs, state.queue)
-    # The orders of this plan have raised the version, but are no reason to plan again.
+    # The orders of this plan have raised the version, but they are no reason to plan again.
     elastic.planned_inputs = (*now[:2], now[2] + ordered, *now[3:])
 
 
 def note_totals(moves: ProvisionMoves, ordered: Iterable[ExecutorShape]) -> None:
-    """Stores the totals of all executors after an order, for the invariants.
+    """Stores the total of all executors after an order, for the invariants.
 
-    Only dimensions of the ordered executors are stored: in other dimensions, executors that were
-    not started by a provider may exceed the maximum.
+    Only the dimensions of the ordered executors are stored. In other dimensions, executors that no
+    provider started may exceed the maximum.
     """
     names = {name for shape in ordered for name in shape.total}
     if names and moves.settings.provisioning.total_max:
@@ -115,7 +117,7 @@ def note_totals(moves: ProvisionMoves, ordered: Iterable[ExecutorShape]) -> None
 
 
 def more_of(provisions: Mapping[str, Provision], shape: ExecutorShape) -> int:
-    """Returns how many more executors of a shape its `count_max` allows."""
+    """Returns the number of executors of a shape that its `count_max` still allows."""
     if not shape.count_max:
         return UNBOUNDED
     return max(0, shape.count_max - of_shape(provisions, shape.name))
@@ -127,20 +129,20 @@ def _empty_plan(gangs: GangLedger, queue: WaitingQueue) -> LastPlan:
 
 
 class _BacklogBuilder:
-    """Translates queued requests into numbers, and a plan of numbers back.
+    """Translates queued requests into numbers, and translates a plan of numbers back.
 
-    A request kind is a scheduling class or equal members of a gang. Its number is its index in the
-    lists `_demands` and `_owners`.
+    A kind of requests is a scheduling class, or equal members of a gang. The number of a kind is
+    its index in the lists `_demands` and `_owners`.
 
     Attributes:
-        pending: provisions that have not registered, oldest first.
+        pending: the provisions whose executors have not registered, the oldest first.
     """
 
     def __init__(self, state: State, shapes: list[ExecutorShape]) -> None:
         self._state = state
         self._shapes = shapes
         self._demands: list[Demand] = []
-        self._owners: list[SchedulingClass | _Member] = []  # by kind number
+        self._owners: list[SchedulingClass | _Member] = []  # by number of the kind
         elastic = state.elastic
         self.pending = [
             each
@@ -150,25 +152,26 @@ class _BacklogBuilder:
         self._unservable: list[SchedulingClass] = []
         self._unservable_gangs: list[str] = []
         self._ledger = QuotaLedger()
-        self._blocked: dict[SchedulingClass, int] = {}  # requests that quotas do not admit
+        # numbers of requests that quotas do not admit
+        self._blocked: dict[SchedulingClass, int] = {}
         self._blocked_gangs: list[str] = []
         names = {shape.name for shape in shapes} | {each.shape for each in self.pending}
         self._names = sorted(names)
-        # Kinds that need more than amounts, such as dedicated cpus.
+        # By number: the kinds that need more than amounts, such as dedicated cpus.
         self._topology_constrained: dict[int, ResourceRequest] = {}
         self._gangs: list[GangDemand] = []
-        # requests that `_still_queued` has returned
+        # numbers of requests that `_still_queued` has returned
         self._planned: Counter[SchedulingClass] = Counter()
 
     def build(self) -> Steps[Backlog]:
         """Returns the input of the plan."""
         state = self._state
-        # The queued requests as kinds and counts. Kinds get their numbers here.
+        # The queued requests, as kinds and counts. Kinds get their numbers here.
         queued = yield from self._queued_requests()
         gangs = yield from self._first_gangs()
         queue, before = _entries(queued, [each.gang.arrival_number for each in gangs])
         self._gangs = [self._gang(each, at) for each, at in zip(gangs, before, strict=True)]
-        # The capacity that is free or can be ordered, by the same kinds.
+        # The capacity that is free or can be ordered, for these kinds.
         hosts = yield from free_hosts(
             state.hosts, self._demands, self._gangs, self._topology_constrained
         )
@@ -202,7 +205,7 @@ class _BacklogBuilder:
         )
 
     def last_plan(self, plan: Plan) -> LastPlan:
-        """Returns a plan in terms of scheduling classes, gangs and executors."""
+        """Translates a plan of numbers into scheduling classes, gangs and executors."""
         left: dict[SchedulingClass, int] = {
             scheduling_class: scheduling_class.waiting for scheduling_class in self._unservable
         }
@@ -216,7 +219,7 @@ class _BacklogBuilder:
         on = {
             each.executor_id: content
             for each in self.pending
-            # The executor may have registered since the planning began.
+            # After the planning started, the executor may have registered.
             if each.state in PENDING
             and (content := self._still_queued(plan.pending.get(each.executor_id, {})))
         }
@@ -225,14 +228,14 @@ class _BacklogBuilder:
         )
 
     def order(self, new: Sequence[New]) -> Steps[int]:
-        """Orders executors up to the present limits, and records the requests planned on each.
-        Returns the number of executors ordered.
+        """Orders executors up to the present limits, and records the requests that are planned on
+        each executor. Returns the number of ordered executors.
         """
         state = self._state
         elastic, moves = state.elastic, state.provision_moves
         number = elastic.number
         for first in range(0, len(new), _ORDERS_PER_STEP):
-            # Read again after each pause, since limits and back-offs may have changed.
+            # Read the shapes again after each pause, because limits and back-offs may have changed.
             shapes = {shape.name: shape for shape in moves.requestable_shapes()}
             more = {name: more_of(state.provisions, shape) for name, shape in shapes.items()}
             room = moves.room_below_maximum()
@@ -244,7 +247,7 @@ class _BacklogBuilder:
                 if content and allowed and more.get(shape.name):
                     provision = moves.request_executor(shape, cause_of(state.gangs, content))
                     elastic.plan.on[provision.executor_id] = content
-                    # The limits must count the executors that this step has ordered.
+                    # Count the executors that this step has ordered in the limits.
                     more[shape.name] -= 1
                     room = {name: left - shape.total.get(name, 0) for name, left in room.items()}
                     ordered[shape.name] = shape
@@ -253,10 +256,10 @@ class _BacklogBuilder:
         return elastic.number - number
 
     def _still_queued(self, counts: Counts) -> Content:
-        """Returns the requests planned on one executor that are still queued.
+        """Returns those requests of one executor's plan that are still queued.
 
-        Call this method once per executor. It adds up the requests that it returns, so that all
-        executors together get no more requests of a class than are queued.
+        The caller must call this method once for each executor. The method counts the requests that
+        it returns, so that all executors together get no more requests of a class than are queued.
         """
         content = Content()
         for kind, count in sorted(counts.items()):
@@ -274,14 +277,14 @@ class _BacklogBuilder:
         return "" if isinstance(owner, SchedulingClass) else owner[0]
 
     def _queued_requests(self) -> Steps[list[_Interval]]:
-        """Returns the first queued requests, in order of arrival."""
+        """Returns the first queued requests that can be planned, in order of arrival."""
         most = self._state.settings.provisioning.planned_requests_max
         refused = _refused_lately(self._state.hosts)
         found: list[tuple[SchedulingClass, int]] = []
         for scheduling_class in self._state.queue.classes():
             yield _WORK_PER_CLASS
             if scheduling_class.key in refused:
-                continue  # the executor will be tried again soon
+                continue  # the executor that refused the class will be tried again soon
             if not self._is_served(scheduling_class):
                 self._unservable.append(scheduling_class)
                 continue
@@ -300,10 +303,10 @@ class _BacklogBuilder:
     def _admitted(
         self, scheduling_classes: list[SchedulingClass]
     ) -> Steps[dict[SchedulingClass, dict[JobQueue, int]]]:
-        """Returns how many requests of each job queue the quotas would admit with unlimited
-        capacity.
+        """Returns the number of requests of each job queue that the quotas would admit if capacity
+        were unlimited.
 
-        Scheduling classes whose requests are all admitted are not in the result.
+        A scheduling class is not in the result if all its requests are admitted.
         """
         state = self._state
         if not maxima(state.flows):
@@ -315,7 +318,7 @@ class _BacklogBuilder:
             for job_queue in scheduling_class.job_queues.values()
             if job_queue.numbers
         ]
-        # Oldest first, because each admitted request uses a part of the maximum.
+        # The oldest request comes first, because each admitted request uses a part of the maximum.
         for job_queue in sorted(job_queues, key=lambda job_queue: job_queue.numbers.first):
             yield _WORK_PER_CLASS
             scheduling_class, count = job_queue.scheduling_class, len(job_queue.numbers)
@@ -331,7 +334,8 @@ class _BacklogBuilder:
         self, demand: Demand, owner: SchedulingClass | _Member, request: ResourceRequest
     ) -> int:
         kind = len(self._demands)
-        # Members of gangs may be planned on known executors, which may align every slot.
+        # Members of gangs may be planned on known executors, and such an executor may align every
+        # slot.
         if request.topology_constrained or (
             self._state.hosts.indexes.aligning and not isinstance(owner, SchedulingClass)
         ):
@@ -357,7 +361,7 @@ class _BacklogBuilder:
             if groups and not self._ledger.admit(groups, state.quotas.gang_need(waiting), 1):
                 self._blocked_gangs.append(gang_id)
                 continue
-            # The first gang is planned even above the limit, because otherwise it would never be
+            # Plan the first gang even if it exceeds the limit, because otherwise it would never be
             # planned.
             left -= len(waiting.members)
             if left < 0 and first:
@@ -375,12 +379,14 @@ class _BacklogBuilder:
         return GangDemand(members, where.placement, where.label, before)
 
     def _is_served(self, scheduling_class: SchedulingClass) -> bool:
-        """Returns True if a pending or orderable executor could serve one request of the class."""
+        """Returns True if a pending executor, or an executor that can be ordered, could serve one
+        request of the class.
+        """
         fit = Fit(scheduling_class)
         return any(self._state.elastic.obstacle(name, fit) is None for name in self._names)
 
     def _kept(self) -> dict[str, Counts]:
-        """Returns the last plan as numbers, without kinds that are no longer queued."""
+        """Returns the last plan as numbers, without kinds that are not queued any more."""
         kinds = {owner: kind for kind, owner in enumerate(self._owners)}
         kept: dict[str, Counts] = {}
         for name, content in self._state.elastic.plan.on.items():
@@ -393,12 +399,13 @@ class _BacklogBuilder:
 def _runs(
     scheduling_class: SchedulingClass, admitted: Mapping[JobQueue, int] | None, most: int
 ) -> list[Run]:
-    """Returns intervals of arrival numbers: the first requests of a class.
+    """Returns the first requests of a class, as intervals of arrival numbers.
 
     Args:
         scheduling_class: the class.
-        admitted: the largest number of requests of each job queue; None: no limit.
-        most: this number of requests is enough; with `admitted`, the result may have more.
+        admitted: the largest number of requests for each job queue; None: there is no limit.
+        most: the number of requests that the caller needs. If `admitted` is set, the result may
+            have more requests.
     """
     if admitted is not None:
         return [
@@ -414,7 +421,7 @@ def _runs(
 
 
 def _first(intervals: list[_Interval], most: int) -> list[_Interval]:
-    """Returns the first `most` arrival numbers, in order."""
+    """Returns the first `most` arrival numbers, in order, as intervals."""
     first: list[_Interval] = []
     for start, end, kind in sorted(intervals):
         if most <= 0:
@@ -426,21 +433,21 @@ def _first(intervals: list[_Interval], most: int) -> list[_Interval]:
 
 def _entries(queued: list[_Interval], gangs: list[int]) -> tuple[list[Entry], list[int]]:
     """Returns pairs (kind, count) in order of arrival, and for each gang the number of pairs that
-    arrived before it.
+    come before the gang.
 
     Example: requests 1 and 2 are of kind 0, gang 3 follows, and requests 4 and 5 are of kind 0. The
     result is [(0, 2), (0, 2)] and [1].
 
     Args:
-        queued: intervals of requests, in order.
-        gangs: arrival numbers of gangs, in order.
+        queued: the intervals of the queued requests, in order.
+        gangs: the arrival numbers of the gangs, in order.
     """
     entries: list[Entry] = []
     before: list[int] = []
     for start, end, kind in queued:
         while len(before) < len(gangs) and gangs[len(before)] < start:
             before.append(len(entries))
-        # Entries on both sides of a gang stay separate, to keep the order of the queue.
+        # Entries before and after a gang stay separate, to keep the order of the queue.
         if entries and entries[-1][0] == kind and before[-1:] != [len(entries)]:
             entries[-1] = (kind, entries[-1][1] + end - start)
         else:
@@ -450,8 +457,8 @@ def _entries(queued: list[_Interval], gangs: list[int]) -> tuple[list[Entry], li
 
 
 def _refused_lately(hosts: Hosts) -> set[SchedulingKey]:
-    """Returns the keys of the scheduling classes that an executor with room refused recently, and
-    with which that executor is tried again soon.
+    """Returns the keys of scheduling classes that an executor with room refused recently. This
+    executor will be tried again soon with such requests.
     """
     return {
         key

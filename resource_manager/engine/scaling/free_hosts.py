@@ -1,5 +1,5 @@
-"""Collects the free capacity of known executors for the plan of new executors. A waiting gang may
-place some members on known executors, and the other members on new executors.
+"""Collects the free capacity of known executors for the plan of new executors, because a waiting
+gang may get some members on known executors and the other members on new executors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from resource_manager.engine.planning.steps import Steps
 from resource_manager.engine.planning.topology import amounts_of, with_counts
 
 _WORK_PER_HOST = 10
-"""The work, in units of `Steps`, to read one host."""
+"""The work of reading one host, in units of `Steps`."""
 
 
 def free_hosts(
@@ -30,21 +30,22 @@ def free_hosts(
 ) -> Steps[dict[str, Capacity]]:
     """Returns the free capacity of known executors that have room for at least one gang member.
 
-    For each kind of member, the result needs only as many executors as the kind has members. But
-    for a gang whose members need the same label value, the result has all executors with room.
+    For each kind of members, the result needs only as many executors as there are members of the
+    kind. But for a gang whose members need the same label value, the result contains all executors
+    with room.
 
     Args:
-        hosts: all hosts; the indexes must be fresh.
-        demands: the resources that a request of each kind needs, by kind.
+        hosts: all hosts, with indexes that are up to date.
+        demands: the amounts that a request of each kind needs, by kind.
         gangs: the waiting gangs.
-        constrained: the topology-constrained requests, by kind.
+        constrained: the requests of the topology-constrained kinds, by kind.
 
     Returns:
-        Capacity by host.
+        The free capacity, by host.
     """
     index = hosts.indexes.main
     members = sum(sum(gang.members.values()) for gang in gangs)
-    # Hosts that have room for a member, by the index.
+    # Find the hosts that have room for a member, with the index.
     found: set[str] = set()
     for gang in gangs:
         most = None if gang.placement is GangPlacement.SAME_LABEL else members
@@ -52,19 +53,19 @@ def free_hosts(
             demand, before = demands[kind], len(found)
             with_room = (
                 index.ids[at]
-                # The index has no columns for counted kinds, so cpus are compared by `suits`.
+                # The index has no columns for the extra dimensions, so `suits` compares the cpus.
                 for at in index.covering([amounts_of(demand.pooled), amounts_of(demand.separate)])
                 if hosts[index.ids[at]].carries(demand.labels)
                 and (kind not in constrained or hosts[index.ids[at]].suits(constrained[kind]))
             )
             found.update(islice(with_room, most))
             yield _WORK_PER_HOST + len(found) - before
-    # The free capacity of these hosts, as numbers for the planner.
+    # Read the free capacity of these hosts, as numbers for the planner.
     counted_together = [gang.members for gang in gangs]
     free: dict[str, Capacity] = {}
     for host_id in sorted(found):
         host = hosts.get(host_id)
-        # The computation was paused in between, so the host may have left or changed.
+        # The computation may have paused, so the host may have been deleted or changed.
         if host is not None and host.eligible and (slots := host.spare_slots()):
             free[host_id] = with_counts(_free_of(host, slots), host, constrained, counted_together)
             yield _WORK_PER_HOST

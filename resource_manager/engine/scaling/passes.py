@@ -1,14 +1,14 @@
 """Runs the planning pass, which orders new executors and gives executors back.
 
-If the queue is long, a pass takes several cycles; each cycle continues where the last cycle stopped
+If the queue is long, a pass takes several cycles. Each cycle continues where the last cycle stopped
 (`planning/steps.py`).
 
-A pass begins `plan_interval_ms` after the first cycle that requires a pass. So requests that arrive
+A pass starts `plan_interval_ms` after the first cycle that needs a pass. So requests that arrive
 one by one are planned together, and a slot that is being freed can still serve the next request.
 Queued requests are planned again only if the result could differ from the last plan.
 
 After a restart, no plan is made while known executors must still register again, because the queued
-requests may fit there.
+requests may fit on them.
 """
 
 from __future__ import annotations
@@ -33,22 +33,24 @@ from resource_manager.engine.scaling.backlog import PATIENCE, more_of, note_tota
 from resource_manager.engine.state import State
 
 _PARTS_MAX = 5_000
-"""A missing amount is counted in units, at most about this many. The limit keeps the search for the
-cheapest set small.
+"""The approximate limit for the number of units of a missing amount. The limit keeps the search for
+the cheapest set small.
 """
 
 WORK_MAX = 7_000
-"""One cycle runs at most this many steps (`planning/steps.py`) of a planning pass. They take some
-milliseconds.
+"""The limit for the steps (`planning/steps.py`) of a planning pass in one cycle. These steps take
+some milliseconds.
 """
 
 MINIMUM = "minimum"
-"""Cause of executors that are ordered for the configured minimum and not for a request."""
+"""The cause that is stored if an executor is ordered for the configured minimum and not for a
+request.
+"""
 
 
 def provide(state: State) -> None:
-    """Runs a planning pass if one is due. The scheduling cycle calls it after its placements, if
-    there are executor shapes or provisions.
+    """Runs a planning pass if a pass is due. The scheduling cycle calls this function after its
+    placements, if there are executor shapes or provisions.
     """
     elastic = state.elastic
     if elastic.resumes:
@@ -58,14 +60,14 @@ def provide(state: State) -> None:
     if elastic.next_pass_ms is None and elastic.steps is None:
         elastic.next_pass_ms = state.journal.now_ms + interval_ms
     elif not state.queue_unfinished:
-        # While the queue is unfinished, the cycle may still place requests, which then need no
-        # executor.
+        # While the cycle has not finished the queue, it may still place requests, which then need
+        # no new executor.
         if elastic.steps is None and state.journal.now_ms >= (elastic.next_pass_ms or 0):
             elastic.steps, elastic.next_pass_ms = _pass(state), None
         if elastic.steps is not None and advance(elastic.steps, WORK_MAX):
             elastic.steps = None
-            # If nothing waits, is provisioned or is missing, the next pass could only repeat this
-            # result. So no further pass is scheduled.
+            # If nothing waits, no provision exists and no amount is missing, another pass would
+            # have the same result. So no further pass is scheduled.
             waiting = state.queue.by_job or state.gangs.waiting
             if waiting or state.provisions or _missing(state.settings, state.provision_moves):
                 elastic.next_pass_ms = state.journal.now_ms + interval_ms
@@ -74,17 +76,17 @@ def provide(state: State) -> None:
 
 
 def _pass(state: State) -> Steps[None]:
-    """Checks provisions, plans for queued requests and the minimum, then gives back executors that
-    are not needed.
+    """Checks provisions, plans for queued requests and for the minimum, and then gives back
+    executors that are not needed.
     """
     for provision in list(state.provisions.values()):
-        # The pass pauses at each `yield`, so the provision may have been deleted meanwhile.
+        # The pass pauses at each `yield`, so the provision may have been deleted during a pause.
         if provision.executor_id in state.provisions:
             _check_provision(state, provision)
             yield 1
     if _are_expected_back(state.journal, state.hosts, state.settings, state.started):
         return
-    # Planning comes first, because executors that the plan needs must not be given back.
+    # Plan first, because executors that the plan needs must not be given back.
     yield from plan_waiting(state)
     _request_minimum(state.provision_moves)
     yield len(state.provisions)
@@ -94,15 +96,15 @@ def _pass(state: State) -> Steps[None]:
 
 
 def _check_provision(state: State, provision: Provision) -> None:
-    """Stops a provision that did not register in time, is lost for too long, or was deleted by an
-    operator.
+    """Stops a provision whose executor did not register in time, has been lost for too long, or was
+    deleted by an administrator.
     """
     elastic = state.elastic
     shape = elastic.shapes.get(provision.shape)
     if provision.state in PENDING and shape is not None:
         after_stall_ms = state.timers.listening_since_ms + shape.start_timeout_ms
         # After a stall of the resource manager, the executor gets the whole timeout again, because
-        # no registration could be received during the stall.
+        # the resource manager could not receive registrations during the stall.
         if state.journal.now_ms >= max(provision.deadline_at_ms or 0, after_stall_ms):
             seconds = shape.start_timeout_ms // 1_000
             state.provision_moves.fail(provision, f"did not register within {seconds} s")
@@ -111,7 +113,7 @@ def _check_provision(state: State, provision: Provision) -> None:
         if host is None:
             state.provision_moves.stop(provision, "an operator deleted the executor")
         elif is_lost(host):
-            # The time when it was lost is not stored, so a restart begins to count again.
+            # The time of the loss is not stored, so after a restart the count begins again.
             since_ms = elastic.lost_since_ms.setdefault(provision.executor_id, state.journal.now_ms)
             if state.journal.now_ms - since_ms >= elastic.provisioning.provided_lost_timeout_ms:
                 seconds = elastic.provisioning.provided_lost_timeout_ms // 1_000
@@ -124,8 +126,9 @@ def _check_provision(state: State, provision: Provision) -> None:
 def _judge_by_use(
     elastic: Elastic, provision_moves: ProvisionMoves, provision: Provision, host: Host
 ) -> None:
-    """Backs off the shape of an executor if the executor cannot be reached, or refuses slots again
-    and again. Otherwise executors of that shape would be ordered and given back without end.
+    """Gives the shape of an executor a back-off, if the executor cannot be reached or repeatedly
+    refuses slots. Otherwise executors of this shape would be ordered and given back again and
+    again.
     """
     verdicts = elastic.verdicts
     if verdicts.get(host.host_id):
@@ -147,7 +150,7 @@ def _are_expected_back(
     journal: Journal, hosts: Hosts, settings: EngineSettings, started: Instant
 ) -> bool:
     """Returns True while known executors may still register with this resource manager."""
-    # After the lost timeout, the plan no longer waits for executors that have not registered.
+    # After the lost timeout, the plan does not wait for executors that have not registered.
     if journal.now_ms >= started.monotonic_ms + settings.lost_timeout_ms:
         return False
     return any(
@@ -157,7 +160,7 @@ def _are_expected_back(
 
 
 def _missing(settings: EngineSettings, provision_moves: ProvisionMoves) -> dict[str, int]:
-    """Returns the amounts that are missing to reach the configured minimum, by dimension."""
+    """Returns, by dimension, the amounts that are missing to reach the configured minimum."""
     least = settings.provisioning.total_min
     if not least:
         return {}
@@ -170,11 +173,11 @@ def _missing(settings: EngineSettings, provision_moves: ProvisionMoves) -> dict[
 
 
 def _request_minimum(moves: ProvisionMoves) -> None:
-    """Orders executors for the configured minimum: for one dimension after the other, the cheapest
-    set of executors that provides the missing amount.
+    """Orders executors for the configured minimum. For each dimension, one after the other, orders
+    the cheapest set of executors that provides the missing amount.
     """
     for name in sorted(_missing(moves.settings, moves)):
-        # Executors that were just ordered for another dimension count here as well.
+        # Executors that were just ordered for another dimension count in this dimension, too.
         lack = _missing(moves.settings, moves).get(name, 0)
         if lack <= 0:
             continue
@@ -192,22 +195,23 @@ def _request_minimum(moves: ProvisionMoves) -> None:
 def _cheapest(
     provisions: dict[str, Provision], shapes: list[ExecutorShape], name: str, lack: int
 ) -> list[tuple[ExecutorShape, int]]:
-    """Returns how many executors of each shape provide `lack` of dimension `name` most cheaply.
+    """Returns the number of executors of each shape that together provide `lack` of dimension
+    `name` at the lowest cost.
 
-    Amounts are counted in units of the greatest common divisor of the shapes' amounts. Example: 10
-    cpus are missing, and the shapes have 4 cpus at cost 1.0 and 8 cpus at cost 1.5. The unit is 4
-    cpus, and 3 units are needed. One executor of each shape (cost 2.5) is cheaper than three small
+    The greatest common divisor of the shapes' amounts is the unit of all amounts. Example: 10 cpus
+    are missing, and the shapes have 4 cpus at cost 1.0 and 8 cpus at cost 1.5. The unit is 4 cpus,
+    and 3 units are needed. One executor of each shape (cost 2.5) is cheaper than three small
     executors (cost 3.0).
     """
     if not shapes:
         return []
     unit = gcd(*[shape.total[name] for shape in shapes])
-    # If the common divisor is very small, a larger unit is used. Shapes are then rounded down to
-    # whole units.
+    # If the common divisor is very small, use a larger unit. Then the amounts of shapes are rounded
+    # down to whole units.
     if lack // unit > _PARTS_MAX:
         unit = max(unit, min(lack // _PARTS_MAX, *[shape.total[name] for shape in shapes]))
-    # Each unit is one request for `cover`. If all permitted executors together are not enough, all
-    # permitted executors are ordered.
+    # For `cover`, each unit is one request. If even all permitted executors together are not
+    # enough, all of them are ordered.
     offers = [
         Offer([shape.total[name] // unit], [((0, 1),)], max(1, round(shape.cost * COST_UNIT)))
         for shape in shapes
@@ -219,7 +223,7 @@ def _cheapest(
 
 
 def _give_back_surplus(state: State) -> None:
-    """Stops pending executors that no request has needed in two planning passes in a row."""
+    """Stops each pending executor that no request needed in two planning passes in a row."""
     elastic = state.elastic
     before, elastic.surplus = elastic.surplus, set()
     spare = _Spare(state)
@@ -238,7 +242,7 @@ def _give_back_surplus(state: State) -> None:
 
 
 def _give_back_idle(state: State) -> None:
-    """Gives back executors that had no slots for the idle timeout."""
+    """Gives back executors that have had no slots for the idle timeout."""
     elastic = state.elastic
     timeout_ms = elastic.provisioning.idle_timeout_ms
     spare = _Spare(state)
@@ -246,7 +250,8 @@ def _give_back_idle(state: State) -> None:
         host = state.hosts.get(provision.executor_id)
         if provision.state is not ProvidedExecutorState.REGISTERED or host is None:
             continue
-        # A host with a reservation counts as busy, because the owner will use it soon.
+        # A host with a reservation counts as busy, because the owner of the reservation will use it
+        # soon.
         busy = host.slots or host.reserved is not None
         if busy or host.executor.state is not ExecutorState.ACTIVE:
             provision.idle_since_ms = None
@@ -257,7 +262,7 @@ def _give_back_idle(state: State) -> None:
             provision.idle_since_ms = state.journal.now_ms
             elastic.idle_marks[host.host_id] = mark
         idle_ms = state.journal.now_ms - provision.idle_since_ms
-        # An executor in `counted_on` is kept: a planned gang needs it, together with executors that
+        # Keep an executor in `counted_on`: a planned gang needs it, together with executors that
         # have not registered yet.
         if idle_ms < timeout_ms or provision.executor_id in elastic.plan.counted_on:
             continue
@@ -268,7 +273,9 @@ def _give_back_idle(state: State) -> None:
 
 
 def _dearest_first(provisions: dict[str, Provision], elastic: Elastic) -> list[Provision]:
-    """Returns provisions by cost, most expensive first. At equal cost, the newest is first."""
+    """Returns provisions by cost, the most expensive first. Of equally expensive provisions, the
+    newest comes first.
+    """
     shapes = elastic.shapes
 
     def rank(each: Provision) -> tuple[float, int]:
@@ -279,16 +286,17 @@ def _dearest_first(provisions: dict[str, Provision], elastic: Elastic) -> list[P
 
 
 class _Spare:
-    """The capacity that may be given back without going below the configured minimum."""
+    """The capacity that may be given back while the configured minimum is kept."""
 
     def __init__(self, state: State) -> None:
         self._least = state.settings.provisioning.total_min
         self._rest = state.provision_moves.retained_total() if self._least else {}
 
     def has(self, total: Amounts) -> bool:
-        """Returns True if `total` may be given back.
+        """Returns True if an executor with the amounts `total` may be given back.
 
-        Only dimensions in `total` are compared: other dimensions may be below the minimum already.
+        Only the dimensions of `total` are compared, because other dimensions may already be below
+        the minimum.
         """
         return all(
             self._rest.get(name, 0) - total[name] >= amount
@@ -297,5 +305,5 @@ class _Spare:
         )
 
     def give(self, total: Amounts) -> None:
-        """Subtracts an executor that is given back."""
+        """Subtracts the amounts of an executor that is given back."""
         self._rest = {name: left - total.get(name, 0) for name, left in self._rest.items()}

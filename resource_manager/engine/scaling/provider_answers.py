@@ -19,9 +19,10 @@ def provision_started(state: State, event: ProvisionStarted) -> None:
     provision = state.provisions.get(event.executor_id)
     if provision is None:
         return
-    # If the provider returns no handle, a known handle is kept.
+    # If the provider returns no handle, keep the known handle.
     provision.handle = event.handle or provision.handle
-    # The executor may have registered, or been given up, before the provider answered.
+    # The executor may have registered before the provider answered, or the provision may have been
+    # given up.
     if provision.state is ProvidedExecutorState.ASKED:
         state.provision_moves.move(provision, ProvidedExecutorState.STARTED, event.message)
         state.provision_moves.record("provision_started", provision, event.message)
@@ -30,11 +31,11 @@ def provision_started(state: State, event: ProvisionStarted) -> None:
 
 
 def provision_failed(state: State, event: ProvisionFailed) -> None:
-    """Gives up a provision that could not be started, and orders the provider to stop all parts
-    that the attempt has started.
+    """Gives up a provision whose executor could not be started, and orders the provider to stop
+    everything that the attempt has started.
     """
     provision = state.provisions.get(event.executor_id)
-    # A registered executor works, even if its start command reported a failure.
+    # If the executor has registered, it works, even if its start command reported a failure.
     if provision is not None and provision.state in PENDING:
         state.provision_moves.fail(provision, event.message)
 
@@ -56,15 +57,14 @@ def provision_ended(state: State, event: ProvisionEnded) -> None:
     state.provision_moves.record("provision_ended", provision, message)
     host = state.hosts.get(provision.executor_id)
     if host is not None:
-        # The executor is marked as lost before it is deleted, so that the history contains the
-        # reason.
+        # Mark the executor as lost before it is deleted, so that the history contains the reason.
         if host.executor.state is not ExecutorState.LOST:
             state.departures.lose_executor(host, f"executor {host.host_id} has ended: {message}")
         state.departures.delete_executor(host)
 
 
 def provision_stop_failed(state: State, event: ProvisionStopFailed) -> None:
-    """Plans to repeat a stop order that the provider could not carry out."""
+    """Schedules another try of a stop order that the provider could not carry out."""
     provision = state.provisions.get(event.executor_id)
     if provision is None or provision.state is not ProvidedExecutorState.STOPPING:
         return

@@ -1,4 +1,4 @@
-"""Texts for people about plans for new executors."""
+"""Makes texts for people about plans for new executors."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from resource_manager.engine.queue.gangs import GangLedger
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 _NAMED_MAX = 3
-"""A text names at most this many different kinds of requests."""
+"""The largest number of different kinds of requests that one text names."""
 
 
 def cause_of(gangs: GangLedger, content: Content) -> str:
-    """Returns why an executor is requested: "3 requests of 1 cpu, 1Gi fit no executor"."""
+    """Returns the reason why an executor is requested: "3 requests of 1 cpu, 1Gi fit no
+    executor".
+    """
     named = [*counted(content.classes), *(gang_text(gangs, name) for name in content.gangs)]
     more = len(named) - _NAMED_MAX
     named = [*named[:_NAMED_MAX], *([f"{more} more"] if more > 0 else [])]
