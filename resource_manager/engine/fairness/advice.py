@@ -1,24 +1,25 @@
-"""Recommends into how many threads the work of a job should be split, from the durations of its
+"""Recommends how many threads the work of a job should be split into, based on the durations of its
 finished threads.
 
-A thread may take long for two reasons, and each reason needs a different recommendation:
+A thread may take long for two reasons, and each reason leads to a different recommendation:
 
-- The thread has many units of work, like all other threads of the job. If the same work is split
-  evenly into k times as many threads, each thread takes 1/k of the time.
-- The thread has one unit of work that takes long. More threads do not divide this unit. But with
-  more threads, the long threads are a smaller part of all threads.
+- The thread has many units of work, like all other threads of the job. If the work of the job is
+  split evenly into k times as many threads, each thread takes 1/k of the time.
+- The thread has one unit of work that takes long. More threads do not divide this unit. But if
+  there are more threads, the long threads are a smaller part of all threads.
 
-A thread counts as the second kind if it took more than `LONG_FACTOR` times the median, and only a
-few threads did so (`LONG_SHARE_MAX`). A thread of about a second or less is mostly overhead
+A thread is assumed to have one long unit if it took more than `LONG_FACTOR` times the median, and
+only a few threads did so (`LONG_SHARE_MAX`). A thread of about a second or less is mostly overhead
 (carving a slot, starting a process, reporting), so the advice avoids such short threads.
 
-Example: 30 threads have finished. 29 threads took 4 minutes each, and one took 25 minutes. The
-target is 2 minutes, and 5 times the median is 20 minutes. So the long thread is of the second kind.
-With 60 threads, ordinary threads would take 2 minutes each, but the long thread still 25 minutes.
-So the advice is about 60 threads, because 59 of 60 threads then meet the target.
+Example: 30 threads have finished. 29 of them took 4 minutes each, and one took 25 minutes. The
+target is 2 minutes, and 5 times the median is 20 minutes. So the thread of 25 minutes has one long
+unit. If there were 60 threads, an ordinary thread would take 2 minutes, but the long thread would
+still take 25 minutes. So the advice is about 60 threads, because then 59 of 60 threads meet the
+target.
 
-The default target comes from the paper in docs/fairness-theory.md: almost all threads should take
-less than two minutes. Jobs typically need 200 to 1,000 threads for this.
+The default target is from the paper in docs/fairness-theory.md: almost all threads should take less
+than two minutes. Jobs typically need 200 to 1,000 threads for this target.
 """
 
 from __future__ import annotations
@@ -33,20 +34,20 @@ from resource_manager.engine.model.durations import Durations
 TARGET_MS = 120_000
 QUANTILE = 0.95
 THREADS_MAX = 100_000
-"""The advice never recommends more threads than this. Jobs with more threads are unusual."""
+"""The largest number of threads that is recommended. Jobs with more threads are unusual."""
 
 TYPICAL_MIN, TYPICAL_MAX = 200, 1_000
 OBSERVED_FEW = 20
-"""With fewer finished threads, the advice is only rough, and a remark says so."""
+"""If fewer threads have finished, the advice is only rough, and a remark says so."""
 
 LONG_FACTOR = 5.0
 LONG_SHARE_MAX = 0.1
 FINISHED_SHARE_MIN = 0.1
 OVERHEAD_MS = 1_000
-"""A shorter thread mostly consists of the overhead that every thread has."""
+"""A thread that is shorter mostly consists of the overhead that every thread has."""
 
 WORTH_MS = 10_000
-"""Recommended mean duration if the threads of a job are too short."""
+"""The recommended mean duration if the threads of a job are too short."""
 
 ASSUMED = (
     "assumed: the same work in total, split evenly; a thread lasts from the grant of its slot until"
@@ -69,22 +70,24 @@ MANY_THREADS = (
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The known durations and numbers of a job's threads."""
+    """The durations of a job's finished threads, and the numbers of its other threads."""
 
     finished: Durations
     running: int = 0
     waiting: int = 0
-    running_longest_ms: int = 0  # how long the oldest running thread has taken so far
+    running_longest_ms: int = 0  # the time that the oldest running thread has taken until now
 
     @property
     def threads(self) -> int:
-        """Number of threads that the job has requested so far."""
+        """The number of threads that the job has requested until now."""
         return self.finished.count + self.running + self.waiting
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A recommendation, with the numbers on which it is based. Durations are in milliseconds."""
+    """A recommendation, with the numbers from which it was computed. Durations are in
+    milliseconds.
+    """
 
     threads_recommended: int  # 0: no thread has finished yet
     threads_observed: int
@@ -100,12 +103,12 @@ class Advice:
 
 
 def advise(observed: Observed, target_ms: int = TARGET_MS, quantile: float = QUANTILE) -> Advice:
-    """Recommends a number of threads.
+    """Recommends the number of threads for a job.
 
     Args:
-        observed: durations of finished threads, and the numbers of other threads.
-        target_ms: the longest time that a thread should take; above 0.
-        quantile: the fraction of threads that should meet the target; above 0, below 1.
+        observed: the durations of finished threads, and the numbers of other threads.
+        target_ms: the time in which a thread should be done; above 0.
+        quantile: the part of the threads that should meet the target; above 0 and below 1.
     """
     found = observed.finished
     wanted, remarks = 0, ["no thread of the job has finished yet: repeat this later"]
@@ -131,7 +134,7 @@ def advise(observed: Observed, target_ms: int = TARGET_MS, quantile: float = QUA
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """A job's work, split into `threads` threads. Some of the threads have one long unit."""
+    """The work of a job, split into `threads` threads. Some of the threads have one long unit."""
 
     finished: Durations
     threads: int
@@ -144,31 +147,34 @@ class _Work:
         found = observed.finished
         long, long_ms = found.beyond(max(target_ms, LONG_FACTOR * found.quantile_ms(0.5)))
         # If only a few threads are long, each of them may have one long unit. If many threads are
-        # long, this is their normal length.
+        # long, this is the normal length of the job's threads.
         if long > max(1, LONG_SHARE_MAX * found.count) or long == found.count:
             long, long_ms = 0, 0.0  # too many to be exceptions
-        # `long_ms` is a sum of rounded durations (buckets), so it may be above the exact total.
+        # `long_ms` is a sum of rounded durations (buckets), so it may be higher than the exact
+        # total.
         mean_ms = max(0.0, found.total_ms - long_ms) / (found.count - long)
         return cls(found, observed.threads, long, found.longest_ms, mean_ms)
 
     def share_within(self, threads: int, target_ms: int) -> float:
-        """Returns the fraction of threads that would meet the target if there were `threads`
+        """Returns the part of the threads that would meet the target if the job had `threads`
         threads.
 
-        With k times as many threads, an ordinary thread takes 1/k of its time. So it meets the
-        target if it took at most k times the target. The number of long threads stays the same.
+        If there are k times as many threads, an ordinary thread takes 1/k of its time. So it meets
+        the target if it took at most k times the target. The number of long threads stays the same.
         """
         ordinary = self.finished.count - self.long
         scaled_ms = target_ms * threads / self.threads
-        # The scaled target may be longer than long threads take, so the count is limited to
-        # ordinary threads.
+        # The scaled target may be higher than the duration of long threads, so the count is limited
+        # to the number of ordinary threads.
         within = min(self.finished.count_within(scaled_ms), ordinary) / ordinary
-        # Assumes that the same fraction of the unfinished threads is long.
+        # Assume that the unfinished threads contain the same part of long threads.
         long = self.long * self.threads / self.finished.count
         return max(0.0, 1 - long / threads) * within
 
     def threads_lasting(self, mean_ms: int) -> int:
-        """Returns the number of threads for which an ordinary thread takes `mean_ms` on average."""
+        """Returns the number of threads with which an ordinary thread takes `mean_ms` on
+        average.
+        """
         return max(1, int(self.threads * self.ordinary_mean_ms / mean_ms))
 
 
@@ -177,7 +183,7 @@ def _recommend(work: _Work, target_ms: int, quantile: float) -> tuple[int, list[
     remark = f"{_percent(share)} of the finished threads met {_text(target_ms)}"
     if share >= quantile:
         return _enough_or_fewer(work, target_ms, quantile, remark)
-    # With more threads than `most`, the threads would mostly consist of overhead.
+    # If there were more than `most` threads, the threads would mostly consist of overhead.
     most = min(THREADS_MAX, work.threads_lasting(OVERHEAD_MS))
     if most <= now:
         return now, [f"{remark}, but most are so short already that {OUTWEIGHED}"]
@@ -185,7 +191,7 @@ def _recommend(work: _Work, target_ms: int, quantile: float) -> tuple[int, list[
     if wanted is None:
         reached = _percent(work.share_within(most, target_ms))
         return most, [f"{remark}; with {most} threads {reached} would; with more, {OUTWEIGHED}"]
-    # Rounded for people, but not above `most`, where overhead dominates.
+    # Rounded for people, but not above `most`, because beyond it the overhead dominates.
     wanted = min(most, _rounded_up(wanted))
     reached = _percent(work.share_within(wanted, target_ms))
     times = f"{wanted / now:.3g} times as many threads"
@@ -200,8 +206,8 @@ def _recommend(work: _Work, target_ms: int, quantile: float) -> tuple[int, list[
 def _enough_or_fewer(
     work: _Work, target_ms: int, quantile: float, remark: str
 ) -> tuple[int, list[str]]:
-    # The advice never recommends fewer threads than the typical number, because it is unknown how
-    # many threads can run at the same time.
+    # Never recommend fewer threads than the typical number, because it is unknown how many threads
+    # can run at the same time.
     now, fewer = work.threads, max(TYPICAL_MIN, work.threads_lasting(WORTH_MS))
     remarks = [f"{remark}: no more threads are needed"]
     if work.ordinary_mean_ms >= OVERHEAD_MS or fewer >= now:
@@ -248,11 +254,11 @@ def _doubts(observed: Observed) -> list[str]:
 
 
 def _least(low: int, high: int, enough: Callable[[int], bool]) -> int | None:
-    """Returns the smallest number from `low` to `high` for which `enough` is True; None if `enough`
-    is False for `high`.
+    """Returns the lowest number from `low` to `high` for which `enough` is True; None: `enough` is
+    False for `high`.
 
     The function uses bisection. So if `enough` is True for a number, it must also be True for all
-    larger numbers.
+    higher numbers.
     """
     if not enough(high):
         return None

@@ -1,13 +1,14 @@
-"""Computes how many slots the next job gets in one run, and whether a job has received its share.
+"""Computes how many slots the next job gets in one run, and decides whether a job has received its
+share.
 
-A job is served in *runs* of several slots, so that no choice is needed for every slot. A run ends
-when another flow would come first at some level of the tree. But a run has at least one slot, and
-at least 1/64 of the slots that the flow at this level already runs. So before a sibling is served,
-a flow exceeds its share by at most one slot, or by 1/64 of its slots. A job that waits alone is
-served in a single run.
+A job is served in *runs* of several slots, so that the scheduler need not choose a job for every
+slot. A run ends when another flow would come first at some level of the tree. But a run has at
+least one slot, and at least 1/64 of the slots that the flow at this level already runs. So until a
+sibling is served, a flow exceeds its share by at most one slot, or by 1/64 of its slots. If no
+other job waits, a job is served in a single run.
 
-Example: with the two groups of the example in `flows.py`, a run of `medium` has ceil((160 - 120) /
-7.5) = 6 slots.
+Example: in the example of `flows.py`, a run of group `medium` has ceil((160 - 120) / 7.5) = 6
+slots.
 """
 
 from __future__ import annotations
@@ -19,25 +20,27 @@ from math import ceil, inf
 from resource_manager.engine.fairness.flows import Flow, FlowTree, SortKey
 
 RUN_PART = 64
-"""A run has at least 1/64 of the slots that a flow already runs."""
+"""The divisor for the shortest run: a run has at least 1/64 of the slots that a flow already
+runs.
+"""
 
-_ROUNDED = 1e-9  # Tolerance for rounding errors in virtual times.
+_ROUNDED = 1e-9  # tolerance for rounding errors in virtual times
 
 
 def run_length(tree: FlowTree, job: Flow, cost: float) -> float:
-    """Returns how many slots the first job gets before another flow comes first.
+    """Returns the number of slots that the first job gets before another flow comes first.
 
     Args:
         tree: the fairness tree.
         job: the job that `FlowTree.first_job` returned.
-        cost: cost per second of each slot.
+        cost: the cost per second of each slot.
 
     Returns:
-        At least 1; infinite if no other flow is active.
+        The number of slots, at least 1; infinite if no other flow is active.
     """
     length = inf
     flow = job
-    # Each level can only shorten the run, so the loop ends at a run of one slot.
+    # Each level can only shorten the run, so the loop may end when the run has one slot.
     while flow.parent is not None and length > 1:
         second = flow.parent.children.second() if flow.parent.children is not None else None
         if second is not None:
@@ -47,37 +50,37 @@ def run_length(tree: FlowTree, job: Flow, cost: float) -> float:
 
 
 def order_key_of(tree: FlowTree, job: Flow) -> tuple[SortKey, ...]:
-    """Returns the key by which jobs are ordered; the job with the smaller key comes first.
+    """Returns the key that orders jobs; the job with the lowest key comes first.
 
-    The key has the sort keys of the job's ancestors, from the root down, and then the sort key of
-    the job.
+    The key consists of the sort keys of the job's ancestors, from the root down, and the sort key
+    of the job itself.
     """
     path = [job, *job.ancestors()]
     return tuple(tree.sort_key(flow) for flow in reversed(path[:-1]))
 
 
 def _lead(tree: FlowTree, flow: Flow, second: Flow, cost: float) -> float:
-    """Returns how many more slots the flow gets until it comes after `second`."""
+    """Returns the number of slots that the flow gets before it comes after `second`."""
     if flow.below_minimum:
-        # Flows below their minimum are compared by booked amounts, which cannot be computed from
-        # costs.
+        # Flows below their minimum are compared by booked amounts, and these cannot be computed
+        # from costs.
         return 0
     step = tree.lookahead_s * cost * tree.clock.scale / flow.weight
     if not step:
-        return inf  # without lookahead, new slots do not change the virtual time at once
+        return inf  # without a lookahead, a new slot does not change the virtual time at once
     tau = tree.clock.tau
-    # Rounded up, because the last of these slots makes the flow come after `second`. Because of the
-    # tolerance, a rounding error cannot add a slot.
+    # Rounded up, because the last of these slots makes the flow come after `second`. The tolerance
+    # prevents a rounding error from adding a slot.
     return ceil((second.at(tau) - flow.at(tau)) / step - _ROUNDED)
 
 
 class SharesSince:
-    """Finds out whether a job has received at most its share since a given time.
+    """Decides whether a job has received at most its share since a given time.
 
     At each level of the tree, the flow is compared with some of its siblings. A sibling is left out
-    if it was not served since the given time, because it may be impossible to place its requests.
-    It is also left out if it no longer waits, because it does not compete. Sums are cached until
-    the next placement.
+    if it was not served since the given time, because it may be impossible to place its requests. A
+    sibling that does not wait any more is left out, too, because it does not compete. Sums are
+    cached until the next placement.
     """
 
     def __init__(self, tree: FlowTree) -> None:
@@ -86,8 +89,8 @@ class SharesSince:
         self._served: dict[Flow, tuple[list[int], list[tuple[float, float]]]] = {}
 
     def is_owed(self, job_id: str, since_ms: int) -> bool:
-        """Returns True if neither the job nor a group above it has received more than its share
-        since `since_ms`.
+        """Returns True if neither the job nor a group that contains it has received more than its
+        share since `since_ms`.
         """
         tree = self._tree
         if self._placements != tree.placements:
@@ -99,7 +102,7 @@ class SharesSince:
             # The times are negated and ascending, so this selects the flows that were served at
             # `since_ms` or later.
             used, weight = sums[bisect_right(times, -since_ms)]
-            # Compares the key with used / weight, without a division. If no flow was selected, both
+            # Compare the key with used / weight without a division. If no flow was selected, both
             # sums are 0, and the flow counts as owed.
             if tree.key(flow) * weight > used * (1 + _ROUNDED):
                 return False
@@ -107,9 +110,9 @@ class SharesSince:
         return True
 
     def _served_below(self, parent: Flow) -> tuple[list[int], list[tuple[float, float]]]:
-        """Returns the negated times at which waiting children were last served, in ascending order,
-        so that the latest time comes first. The second list has, for each n, the sums of usage and
-        weight of the first n children.
+        """Returns two lists. The first contains the negated times at which the waiting children
+        were last served, in ascending order, so that the latest time comes first. The second
+        contains, for each n, the sums of usage and weight of the first n children.
         """
         known = self._served.get(parent)
         if known is None:

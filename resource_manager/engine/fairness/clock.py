@@ -1,22 +1,22 @@
-"""Defines warped time: a clock in which decaying amounts are straight lines.
+"""Defines warped time: a clock with which decaying amounts become straight lines.
 
 With a half-life H, usage from time u counts with the factor 2^-((t-u)/H) at time t. This factor
 changes all the time. So amounts are stored *scaled*: an amount that a flow received at time u is
 multiplied by g(u) = 2^((u-L)/H), where L is a fixed time, the landmark. The scaled amount divided
-by g(t) is the decayed amount. At a given time, g(t) is the same for all flows. So scaled amounts
-have the same order as decayed amounts.
+by g(t) is the decayed amount at time t. At a given time, g(t) is the same for all flows. So scaled
+amounts have the same order as decayed amounts.
 
 Usage at a fixed rate is then a straight line in tau(t) = H/ln2 * (g(t) - 1), because dtau/dt = g.
 (Forward decay: Cormode, Shkapenyuk, Srivastava, Xu: "Forward decay: a practical time decay model
 for streaming systems", ICDE 2009.)
 
-Example with H = 60 s and L = 0. One flow receives 100 at t = 0. Another flow receives 60 at
-t = 60. At t = 60 their decayed amounts are 50 and 60. Their scaled amounts are 100 * g(0) = 100 and
-60 * g(60) = 120. The order and the ratio are the same, but the scaled amounts never change.
+Example with H = 60 s and L = 0: one flow receives 100 at t = 0, and another flow receives 60 at t =
+60. At t = 60, their decayed amounts are 50 and 60. Their scaled amounts are 100 * g(0) = 100 and 60
+* g(60) = 120. The order and the ratio are the same, but the scaled amounts never change.
 
-A slot with cost 1 that runs from 0 to 60 adds a scaled amount of tau(60) = 86.6. At t = 60 the
-decayed amount is 86.6 / g(60) = 43.3. This is less than 60, because the usage of the first seconds
-has decayed.
+A slot with cost 1 that runs from t = 0 to t = 60 adds a scaled amount of tau(60) = 86.6. At t = 60,
+the decayed amount is 86.6 / g(60) = 43.3. This is less than 60, because the usage of the first
+seconds has decayed.
 
 Without a half-life, tau is t - L, and g is 1.
 """
@@ -27,20 +27,22 @@ from dataclasses import dataclass
 from math import log
 
 HALF_LIVES_MAX = 256
-"""Number of half-lives after which the landmark is moved. At 1,024, g would overflow a float."""
+"""The number of half-lives after which the landmark is moved. After 1,024 half-lives, g would
+overflow a float.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Rescaling:
     """A move of the landmark. All stored scaled amounts must be multiplied by `factor`, and all
-    warped times converted by `tau`. The factor is a power of two, so nothing is rounded.
+    warped times must be converted by `tau`. The factor is a power of two, so no number is rounded.
     """
 
     factor: float
     offset: float  # H / ln 2
 
     def tau(self, tau: float) -> float:
-        """Converts a warped time, so that it counts from the new landmark."""
+        """Converts a warped time to the new landmark."""
         return (tau + self.offset) * self.factor - self.offset
 
 
@@ -48,10 +50,10 @@ class Clock:
     """The current time, in warped time. It never decreases.
 
     Attributes:
-        now_ms: monotonic milliseconds.
-        tau: warped seconds since the landmark.
+        now_ms: the current time in monotonic milliseconds.
+        tau: the current time in warped seconds since the landmark.
         scale: the present value of g. An amount that a flow receives now is multiplied by it.
-        bend: dg/dtau, so that g = 1 + bend * tau.
+        bend: the constant dg/dtau, so that g = 1 + bend * tau.
     """
 
     __slots__ = ("_half_life_ms", "_landmark_ms", "bend", "now_ms", "scale", "tau")
@@ -68,7 +70,8 @@ class Clock:
         """Advances the clock. A time that is not later than the current time is ignored.
 
         Returns:
-            The rescaling to apply to all stored values; None: the landmark has not moved.
+            The rescaling that the caller must apply to all stored values; None: the landmark has
+                not moved.
         """
         if now_ms <= self.now_ms:
             return None
@@ -80,8 +83,8 @@ class Clock:
         moved = None
         halvings = (now_ms - self._landmark_ms) // half_life_ms
         if halvings >= HALF_LIVES_MAX:
-            # Moved by whole half-lives, so that the factor is a power of two and nothing is
-            # rounded.
+            # The landmark moves by whole half-lives, so that the factor is a power of two and no
+            # number is rounded.
             self._landmark_ms += halvings * half_life_ms
             moved = Rescaling(2.0**-halvings, 1 / self.bend)
         self.scale = 2.0 ** ((now_ms - self._landmark_ms) / half_life_ms)

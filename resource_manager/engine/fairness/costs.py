@@ -1,8 +1,8 @@
-"""Computes the cost of a slot per second. Usage is cost times seconds.
+"""Computes the cost of a slot per second. The usage of a slot is its cost multiplied by seconds.
 
 The cost depends on the capacity that the slot has booked. If the measure is the dominant share, the
-cost also depends on the total of all executors that are not lost. A slot keeps its cost until its
-booking changes.
+cost also depends on the total of all executors that are not lost. The cost of a slot changes only
+when its booking changes.
 
 Example with the dominant share: the executors have 100 cores and 400 GiB in total. A slot has
 booked 2 cores (2 %) and 4 GiB (1 %). Its cost is the larger share, 0.02 per second.
@@ -23,21 +23,21 @@ from resource_manager.engine.model.settings import Measure
 _SHARE_STEPS = float(1 << 40)
 _CORE_STEPS = float(1 << 20)
 """Costs are rounded to multiples of 1/2^40 (shares) or 1/2^20 (cores). So sums of costs are exact
-in floats and do not depend on the order. This is true for sums of up to 8,192 whole clusters, or of
-billions of cores.
+in floats, and do not depend on the order of addition. This is true for sums of up to 8,192 whole
+clusters, or of billions of cores.
 """
 
 _KNOWN_MAX = 1_024
-"""At most this many costs are cached."""
+"""The largest number of costs that are cached."""
 
 
 class Costs:
-    """Costs of slots in one measure.
+    """The costs of slots in one measure.
 
     Attributes:
-        measure: "dominant", "slots" or "cpu".
-        total: sum of all executors that are not lost, by dimension.
-        separate_pools: true if some executor has a separate pool for each memory part.
+        measure: the measure: "dominant", "slots" or "cpu".
+        total: the sum of all executors that are not lost, by dimension.
+        separate_pools: True if some executor has a separate pool for each memory part.
     """
 
     def __init__(self, measure: Measure) -> None:
@@ -47,16 +47,18 @@ class Costs:
         self._counted: dict[str, Amounts] = {}
         self._memory_is_one = True
         self._compared: Amounts = {}  # the total by which booked amounts are divided
-        # Keyed by id(). The amounts are stored as well, so that their id is not used for other
-        # amounts.
+        # By `id` of the amounts. The amounts are stored, too, so that no other amounts get the same
+        # `id`.
         self._known: dict[int, tuple[Amounts, float]] = {}
 
     def count(self, executor_id: str, total: Amounts) -> None:
-        """Sets the total of an executor; empty: the executor is lost or deleted."""
+        """Sets the total of an executor. An empty total means that the executor is lost or
+        deleted.
+        """
         before = self._counted.get(executor_id, {})
         if before == total:
             return
-        # Only the difference is added, so that a registration does not sum over all executors.
+        # Add only the difference, so that a registration need not sum over all executors.
         for name, amount in before.items():
             self.total[name] -= amount
         for name, amount in total.items():
@@ -70,7 +72,7 @@ class Costs:
         self.separate_pools = any(self.total.get(name) for name in MEMORY_PARTS)
         self._memory_is_one = bool(self.total.get(MEMORY_BYTES)) or not self.separate_pools
         self._compared = counted(self.total) if self._memory_is_one else self.total
-        # All cached costs depend on the total, so they are outdated.
+        # All cached costs depend on the total, so they are outdated now.
         self._known.clear()
 
     def of(self, booked: Amounts) -> float:
@@ -91,8 +93,8 @@ class Costs:
         total = self._compared
         if self._memory_is_one:
             booked = counted(booked)
-        # A dimension is missing from the total if all executors that have it are lost.
+        # A dimension is missing in the total if all executors that have the dimension are lost.
         shares = [amount / total[name] for name, amount in booked.items() if total.get(name)]
-        # The result is at least one step, because even a slot without counted amounts must have a
-        # cost.
+        # The result is at least one step, because even a slot that books none of these amounts must
+        # have a cost.
         return max(1.0, round(min(1.0, max(shares, default=0.0)) * _SHARE_STEPS)) / _SHARE_STEPS

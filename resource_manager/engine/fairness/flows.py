@@ -1,13 +1,14 @@
-"""The fairness tree: groups, with jobs as leaves, and the usage of each group and job.
+"""Keeps the fairness tree: groups, with jobs as leaves, and the usage of each group and job.
 
 A *flow* is a group or a job. The usage of a flow is the sum of its *service* and its *raises*. The
-service is cost times seconds of all slots in its subtree, decayed. A raise is added when the flow
-begins to wait (see below). Among siblings, the flow with the lowest *virtual time* is served next:
+service is the cost multiplied by seconds, decayed, summed over all slots in the flow's subtree. A
+raise is added when the flow begins to wait (see below). Of siblings, the flow with the lowest
+*virtual time* is served next:
 
     virtual time = (service + raised + lookahead * rate) / weight
 
 `rate` is the cost per second of the running slots. The lookahead is a number of seconds: running
-slots count as if they had already run for this time in addition. In the code, the virtual time is
+slots count as if they had already run for this additional time. In the code, the virtual time is
 called `key`.
 
 Example: all slots cost 1 per second, the lookahead is 30 s, and nothing decays.
@@ -16,25 +17,27 @@ Example: all slots cost 1 per second, the lookahead is 30 s, and nothing decays.
     default  1        100    2                (100 + 30 * 2) / 1 = 160
     medium   4        300    6                (300 + 30 * 6) / 4 = 120
 
-Group `medium` is served next. Each slot that it gets adds 30 / 4 = 7.5 to its virtual time. With
-six more slots this is 165, so `default` comes first. Then `default` gets one slot (190), `medium`
-the next four (195), and so on. So capacity that becomes free at the same time is divided by weight.
+Group `medium` is served next. Each slot that it gets adds 30 / 4 = 7.5 to its virtual time. After
+six more slots its virtual time is 165, so `default` comes first. Then `default` gets one slot
+(190), `medium` gets the next four slots (195), and so on. So capacity that becomes free at the same
+time is divided by weight.
 
-No value is updated only because time passes. In warped time (`clock.py`) every virtual time is a
-straight line, and one kinetic tournament per group (`tournament.py`) finds the lowest of these
+No value must be updated only because time passes: in warped time (`clock.py`), every virtual time
+is a straight line, and one kinetic tournament per group (`tournament.py`) finds the lowest of these
 lines.
 
-Children below their guaranteed minimum come before their siblings. Among children below their
-minimum, the child that has reached the smallest part of its minimum comes first.
+Children below their guaranteed minimum come before their siblings. Of these children, the child
+that has reached the smallest part of its minimum comes first.
 
-A flow earns no credit while it has no requests. When it begins to wait, its usage per weight is
-raised to the usage per weight of the sibling with the lowest virtual time. If no sibling is active,
-it is raised to the usage per weight that the sibling served last had at that time. If the flow's
-own usage per weight is already higher, it does not change.
+A flow must gain no advantage from the time in which it has no requests. So when a flow begins to
+wait, its usage per weight is raised to the usage per weight of the sibling with the lowest virtual
+time. If no sibling is active, it is raised to the usage per weight of the sibling that was served
+last, as it was at that time. If the flow's own usage per weight is already higher, it does not
+change.
 
 Example: in the table above, the usage per weight is 100 / 1 = 100 for `default` and 300 / 4 = 75
-for `medium`. Now a third group of weight 1 begins to wait, with usage 20. `medium` has the lowest
-virtual time, so the third group is raised by 55 to 75.
+for `medium`. Now a third group, with weight 1 and usage 20, begins to wait. `medium` has the lowest
+virtual time, so the usage of the third group is raised by 55 to 75.
 """
 
 from __future__ import annotations
@@ -54,27 +57,27 @@ GROUP = "group/"
 JOB = "job/"
 
 _KNOWN_MAX = 1_024
-"""The counted form of at most this many amounts is cached."""
+"""The largest number of amounts whose counted form is cached."""
 
 
 class FlowTree:
-    """All flows, and the clock by which their usage accrues.
+    """All flows, and the clock by which they accrue usage.
 
     Attributes:
         clock: the current time, in warped time.
         lookahead_s: the lookahead, in seconds.
-        root: the flow above all groups without a parent.
-        groups: by name.
-        jobs: by id.
-        changed: flows whose usage has changed since it was last stored. The code that stores a flow
-            removes it from here and resets `Flow.changed`.
-        urgent: flows that were raised, began to accrue or got another weight since they were last
-            stored. They are stored with the next batch of events, because a restart would lose the
-            time of this change. The code that stores the flows clears this dict.
-        accrued_while_down: flows that accrued usage while no resource manager was running, and have
-            not been stored since then. A change of their rate makes them urgent.
-        placements: number of placements of all jobs since this process started.
-        freed_groups: ids of groups that use less than before or have new limits, so that their
+        root: the flow that contains all groups without a parent.
+        groups: the flows of groups, by name of the group.
+        jobs: the flows of jobs, by id of the job.
+        changed: the flows whose usage has changed since it was last stored. The code that stores a
+            flow removes it from `changed` and resets `Flow.changed`.
+        urgent: the flows that were raised, began to accrue or got another weight since they were
+            last stored. They are stored with the next batch of events, because a restart would lose
+            the time of this change. The code that stores the flows clears this dict.
+        accrued_while_down: the flows that accrued usage while no resource manager was running, and
+            have not been stored since then. A change of their rate makes them urgent.
+        placements: the number of placements of all jobs since this process started.
+        freed_groups: the ids of groups that use less than before or have new limits, so that their
             quotas may admit blocked requests. `QuotaChecks.unblock` clears this dict.
     """
 
@@ -85,7 +88,8 @@ class FlowTree:
         self.groups: dict[str, Flow] = {}
         self.jobs: dict[str, Flow] = {}
         self.changed: dict[str, Flow] = {}
-        # Keyed by id(). The amounts are kept too, so that their id is not reused for other amounts.
+        # By `id` of the amounts. The amounts are stored, too, so that no other amounts get the same
+        # `id`.
         self._known: dict[int, tuple[Amounts, dict[str, int]]] = {}
         self.urgent: dict[str, Flow] = {}
         self.accrued_while_down: dict[str, Flow] = {}
@@ -108,18 +112,20 @@ class FlowTree:
         weight: float = 1.0,
         limits: tuple[Amounts, Amounts] = ({}, {}),
     ) -> Flow:
-        """Adds a group or changes it.
+        """Adds a group, or changes a group.
 
         Args:
-            name: name of the group.
-            parent: name of the group that contains it; empty: the root.
-            weight: share of the group relative to its siblings, from now on. Its usage per weight
-                stays the same, so past usage under another weight gives no advantage or penalty.
-            limits: maximum and minimum.
+            name: the name of the group.
+            parent: the name of the group that contains the new group; empty: the root.
+            weight: the weight of the group relative to its siblings, from now on. Its usage per
+                weight stays the same, so past usage under another weight gives no advantage or
+                penalty.
+            limits: the maximum and the minimum of the group.
 
         Raises:
             KeyError: no group has the name `parent`.
-            ValueError: the parent changes, but requests of the group wait or slots of it run.
+            ValueError: the parent changes while requests of the group wait or slots of the group
+                run.
         """
         below = self.groups[parent] if parent else self.root
         flow = self.groups.get(name)
@@ -130,10 +136,10 @@ class FlowTree:
         elif flow.parent is not below:
             self._leave(flow)
             self._join(flow, below)
-        # Usage up to now must be added to `service` before it is scaled for the new weight.
+        # Add the usage up to now to `service`, before it is scaled for the new weight.
         flow.settle(self.clock.tau)
         if weight != flow.weight:
-            # Scales service + raised by the ratio of the weights, so that usage / weight does not
+            # Scale service + raised by the ratio of the weights, so that usage / weight does not
             # change.
             flow.raised += (flow.service + flow.raised) * (weight / flow.weight - 1.0)
             flow.weight = weight
@@ -154,23 +160,23 @@ class FlowTree:
         return flow
 
     def remove_job(self, job_id: str) -> None:
-        """Removes a job. Its past usage stays counted in its groups."""
+        """Removes a job. Its past usage still counts in its groups."""
         self._remove(self.jobs.pop(job_id))
 
     def remove_group(self, name: str) -> None:
-        """Removes a group without children."""
+        """Removes a group that has no children."""
         self._remove(self.groups.pop(name))
 
     # Slots.
 
     def place(self, job_id: str, booked: Amounts, count: int, cost: float) -> None:
-        """Counts newly placed slots of a job. From now on they use quota and accrue usage.
+        """Counts newly placed slots of a job. From now on, these slots use quota and accrue usage.
 
         Args:
-            job_id: the job.
-            booked: amounts that each slot has booked.
-            count: number of slots.
-            cost: cost per second of each slot.
+            job_id: the id of the job.
+            booked: the amounts that each slot has booked.
+            count: the number of slots.
+            cost: the cost per second of each slot.
         """
         amounts: Amounts = booked
         self.placements += count
@@ -178,7 +184,7 @@ class FlowTree:
         tau = self.clock.tau
         while flow is not None:
             parent = flow.parent
-            # The same as `Flow.settle`, inlined for speed.
+            # This does what `Flow.settle` does, inlined for speed.
             if flow.rate:
                 flow.service += flow.rate * (tau - flow.since)
             # The flow begins to accrue. A restart would lose this time, so the flow is stored soon.
@@ -186,7 +192,7 @@ class FlowTree:
                 self.urgent[flow.id] = flow
             flow.since = tau
             if parent is not None and parent.children is not None:
-                # A flow that begins to wait while no sibling is active is raised to this level.
+                # If a flow begins to wait while no sibling is active, it is raised to this level.
                 parent.children.last_served = (flow.service + flow.raised) / flow.weight
             flow.rate += cost * count
             flow.running += count
@@ -196,13 +202,13 @@ class FlowTree:
             for name, amount in amounts.items():
                 used[name] = used.get(name, 0) + amount * count
             self._mark(flow)
-            # Groups count amounts in the form of limits.
+            # Groups count amounts in the form in which limits are given.
             if flow.children is None:
                 amounts = self._counted(booked)
             flow = parent
 
     def note_reuse(self, job_id: str) -> None:
-        """Records that a job was served, because one of its slots is reused for its next
+        """Records that a job was served, because one of its slots was reused for its next
         request.
         """
         self.placements += 1
@@ -213,9 +219,9 @@ class FlowTree:
         """Counts a slot that was placed before a restart.
 
         Args:
-            job_id: the job.
-            booked: amounts that the slot has booked.
-            cost: cost per second of the slot; 0: it does not accrue usage.
+            job_id: the id of the job.
+            booked: the amounts that the slot has booked.
+            cost: the cost per second of the slot; 0: the slot does not accrue usage.
         """
         for flow in self._path(job_id):
             flow.settle(self.clock.tau)
@@ -226,12 +232,12 @@ class FlowTree:
             self._mark(flow)
 
     def stop_accruing(self, job_id: str, cost: float) -> None:
-        """Stops charging for a slot, for example because it is being freed. The slot still uses
-        quota until `remove_slot`.
+        """Stops accruing usage for a slot, for example because the slot is being freed. The slot
+        still uses quota until `remove_slot`.
         """
         for flow in self._path(job_id):
             flow.settle(self.clock.tau)
-            # If the rate is 0, `resume_accruing` has called this, and the flow begins to accrue
+            # If the rate is 0, `resume_accruing` called this method, and the flow begins to accrue
             # again.
             if not flow.rate or flow.id in self.accrued_while_down:
                 self.urgent[flow.id] = flow
@@ -240,11 +246,13 @@ class FlowTree:
             self._mark(flow)
 
     def resume_accruing(self, job_id: str, cost: float) -> None:
-        """Charges again for a slot after `stop_accruing`."""
+        """Continues to accrue usage for a slot after `stop_accruing`."""
         self.stop_accruing(job_id, -cost)
 
     def remove_slot(self, job_id: str, booked: Amounts) -> None:
-        """Releases the quota of a deleted slot. `stop_accruing` must have been called before."""
+        """Releases the quota of a deleted slot. The caller must have called `stop_accruing`
+        before.
+        """
         amounts = self._counted(booked)
         for flow in self._path(job_id):
             flow.running -= 1
@@ -253,18 +261,18 @@ class FlowTree:
             # Only a group with a maximum can block requests.
             if flow.maximum:
                 self.freed_groups[flow.id] = None
-            # The order among siblings depends on the reached part of the minimum, which has
-            # changed.
+            # The reached part of the minimum has changed, and the order among siblings depends on
+            # it.
             if flow.minimum:
                 self._mark(flow)
 
     def rebook(self, job_id: str, before: Amounts, after: Amounts) -> None:
-        """Updates the quota that a slot uses.
+        """Updates the quota that a slot uses, after its booking has changed.
 
         Args:
-            job_id: the job.
-            before: amounts that the slot had booked.
-            after: amounts that the slot has booked now.
+            job_id: the id of the job.
+            before: the amounts that the slot had booked.
+            after: the amounts that the slot has booked now.
         """
         less, more = counted(before), counted(after)
         for flow in self._path(job_id):
@@ -279,11 +287,11 @@ class FlowTree:
                 self._mark(flow)
 
     def recost(self, job_id: str, before: float, after: float) -> None:
-        """Updates the cost per second of a slot that accrues.
+        """Updates the cost per second of a slot that accrues usage.
 
         Args:
-            job_id: the job.
-            before: the cost so far.
+            job_id: the id of the job.
+            before: the cost until now.
             after: the cost from now on.
         """
         if before != after:
@@ -293,18 +301,18 @@ class FlowTree:
 
     def wait(self, job_id: str, number: int, count: int) -> None:
         """Counts new pending requests. On the path to the root, each flow that had no pending
-        requests before is raised.
+        requests is raised.
 
         Args:
-            job_id: the job.
-            number: arrival number of the first request. It breaks ties with siblings.
-            count: number of new pending requests.
+            job_id: the id of the job.
+            number: the arrival number of the first request. It breaks ties with siblings.
+            count: the number of new pending requests.
         """
         flow: Flow | None = self.jobs[job_id]
         while flow is not None:
             if not flow.waiting:
                 # The tie breaker is the arrival number of the request with which the flow began to
-                # wait. So it is set only if the flow had no pending requests.
+                # wait. So set it only if the flow had no pending requests.
                 flow.tie = (number, flow.id)
                 self._raise(flow)
                 self._mark(flow)
@@ -321,7 +329,7 @@ class FlowTree:
             flow = flow.parent
 
     def activate(self, job_id: str) -> None:
-        """Makes a job active, because one of its queues has become active.
+        """Makes a job active. The caller has made one of its queues active.
 
         A group is active while at least one of its children is active. So the change stops at the
         first group that was already active.
@@ -330,21 +338,21 @@ class FlowTree:
         while flow is not None:
             flow.active += 1
             flow.moves += 1
-            # In both cases the parent's count stays: the parent already counts this flow, or the
-            # flow is paused, so the parent does not count it.
+            # In both cases the parent's count does not change: either the parent already counts
+            # this flow, or it does not count the flow because the flow is paused.
             if flow.active > 1 or flow.paused:
                 return
             self._mark(flow)
             flow = flow.parent
 
     def deactivate(self, job_id: str) -> None:
-        """Makes a job inactive, because none of its queues is active."""
+        """Makes a job inactive. None of its queues is active any more."""
         flow: Flow | None = self.jobs[job_id]
         while flow is not None:
             flow.active -= 1
             flow.moves += 1
-            # In both cases the parent's count stays: the flow is still active, or it is paused, so
-            # the parent does not count it.
+            # In both cases the parent's count does not change: either the flow is still active, or
+            # the parent does not count the flow because the flow is paused.
             if flow.active or flow.paused:
                 return
             self._mark(flow)
@@ -354,7 +362,7 @@ class FlowTree:
         """Skips a group until `resume`, even if some of its children are active."""
         group.paused = True
         self._mark(group)
-        # A parent counts active children that are not paused, so it did not count an inactive
+        # A parent counts active children that are not paused. So it does not count an inactive
         # group.
         flow = group.parent if group.active else None
         while flow is not None:
@@ -390,24 +398,24 @@ class FlowTree:
         """Sets the usage of a flow up to now, after a restart.
 
         Args:
-            flow: a group or a job.
-            service: decayed service, in cost times seconds.
-            raised: amount by which the flow was raised, in the same unit.
+            flow: the flow of a group or a job.
+            service: the decayed service, in cost times seconds.
+            raised: the amount by which the flow was raised, in cost times seconds.
         """
         scale = self.clock.scale
         flow.service, flow.raised, flow.since = service * scale, raised * scale, self.clock.tau
         self._mark(flow)
 
     def key(self, flow: Flow) -> float:
-        """Returns the scaled virtual time of a flow. It can only be compared with values of
+        """Returns the scaled virtual time of a flow. It can be compared only with the values of
         siblings at the same time.
         """
         ahead = self.lookahead_s * flow.rate * self.clock.scale
         return (flow.service_at(self.clock.tau) + flow.raised + ahead) / flow.weight
 
     def sort_key(self, flow: Flow) -> SortKey:
-        """Returns the key that orders a flow among its siblings. The smallest key is served
-        first.
+        """Returns the key that orders a flow among its siblings. The flow with the lowest key is
+        served first.
         """
         reached = fulfilment(flow.used, flow.minimum)
         if reached < 1:
@@ -415,7 +423,7 @@ class FlowTree:
         return True, self.key(flow), flow.tie
 
     def first_job(self) -> Flow | None:
-        """Returns the job that is served next; None if no job is active. From the root down, the
+        """Returns the job that is served next; None: no job is active. From the root down, the
         method follows the first child of each group.
         """
         flow: Flow | None = self.root
@@ -426,8 +434,8 @@ class FlowTree:
     # Helpers.
 
     def _counted(self, booked: Amounts) -> dict[str, int]:
-        """Returns amounts in the form of `Flow.used` of groups. The cache is keyed by the id of the
-        dict, because equal slots usually share one dict.
+        """Returns amounts in the form of `Flow.used` of groups. The `id` of the dict is the key of
+        the cache, because equal slots usually share one dict.
         """
         known = self._known.get(id(booked))
         if known is None:
@@ -464,13 +472,13 @@ class FlowTree:
             raise ValueError(f"{flow.id} has no parent, so it cannot be removed from the tree")
         if flow.active or flow.waiting or flow.running:
             raise ValueError(f"{flow.id} has pending requests or slots")
-        # The flow is inactive, so this removes it from the tournaments.
+        # The flow is inactive, so this call removes it from the tournaments.
         flow.parent.children.freshen()
         del flow.parent.children.by_id[flow.id]
         flow.parent = None
 
     def _raise(self, flow: Flow) -> None:
-        """Raises a flow that begins to wait to the level of its siblings. So the time without
+        """Raises a flow that begins to wait to the level of its siblings, so that the time without
         requests is no advantage for the flow.
         """
         parent = flow.parent
@@ -478,7 +486,8 @@ class FlowTree:
             return
         siblings = parent.children
         first = siblings.least()
-        # The level does not include the lookahead, because the sibling has not used this amount.
+        # The level does not include the lookahead, because the sibling has not used this amount
+        # yet.
         if first is not None:
             level = (first.service_at(self.clock.tau) + first.raised) / first.weight
         else:
@@ -489,7 +498,9 @@ class FlowTree:
             self.urgent[flow.id] = flow
 
     def _mark(self, flow: Flow) -> None:
-        """Marks a flow as changed, for the tournaments of its parent and for storing its usage."""
+        """Marks a flow as changed, for the tournaments of its parent and for the storing of its
+        usage.
+        """
         if not flow.changed:
             flow.changed = True
             self.changed[flow.id] = flow
@@ -502,7 +513,7 @@ class FlowTree:
             flow.service *= rescaling.factor
             flow.raised *= rescaling.factor
             flow.since = rescaling.tau(flow.since)
-        # The tournaments come last, because they compute their lines from the rescaled flows.
+        # Rescale the tournaments last, because they compute their lines from the rescaled flows.
         for flow in (self.root, *self.groups.values()):
             if flow.children is not None:
                 flow.children.rescale(rescaling)

@@ -1,5 +1,5 @@
 """Keeps the tree of resource groups: creates the groups of a new cluster, restores groups at a
-start, and lists the groups above or below a group.
+start, and lists the groups that contain a group or are in it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ DEFAULT_GROUP = "default"
 """The group of jobs that do not name a group."""
 
 DELIVERED_COUNTER = "groups_delivered"
-"""Counter that is 1 after the delivered groups were created. Operators may have deleted some of
-them later.
+"""A counter that is 1 after the delivered groups were created. An administrator may have deleted
+some of these groups later.
 """
 
 DELIVERED = (
@@ -24,7 +24,7 @@ DELIVERED = (
     ("high", 16.0, "Priority 30 (High)"),
     ("critical", 64.0, "Priority 40 (Critical)"),
 )
-"""Name, weight and description of the groups of a new cluster."""
+"""The name, weight and description of each group of a new cluster."""
 
 
 def adopt_groups(
@@ -35,18 +35,18 @@ def adopt_groups(
     *,
     time_ms: int,
 ) -> dict[str, Group]:
-    """Returns the groups at a start, by name, parents before children.
+    """Returns all groups at a start, by name. A parent comes before its children.
 
     The delivered groups are created once, at the first start. The default group is created whenever
-    it is missing. The group of a live job may not be stored, because earlier versions stored only
-    names of groups. Such a group is created at the top level, with weight 1. New groups are added
-    to `changes`.
+    it is missing. The group of a live job may be missing in the store, because earlier versions
+    stored only names of groups. Such a group is created at the top level, with weight 1. New groups
+    are added to `changes`.
 
     Args:
-        stored: the stored groups.
+        stored: the groups in the store.
         jobs: all jobs. Only live jobs need a group.
-        counters: the stored counters.
-        changes: receives the rows that the next batch stores.
+        counters: the counters in the store.
+        changes: the object that receives the rows that the next batch stores.
         time_ms: the current wall clock time.
     """
     groups = {group.name: group for group in stored}
@@ -58,7 +58,8 @@ def adopt_groups(
             changes.group(group)
 
     delivered = bool(counters.get(DELIVERED_COUNTER))
-    # Operators may have deleted delivered groups later. Only the default group must always exist.
+    # An administrator may have deleted delivered groups later. Only the default group must always
+    # exist.
     for name, weight, description in DELIVERED[:1] if delivered else DELIVERED:
         make(name, weight, description)
     if not delivered:
@@ -67,8 +68,8 @@ def adopt_groups(
         if is_live(job):
             make(job.group)
     for group in groups.values():
-        # An operator cannot delete a group that has children. So the stored data is incomplete if
-        # a parent is missing, and the group moves to the top level.
+        # A group that has children cannot be deleted. So if a parent is missing, the stored data is
+        # incomplete, and the group moves to the top level.
         if group.parent and group.parent not in groups:
             group.parent = ""
             changes.group(group)
@@ -81,7 +82,7 @@ def is_live(job: Job) -> bool:
 
 
 def in_order(groups: Mapping[str, Group]) -> list[Group]:
-    """Returns all groups, each before its children, and siblings by name."""
+    """Returns all groups. A group comes before its children, and siblings are sorted by name."""
     parts: dict[str, list[Group]] = {}
     # Sorted in reverse, because `pop` takes the last group first.
     for group in sorted(groups.values(), key=lambda group: group.name, reverse=True):
@@ -96,7 +97,7 @@ def in_order(groups: Mapping[str, Group]) -> list[Group]:
 
 
 def above(groups: Mapping[str, Group], name: str) -> Iterator[Group]:
-    """Yields the group and the groups that contain it, from the inside out."""
+    """Yields the group and the groups that contain it, beginning with the group itself."""
     group = groups.get(name)
     while group is not None:
         yield group
@@ -104,7 +105,7 @@ def above(groups: Mapping[str, Group], name: str) -> Iterator[Group]:
 
 
 def below(groups: Mapping[str, Group], name: str) -> set[str]:
-    """Returns the names of the group and of all groups inside it, at any depth."""
+    """Returns the names of the group and of all groups in it, at any depth."""
     parts: dict[str, list[str]] = {}
     for group in groups.values():
         parts.setdefault(group.parent, []).append(group.name)

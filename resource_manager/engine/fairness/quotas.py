@@ -1,15 +1,16 @@
-"""Quotas: the maximum of a group, and whether its guaranteed minimum is reached.
+"""Checks quotas: the maximum of a group, and the part of its guaranteed minimum that is reached.
 
 A quota counts the amounts that all slots in the group's subtree have booked. A slot counts from its
-placement until it is deleted, so also while it is being freed. A quota limits only new slots and
-growth. It never takes a slot away.
+placement until it is deleted, so it counts while it is being freed. A quota limits only new slots
+and growth. It never takes a slot away.
 
 Limits are possible for "cpu_milli", "best_effort_cpu_milli", "memory_bytes" (all memory parts
 together), "extended.NAME" and "device.TYPE". A dimension without a maximum is unlimited. A maximum
 of 0 admits no slot that needs this dimension.
 
-Example: a group has a maximum of 8 cores, and its slots have booked 7. A request for 2 cores is
-blocked until slots of the group end. A request for 9 cores is blocked until the maximum is raised.
+Example: a group has a maximum of 8 cores, and its slots have booked 7 cores. A request for 2 cores
+is blocked until slots of the group end. A request for 9 cores is blocked until the maximum is
+raised.
 """
 
 from __future__ import annotations
@@ -36,23 +37,25 @@ UNBOUNDED = float("inf")
 
 
 class Bounded(Protocol):
-    """The attributes of a group that quota checks use. The flows of the fairness tree have these
+    """The attributes of a group that quota checks read. The flows of the fairness tree have these
     attributes.
     """
 
     @property
     def id(self) -> str:
-        """Id of the flow, such as "group/NAME"."""
+        """The id of the flow, such as "group/NAME"."""
         ...
 
     @property
     def used(self) -> Mapping[str, int]:
-        """Amounts that all slots in the group's subtree have booked, in the form of `counted`."""
+        """The amounts that all slots in the group's subtree have booked, in the form of
+        `counted`.
+        """
         ...
 
     @property
     def maximum(self) -> Amounts:
-        """Upper limits, by dimension."""
+        """The upper limits, by dimension."""
         ...
 
 
@@ -60,7 +63,7 @@ class Bounded(Protocol):
 class QuotaBlock:
     """A limit that a request would exceed."""
 
-    group_id: str  # id of the flow
+    group_id: str  # id of the group's flow
     dimension: str
     need: int
     used: int
@@ -73,10 +76,10 @@ class QuotaBlock:
 
 
 def counted(amounts: Amounts) -> dict[str, int]:
-    """Returns amounts in the form of limits: without zeros, and with all memory parts added up as
-    "memory_bytes".
+    """Returns amounts in the form in which limits are given: without zeros, and with all memory
+    parts added up as "memory_bytes".
     """
-    # Most executors have a single memory pool. Then there are no parts to add up.
+    # Most executors have a single memory pool, so there are no parts to add up.
     if _PARTS.isdisjoint(amounts):
         return {name: amount for name, amount in amounts.items() if amount}
     found: dict[str, int] = {}
@@ -88,31 +91,31 @@ def counted(amounts: Amounts) -> dict[str, int]:
 
 
 def room(groups: Iterable[Bounded], need: Amounts, most: int) -> int:
-    """Returns how many times `need` may be added within the maximum of each of these groups.
+    """Returns how many times `need` may be added before one of these groups exceeds its maximum.
 
     Args:
-        groups: the groups that contain the job, in any order. Groups without limits have no effect.
-        need: amounts of one slot, in the form of `counted`. Only its dimensions are checked, so it
-            does not matter if another dimension is above its maximum.
-        most: upper bound of the result.
+        groups: the groups that contain the job, in any order. A group without limits has no effect.
+        need: the amounts of one slot, in the form of `counted`. Only the dimensions of `need` are
+            checked, so another dimension may be above its maximum.
+        most: the largest number to return.
     """
     for group in groups:
         for name, limit in group.maximum.items():
             amount = need.get(name, 0)
             if amount:
                 most = min(most, (limit - group.used.get(name, 0)) // amount)
-                # Negative if the maximum was lowered below the amount that is in use.
+                # The number is negative if the maximum was lowered below the amount that is in use.
                 if most <= 0:
                     return 0
     return most
 
 
 def quota_block(groups: Iterable[Bounded], need: Amounts) -> QuotaBlock | None:
-    """Returns the limit that blocks `need`; None if all groups admit it.
+    """Returns the limit that blocks `need`; None: all groups admit `need`.
 
-    If several limits block `need`, a limit that is smaller than `need` itself is returned, because
-    the end of slots does not help against such a limit. If there is no such limit, the first limit
-    that blocks is returned.
+    If several limits block `need`, the function prefers a limit that is lower than `need` itself,
+    because the end of slots does not help against such a limit. If there is no such limit, it
+    returns the first limit that blocks `need`.
     """
     found: QuotaBlock | None = None
     for group in groups:
@@ -127,13 +130,13 @@ def quota_block(groups: Iterable[Bounded], need: Amounts) -> QuotaBlock | None:
 
 
 def fulfilment(used: Amounts, minimum: Amounts) -> float:
-    """Returns the reached part of a guaranteed minimum: the largest ratio of used to guaranteed
-    amount over all dimensions. The minimum is reached if this part is 1 or more. The part is
-    infinite if there is no minimum.
+    """Returns the reached part of a guaranteed minimum: the largest ratio of used amount to
+    guaranteed amount over all dimensions. If the part is 1 or more, the minimum is reached. If
+    there is no minimum, the part is infinite.
 
     Example: if 2 of 4 cores and 0 of 8 GiB are used, the reached part is 0.5. The smallest ratio
-    (here 0) would be wrong: a group whose slots need no memory would always come first, because
-    its guaranteed memory stays unused.
+    (here 0) would be wrong, because a group whose slots need no memory would always come first: its
+    guaranteed memory stays unused.
     """
     shares = [used.get(name, 0) / amount for name, amount in minimum.items() if amount]
     return max(shares, default=UNBOUNDED)
@@ -143,20 +146,20 @@ GroupT = TypeVar("GroupT", bound=Bounded)
 
 
 class QuotaLedger:
-    """Counts, by group, the amounts of the slots that a scale-up plan has admitted. So the plan
-    requests no executors for slots that a maximum would block.
+    """Counts, by group, the amounts of the slots that a plan for new executors has admitted. So the
+    plan requests no executors for slots that a maximum would block.
     """
 
     def __init__(self) -> None:
         self._added: dict[str, dict[str, int]] = {}
 
     def admit(self, groups: Iterable[Bounded], need: Amounts, count: int) -> int:
-        """Admits up to `count` more slots, and counts them as used from now on.
+        """Admits up to `count` more slots. From now on, the admitted slots count as used.
 
         Args:
             groups: the groups that contain the job.
-            need: amounts of one slot, in the form of `counted`.
-            count: number of slots.
+            need: the amounts of one slot, in the form of `counted`.
+            count: the largest number of slots to admit.
 
         Returns:
             The number of admitted slots.
@@ -177,7 +180,7 @@ class QuotaLedger:
 
 
 def total_need(needs: Iterable[tuple[Amounts, int]]) -> dict[str, int]:
-    """Returns the sum of amounts times counts, for example over all members of a gang."""
+    """Returns the sum of amounts multiplied by counts, for example over all members of a gang."""
     found: dict[str, int] = {}
     for need, count in needs:
         for name, amount in need.items():
@@ -186,7 +189,7 @@ def total_need(needs: Iterable[tuple[Amounts, int]]) -> dict[str, int]:
 
 
 class _WithAdmitted:
-    """A group in which admitted slots count as used."""
+    """A group whose used amounts include the slots that the plan has admitted."""
 
     __slots__ = ("id", "maximum", "used")
 
@@ -201,7 +204,7 @@ class _WithAdmitted:
 
 
 def unlimited_dimension(names: Iterable[str]) -> str:
-    """Returns the first of these dimensions that cannot be limited; empty if all can be limited."""
+    """Returns the first of these dimensions that cannot be limited; empty: all can be limited."""
     for name in names:
         if name not in _NAMED and not name.startswith((EXTENDED_PREFIX, DEVICE_PREFIX)):
             return name

@@ -1,10 +1,10 @@
 """Defines flows, and orders the children of one group.
 
-A group has two kinetic tournaments over its active children. The first tournament has the children
-below their guaranteed minimum, ordered by the reached part of the minimum. These children come
-before all other children. The second tournament has all other children, ordered by virtual time
-(see `flows.py`). A child that changes is only marked *stale*. The tournaments are updated when the
-order is read the next time.
+A group has two kinetic tournaments over its active children. The first tournament contains the
+children below their guaranteed minimum, ordered by the reached part of the minimum. These children
+come before all other children. The second tournament contains all other children, ordered by
+virtual time (see `flows.py`). If a child changes, it is only marked as *stale*. The next read of
+the order updates the tournaments.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from resource_manager.engine.fairness.quotas import fulfilment
 from resource_manager.engine.fairness.tournament import Entry, Tournament
 
 SortKey = tuple[bool, float, tuple[int, str]]
-"""The key that orders siblings. The flow with the smallest key comes first. The key has three
-parts:
+"""The key that orders siblings. The flow with the lowest key comes first. The key has three parts:
 
 1. True if the minimum is reached.
 2. The virtual time if the minimum is reached, otherwise the reached part of the minimum.
@@ -32,35 +31,37 @@ parts:
 class Flow(Entry):
     """A group or a job.
 
-    Usage is stored *scaled*: each amount was multiplied by `Clock.scale` of the time when it was
-    received (see `clock.py`). Scaled amounts can only be compared with each other.
-    `FlowTree.usage` returns unscaled amounts.
+    Usage is stored *scaled*: each amount was multiplied by the value of `Clock.scale` at the time
+    when the flow received the amount (see `clock.py`). Scaled amounts can only be compared with
+    each other. `FlowTree.usage` returns amounts that are not scaled.
 
     Attributes:
-        id: "group/NAME", "job/ID" or "root".
-        name: the group's name, or the job's id.
-        parent: the group above; None for the root.
-        children: groups and jobs below a group; None for a job.
-        weight: its entitlement relative to its siblings.
-        maximum: the largest amounts that its slots may book, in the form of `quotas.counted`.
-        minimum: guaranteed amounts, in the same form.
-        service: service up to `since`, scaled.
-        raised: sum of the raises of the flow, scaled.
-        since: warped time up to which `service` is counted.
-        rate: cost per second of all slots of its subtree that accrue usage.
-        used: amounts that all slots of its subtree have booked, from placement to deletion. For
-            groups, they are in the form of `quotas.counted`.
-        running: number of slots in its subtree.
-        waiting: pending requests of its subtree, including slots that wait to grow.
-        active: for a job: 1 if it has an active queue, otherwise 0. For a group: number of active
-            children that are not paused.
-        moves: increases whenever one of the counts above changes.
-        served_ms: when one of its slots was last placed or reused; None: no slot was placed since
-            this process started.
-        stale: true if the flow changed after the last update of its parent's tournaments.
-        below_minimum: true if the flow is in the tournament of children below their minimum.
-        paused: true if the flow must be in no tournament, even if its children are active.
-        changed: true if its usage has changed since it was last stored.
+        id: the id of the flow: "group/NAME", "job/ID" or "root".
+        name: the name of the group, or the id of the job.
+        parent: the flow of the group that contains this flow; None: this flow is the root.
+        children: the groups and jobs in a group; None: this flow is a job.
+        weight: the usage to which the flow is entitled, relative to its siblings.
+        maximum: the largest amounts that the flow's slots may book, in the form of
+            `quotas.counted`.
+        minimum: the guaranteed amounts, in the form of `quotas.counted`.
+        service: the service up to `since`, scaled.
+        raised: the sum of the raises of the flow, scaled.
+        since: the warped time up to which `service` is counted.
+        rate: the cost per second of all slots in the flow's subtree that accrue usage.
+        used: the amounts that all slots in the flow's subtree have booked, from placement to
+            deletion. For groups, the amounts are in the form of `quotas.counted`.
+        running: the number of slots in the flow's subtree.
+        waiting: the number of pending requests in the flow's subtree, including slots that wait to
+            grow.
+        active: for a job: 1 if the job has an active queue, otherwise 0. For a group: the number of
+            active children that are not paused.
+        moves: a counter that rises whenever `running`, `waiting` or `active` changes.
+        served_ms: the time at which one of the flow's slots was last placed or reused; None: no
+            slot was placed since this process started.
+        stale: True if the flow has changed after the last update of its parent's tournaments.
+        below_minimum: True if the flow is in the tournament of children below their minimum.
+        paused: True if the flow must be in no tournament, even if its children are active.
+        changed: True if the flow's usage has changed since it was last stored.
     """
 
     id: str = ""
@@ -80,7 +81,7 @@ class Flow(Entry):
     active: int = 0
     moves: int = 0
     served_ms: int | None = None
-    # Kept for the tournaments of the parent, and for storing usage.
+    # The next fields are for the tournaments of the parent, and for the storing of usage.
     stale: bool = False
     below_minimum: bool = False
     paused: bool = False
@@ -97,11 +98,13 @@ class Flow(Entry):
             flow = flow.parent
 
     def service_at(self, tau: float) -> float:
-        """Returns the scaled service up to a warped time."""
+        """Returns the scaled service of the flow up to a warped time."""
         return self.service + self.rate * (tau - self.since)
 
     def settle(self, tau: float) -> None:
-        """Adds the usage up to `tau` to `service`. Must be called before the rate changes."""
+        """Adds the usage up to `tau` to `service`. The caller must call this before it changes the
+        rate.
+        """
         self.service, self.since = self.service_at(tau), tau
 
 
@@ -110,18 +113,18 @@ class FlowUsage:
     """The usage of a flow at one time, in cost times seconds."""
 
     service: float  # decayed
-    raised: float  # sum of the raises, decayed
-    lookahead: float  # expected further usage of the running slots
+    raised: float  # the sum of the raises, decayed
+    lookahead: float  # the expected further usage of the running slots
     weight: float
 
     @property
     def total(self) -> float:
-        """Usage: service plus raises."""
+        """The usage: service plus raises."""
         return self.service + self.raised
 
     @property
     def key(self) -> float:
-        """Virtual time, by which the flow is compared with its siblings."""
+        """The virtual time, by which the flow is compared with its siblings."""
         return (self.service + self.raised + self.lookahead) / self.weight
 
 
@@ -130,10 +133,10 @@ class Siblings:
 
     Attributes:
         by_id: all children, by id.
-        fair: active children that have reached their minimum, by virtual time.
-        below_minimum: active children below their minimum, by the reached part of the minimum.
-        last_served: the scaled usage per weight of the child that was served last, at the time when
-            it was served.
+        fair: the active children that have reached their minimum, by virtual time.
+        below_minimum: the active children below their minimum, by the reached part of the minimum.
+        last_served: the usage per weight (scaled) of the child that was served last, at the time
+            when this child was served.
     """
 
     __slots__ = (
@@ -156,34 +159,39 @@ class Siblings:
         self._stale: list[Flow] = []
 
     def first(self) -> Flow | None:
-        """Returns the child that is served next; None if no child is active."""
+        """Returns the child that is served next; None: no child is active."""
         if self._stale:
             self.freshen()
         tournament = self.below_minimum if self.below_minimum.count else self.fair
         return tournament.least(self._clock.tau)
 
     def second(self) -> Flow | None:
-        """Returns the child that comes second in order; None if there is none."""
+        """Returns the child that comes second in order; None: fewer than two children are
+        active.
+        """
         if self._stale:
             self.freshen()
         tau = self._clock.tau
         if not self.below_minimum.count:
             return self.fair.runner_up(tau)
-        # If only one child is below its minimum, the second child is the first of `fair`.
+        # If only one child is below its minimum, the second child in order is the first child of
+        # `fair`.
         return self.below_minimum.runner_up(tau) or self.fair.least(tau)
 
     def least(self) -> Flow | None:
-        """Returns the child with the lowest virtual time among the children that have reached their
+        """Returns the child with the lowest virtual time, of the children that have reached their
         minimum.
         """
         if self._stale:
             self.freshen()
-        # Children below their minimum are left out, because they are not ordered by usage.
+        # Leave out children below their minimum, because they are not ordered by usage.
         return self.fair.least(self._clock.tau) if self.fair.count else None
 
     def changed(self, flow: Flow) -> None:
-        """Marks a flow as stale if it is in a tournament or must be added to one."""
-        # An inactive flow without a seat is in no tournament, and must not be added to one.
+        """Marks a flow as stale if the flow is in a tournament, or must be added to a
+        tournament.
+        """
+        # An inactive flow without a seat is in no tournament, and must not be added.
         if not flow.stale and (flow.active or flow.seat >= 0):
             flow.stale = True
             self._stale.append(flow)
@@ -197,7 +205,7 @@ class Siblings:
             reached = fulfilment(flow.used, flow.minimum) if flow.minimum else inf
             below_minimum = reached < 1
             active = flow.active and not flow.paused
-            # The flow leaves its tournament if it is now inactive, or belongs to the other
+            # The flow leaves its tournament if it is inactive now, or belongs to the other
             # tournament.
             if seated and (not active or below_minimum != flow.below_minimum):
                 (self.below_minimum if flow.below_minimum else self.fair).unseat(flow, tau)
@@ -205,7 +213,7 @@ class Siblings:
             if not active:
                 continue
             if below_minimum:
-                # The reached part does not change with time, so the slope is 0.
+                # The reached part does not change as time passes, so the slope is 0.
                 flow.level, flow.slope = reached, 0.0
             else:
                 self._draw(flow)
@@ -224,15 +232,15 @@ class Siblings:
             if flow.seat >= 0 and not flow.below_minimum:
                 self._draw(flow)
         self.last_served *= rescaling.factor
-        # Both tournaments are rebuilt, because their stored times count from the old landmark.
+        # Both tournaments are built again, because the times in them count from the old landmark.
         self.fair.rebuild(self._clock.tau)
         self.below_minimum.rebuild(self._clock.tau)
 
     def _draw(self, flow: Flow) -> None:
         """Sets the line `level + slope * tau` of a flow's virtual time.
 
-        The scaled lookahead is `lookahead * rate * g`, with g = 1 + bend * tau (`clock.py`). So it
-        is a straight line in tau as well.
+        The scaled lookahead is `lookahead * rate * g`, with g = 1 + bend * tau (`clock.py`). So the
+        lookahead is a straight line in tau, too.
         """
         rate, lookahead = flow.rate, self._lookahead_s
         level = flow.service - rate * flow.since + flow.raised + lookahead * rate

@@ -1,11 +1,12 @@
 """Measures how long threads of work take, and adds these times to the durations of their job.
 
-A thread begins when its slot is granted. It ends when the job master gives the slot back, or reuses
-the slot for the next request.
+A thread begins when its slot is granted. It ends when the job master gives the slot back, or when
+it reuses the slot for the next request.
 
 A thread is not counted if its slot ends in another way: the slot is lost, taken away, or kept until
-the job ends. A thread is also not counted if its start is unknown. The start is unknown for a slot
-that a lost executor still had when it returned, and for a slot that was reused before a restart.
+the job ends. A thread is also not counted if its start is unknown. This is the case for a slot that
+a lost executor still had when the executor returned, and for a slot that was reused before a
+restart.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from resource_manager.engine.model.durations import Durations
 from resource_manager.engine.model.entities import Instant, Job, Slot, UsageRecord
 
 JOB_FLOW = "job/"
-"""Prefix of the flow ids of jobs."""
+"""Prefix of the ids of the flows of jobs."""
 
 
 def begin(slot: Slot, now_ms: int) -> None:
@@ -27,14 +28,14 @@ def begin(slot: Slot, now_ms: int) -> None:
 
 
 def end(job: Job, slot: Slot, now_ms: int) -> None:
-    """Records that the job master gave the slot back, so that its thread has ended.
+    """Records that the job master gave the slot back, so that the thread in the slot has ended.
 
     Args:
-        job: the job, whose durations are updated.
-        slot: the slot.
-        now_ms: the current monotonic time.
+        job: the job whose durations are updated.
+        slot: the slot of the thread.
+        now_ms: the present time (monotonic).
     """
-    # If the start of the thread is unknown, there is no duration to count.
+    # If the start of the thread is unknown, its duration is unknown, too.
     if slot.thread_since_ms is None:
         return
     if job.durations is None:
@@ -44,12 +45,12 @@ def end(job: Job, slot: Slot, now_ms: int) -> None:
 
 
 def note_reuse(job: Job, slot: Slot, now_ms: int) -> None:
-    """Records that a thread in the slot has ended, and that the next thread begins in this slot.
+    """Records that a thread in the slot has ended, and that the next thread begins in the slot.
 
     Args:
-        job: the job, whose durations are updated.
-        slot: the slot.
-        now_ms: the current monotonic time.
+        job: the job whose durations are updated.
+        slot: the slot of both threads.
+        now_ms: the present time (monotonic).
     """
     end(job, slot, now_ms)
     if job.durations is None:
@@ -67,13 +68,13 @@ def restore(
     """Restores durations and running threads after a restart.
 
     A running thread counts from the wall clock time at which its slot was carved. If the wall clock
-    was set back, it counts from now.
+    was set back, the thread counts from now.
 
     Args:
         jobs: all jobs, by id.
         slots: all slots.
         usage_records: the stored usage rows. The rows of jobs contain the durations.
-        at: the current time.
+        at: the present time.
     """
     for record in usage_records:
         job = jobs.get(record.flow_id.removeprefix(JOB_FLOW))
@@ -83,20 +84,20 @@ def restore(
         job = jobs.get(slot.job_id)
         if slot.state is not SlotState.ALLOCATED or slot.allocated_time_ms is None or job is None:
             continue
-        # If the job has reused slots, it is unknown when the current thread began.
+        # If the job has reused slots, the start of the current thread is unknown.
         if job.durations is None or not job.durations.handed_on:
             ran_ms = max(0, at.time_ms - slot.allocated_time_ms)
             slot.thread_since_ms = at.monotonic_ms - ran_ms
 
 
 def observed(job: Job, slots: Iterable[Slot], waiting: int, now_ms: int) -> Observed:
-    """Returns the known durations and numbers of the threads of a job.
+    """Returns the known durations of a job's threads, and the numbers of these threads.
 
     Args:
-        job: the job.
-        slots: the slots that serve its requests.
-        waiting: number of its pending requests.
-        now_ms: the current monotonic time.
+        job: the job that the threads belong to.
+        slots: the slots that serve requests of the job.
+        waiting: the number of pending requests of the job.
+        now_ms: the present time (monotonic).
     """
     since_ms = [slot.thread_since_ms for slot in slots]
     oldest_ms = min((each for each in since_ms if each is not None), default=now_ms)

@@ -1,13 +1,14 @@
 """Finds the lowest of many straight lines, at a time that only moves forward.
 
 A *kinetic tournament* (Basch, Guibas, Hershberger: "Data structures for mobile data", SODA 1997) is
-a binary tree over the entries. Each inner node stores its winner: the lower of its two children's
-winners. It also stores a time until which no winner in its subtree can change. A query before this
-time only reads the root. A later query judges again only the nodes whose time has passed. To judge
-a node means to compare its two children. If the line of an entry changes, the nodes above its leaf
-are judged. This ends at the first node where the entry neither was nor is the winner.
+a binary tree over the entries. Each inner node stores its winner: of the winners of its two
+children, the winner with the lower value. The node also stores a time until which no winner in its
+subtree can change. A query before this time reads only the root. A later query judges only the
+nodes whose time has passed. To judge a node means to compare the winners of its two children. If
+the line of an entry changes, the nodes above its leaf are judged, up to the first node where the
+entry was not the winner and is not the winner now.
 
-Example: four lines in seats 0 to 3, judged at tau = 0.
+Example: four lines are in seats 0 to 3, and are judged at tau = 0.
 
     A = 10 + 2 tau    B = 14 + 1 tau    C = 13    D = 20
 
@@ -15,7 +16,7 @@ Example: four lines in seats 0 to 3, judged at tau = 0.
     node 3 (C, D): C wins, until infinity
     node 1 (2, 3): A wins, until tau = 1.5, where A and C cross
 
-`least(1)` returns A and judges no node. `least(2)` judges only node 1: A is 14 and C is 13, so C
+`least(1)` returns A, and judges no node. `least(2)` judges only node 1: A is 14 and C is 13, so C
 wins until tau = 4. At tau = 4 the winner of node 2 may change, so both nodes are judged.
 """
 
@@ -30,11 +31,12 @@ _LEAVES_MIN = 2
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A line `level + slope * tau`. If two lines are equal, the entry with the smaller `tie` comes
-    first.
+    """A line `level + slope * tau`. If two entries have equal lines, the entry with the lower `tie`
+    comes first.
 
-    `seat` is the entry's leaf in its tournament; -1 if it is in no tournament. While an entry has a
-    seat, the caller must call `Tournament.moved` after every change of its line or tie.
+    `seat` is the position of the entry's leaf in its tournament; -1: the entry is in no tournament.
+    While an entry has a seat, the caller must call `Tournament.moved` after every change of the
+    line or of `tie`.
     """
 
     tie: tuple[int, str] = (0, "")
@@ -51,15 +53,17 @@ EntryT = TypeVar("EntryT", bound=Entry)
 
 
 class Tournament(Generic[EntryT]):
-    """A set of entries, and the lowest of them. The times that callers pass must never decrease."""
+    """A set of entries, with a search for the lowest entry. The times that callers pass must never
+    decrease.
+    """
 
     __slots__ = ("_empty", "_leaves", "_until", "_winner", "count")
 
     def __init__(self) -> None:
         self.count = 0
         self._leaves = 0
-        self._empty: list[int] = []  # seats, the lowest last
-        # winner of each node; node 1 is the root, the leaves come last
+        self._empty: list[int] = []  # free seats, the lowest last
+        # by node: its winner; node 1 is the root, and the leaves come last
         self._winner: list[EntryT | None] = []
         self._until: list[float] = []
 
@@ -67,7 +71,9 @@ class Tournament(Generic[EntryT]):
         return self.count
 
     def seat(self, entry: EntryT, tau: float) -> None:
-        """Adds an entry, in O(log n). If no leaf is free, the size of the tree is doubled first."""
+        """Adds an entry, in O(log n). If no leaf is free, the tree first grows to twice its
+        size.
+        """
         if not self._empty:
             self._grow(tau)
         entry.seat = self._empty.pop()
@@ -78,22 +84,22 @@ class Tournament(Generic[EntryT]):
     def unseat(self, entry: EntryT, tau: float) -> None:
         """Removes an entry."""
         self.count -= 1
-        # If the last entry was removed, there is nothing to judge.
+        # If this was the last entry, there is nothing to judge.
         if self.count:
             self._winner[self._leaves + entry.seat] = None
             self._climb(entry, tau)
             self._empty.append(entry.seat)
-        else:  # start with a small tree again
+        else:  # start again with a small tree
             self._leaves = 0
             self._empty, self._winner, self._until = [], [], []
         entry.seat = -1
 
     def moved(self, entry: EntryT, tau: float) -> None:
-        """Updates the tree after an entry's line or tie has changed."""
+        """Updates the tree after the line or the tie of an entry has changed."""
         self._climb(entry, tau)
 
     def least(self, tau: float) -> EntryT | None:
-        """Returns the lowest entry; None if there is none."""
+        """Returns the lowest entry; None: the tournament has no entry."""
         if not self.count:
             return None
         if self._until[1] <= tau:
@@ -101,10 +107,11 @@ class Tournament(Generic[EntryT]):
         return self._winner[1]
 
     def runner_up(self, tau: float) -> EntryT | None:
-        """Returns the second lowest entry; None if there is no second entry.
+        """Returns the second lowest entry; None: there is no second entry.
 
-        At some node, the second lowest entry lost directly to the lowest entry. So it is the winner
-        of a sibling of a node on the path from the lowest entry's leaf to the root.
+        At some node, the second lowest entry lost directly to the lowest entry. So the second
+        lowest entry is the winner of a sibling of some node on the path from the lowest entry's
+        leaf to the root.
         """
         first = self.least(tau)
         if first is None or self.count == 1:
@@ -113,7 +120,7 @@ class Tournament(Generic[EntryT]):
         least = inf
         winner, at = self._winner, self._leaves + first.seat
         while at > 1:
-            # The winner of the other child lost to the lowest entry at the parent.
+            # At the parent node, the winner of the other child lost to the lowest entry.
             other = winner[at ^ 1]
             at >>= 1
             if other is None:
@@ -124,17 +131,17 @@ class Tournament(Generic[EntryT]):
         return best
 
     def entries(self) -> list[EntryT]:
-        """Returns all entries, by seat."""
+        """Returns all entries, in order of their seats."""
         return [entry for entry in self._winner[self._leaves :] if entry is not None]
 
     def rebuild(self, tau: float) -> None:
-        """Judges all nodes. Called after all lines and the origin of times have changed."""
+        """Judges all nodes. The caller has changed all lines and the origin of times."""
         for node in range(self._leaves - 1, 0, -1):
             self._judge(node, tau)
 
     def _grow(self, tau: float) -> None:
         entries = self._winner[self._leaves :]
-        # Entries keep their seats. Only the node number of the first leaf grows.
+        # Entries keep their seats, but the number of the first leaf's node rises.
         before, self._leaves = self._leaves, max(_LEAVES_MIN, 2 * self._leaves)
         self._empty.extend(range(self._leaves - 1, before - 1, -1))
         self._winner = [None] * self._leaves + entries + [None] * (self._leaves - before)
@@ -142,8 +149,8 @@ class Tournament(Generic[EntryT]):
         self.rebuild(tau)
 
     def _climb(self, entry: EntryT, tau: float) -> None:
-        """Judges the nodes above a leaf, up to the first node where the entry neither was nor is
-        the winner.
+        """Judges the nodes above a leaf, up to the first node where the entry was not the winner
+        and is not the winner now.
         """
         winner, until = self._winner, self._until
         node = (self._leaves + entry.seat) >> 1
@@ -151,14 +158,14 @@ class Tournament(Generic[EntryT]):
             before, until_before = winner[node], until[node]
             self._judge(node, tau)
             after = winner[node]
-            # If only the time of the node has changed, the nodes above must still be judged,
-            # because they use it.
+            # If only the time of the node has changed, the nodes above it must be judged, too,
+            # because they use this time.
             if after is before and after is not entry and until[node] == until_before:
                 return
             node >>= 1
 
     def _freshen(self, node: int, tau: float) -> None:
-        """Judges this node, and the nodes below it whose time has passed."""
+        """Judges this node and the nodes below it, if their time has passed."""
         until, left = self._until, 2 * node
         if left < self._leaves:
             if until[left] <= tau:
@@ -169,7 +176,7 @@ class Tournament(Generic[EntryT]):
 
     def _judge(self, node: int, tau: float) -> None:
         """Sets the winner of a node, and the time until which the winner is valid. This is the time
-        when the two lines cross, or the earlier time when the winner of a child may change.
+        at which the two lines cross, or the earlier time at which the winner of a child may change.
         """
         winner, untils = self._winner, self._until
         left = node + node
@@ -177,15 +184,15 @@ class Tournament(Generic[EntryT]):
         until, other = untils[left], untils[left + 1]
         if other < until:  # noqa: PLR1730 -- min() would cost more than all the rest
             until = other
-        # With only one entry, no lines cross. So only a change below this node can change the
-        # winner.
+        # If there is only one entry, no lines cross. So the winner can change only after a change
+        # below this node.
         if one is None or two is None:
             winner[node] = one or two
             untils[node] = until
             return
         # `one` is lower while closing * tau < apart. The lines cross at tau = apart / closing.
         apart, closing = two.level - one.level, one.slope - two.slope
-        ahead = apart - closing * tau  # how much lower `one` is now
+        ahead = apart - closing * tau  # by how much `one` is lower now
         if ahead > 0 or (ahead == 0 and one.tie < two.tie):
             winner[node] = one
             closes = closing > 0
@@ -193,7 +200,7 @@ class Tournament(Generic[EntryT]):
             winner[node] = two
             closes = closing < 0
         if closes and (crossing := apart / closing) < until:
-            # If the crossing is not in the future, the lines are equal now, or the crossing was
-            # rounded down. Then the node is judged again at the next later time.
+            # If the crossing is not in the future, either the lines are equal now, or the crossing
+            # was rounded down. Then the node is judged again at the next later time.
             until = crossing if crossing > tau else nextafter(tau, inf)
         untils[node] = until
