@@ -1,4 +1,5 @@
-"""The asyncio client for job masters: request slots, run tasks in them, release them.
+"""Provides the asyncio client for job masters, which requests slots, runs tasks in them, and
+releases them.
 
     import finegrain_client as fg
 
@@ -264,8 +265,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Imports the batch runner, job graphs and the blocking client on first use.
 
-    They take half of the time that `import finegrain_client` would need, and most commands and job
-    masters use none of them.
+    Importing these modules takes half of the time that `import finegrain_client` would need, and
+    most commands and job masters do not use them.
     """
     if name in ("batch", "blocking", "graph", "graph_run"):
         return importlib.import_module(f"{__name__}.{name}")

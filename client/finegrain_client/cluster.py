@@ -1,7 +1,8 @@
-"""The entry point of the client: `connect` returns a `Cluster`, which creates jobs and lists state.
+"""Defines the entry point of the client: `connect` returns a `Cluster`, which creates jobs and
+lists state.
 
-`Cluster` turns pages and long polls of the protocol into plain lists and iterators. The calls that
-change the cluster are for operators and live in `admin/operations.py`.
+`Cluster` converts pages and long polls of the protocol to plain lists and iterators. Calls that
+change the cluster are for administrators, and are in `admin/operations.py`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from finegrain_client.types.providers import Providers
 from finegrain_client.types.topology import TopologyReport
 
 PAGE_SIZE = 1000
-DEVICES_PAGE_SIZE = 100  # executors; each may have many devices
+DEVICES_PAGE_SIZE = 100  # executors on one page, each of which may have many devices
 EVENTS_PAGE_SIZE = 1000
 EVENTS_WAIT_S = 20.0
 
@@ -50,15 +51,15 @@ def connect(
     credentials: str | os.PathLike[str] | Credentials | None = None,
     budget_s: float = BUDGET_DEFAULT_S,
 ) -> Cluster:
-    """Returns a client of one cluster. It opens no connection before the first call.
+    """Returns a client of one cluster. The client opens no connection before the first call.
 
     Args:
         address: "host:port" of the resource manager, or several if there are standbys. Default: the
-            environment variable FINEGRAIN_MANAGER (several separated by commas), else the addresses
-            in the credentials.
+            environment variable FINEGRAIN_MANAGER (several addresses are separated by commas),
+            otherwise the addresses in the credentials.
         credentials: the credentials file of the identity to use, or its content. Default: the file
-            that FINEGRAIN_CREDENTIALS names, else the credentials of the cluster that this user
-            runs on this host (`finegrain up`), else ~/.config/finegrain/credentials.
+            that FINEGRAIN_CREDENTIALS names, otherwise the credentials of the cluster that this
+            user runs on this host (`finegrain up`), otherwise ~/.config/finegrain/credentials.
         budget_s: longest time in seconds that one call may take, including all its retries.
 
     Raises:
@@ -116,8 +117,8 @@ class Cluster(Operations, Identities):
             group: resource group of the job; empty: "default".
             lease_s: time in seconds without contact after which the resource manager ends the job,
                 1 s to 1 day.
-            detached: if true, the job has no lease and leaving `async with` does not end it; only
-                `Job.end` does.
+            detached: if true, the job has no lease, and leaving `async with` does not end the job.
+                Only `Job.end` ends it.
 
         Raises:
             InvalidArgument: the name or the lease is not allowed.
@@ -130,8 +131,8 @@ class Cluster(Operations, Identities):
     def attach_job(self, job_id: str, *, lease_s: float = LEASE_DEFAULT_S) -> Job:
         """Returns an existing job of this client's identity, opened by its id.
 
-        Inside `async with`, `Job.requests` has its requests and slots. Leaving the context does not
-        end the job; `Job.end` does.
+        Inside `async with`, `Job.requests` has the requests and slots of the job. Leaving the
+        context does not end the job. Only `Job.end` ends it.
 
         Args:
             job_id: id of the job (`Job.job_id`).
@@ -211,12 +212,12 @@ class Cluster(Operations, Identities):
     async def host_policy(self, executor_id: str | None) -> HostPolicyStatus:
         """Returns the policy settings of an executor's host.
 
-        The result has the settings that operators made at runtime, and each setting in effect with
-        its source.
+        The result has the settings that administrators made at runtime, and each setting in effect
+        with its origin.
 
         Args:
-            executor_id: the executor; None: the settings for the whole cluster, which apply to
-                hosts without a setting of their own.
+            executor_id: the executor; None: the settings for the whole cluster, which apply to a
+                host that does not have the setting itself.
 
         Raises:
             NotFound: EXECUTOR_UNKNOWN: there is no such executor.
@@ -256,8 +257,9 @@ class Cluster(Operations, Identities):
         Args:
             job_id: return only requests of this job; empty: of all jobs.
             states: return only requests in these states; empty: requests that have not ended.
-            allocation_ids: return only these ids. Any other text of at least 4 characters stands
-                for the ids that end with it, or, if there are none, for those that begin with it.
+            allocation_ids: return only requests with these ids. A text of at least 4 characters
+                that is not an id means all ids that end with the text. If no id ends with it, the
+                text means all ids that begin with it.
 
         Raises:
             InvalidArgument: a state does not exist, or a part of an id is too short.
@@ -285,7 +287,7 @@ class Cluster(Operations, Identities):
         Args:
             include_ended: if true, also returns jobs that have ended.
             matching: return only jobs with one of these names, or with an id that begins or ends
-                with one of these texts (at least 4 characters); empty: all.
+                with one of these texts (at least 4 characters); empty: all jobs.
         """
         return await self._pages(
             lambda cluster, token, timeout_s: cluster.ListJobs(
@@ -308,13 +310,13 @@ class Cluster(Operations, Identities):
         follow: bool = False,
         newest: int = EVENTS_PAGE_SIZE,
     ) -> AsyncIterator[types.ClusterEvent]:
-        """Yields events of the cluster, oldest first; with `follow`, also waits for new ones.
+        """Yields events of the cluster, oldest first. With `follow`, also waits for new events.
 
         Args:
-            from_sequence: sequence number of the first event to yield; 0: start with the newest
-                events, in the number `newest`.
+            from_sequence: sequence number of the first event to yield; 0: start with the `newest`
+                last events.
             subject_id: yield only events about this executor, job or allocation id.
-            follow: if true, never ends, and yields events as they happen.
+            follow: if true, the iteration does not end, and yields events as they happen.
             newest: number of past events to start with if `from_sequence` is 0.
         """
         wanted, page_size = from_sequence, newest if from_sequence == 0 else EVENTS_PAGE_SIZE
@@ -334,10 +336,10 @@ class Cluster(Operations, Identities):
             for each in answer.events:
                 yield read(types.ClusterEvent, each)
             # The newest events fit into one page. Events from a given number on can fill many
-            # pages, and the last page is empty.
+            # pages. The page after the last event is empty.
             if not follow and (not wanted or not answer.events):
                 return
-            # At least 1, because 0 would mean the newest events again.
+            # Request at least number 1, because 0 would mean the newest events again.
             wanted, page_size = max(answer.next_sequence, 1), EVENTS_PAGE_SIZE
 
     async def explain(
@@ -362,7 +364,8 @@ class Cluster(Operations, Identities):
         return read(Explanation, answer)
 
     async def providers(self) -> Providers:
-        """Returns the executor shapes, and the requested executors with the reason for each.
+        """Returns the executor shapes, and the requested executors with the reason for each
+        request.
 
         All lists are empty if no provider is configured.
         """
@@ -383,7 +386,8 @@ class Cluster(Operations, Identities):
     async def advise(
         self, job_id: str, *, target_s: float | None = None, quantile: float | None = None
     ) -> ThreadAdvice:
-        """Returns into how many threads to split a job's work, given how long its threads took.
+        """Returns a number of threads into which to split a job's work, computed from the time that
+        the job's threads took.
 
         A thread is a part of the work that runs in one slot.
 

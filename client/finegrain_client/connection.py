@@ -1,7 +1,8 @@
-"""The client's gRPC channels to resource managers and executors: one per address.
+"""Keeps the client's gRPC channels to resource managers and executors, one channel per address.
 
-A channel opens on first use. Channels to executors that are not used are closed, the longest unused
-first. `finegrain/rpc/leaders.py` chooses which of several resource managers to call.
+A channel opens on first use. If too many channels to executors are unused, the client closes the
+longest unused channels. `finegrain/rpc/leaders.py` chooses which of several resource managers to
+call.
 """
 
 from __future__ import annotations
@@ -43,12 +44,14 @@ T = TypeVar("T")
 GROWTH_OF_SEVERAL = 1.5
 """Growth of the delay between two tries if there are several resource managers.
 
-With a doubling delay, the client could find a new leader only after twice the time that the
-takeover took.
+If the delay doubled, the client might find a new leader only after twice the time that the takeover
+took.
 """
 
 LEAVE_FROZEN_AFTER_S = 2.0
-"""With several resource managers, the client leaves a manager that does not answer in this time."""
+"""If there are several resource managers, the client leaves a manager that does not answer in this
+time.
+"""
 
 EXECUTOR_CHANNELS_IDLE_MAX = 64
 """Largest number of open channels to executors that no slot uses."""
@@ -62,7 +65,7 @@ class ExecutorLink:
         address: address of the executor.
         executor_id: id that the executor proves to have.
         certificate: version of the client's certificate with which the channel was opened.
-        stub: the executor's service.
+        stub: the stub of the executor's service.
     """
 
     address: str
@@ -74,15 +77,15 @@ class ExecutorLink:
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """What distinguishes this link from all others of a client."""
+        """The values that distinguish this link from all other links of a client."""
         return (self.address, self.executor_id, self.certificate)
 
 
 class Connection:
-    """All channels of one client; use it on one event loop only.
+    """All channels of one client. Use a connection only on one event loop.
 
     Attributes:
-        own: the certificate that the client shows. It is renewed in the background.
+        own: the certificate that the client shows. The client renews it in the background.
     """
 
     def __init__(
@@ -93,16 +96,16 @@ class Connection:
         file: Path | None = None,
         policy: RetryPolicy | None = None,
     ) -> None:
-        """Checks the addresses; opens no channel yet.
+        """Checks the addresses, and opens no channel yet.
 
         Args:
             addresses: "host:port" of each resource manager.
             credentials: the identity to show.
-            file: the file that the credentials come from; a renewal replaces it.
+            file: the file that the credentials come from, which a renewal replaces.
             policy: budget and delays of retries.
 
         Raises:
-            InvalidArgument: there is no address, or one is malformed.
+            InvalidArgument: there is no address, or an address is malformed.
         """
         if not addresses:
             raise InvalidArgument("address", "", "at least one address of a resource manager")
@@ -110,7 +113,7 @@ class Connection:
             check_dialable(address)
         self.policy = policy or RetryPolicy()
         self._leaders = Leaders(addresses)
-        # A new leader must be found soon after a takeover, however long the takeover takes.
+        # The client must find a new leader soon after a takeover, even if the takeover takes long.
         if self._leaders.several:
             self.policy = replace(self.policy, growth=GROWTH_OF_SEVERAL)
         self.own = OwnCertificate(credentials)
@@ -133,7 +136,7 @@ class Connection:
 
     @property
     def cluster(self) -> ClusterServiceAsyncStub:
-        """The resource manager's service for operators."""
+        """The resource manager's service for administrators."""
         stub = cluster_pb2_grpc.ClusterServiceStub(self._manager_channel())
         return cast("ClusterServiceAsyncStub", stub)
 
@@ -152,7 +155,8 @@ class Connection:
         """Makes a unary call to the resource manager, with retries.
 
         Args:
-            call: makes one try; gets the stub and the deadline in seconds.
+            call: a function that makes one try. Its arguments are the stub and the deadline in
+                seconds.
             policy: budget and delays; None: the policy of the connection.
 
         Raises:
@@ -163,7 +167,7 @@ class Connection:
     async def call_cluster(
         self, call: Callable[[ClusterServiceAsyncStub, float], Awaitable[T]]
     ) -> T:
-        """Makes a unary call to the service for operators; see `call_manager`."""
+        """Makes a unary call to the service for administrators; see `call_manager`."""
         return await self._call(lambda timeout_s: call(self.cluster, timeout_s), None)
 
     async def call_identities(
@@ -180,8 +184,10 @@ class Connection:
         """Switches to another resource manager. Returns True if it should be called at once.
 
         Args:
-            address: the resource manager that failed; nothing changes if it is not the current one.
-            error: its error; if the error names the leader, the client switches to the leader.
+            address: the address of the resource manager that failed. If this is not the current
+                address, nothing changes.
+            error: the error of the call. If the error names the leader, the client switches to the
+                leader.
         """
         return self._leaders.failed(address, error)
 
@@ -192,7 +198,7 @@ class Connection:
 
         async def once(timeout_s: float) -> T:
             nonlocal used
-            # Each try may go to another resource manager, so the address is read again.
+            # Each try may go to another resource manager, so read the address again.
             used = self.manager_address
             answer = await attempt(timeout_s)
             self.manager_answered(used)
@@ -206,11 +212,12 @@ class Connection:
         )
 
     def acquire_executor(self, address: str, executor_id: str) -> ExecutorLink:
-        """Returns a link to an executor; the caller must call `release_executor` later.
+        """Returns a link to an executor. The caller must call `release_executor` later.
 
         Args:
             address: address of the executor.
-            executor_id: its id. Nothing is sent to another server at this address.
+            executor_id: the id of the executor. If another server answers at this address, nothing
+                is sent to it.
 
         Raises:
             Unauthenticated: the client's certificate has expired.
@@ -224,19 +231,20 @@ class Connection:
             link = ExecutorLink(*key, channel, cast("TaskExecutorServiceAsyncStub", stub))
             self._links[key] = link
         link.users += 1
-        # This keeps the links in order of use, so that `release_executor` closes the oldest.
+        # Keep the links in order of use, so that `release_executor` closes the longest unused
+        # links.
         self._links.move_to_end(key)
         return link
 
     def is_current(self, link: ExecutorLink) -> bool:
-        """Returns whether a link shows the client's present certificate."""
+        """Returns True if a link uses the client's present certificate."""
         return link.certificate == self.own.version
 
     def release_executor(self, link: ExecutorLink) -> None:
         """Drops one user of a link.
 
-        Closes unused links with an earlier certificate, and those beyond the limit, longest unused
-        first.
+        Closes unused links with an earlier certificate. If there are still more unused links than
+        the limit, closes the longest unused links.
         """
         link.users -= 1
         idle = [each for each in self._links.values() if each.users <= 0]
@@ -246,18 +254,19 @@ class Connection:
                 continue
             del self._links[each.key]
             closing = asyncio.get_running_loop().create_task(each.channel.close())
-            # The event loop keeps only weak references to tasks.
+            # Keep a reference to the task, because the event loop keeps only weak references.
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
-        """Closes all channels; calls in flight are cancelled."""
+        """Closes all channels, and cancels the calls in flight."""
         await self._renewal.stop()
         channels = [
             *self._manager_channels.values(),
             *(each.channel for each in self._links.values()),
         ]
-        # This comes before the wait, so that no other call uses a channel that is being closed.
+        # Clear the channels before the wait, so that no other call uses a channel that is being
+        # closed.
         self._manager_channels.clear()
         self._links.clear()
         await asyncio.gather(*self._closing, *(each.close() for each in channels))
@@ -269,7 +278,7 @@ class Connection:
         # A channel with an earlier certificate stays open for the streams on it.
         key = (self.manager_address, self.own.version)
         if key not in self._manager_channels:
-            # A single resource manager is waited for instead: there is no other to switch to.
+            # If there is only one resource manager, wait for it, because there is no other address.
             self._manager_channels[key] = open_channel(
                 self.manager_address,
                 self.own,

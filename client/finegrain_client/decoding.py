@@ -1,6 +1,6 @@
 """Converts the servers' messages into the values of `types`, by the names of their fields.
 
-The table `read` is the only place that lists where names in the protocol and in the client differ.
+Only the table `read` lists the names that differ between the protocol and the client.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _settings(message: cpus_pb2.EffectiveHostPolicy) -> topology.HostSettings:
 
 
 def _plain(message: Any) -> dict[str, Any]:
-    """Returns a message as a dict with the field names of the protocol; integers stay integers."""
+    """Returns a message as a dict with the field names of the protocol. Integers stay integers."""
     return {
         each.name: _plain_value(getattr(message, each.name)) for each in message.DESCRIPTOR.fields
     }
@@ -115,7 +115,7 @@ def _plain_value(value: Any) -> Any:
 
 
 def _cpus(message: cluster_pb2.GetTopologyResponse) -> tuple[topology.Cpu, ...]:
-    # Sorted by cpus: the number of a core here is its position in this order.
+    # Sort the cores by cpus, because the number of a core here is its position in this order.
     cores = sorted(
         ((tuple(CpuSet.parse(core.cpus)), core) for core in message.topology.cores),
         key=lambda core: core[0],
@@ -204,7 +204,8 @@ read = Reader(
         Reading(
             host_policy.HostPolicyStatus,
             cluster_pb2.GetHostPolicyResponse,
-            {"followed_number": Via("followed_number", int)},  # None only after a change
+            # None is possible only in the answer to a change
+            {"followed_number": Via("followed_number", int)},
             given="executor_id",
         ),
         Reading(

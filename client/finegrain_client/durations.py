@@ -20,6 +20,6 @@ def duration(value_s: float | None) -> Duration | None:
     if value_s is None:
         return None
     message = Duration()
-    # Rounded, because the product of floats may be slightly below the whole number.
+    # Round, because the product of floats may be slightly below the whole number.
     message.FromMicroseconds(round(value_s * 1e6))
     return message

@@ -1,7 +1,7 @@
-"""Errors that only a job master can get; all other errors are in `finegrain.errors`.
+"""Defines the errors that only a job master can get. All other errors are in `finegrain.errors`.
 
-They say how a request, a slot or a task ended. gRPC statuses are converted to the classes of
-`finegrain.errors` in other modules.
+These errors say how a request, a slot or a task ended. Other modules convert gRPC statuses to the
+classes of `finegrain.errors`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from finegrain_client.types.status import SlotStatus
 
 
 def reason_of(text: str, otherwise: Reason) -> Reason:
-    """Returns the reason with this name, or `otherwise` if only a newer server knows it."""
+    """Returns the reason with this name; `otherwise` if this client does not know the name."""
     try:
         return Reason(text)
     except ValueError:
@@ -24,7 +24,9 @@ def reason_of(text: str, otherwise: Reason) -> Reason:
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Why one slot request was rejected: a stable code, a sentence, and its variable parts."""
+    """The reason why one slot request was rejected: a stable code, a sentence, and the variable
+    parts of the sentence.
+    """
 
     allocation_id: str
     reason: str
@@ -38,14 +40,16 @@ class Rejection:
 
 
 class RequestRejected(FinegrainError):
-    """Slot requests were rejected and will never be served; `rejections` names all of them."""
+    """Slot requests were rejected and will never be served. `rejections` names all rejected
+    requests.
+    """
 
     default_reason = Reason.INFEASIBLE_NEVER
 
     def __init__(self, rejections: Sequence[Rejection]) -> None:
         self.rejections = tuple(rejections)
-        # If a member was rejected only because of another member of its gang, its message does not
-        # help.
+        # Leave out members that were rejected only because of another member of their gang: their
+        # messages do not help.
         culprits = [each for each in rejections if each.reason != Reason.GANG_REFUSED]
         first = (culprits or self.rejections)[0]
         super().__init__(
@@ -74,7 +78,7 @@ class GangTimeout(RequestRejected, TimeoutError):
 
 def rejected(rejections: Sequence[Rejection]) -> RequestRejected:
     """Returns the error for these rejections: GangTimeout if a gang's timeout caused one."""
-    # One such rejection is enough, because a gang ends as a whole.
+    # One rejection for this reason is enough, because a gang ends as a whole.
     if any(each.reason == Reason.GANG_TIMEOUT for each in rejections):
         return GangTimeout(rejections)
     return RequestRejected(rejections)
@@ -94,7 +98,7 @@ class RequestEnded(FailedPrecondition):
 
 
 class StillWaiting(FinegrainError, TimeoutError):
-    """The request was not granted within the given time; it stays queued."""
+    """The request was not granted within the given time, and stays queued."""
 
     default_reason = Reason.NOT_YET_CONSIDERED
 
@@ -110,7 +114,7 @@ class StillWaiting(FinegrainError, TimeoutError):
 class ResizeRefused(FailedPrecondition):
     """The slot did not get the requested size.
 
-    The slot keeps its size, or another change has replaced this change.
+    The slot keeps its size, or another resize has replaced this resize.
 
     `status` is the state of the slot after the refusal.
     """
@@ -130,7 +134,7 @@ class ResizeRefused(FailedPrecondition):
 
 
 class StillResizing(FinegrainError, TimeoutError):
-    """The slot was not resized within the given time; the change stays in progress."""
+    """The slot was not resized within the given time, but the resize stays in progress."""
 
     default_reason = Reason.NOT_YET_CONSIDERED
 
@@ -167,12 +171,12 @@ class SlotLost(FinegrainError):
 
 
 class TaskNotStarted(FinegrainError):
-    """The command never ran; `reason` is for example COMMAND_NOT_FOUND or CWD_UNAVAILABLE."""
+    """The command never ran. `reason` is for example COMMAND_NOT_FOUND or CWD_UNAVAILABLE."""
 
     default_reason = Reason.START_FAILED
 
 
 class JobEnded(FailedPrecondition):
-    """The job has ended: its job master or an operator ended it, or its lease expired."""
+    """The job has ended: its job master or an administrator ended it, or its lease expired."""
 
     default_reason = Reason.JOB_ENDED

@@ -1,4 +1,4 @@
-"""Marks methods that only this package calls. They are not for users of the package."""
+"""Marks methods that only this package calls, and that users of the package must not call."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ _MARK = "finegrain_client_internal"
 
 
 def internal(function: FunctionT) -> FunctionT:
-    """Marks a method that only this package calls: the blocking client does not have it."""
+    """Marks a method that only this package calls. The blocking client does not have such a
+    method.
+    """
     function.__dict__[_MARK] = True
     return function
 
 
 def is_internal(function: Callable[..., Any]) -> bool:
-    """Returns whether `function` is marked with `internal`."""
+    """Returns True if `function` is marked with `internal`."""
     return _MARK in function.__dict__

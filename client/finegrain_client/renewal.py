@@ -1,7 +1,8 @@
-"""Renews the certificate of a client in the background, after half of its life.
+"""Renews the certificate of a client in the background, after half of its validity.
 
-The key stays the same, so that this needs no library for cryptography. Several programs may use one
-credentials file: the first one renews it, and the others read the new file.
+The key stays the same, so that a renewal needs no library for cryptography. If several programs use
+one credentials file, the first program renews the certificate, and the other programs read the new
+file.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from finegrain.rpc.own_certificate import OwnCertificate
 from finegrain.v1.identity_pb2 import IssuedCertificate
 
 LOOK_INTERVAL_S = 3_600.0
-"""Longest wait before the clock is read again, because a sleeping host delays timers."""
+"""Longest wait in seconds before the clock is read again, because a sleeping host delays timers."""
 BACKDATED_S = 7_200.0
-"""Certificates are valid from this time before their issue on, for hosts whose clocks are slow."""
+"""The time in seconds between the start of a certificate's validity and its issue, for hosts whose
+clocks are slow.
+"""
 STOPPING_S = 2.0
 """Longest time in seconds that `stop` waits for a renewal that has begun."""
 
@@ -33,10 +36,10 @@ class Renewal:
     """Keeps one certificate valid.
 
     Args:
-        own: the certificate; it is replaced.
-        file: the credentials file to replace, too; None: there is none.
-        ask: asks the resource manager for the next certificate.
-        now: returns the time in seconds since 1970 (UTC).
+        own: the certificate of the client, which is replaced.
+        file: the credentials file, which is also replaced; None: there is no file.
+        ask: a function that requests the next certificate from the resource manager.
+        now: a function that returns the time in seconds since 1970 (UTC).
     """
 
     def __init__(
@@ -55,22 +58,25 @@ class Renewal:
         self._renewing: asyncio.Task[None] | None = None
 
     def check_valid(self) -> None:
-        """Checks that the certificate is valid; first uses a newer one that the file holds.
+        """Checks that the certificate is valid. If the file contains a newer certificate, first
+        switches to this certificate.
 
         Raises:
-            Unauthenticated: it is not valid.
+            Unauthenticated: the certificate is not valid.
         """
         if self._own.credentials.problem_at(self._now()):
             self._take_newer(self._read())
         self._own.check_valid()
 
     def start(self) -> None:
-        """Starts the renewals; does nothing if they have started."""
+        """Starts the renewals. Does nothing if they were already started."""
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def stop(self) -> None:
-        """Stops. A renewal that has begun may end, because short programs would never end one."""
+        """Stops the renewals. Waits for a renewal in progress, because otherwise short programs
+        would never complete a renewal.
+        """
         task, self._task = self._task, None
         if task is None:
             return
@@ -82,7 +88,7 @@ class Renewal:
 
     @property
     def due_s(self) -> float:
-        """When the next renewal is due, in seconds since 1970 (UTC)."""
+        """The time of the next renewal, in seconds since 1970 (UTC)."""
         own = self._own.credentials
         issued_s = min(own.not_before + BACKDATED_S, own.not_after)
         return (issued_s + own.not_after) / 2
@@ -91,7 +97,7 @@ class Renewal:
         """Gets the next certificate, from the file or from the resource manager.
 
         Raises:
-            FinegrainError: the resource manager did not answer, or refused.
+            FinegrainError: the resource manager did not answer, or refused the renewal.
         """
         if self._take_newer(await asyncio.to_thread(self._read)):
             return
@@ -144,11 +150,11 @@ class Renewal:
 
     def _write(self, fresh: Credentials) -> None:
         found = self._read()
-        # Another key: the user has logged in again meanwhile.
+        # If the file has another key, the user has logged in again meanwhile, so keep the file.
         if self._file is None or found is None or found.key != fresh.key:
             return
         try:
-            # A file of another user would become one of this user.
+            # Do not replace a file of another user, because the new file would belong to this user.
             if self._file.stat().st_uid == os.geteuid():
                 write_credentials(self._file, fresh)
         except (OSError, FinegrainError) as error:

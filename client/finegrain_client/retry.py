@@ -1,10 +1,11 @@
-"""Retries of calls: the only place that decides whether a call is tried again.
+"""Retries calls. Only this module decides whether a call is tried again.
 
-UNAVAILABLE and CANCELLED are retried with capped, jittered backoff; a stopping server ends its
-calls with CANCELLED. RESOURCE_EXHAUSTED is retried after the time that the server names
-(RetryInfo). Other errors are not retried. All tries share one deadline budget. Every call of this
-client may be repeated, because the ids in it make it idempotent. Streams have no deadline;
-`resumed` continues them where they broke.
+A call that fails with UNAVAILABLE or CANCELLED is retried with capped, jittered backoff: a server
+that is stopping ends its calls with CANCELLED. After RESOURCE_EXHAUSTED, a call is retried after
+the time that the server names (RetryInfo). After other errors, a call is not retried. All tries of
+a call share one budget of time. Every call of this client may be repeated, because the ids in the
+call make it idempotent. Streams have no deadline: `resumed` continues a stream at the position
+where it broke.
 """
 
 from __future__ import annotations
@@ -38,16 +39,20 @@ REFUSALS = (
     errors.PermissionDenied,
     errors.ResourceExhausted,
 )
-"""Errors after which the call has certainly changed nothing. Other errors do not say this."""
+"""Errors after which the call has certainly changed nothing. After other errors, this is
+unknown.
+"""
 
 
 Redirect = Callable[[FinegrainError | None], bool]
-"""Switches to another server after a failure. Returns True if it should be called at once."""
+"""A function that switches to another server after a failure. It returns True if this server should
+be called at once.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How long and how often to try a call."""
+    """The time for all tries of a call, and the delays between the tries."""
 
     budget_s: float = BUDGET_DEFAULT_S  # for all tries of one call together
     first_delay_s: float = 0.1
@@ -56,7 +61,9 @@ class RetryPolicy:
 
 
 class Backoff:
-    """Exponential backoff: delays grow up to a cap; each is drawn from half to all of its value."""
+    """Exponential backoff: delays grow up to a cap, and each delay is a random part, from half to
+    all, of its value.
+    """
 
     def __init__(self, policy: RetryPolicy) -> None:
         self._policy = policy
@@ -96,8 +103,8 @@ def delay_before_retry(error: grpc.RpcError, backoff: Backoff) -> float | None:
 def was_ended_during_write(error: grpc.RpcError) -> bool:
     """True if the server ended a stream while this client was writing to it.
 
-    grpc.aio then reports an internal error of its own, and the server's status is lost. A repeated
-    call gets that status.
+    In this case, grpc.aio reports an internal error, and the server's status is lost. A repeated
+    call gets the server's status.
     """
     details = error.details() if isinstance(error, grpc.aio.AioRpcError) else ""
     return code_of(error) is grpc.StatusCode.INTERNAL and details == "Internal error from Core"
@@ -106,7 +113,8 @@ def was_ended_during_write(error: grpc.RpcError) -> bool:
 def raise_if_closed() -> None:
     """Raises an error if a call was cancelled because its channel was closed.
 
-    It returns if the call was cancelled because the current task is being cancelled.
+    If the call was cancelled because the current task is being cancelled, the function only
+    returns.
 
     Raises:
         FailedPrecondition: the channel was closed: the current task is not being cancelled.
@@ -127,12 +135,13 @@ async def call_with_retries(
     """Makes a unary call with retries and returns its answer.
 
     Args:
-        attempt: makes the call with the given deadline, in seconds.
-        where: returns the address of the server, for error messages.
+        attempt: a function that makes the call with the given deadline, in seconds.
+        where: a function that returns the address of the server, for error messages.
         policy: budget and delays.
-        after_unavailable: called before each retry with the number of failed tries so far.
-        redirect: called with the error of an unavailable server. If it returns True, the retry does
-            not wait.
+        after_unavailable: a function that is called before each retry with the number of failed
+            tries so far.
+        redirect: a function that is called with the error of an unavailable server. If it returns
+            True, the retry does not wait.
 
     Raises:
         FinegrainError: the call failed with an error that is not retried, or the budget is used up.
@@ -148,7 +157,8 @@ async def call_with_retries(
         except grpc.RpcError as error:
             delay_s = delay_before_retry(error, backoff)
             if delay_s is None or time.monotonic() + delay_s >= end:
-                # If the budget ran out, the previous failure explains more than the timeout.
+                # If the budget ran out, report the previous failure, which explains more than the
+                # timeout.
                 late = code_of(error) is grpc.StatusCode.DEADLINE_EXCEEDED
                 raise error_from_rpc(last if late and last else error, where()) from None
             last = error
@@ -179,19 +189,22 @@ async def resumed(
     redirect: Redirect | None = None,
     is_complete: Callable[[], bool] = lambda: False,
 ) -> AsyncGenerator[T, None]:
-    """Yields the messages of a server stream, and reopens it whenever it breaks or ends.
+    """Yields the messages of a server stream, and opens the stream again whenever it breaks or
+    ends.
 
-    The reader closes this generator after the last message. Alternatively, `is_complete` returns
-    True if a stream that the server ended must not be reopened.
+    To end the iteration, the reader closes this generator after the last message, or `is_complete`
+    returns True after the server has ended the stream.
 
     Args:
-        open_stream: opens the stream at the reader's current position.
-        where: returns the address of the server, for error messages.
-        policy: delays; the budget does not apply.
-        after_break: called after each break with the number of breaks since the last message.
-        redirect: called with the error that broke the stream, or None if the server ended it. If it
-            returns True, the next try does not wait.
-        is_complete: called when the server has ended the stream without an error.
+        open_stream: a function that opens the stream at the reader's current position.
+        where: a function that returns the address of the server, for error messages.
+        policy: the delays. The budget does not apply to streams.
+        after_break: a function that is called after each break with the number of breaks since the
+            last message.
+        redirect: a function that is called with the error that broke the stream, or with None if
+            the server ended the stream. If it returns True, the next try does not wait.
+        is_complete: a function that is called when the server has ended the stream without an
+            error. It returns True if the stream must not be opened again.
 
     Raises:
         FinegrainError: the stream failed with an error that is not retried.
@@ -211,7 +224,8 @@ async def resumed(
             raise_if_closed()
             raise
         finally:
-            # gRPC never collects an abandoned call, and its handler at the server would stay alive.
+            # Cancel the call, because gRPC never collects an abandoned call, and its handler at the
+            # server would continue to run.
             call.cancel()
         if error is None and is_complete():
             return

@@ -21,7 +21,8 @@ from finegrain.values.bounds import AMOUNT_MAX, CPU_MILLI_MAX
 CPU_MILLI_DEFAULT = 1000
 MEMORY_BYTES_DEFAULT = 256 * MIB
 BATCH_ITEMS_MAX = 10_000
-BATCH_BYTES_MAX = 4 * MIB - 64 * 1024  # the server allows 4 MiB; the rest is for the envelope
+# the server allows 4 MiB; 64 KiB are left for the other fields of the message
+BATCH_BYTES_MAX = 4 * MIB - 64 * 1024
 RANGE_MAX = 1_000_000
 
 _AMOUNTS = (
@@ -41,18 +42,21 @@ class DeviceHint:
     """How the devices of one type are chosen.
 
     Attributes:
-        type: "gpu", "rdma", "fpga", or a type that an operator configured.
-        vendor: vendor of the devices, such as "nvidia"; empty: any.
-        model: words that the name of their model must contain, such as "H100"; empty: any model.
+        type: "gpu", "rdma", "fpga", or a type from the configuration of executors.
+        vendor: vendor of the devices, such as "nvidia"; empty: any vendor.
+        model: words that the name of the devices' model must contain, such as "H100"; empty: any
+            model.
         labels: labels that the devices must have.
-        every: if true, the slot gets the requested amount of each such device of its host.
+        every: if true, the slot gets the requested amount of each device of its host that meets the
+            conditions.
         near: type of other devices of the slot, such as "gpu". The devices of `type` should be near
             the other devices. Empty: no such condition.
         near_required: if true, each device of `type` must be at a PCIe switch of the devices that
             `near` names.
         per_group: if true, one device of `type` is chosen at each PCIe switch of the devices that
             `near` names, as far as possible.
-        scope: all GPUs must be at one NUMA node ("numa") or PCIe switch ("pcie"); empty: anywhere.
+        scope: "numa": all GPUs must be at one NUMA node; "pcie": all GPUs must be at one PCIe
+            switch; empty: no condition.
         virtual_function: if true, the slot gets a dedicated virtual function of each device.
     """
 
@@ -88,12 +92,12 @@ class DeviceHint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotSpec:
-    """One slot request, `count` times.
+    """One slot request, or `count` equal slot requests.
 
     If neither an amount nor `require_isolation` is given, the request is *unknown*: its slot gets
-    the default slot profile of the executor. Otherwise the request is *specified*: missing CPU
-    becomes 1000 milli, and missing memory becomes 256 MiB, unless another part of memory is given.
-    Within one job, either all requests are specified or all are unknown.
+    the default slot profile of the executor. Otherwise the request is *specified*: if no CPU is
+    given, it gets 1000 milli, and if no part of memory is given, it gets 256 MiB. Within one job,
+    either all requests are specified or all are unknown.
 
     Attributes:
         cpu_milli: guaranteed CPU in thousandths of a core; also the hard limit, unless
@@ -103,11 +107,11 @@ class SlotSpec:
         managed_memory_bytes: managed memory; part of the memory limit.
         network_memory_bytes: network memory; part of the memory limit.
         extended: countable resources by name.
-        ports: number of network ports; the executor chooses them (`Slot.ports`).
+        ports: number of network ports. The executor chooses the port numbers (`Slot.ports`).
         devices: devices by name of the resource, in hundredths of a device: {"gpu": 50} is half of
             a GPU, {"gpu": 200} is two GPUs. "gpu-memory" is in bytes. docs/devices.md has all
             names.
-        device_hints: how these devices are chosen; at most one hint for each type.
+        device_hints: how the devices are chosen, with at most one hint for each type.
         require_isolation: lowest level of enforcement that the slot accepts, by dimension:
             {"memory": "kernel", "gpu-memory": "mps"}. Hosts with a lower level are not used.
             docs/devices.md has the levels.
@@ -119,21 +123,21 @@ class SlotSpec:
             (`Job.serve_offers`).
         allow_pending: if no known executor could ever host the slot, wait for a new executor.
         restart_on_loss: if the slot is lost, queue the request again at its old position.
-        restart_on_device_loss: if a device of the slot fails so that tasks cannot use it any more,
-            end the slot, and queue the request again at its old position.
+        restart_on_device_loss: if a device of the slot fails so that tasks can no longer use the
+            device, end the slot, and queue the request again at its old position.
         qos: how exclusive the slot's cpus are: "LSE" (dedicated), "LSR" (dedicated, but best-effort
             slots may also use them), "LS" (shared), "BE" (shared, best effort). LSE and LSR need
             `cpu_milli` in multiples of 1000.
         cpu_bind: which cpus the slot gets: "FullPCPUs", "SpreadByPCPUs", "ConstrainedBurst" or
             "None"; empty: the setting of the host. The policy is preferred. If ":required" is
-            appended, hosts that cannot satisfy the policy are not used.
-        cpu_exclusive: what the slot does not share with slots of the same policy: "PCPULevel"
-            (cores), "NUMANodeLevel" or "None". Empty and ":required" have the same meaning as for
-            `cpu_bind`.
+            appended, the slot is placed only on hosts that satisfy the policy.
+        cpu_exclusive: the parts of a host that the slot does not share with slots of the same
+            policy: "PCPULevel" (cores), "NUMANodeLevel" (NUMA nodes) or "None". An empty value and
+            ":required" have the same meaning as for `cpu_bind`.
         numa: placement on NUMA nodes: "SingleNUMANode" or "Restricted" (both required, unless
             ":preferred" is appended), "BestEffort" or "None"; empty: as configured for the host.
         count: number of such slots.
-        allocation_id: identity of the request, only with count 1; empty: the client generates one.
+        allocation_id: id of the request, only with count 1; empty: the client generates an id.
     """
 
     cpu_milli: int | None = None
@@ -169,8 +173,8 @@ class SlotSpec:
         object.__setattr__(self, "device_hints", tuple(self.device_hints))
         for name, amount in self.devices.items():
             _check_amount(f"devices[{name!r}]", amount)
-        # Policies are stored in their normal form, so that equal specs compare equal. The dataclass
-        # is frozen, so this needs `object.__setattr__`.
+        # Store policies in their normal form, so that equal specs compare equal. The dataclass is
+        # frozen, so set the fields with `object.__setattr__`.
         object.__setattr__(self, "qos", read_word("qos", _text("qos", self.qos), QosClass))
         for name, kind in _POLICIES.items():
             object.__setattr__(self, name, _policy(name, getattr(self, name), kind))
@@ -247,7 +251,8 @@ class SlotSpec:
         )
         heap = self.memory_bytes
         if heap is None:
-            # If the caller gives another part of memory, that part is all the memory it needs.
+            # If the caller gives another part of memory, add no default: this part is all the
+            # memory that the slot needs.
             heap = 0 if other_than_heap else MEMORY_BYTES_DEFAULT
         profile.task_heap_memory_bytes = heap
         amounts = {**self.extended, **({PORTS: self.ports} if self.ports else {})}
@@ -270,7 +275,7 @@ _STRENGTHS = {
 
 
 def _policy(name: str, value: object, kind: type[StrEnum]) -> str:
-    """Returns the policy in its normal form; empty: none is set."""
+    """Returns the policy in its normal form; empty: no policy is set."""
     text = policy_text(*read_policy(name, _text(name, value) or DEFAULT, kind))
     return "" if text == DEFAULT else text
 

@@ -1,7 +1,7 @@
-"""State files of runners: SQLite files in WAL mode, with synchronous FULL.
+"""Opens the state files of runners: SQLite files in WAL mode, with synchronous FULL.
 
-Committed changes are on disk. A file has the environment of tasks, so only its owner can read it.
-It belongs on a local disk, because WAL needs shared memory.
+Committed changes are on disk. A state file contains the environment of tasks, so only its owner can
+read it. The file must be on a local disk, because WAL needs shared memory.
 """
 
 from __future__ import annotations
@@ -43,14 +43,15 @@ def check_version(
 
     Args:
         path: the file.
-        connection: an open connection to it.
+        connection: an open connection to the file.
         what: the kind of work that the file must belong to: "batch" or "job".
         application_id: SQLite's application id of files of this kind.
         version: version of the tables that this client reads.
-        oldest: oldest version that it reads, too; None: no older one.
+        oldest: the oldest version that this client also reads; None: only `version`.
 
     Raises:
-        ConfigurationError: it is not such a state file, or has another version.
+        ConfigurationError: the file is not a state file of this kind of work, or has another
+            version.
     """
     found_id = connection.execute("pragma application_id").fetchone()[0]
     found = connection.execute("pragma user_version").fetchone()[0]
@@ -76,11 +77,12 @@ def reading(
 ) -> Iterator[sqlite3.Connection]:
     """Opens a state file for reading, even while a runner works on it.
 
-    Args: as `check_version`.
+    The arguments are those of `check_version`.
 
     Raises:
         NotFound: there is no such file.
-        ConfigurationError: it is not such a state file, or has another version.
+        ConfigurationError: the file is not a state file of this kind of work, or has another
+            version.
     """
     if not path.exists():
         raise NotFound(f"there is no state file {path}", details={"path": path})
@@ -91,7 +93,7 @@ def reading(
 
 @contextmanager
 def named(path: Path, what: str) -> Iterator[None]:
-    """Adds the file's name and advice to errors of SQLite and the file system."""
+    """Converts errors of SQLite and the file system to errors with the file's name and advice."""
     try:
         yield
     except sqlite3.DatabaseError as error:

@@ -1,1 +1,3 @@
-"""Calls for operators: drain or forget executors, release slots, change groups and settings."""
+"""Implements the calls for administrators: drain or forget executors, release slots, change groups
+and settings.
+"""

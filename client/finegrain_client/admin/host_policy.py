@@ -1,4 +1,4 @@
-"""Builds the protocol message with an operator's settings of a host."""
+"""Builds the protocol message with an administrator's settings for a host."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ WORDS: dict[str, type[StrEnum]] = {
     "default_bind": BindPolicy,
     "default_exclusive": ExclusivePolicy,
 }
-"""Settings whose value is a word, with the allowed words."""
+"""The settings whose value is a word, with the allowed words."""
 
 NOT_FOR_HOSTS: tuple[StrEnum, ...] = (BindPolicy.DEFAULT, BindPolicy.CONSTRAINED_BURST)
-"""Words that only requests may use."""
+"""The words that only requests may use."""
 
 
 def policy_message(
     words: dict[str, str | None], reserved_cpus: str | None, reserved_strict: bool | None
 ) -> cpus_pb2.HostPolicy:
-    """Returns a message with the settings to change; a setting that is None stays as it is.
+    """Returns a message with the settings to change. A setting that is None stays unchanged.
 
     Args:
         words: settings whose value is a word, by name.
-        reserved_cpus: reserved cpus as a cpu list; empty: none.
-        reserved_strict: whether slots of the shared pools may not use the reserved cpus either.
+        reserved_cpus: reserved cpus as a cpu list; empty: no reserved cpus.
+        reserved_strict: True if the shared pools must not contain the reserved cpus.
 
     Raises:
         InvalidArgument: a word is unknown, or `reserved_cpus` is not a cpu list.

@@ -1,4 +1,6 @@
-"""The calls of `Cluster` about join tokens and identities. All of them need the role operator."""
+"""Implements the calls of `Cluster` about join tokens and identities. All of them need the role
+`operator`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from finegrain_client.types.identities import Denial, NewToken, TokenStatus
 
 
 class Identities:
-    """The part of `Cluster` that lets members join, and rejects them."""
+    """The part of `Cluster` with the calls that let new members join and reject identities."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -28,10 +30,10 @@ class Identities:
             role: "executor", "operator", "viewer", "user", "metrics" or "rm".
             name: executor id, or login name; empty for the roles "metrics" and "rm".
             ttl_s: time in seconds in which the token can be used.
-            certificate_life_s: life of the certificate in seconds; 0: that of the role.
+            certificate_life_s: validity of the certificate in seconds; 0: the default of the role.
 
         Raises:
-            InvalidArgument: role, name or a time is not allowed.
+            InvalidArgument: the role, the name or a time is not allowed.
             FailedPrecondition: the resource manager has no join port.
         """
         message = pb.CreateTokenRequest(
@@ -50,7 +52,7 @@ class Identities:
         return read.each(TokenStatus, answer.tokens)
 
     async def revoke_token(self, token_id: str) -> None:
-        """Makes a token useless.
+        """Revokes a token, which then can no longer be used.
 
         Raises:
             NotFound: there is no such token.
@@ -65,7 +67,7 @@ class Identities:
 
         Args:
             subject: "ROLE/NAME", or the serial number of one certificate in hexadecimal.
-            reason: why, for other operators.
+            reason: why the identity is denied, for other administrators.
         """
         message = pb.DenyIdentityRequest(subject=subject, reason=reason)
         await self._connection.call_identities(
@@ -76,7 +78,7 @@ class Identities:
         """Withdraws the denial of an identity or a certificate.
 
         Raises:
-            NotFound: it was not denied.
+            NotFound: the identity or certificate is not denied.
         """
         message = pb.AllowIdentityRequest(subject=subject)
         await self._connection.call_identities(

@@ -1,4 +1,6 @@
-"""The calls of `Cluster` that change the cluster. All of them need the role operator."""
+"""Implements the calls of `Cluster` that change the cluster. All of them need the role
+`operator`.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ from finegrain_client.types.groups import GroupStatus
 from finegrain_client.types.host_policy import HostPolicyStatus
 
 POLL_INTERVAL_S = 20.0
-"""Seconds between two reads of a slot with a pending resize, if no event about it arrives."""
+"""Seconds between two reads of a slot with a pending resize, if no event about the slot arrives."""
 
 NO_LIMIT = -1
 """The protocol's value for "remove this limit"."""
@@ -60,13 +62,13 @@ class Operations:
     async def drain(
         self, executor_id: str, *, reason: str = "", deadline_s: float | None = None
     ) -> types.ExecutorStatus:
-        """Stops the placement of new slots on an executor; running slots continue.
+        """Stops the placement of new slots on an executor. Running slots continue.
 
         Args:
             executor_id: the executor.
             reason: text for people.
-            deadline_s: time in seconds after which the remaining slots are released; None: they are
-                not released.
+            deadline_s: time in seconds after which the resource manager releases the remaining
+                slots; None: it does not release them.
         """
         message = pb.DrainExecutorRequest(
             executor_id=executor_id,
@@ -79,7 +81,7 @@ class Operations:
         return read(types.ExecutorStatus, answer.executor)
 
     async def undrain(self, executor_id: str) -> types.ExecutorStatus:
-        """Lets an executor take new slots again."""
+        """Allows the placement of new slots on an executor again."""
         message = pb.UndrainExecutorRequest(executor_id=executor_id)
         answer = await self._connection.call_cluster(
             lambda cluster, timeout_s: cluster.UndrainExecutor(message, timeout=timeout_s)
@@ -87,7 +89,7 @@ class Operations:
         return read(types.ExecutorStatus, answer.executor)
 
     async def cordon(self, executor_id: str, device: str, *, reason: str = "") -> str:
-        """Keeps new slots from a device. Slots that already have the device keep it.
+        """Prevents that new slots get a device. Slots that already have the device keep it.
 
         Args:
             executor_id: the executor.
@@ -107,7 +109,7 @@ class Operations:
         return str(answer.uuid)
 
     async def uncordon(self, executor_id: str, device: str) -> None:
-        """Lets new slots get a device again; does nothing if the device is not cordoned.
+        """Lets new slots get a device again. Does nothing if the device is not cordoned.
 
         Args:
             executor_id: the executor.
@@ -136,9 +138,9 @@ class Operations:
         """Checks that this client may change the cluster. Changes nothing.
 
         Raises:
-            PermissionDenied: the caller is not an operator.
+            PermissionDenied: the caller does not have the role `operator`.
         """
-        # The server checks the caller before the fields of a request.
+        # Send an invalid request: the server checks the caller before the fields of the request.
         try:
             await self._connection.call_cluster(
                 lambda cluster, timeout_s: cluster.ReleaseAllocations(
@@ -164,7 +166,7 @@ class Operations:
         return outcomes
 
     async def terminate_job(self, job_id: str, *, grace_s: float | None = None) -> None:
-        """Ends a job, also a job of another job master.
+        """Ends a job, even if the job belongs to another job master.
 
         Raises:
             NotFound: JOB_UNKNOWN: there is no such job.
@@ -189,16 +191,17 @@ class Operations:
         The settings apply from the next scheduling decision on. They never stop running slots.
 
         Args:
-            name: 1 to 63 characters from a-z 0-9 . _ - of which the first is a letter or digit.
-            weight: 0.001 to 1,000,000; a group of weight 4 gets four times the share of a group of
-                weight 1.
+            name: name of the group, 1 to 63 characters from a-z 0-9 . _ - that begin with a letter
+                or digit.
+            weight: weight of the group, 0.001 to 1,000,000. A group of weight 4 gets four times the
+                share of a group of weight 1.
             parent: the parent group; empty: no parent. It can change only while the group has no
                 jobs.
             description: text for people.
             minimum: guaranteed minimum by dimension ("cpu_milli", "memory_bytes", or "extended."
                 and a name); None removes the minimum of this dimension.
             maximum: limit for all slots of the group together, by dimension. With 0, no more slots
-                start; None removes the limit of this dimension.
+                start. None removes the limit of this dimension.
 
         Raises:
             InvalidArgument: an argument is out of range.
@@ -219,7 +222,7 @@ class Operations:
         return read(GroupStatus, answer.group)
 
     async def delete_group(self, name: str) -> None:
-        """Deletes a resource group that has neither jobs nor child groups.
+        """Deletes a resource group that has no jobs and no child groups.
 
         Raises:
             NotFound: GROUP_UNKNOWN: there is no such group.
@@ -245,20 +248,20 @@ class Operations:
     ) -> HostPolicyStatus:
         """Changes policy settings of an executor's host, or of the whole cluster.
 
-        Settings that are not named stay as they are. The changed settings apply to new slots from
-        the next scheduling decision on. They survive restarts and take precedence over the
+        Settings that are not named stay unchanged. The changed settings apply to new slots from the
+        next scheduling decision on. The settings survive restarts, and have priority over the
         executor's configuration.
 
         Args:
             executor_id: the executor; None: the settings for the whole cluster.
             bind: rule for slots with dedicated cpus: "FullPCPUsOnly", "SpreadByPCPUs" or "None".
-            numa_strategy: which NUMA node to fill first: "MostAllocated", "LeastAllocated" or
+            numa_strategy: the NUMA node that is filled first: "MostAllocated", "LeastAllocated" or
                 "DistributeEvenly".
             alignment: placement of every slot on NUMA nodes: "None", "BestEffort", "Restricted" or
                 "SingleNUMANode".
-            reserved_cpus: cpus that are never dedicated to a slot, as a list ("0-1"; empty: none),
-                in addition to the cpus that the host's configuration reserves.
-            reserved_strict: whether slots of the shared pools may not use reserved cpus either.
+            reserved_cpus: cpus that are never dedicated to a slot, as a list ("0-1"; empty: no
+                cpus), in addition to the cpus that the host's configuration reserves.
+            reserved_strict: True if the shared pools must not contain the reserved cpus.
             default_bind: "FullPCPUs", "SpreadByPCPUs" or "None", for requests that name no bind
                 policy.
             default_exclusive: "PCPULevel", "NUMANodeLevel" or "None", for requests that name no
@@ -307,12 +310,13 @@ class Operations:
         Args:
             allocation_id: the slot.
             wait_for_use: see `Slot.resize`.
-            wait: if true, the call returns when the slot has changed; if false, it returns at once
-                and `SlotStatus.resizes` has the pending change.
+            wait: if true, the call returns when the slot has the new size. If false, it returns at
+                once, and `SlotStatus.resizes` has the pending change.
             timeout_s: longest time to wait in seconds; None: no limit.
 
         Raises:
-            NotFound: ALLOCATION_UNKNOWN: there is no such slot or request, or it has ended.
+            NotFound: ALLOCATION_UNKNOWN: there is no such slot or request, or the slot or request
+                has ended.
             FailedPrecondition: SLOT_NOT_READY: the request has no slot yet; INFEASIBLE_NEVER: the
                 new size is more than the executor has in total.
             ResizeRefused, StillResizing, SlotLost, InvalidArgument: see `Slot.resize`.
@@ -342,7 +346,8 @@ class Operations:
             timeout_s: see `resize`.
 
         Raises:
-            NotFound: ALLOCATION_UNKNOWN: there is no such slot or request, or it has ended.
+            NotFound: ALLOCATION_UNKNOWN: there is no such slot or request, or the slot or request
+                has ended.
             FailedPrecondition: SLOT_NOT_READY: the request has no slot yet; PARK_FAILED: the
                 executor does not park slots on these GPUs.
             ResizeRefused, StillResizing, SlotLost, InvalidArgument: see `Slot.park`.
@@ -363,7 +368,8 @@ class Operations:
             timeout_s: see `resize`.
 
         Raises:
-            NotFound: ALLOCATION_UNKNOWN: there is no such slot or request, or it has ended.
+            NotFound: ALLOCATION_UNKNOWN: there is no such slot or request, or the slot or request
+                has ended.
             FailedPrecondition: SLOT_NOT_READY: the request has no slot yet.
             ResizeRefused, StillResizing, SlotLost, InvalidArgument: see `Slot.unpark`.
         """
@@ -398,10 +404,12 @@ class Operations:
     async def withdraw_resize(self, allocation_id: str) -> types.SlotStatus:
         """Withdraws all pending changes of a slot.
 
-        If the executor has already received a change and makes it, the slot is resized back.
+        If the executor has already received a change and carries it out, the slot is then resized
+        to its old size.
 
         Raises:
-            NotFound: ALLOCATION_UNKNOWN: there is no such slot or request, or it has ended.
+            NotFound: ALLOCATION_UNKNOWN: there is no such slot or request, or the slot or request
+                has ended.
             FailedPrecondition: SLOT_NOT_READY: the request has no slot yet.
         """
         status = await self._slot(allocation_id)
@@ -419,8 +427,8 @@ class Operations:
                     status, size, wait_for_use=wait_for_use, park=change.parks
                 )
             except FailedPrecondition as error:
-                # Another change came in between. Read the slot again, to get a number above the
-                # number of that change.
+                # Another client has requested a change meanwhile. Read the slot again, to get a
+                # number above the number of that change.
                 if error.reason is not Reason.STALE_RESIZE or not tries_left:
                     raise
         raise AssertionError("the last try returns or raises")
@@ -450,7 +458,7 @@ class Operations:
     async def _resized(
         self, requested: types.SlotStatus, change: SizeChange, next_sequence: int
     ) -> types.SlotStatus:
-        """Waits for the outcome of a resize; reads the slot after every event about it."""
+        """Waits for the outcome of a resize. Reads the slot after every event about the slot."""
         status, number, message = requested, requested.resize_number, ""
         while True:
             reason = Reason.RESIZE_REFUSED if message else ""
@@ -471,14 +479,16 @@ class Operations:
                     requested.allocation_id, requested.generation, requested.executor_id, "", why
                 )
             status = request.slot
-            # The resource manager was restored from older state, and no longer knows the change.
+            # If the number is lower, the resource manager was restored from older state and no
+            # longer knows the change.
             if status.resize_number < number:
                 raise ResizeRefused(status, number, FORGOTTEN)
 
     async def _news_of(self, allocation_id: str, next_sequence: int) -> tuple[str, int]:
         """Waits for events about a slot.
 
-        Returns why a change was refused, if one was, and the next sequence.
+        Returns the reason why a change was refused (empty: no change was refused), and the next
+        sequence number.
         """
         answer = await self._events(allocation_id, next_sequence, POLL_INTERVAL_S)
         refused = [each.message for each in answer.events if each.kind == "slot_resize_refused"]
@@ -494,7 +504,7 @@ class Operations:
         message = pb.ListEventsRequest(
             from_sequence=from_sequence,
             subject_id=subject_id,
-            # The first call only needs the position, not the events.
+            # The first call needs only the position, not the events.
             page_size=1 if not from_sequence else 0,
             wait=duration(wait_s) if wait_s else None,
         )

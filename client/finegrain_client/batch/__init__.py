@@ -1,12 +1,12 @@
-"""Batches: one command for each of many threads of work, in any number of slots.
+"""Runs batches: one command for each of many threads of work, in any number of slots.
 
     spec = fg.BatchSpec(500, ["./work.sh", "{index}"], slot=fg.SlotSpec(cpu_milli=250))
     async with fg.connect() as cluster:
         outcome = await fg.BatchJob(cluster, spec, results_dir="results").run()
         outcome.check()
 
-Guarantees: commands run *at least once*, and every thread of work has *exactly one* result,
-whatever is killed and whatever runs twice. See docs/batch.md.
+Guarantees: every command runs *at least once*, and every thread of work has *exactly one* result,
+even if processes are killed or a command runs twice. See docs/batch.md.
 """
 
 from finegrain_client.batch.job import LEASE_DEFAULT_S, BatchJob

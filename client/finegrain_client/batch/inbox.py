@@ -1,4 +1,6 @@
-"""Messages to the main loop of a batch from its background tasks. Plain data."""
+"""Defines the messages that background tasks send to the main loop of a batch. The messages are
+plain data.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ class AttemptEnded:
 
 @dataclass(frozen=True, slots=True)
 class SubmissionFailed:
-    """The submission of requests failed. `error` is None if it may be tried again."""
+    """The submission of requests failed. `error` is None if the submission may be tried again."""
 
     first: int
     count: int
@@ -28,7 +30,7 @@ class SubmissionFailed:
 
 @dataclass(frozen=True, slots=True)
 class ReuseAnswered:
-    """The resource manager's answers whether slots may be reused."""
+    """The resource manager's answers to the question whether slots may be reused."""
 
     answers: list[tuple[SlotKey, int, bool]]
 
@@ -47,7 +49,7 @@ class CommandStarted:
 
 @dataclass(frozen=True, slots=True)
 class WakeUp:
-    """The session was asked to stop."""
+    """The session must stop."""
 
 
 InboxMessage = (

@@ -1,7 +1,7 @@
-"""The handle of a batch: run it, resume it, cancel it.
+"""Defines the handle of a batch, which runs, resumes and cancels the batch.
 
-It finds the state file of the batch and makes sure that only one runner works on it; `runner.py`
-does the work.
+The handle finds the state file of the batch, and ensures that only one runner works on the batch.
+`runner.py` does the work.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class BatchJob:
     `BatchJob(cluster, spec).run()` runs a new batch. `BatchJob(cluster, state_file=...).run()`
     resumes a batch whose runner was killed, stopped or cancelled.
 
-    The command of a thread runs *at least once*. It runs again if its slot was lost, if it failed
-    and is retried, or as a second run of a straggler. A thread has *exactly one* result, which is
-    on disk before its slot is reused or released. If a command must not run twice, it must check
-    this itself.
+    The command of a thread runs *at least once*. It runs again if the slot was lost, if the command
+    failed and is retried, or as a second run of a straggler. A thread has *exactly one* result,
+    which is on disk before its slot is reused or released. If the work must not be done twice, the
+    command must check this itself.
 
     If a runner is killed, its slots and tasks continue until the job's lease (`lease_s`) expires. A
-    runner that starts within this time takes them over, with all output. A runner that starts later
-    registers a new job, and runs the threads without a result again.
+    runner that starts within this time takes over the slots and tasks, with all output. A runner
+    that starts later registers a new job, and runs all threads again that have no result.
 
     Attributes:
         state_file: path of the file with the state of the batch. Only its owner can read the file.
@@ -92,7 +92,7 @@ class BatchJob:
 
     @property
     def spec(self) -> BatchSpec:
-        """The spec of the batch; read from the state file if it was not given.
+        """The spec of the batch. If no spec was given, it is read from the state file.
 
         Raises:
             NotFound, ConfigurationError: the file does not exist, or is not a state file.
@@ -122,12 +122,12 @@ class BatchJob:
     ) -> BatchOutcome:
         """Works on the batch until every thread has its result, or the batch is stopped.
 
-        If this call is cancelled, it first does the same as `cancel`. If it raises another error,
-        slots and tasks stay for the next runner.
+        If this call is cancelled, it first cancels the batch, as `cancel` does. If it raises
+        another error, slots and tasks stay for the next runner.
 
         Args:
-            on_progress: called at most five times a second; it must not block.
-            retry_failed: if true, threads that have failed and had no retries left run again.
+            on_progress: a function that is called at most five times a second. It must not block.
+            retry_failed: if true, threads that have failed and have no retries left run again.
 
         Returns:
             How the batch ended.
@@ -156,10 +156,11 @@ class BatchJob:
             raise
 
     async def cancel(self) -> None:
-        """Cancels the batch: its requests, slots and tasks. Returns when that is done.
+        """Cancels the batch with its requests, slots and tasks. Returns when all of them have
+        ended.
 
-        Results so far are kept, and another `run` continues with the rest. If no runner works on
-        the batch, this ends the job that its last runner left.
+        Results so far are kept, and another `run` continues with the remaining threads. If no
+        runner works on the batch, this method ends the job that the last runner left.
 
         Raises:
             AlreadyExists: STORE_IN_USE: another process works on the batch.
@@ -168,15 +169,16 @@ class BatchJob:
         await self._end("cancel")
 
     async def leave(self) -> None:
-        """Ends this runner, and leaves slots and tasks as they are. Returns when that is done.
+        """Ends this runner, and leaves slots and tasks as they are. Returns when the runner has
+        ended.
 
-        A runner that starts before the lease ends takes them over.
+        A runner that starts before the lease ends takes over the slots and tasks.
         """
         if self._running is not None:
             await self._end("leave")
 
     def results(self, *, failed_only: bool = False) -> Iterator[ThreadResult]:
-        """Returns the results so far, ordered by index; at most one per thread.
+        """Returns the results so far, ordered by index, with at most one result per thread.
 
         Raises:
             NotFound, ConfigurationError: see `read_status`.
@@ -189,7 +191,7 @@ class BatchJob:
         state = await asyncio.to_thread(self._open)
         self._spec = state.spec
         try:
-            # This comes before the runner reads the state, so that these threads run again.
+            # Do this before the runner reads the state, so that these threads run again.
             if retry_failed:
                 await asyncio.to_thread(state.forget_failures)
             self._runner = Runner(
@@ -199,7 +201,8 @@ class BatchJob:
             self._wake(self._stop_mode)
             return await self._runner.run()
         except OSError as error:
-            # TimeoutError is an OSError, so errors of this package get here, too.
+            # Some errors of this package are also OSErrors (TimeoutError is an OSError), so raise
+            # them unchanged.
             if isinstance(error, FinegrainError):
                 raise
             raise _not_kept(state, error) from error
@@ -214,7 +217,8 @@ class BatchJob:
     async def _end(self, stop_mode: str) -> None:
         if self._running is not None and not self._running.done():
             self._wake(stop_mode)
-            # `wait` does not raise the error of the run: the error belongs to the caller of `run`.
+            # Use `wait`, which does not raise the error of the run, because only the caller of
+            # `run` must get the error.
             await asyncio.wait([self._running])
             return
         state = await asyncio.to_thread(StateFile.open, self.state_file)

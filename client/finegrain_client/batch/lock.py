@@ -1,6 +1,6 @@
-"""The lock that lets only one runner work on a batch.
+"""Implements the lock because of which only one runner works on a batch.
 
-The kernel releases it when the process ends.
+The kernel releases the lock when the process ends.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from finegrain.errors import AlreadyExists, Reason
 
 TRIES_MAX = 5
 RETRY_DELAY_S = 0.05
-"""Wait between tries: `runner_of` in another process holds the lock for a moment."""
+"""Wait in seconds between tries, because `runner_of` in another process may have the lock for a
+moment.
+"""
 
 
 def lock_path(path: Path) -> Path:
-    """Returns the path of the lock file, which also names the owner of the lock."""
+    """Returns the path of the lock file. The file also contains the name of the lock's owner."""
     return path.with_name(path.name + ".lock")
 
 
@@ -30,9 +32,10 @@ def runner_of(path: Path) -> dict[str, Any] | None:
     try:
         descriptor = os.open(lock_path(path), os.O_RDONLY)
     except (FileNotFoundError, PermissionError):
-        return None  # the state file is not readable either, and its reader reports the error
+        # the state file is not readable either, and the function that reads it reports the error
+        return None
     try:
-        # A shared lock, so that several readers never take each other for a runner.
+        # Take a shared lock, so that a reader does not take another reader for a runner.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return None
     except BlockingIOError:
@@ -42,7 +45,8 @@ def runner_of(path: Path) -> dict[str, Any] | None:
 
 
 def take_lock(path: Path) -> int:
-    """Takes the lock, which lasts until the descriptor is closed or the process ends.
+    """Takes the lock, and returns its descriptor. The lock ends when the descriptor is closed or
+    the process ends.
 
     Raises:
         AlreadyExists: STORE_IN_USE: another runner has the lock.
@@ -65,17 +69,18 @@ def take_lock(path: Path) -> int:
             details={"path": path, "pid": owner.get("pid"), "host": owner.get("host")},
         )
     owner = {"pid": os.getpid(), "host": socket.gethostname(), "began": _start_ticks(os.getpid())}
-    # The file stays when the lock is released. Removing it could let two processes lock two files.
+    # Never remove the file: if it were removed, two processes could lock two different files.
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, json.dumps(owner).encode(), 0)
     return descriptor
 
 
 def _lock_owner(descriptor: int) -> dict[str, Any]:
-    """Returns the owner according to the lock file; empty if the owner has not written it yet.
+    """Returns the owner that the lock file names; empty if the present owner has not written the
+    file yet.
 
     Until the owner writes the file, the file names the previous owner. The pid of the previous
-    owner may belong to another process by now, so the start time of the process must also match.
+    owner may now belong to another process, so the start time of the process must also match.
     """
     try:
         found = json.loads(os.pread(descriptor, 4096, 0))
@@ -87,7 +92,7 @@ def _lock_owner(descriptor: int) -> dict[str, Any]:
 
 
 def _start_ticks(pid: int) -> str:
-    """Returns when a process started, in clock ticks since the host's boot; empty: unknown."""
+    """Returns the start time of a process, in clock ticks since the host's boot; empty: unknown."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:

@@ -1,8 +1,10 @@
-"""The output of threads of work: files in the results folder, and the last bytes in the state file.
+"""Stores the output of threads of work: files in the results folder, and the last bytes in the
+state file.
 
-Each attempt writes to its own files, which are opened for each chunk. Keeping them open would need
-too many descriptors, because ten thousand attempts may run. The files of the attempt that counts
-are synced and renamed before its result is recorded, so that they are complete.
+Each attempt writes to its own files. The files are opened for each chunk, because ten thousand
+attempts may run, and open files would need too many descriptors. When an attempt counts as the
+result of its thread, its files are synced and renamed before the result is recorded, so that the
+files are complete.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ TAIL_BYTES = 1_000
 """Number of bytes at the end of each stream that the state file keeps."""
 
 MISSING = b"\n[finegrain: %d bytes are missing here: OUTPUT_LOST]\n"
-"""Marks a gap, where the executor dropped output beyond the limit."""
+"""Marks a gap in the output, where the executor dropped output beyond the limit."""
 
 SYNCS_AT_ONCE = 32
 
@@ -37,10 +39,10 @@ class Output:
         self._tails: dict[StreamName, bytes] = {}
 
     def take(self, chunk: OutputChunk) -> None:
-        """Appends a chunk; chunks must come in order.
+        """Appends a chunk. The chunks must come in order.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the chunk cannot be written.
         """
         data = chunk.data
         if chunk.missing_bytes:
@@ -50,8 +52,8 @@ class Output:
             return
         first = chunk.stream not in self._begun
         self._begun.add(chunk.stream)
-        # The first chunk truncates the file: a runner that takes over the attempt reads its output
-        # from the start.
+        # Truncate the file at the first chunk: a runner that takes over the attempt reads the
+        # output from the start.
         with self._part(self._folder, chunk.stream).open("wb" if first else "ab") as file:
             file.write(data)
 
@@ -60,21 +62,24 @@ class Output:
         return self._tails.get(stream, b"")
 
     def publish(self) -> None:
-        """Makes this attempt's files the thread's files, because this attempt counts.
+        """Makes this attempt's files the thread's files. The caller has decided that this attempt
+        counts.
 
         Raises:
-            OSError: they cannot be written.
+            OSError: the files cannot be written.
         """
         if self._folder is None:
             return
         for stream in STREAMS:
             final = self._folder / f"{self._thread}.{stream}"
             if stream not in self._begun:
-                final.unlink(missing_ok=True)  # left by an attempt whose result was not recorded
+                # a file that is left by an attempt whose result was not recorded
+                final.unlink(missing_ok=True)
                 continue
             part = self._part(self._folder, stream)
             with part.open("rb") as file:
-                # The content is synced before the rename: a file with its final name is complete.
+                # Sync the content before the rename, so that a file with its final name is
+                # complete.
                 os.fdatasync(file.fileno())
             part.rename(final)
 
@@ -92,12 +97,12 @@ def publish_all(folder: Path | None, outputs: Sequence[Output]) -> None:
     """Publishes many attempts in parallel, because a file system combines concurrent syncs.
 
     Raises:
-        OSError: they cannot be written.
+        OSError: the files cannot be written.
     """
     if folder is None or not outputs:
         return
     with ThreadPoolExecutor(min(len(outputs), SYNCS_AT_ONCE)) as pool:
-        # All are submitted before the first wait; otherwise they would run one after the other.
+        # Submit all before the first wait, because otherwise they would run one after the other.
         for done in [pool.submit(each.publish) for each in outputs]:
             done.result()
     # The renames are durable only after a sync of the folder.
@@ -109,7 +114,9 @@ def publish_all(folder: Path | None, outputs: Sequence[Output]) -> None:
 
 
 def sweep(folder: Path | None) -> None:
-    """Removes files of an earlier runner's attempts; output of running attempts is read again."""
+    """Removes the files of an earlier runner's attempts. The output of running attempts is read
+    again.
+    """
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         for left in folder.glob(f"*{PART}"):

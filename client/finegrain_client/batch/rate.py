@@ -1,6 +1,6 @@
-"""The speed of a batch: durations of its threads, stragglers, and the expected end.
+"""Computes the speed of a batch: durations of its threads, stragglers, and the expected end.
 
-This module uses no clock: callers pass the time.
+This module reads no clock: callers pass the time.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from datetime import datetime, timedelta
 from finegrain_client.batch.values import Estimate
 
 BASIS_MIN = 5
-"""Number of threads that must have ended before another one can be a straggler."""
+"""Number of threads that must have ended before another thread can be a straggler."""
 
 STRAGGLERS_MIN_S = 0.5
-"""A thread that has run for a shorter time is no straggler: a second run would cost more."""
+"""A thread that has run for a shorter time in seconds is never a straggler, because a second run
+would cost more.
+"""
 
 
 class Rate:
@@ -30,7 +32,7 @@ class Rate:
         return len(self._sorted)
 
     def add(self, duration_s: float) -> None:
-        """Adds the duration of one more thread. Linear in the number of durations."""
+        """Adds the duration of one more thread. Cost: linear in the number of durations."""
         insort(self._sorted, duration_s)
         self._sum_s += duration_s
 
@@ -46,9 +48,9 @@ class Rate:
         return self._sorted[max(0, math.ceil(part * len(self._sorted)) - 1)]
 
     def straggler_after_s(self, factor: float, threads: int) -> float | None:
-        """Returns the run time after which a thread is a straggler; None: too few are done.
+        """Returns the run time after which a thread is a straggler; None: too few threads are done.
 
-        Too few means fewer than half of the threads, or than `BASIS_MIN`.
+        Too few means fewer than half of the threads, or fewer than `BASIS_MIN`.
 
         Args:
             factor: multiple of the 0.95 quantile of the durations.
@@ -61,26 +63,28 @@ class Rate:
     def estimate(
         self, now: datetime, *, to_run: int, running_s: Sequence[float], at_once: int
     ) -> Estimate | None:
-        """Estimates when all threads will be done; None if no thread is done or none runs.
+        """Estimates when all threads will be done. Returns None if no thread is done or no thread
+        runs.
 
-        The work left, at the mean duration of the finished threads, is divided by the number of
-        running threads. A running thread takes at least another tenth of the mean, and the result
-        is at least the longest time that a running thread has left. Example: mean 10 s, 4 threads
-        to run, 2 running for 6 s and 12 s: (4 * 10 + 4 + 1) / 2 = 22.5 s.
+        The estimate is the remaining work, at the mean duration of the finished threads, divided by
+        the number of running threads. A running thread is assumed to take at least another tenth of
+        the mean. The result is at least the longest remaining time of a running thread. Example:
+        mean 10 s, 4 threads to run, 2 running for 6 s and 12 s: (4 * 10 + 4 + 1) / 2 = 22.5 s.
 
         Args:
             now: the current time.
             to_run: number of threads that have not started.
-            running_s: how long each running thread has run, in seconds.
-            at_once: number of threads that run at the moment.
+            running_s: the time for which each running thread has run, in seconds.
+            at_once: number of threads that run at present.
         """
         if not self._sorted or not at_once:
             return None
         mean_s = self.mean_s
-        # A thread that is already late gives no information about when it ends.
+        # Assume a tenth of the mean for a thread that is already late, because its end is unknown.
         left_of = [max(mean_s - each, mean_s * 0.1) for each in running_s]
         work_s = to_run * mean_s + sum(left_of)
-        # The thread with the most time left must still end, however many slots there are.
+        # The thread with the longest remaining time must end in any case, even if there are many
+        # slots.
         remaining_s = max(work_s / at_once, max(left_of, default=0.0))
         basis = (
             f"the {len(self._sorted)} done so far took {mean_s:.3g} s on average (95 % of them at "

@@ -1,4 +1,4 @@
-"""The progress of a batch: reported to the caller and saved in the state file, at intervals."""
+"""Reports the progress of a batch to the caller, and saves it in the state file, at intervals."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ class Report:
         self.progress = Progress(BatchState.OPEN, threads, 0, 0, 0, threads)
 
     def before_write(self, session: Session, changes: Changes) -> None:
-        """Updates the progress and adds it to `changes`, at intervals; the caller writes them."""
+        """Updates the progress, and adds it to `changes` at intervals. The caller writes the
+        changes.
+        """
         now = time.monotonic()
         if now - self._reported_s >= REPORT_INTERVAL_S:
             self._reported_s = now
@@ -66,7 +68,7 @@ class Report:
             state: final state of the batch.
             done: number of threads that are done.
             failed: number of threads that have failed for good.
-            why: why the runner ends; empty if every thread has its result.
+            why: the reason why the runner ends; empty if every thread has its result.
         """
         left = self.progress.threads - done - failed
         self.progress = replace(
@@ -90,7 +92,9 @@ class Report:
         return Changes(meta=self._kept_progress())
 
     async def watch_cluster(self) -> None:
-        """Polls the capacity of the cluster, for `share_of`, and whether the cluster answers."""
+        """Polls the capacity of the cluster for `share_of`, and checks whether the cluster
+        answers.
+        """
         while True:
             trouble = ""
             try:
@@ -145,7 +149,7 @@ class Report:
 def share_of(slots: BatchSlots, total: Mapping[str, int]) -> float | None:
     """Returns the dominant share: the largest fraction that the slots have of any dimension.
 
-    None if the cluster's capacity is unknown.
+    The result is None if the cluster's capacity is unknown.
     """
     held: dict[str, int] = {"cpu_milli": 0, "memory_bytes": 0}
     for slot in slots.held:

@@ -1,4 +1,6 @@
-"""The rows of a batch's state file, except results: jobs, submissions, attempts. Plain data."""
+"""Defines the rows of a batch's state file, except results: jobs, submissions, attempts. The rows
+are plain data.
+"""
 
 from __future__ import annotations
 
@@ -57,16 +59,16 @@ class Changes:
 
 @dataclass(slots=True)
 class Known:
-    """The state with which a runner starts: open attempts, and counts of the past."""
+    """The state with which a runner starts: open attempts, and counts of earlier attempts."""
 
     final: dict[int, ThreadState] = field(default_factory=dict)
     attempts: dict[int, int] = field(default_factory=dict)  # number of attempts so far, by thread
     failures: dict[int, int] = field(default_factory=dict)
     losses: dict[int, int] = field(default_factory=dict)
-    durations_s: list[float] = field(default_factory=list)  # of threads that are done
+    durations_s: list[float] = field(default_factory=list)  # durations of threads that are done
     job: JobRow | None = None  # the last job
-    # The following is about the last job, unless it is known to have ended:
+    # The fields below describe the last job, unless it is known that this job has ended.
     submitted: list[SubmittedRow] = field(default_factory=list)
-    open: list[AttemptRow] = field(default_factory=list)  # outcome unknown
+    open: list[AttemptRow] = field(default_factory=list)  # attempts whose outcome is unknown
     lost: list[AttemptRow] = field(default_factory=list)
-    used: set[tuple[str, int]] = field(default_factory=set)  # slots that have run something
+    used: set[tuple[str, int]] = field(default_factory=set)  # slots that have run a thread

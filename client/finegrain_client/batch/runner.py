@@ -1,8 +1,8 @@
-"""The runner of a batch: it works with one job after another, until every thread has its result.
+"""Runs a batch, with one job after another, until every thread has its result.
 
-It takes over the job of an earlier runner, or registers a new one. It ends the job when the batch
-is done, stopped or cancelled. If the runner fails, or `BatchJob.leave` is called, the job stays for
-the next runner.
+The runner takes over the job of an earlier runner, or registers a new job. It ends the job when the
+batch is done, stopped or cancelled. If the runner fails, or `BatchJob.leave` is called, the job
+stays for the next runner.
 """
 
 from __future__ import annotations
@@ -39,14 +39,16 @@ T = TypeVar("T")
 
 FAILURES_SHOWN = 10
 ENDING = "ending"
-"""Key in the state file for the job that a runner has started to end."""
+"""Key in the state file under which a runner stores the number of the job that it ends."""
 
 ENDING_S = 20.0
-"""Longest time in seconds to try to end the job. If that fails, the lease ends the job later."""
+"""Longest time in seconds to try to end the job. If this fails, the job ends later when its lease
+expires.
+"""
 
 
 class _StopRequested(Exception):
-    """The runner was asked to stop."""
+    """The runner must stop."""
 
 
 class Runner:
@@ -67,7 +69,8 @@ class Runner:
         self._cluster = cluster
         self._state = state
         self._lease_s = lease_s
-        # With one thread, writes keep their order, and only one call uses the connection at a time.
+        # Use one thread, so that writes keep their order, and only one call uses the connection at
+        # a time.
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="finegrain-batch")
         self._session: Session | None = None
         self._stop_mode = ""
@@ -87,8 +90,8 @@ class Runner:
             while stop_reason is None:
                 known = await self._on_disk(self._state.known)
                 if len(known.final) == self._state.spec.threads:
-                    # The last runner may have been killed after the last result, and before it
-                    # ended its job.
+                    # The last runner may have been killed after it had stored the last result, but
+                    # before it had ended its job.
                     await self._end_leftover_job(known)
                     stop_reason = ""
                 elif self._stop_mode:
@@ -110,7 +113,7 @@ class Runner:
             stop_mode: "cancel": release all slots and end the job. "leave": keep slots, tasks and
                 the job for the next runner.
         """
-        # The first request to stop counts.
+        # Only the first request to stop has an effect.
         self._stop_mode = self._stop_mode or stop_mode
         self._stop_requested.set()
         if self._session is not None:
@@ -120,7 +123,8 @@ class Runner:
         """Works with one job until this job or the batch ends.
 
         Returns:
-            Why the batch stops ("" if it is done), or None if another job must continue it.
+            The reason why the batch stops (empty if the batch is done), or None if another job must
+            continue the batch.
         """
         async with AsyncExitStack() as stack:
             try:
@@ -137,7 +141,7 @@ class Runner:
                 self._state, scheduler, slots, row, disk=self._disk, notify=self.report.before_write
             )
             self._session = session
-            # The request to stop may have come while the job was being registered.
+            # `wake` may have been called while the job was being registered.
             if self._stop_mode:
                 session.wake(self._stop_mode)
             try:
@@ -146,8 +150,8 @@ class Runner:
                 return await self._why_job_ended(ended.error, row)
             finally:
                 self._session = None
-            # After an error of the session, the code below does not run: the job stays for the next
-            # runner.
+            # After an error of the session, the code below does not run, so that the job stays for
+            # the next runner.
             if session.stop_mode != "leave":
                 await self._end_job(job, row)
             return scheduler.stopping
@@ -169,16 +173,17 @@ class Runner:
             return await stack.enter_async_context(job)
 
         job = await retry_until_answered(register, "registering the batch's job")
-        job.detached = True  # from now on, only the runner ends the job, not the end of the context
+        # from now on, only the runner ends the job; leaving the context does not
+        job.detached = True
         return job, await self._on_disk(partial(self._state.add_job, job.job_id))
 
     async def _why_job_ended(self, error: FinegrainError, row: JobRow) -> str | None:
         if not isinstance(error, JobEnded):
-            # The watch stream has failed, but the job may still exist. So `run` attaches again.
+            # The watch stream has failed, but the job may still exist, so let `run` attach again.
             return None
         await self._on_disk(partial(self._state.end_job, row.number))
         reason = error.details.get("end_reason", "")
-        # If a runner had begun to end the job, no operator ended it.
+        # If a runner had begun to end the job, the runner has ended it, not an administrator.
         ours = await self._on_disk(partial(self._state.meta, ENDING)) == str(row.number)
         if reason in (Reason.TERMINATED, Reason.ENDED) and not ours:
             return f"its job was ended from outside the batch: {error.message}"
@@ -203,15 +208,16 @@ class Runner:
             await self._end_job(self._cluster.attach_job(row.job_id), row)
 
     async def _end_job(self, job: Job, row: JobRow) -> None:
-        # Written before the call: if this runner is killed now, the next runner knows that no
-        # operator ended the job.
+        # Write this before the call: if this runner is killed now, the next runner knows that a
+        # runner ended the job, not an administrator.
         ending = Changes(meta={ENDING: str(row.number)})
         await self._on_disk(partial(self._state.write, row.number, ending))
         try:
             async with asyncio.timeout(ENDING_S):
                 await retry_until_answered(job.end, "ending the batch's job")
         except (FinegrainError, TimeoutError):
-            return  # the lease ends the job later; until then a new runner may take it over
+            # the job ends later when its lease expires; until then, a new runner may take it over
+            return
         await self._on_disk(partial(self._state.end_job, row.number))
 
     async def _conclude(self, stop_reason: str) -> BatchOutcome:
@@ -226,7 +232,7 @@ class Runner:
             state = {"cancel": BatchState.CANCELLED, "leave": BatchState.OPEN}.get(
                 self._stop_mode, BatchState.STOPPED
             )
-        # The counts come from the file, because only stored results survive this runner.
+        # Read the counts from the file, because only stored results survive this runner.
         changes = self.report.conclude(state, done, failed, stop_reason)
         await self._on_disk(partial(self._state.write, 0, changes))
         failures = await self._on_disk(

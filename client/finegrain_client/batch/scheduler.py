@@ -1,9 +1,10 @@
-"""The scheduler of a batch: the state of each thread of work, and what to do next.
+"""Schedules a batch: keeps the state of each thread of work, and decides the next actions.
 
-It decides which thread runs in a slot, what to do after an attempt, how many slots to request, and
-when a thread runs a second time. It keeps the number of waiting requests plus free slots equal to
-the number of threads that need a slot; a request does not belong to a certain thread. It is pure:
-the session reports events to it, writes `Actions.changes` to disk, and then carries out `Actions`.
+The scheduler decides which thread runs in a slot, what happens after an attempt, how many slots to
+request, and when a thread runs a second time. It keeps the number of waiting requests plus free
+slots equal to the number of threads that need a slot. A request does not belong to a certain
+thread. The scheduler is pure: the session reports events to it, writes `Actions.changes` to disk,
+and then carries out `Actions`.
 """
 
 from __future__ import annotations
@@ -34,22 +35,25 @@ LOSSES_MAX = 20
 """A thread that loses this many slots fails, because the thread itself may crash its hosts."""
 
 REFUSALS_MAX = 3
-"""A batch stops after this many attempts that could not execute the command, if none could."""
+"""If this number of attempts could not execute the command, and no attempt could, the batch
+stops.
+"""
 
 USES_MAX = 100
 """Number of threads that one slot runs before it is released.
 
-Executors keep the tasks of a slot, with all their output, as long as the slot exists.
+The number is limited because an executor keeps the tasks of a slot, with all their output, as long
+as the slot exists.
 """
 
 REUSES_AT_ONCE_MAX = 5_000
 
 
 class BatchScheduler:
-    """The threads of one batch, during the lifetime of one job.
+    """Schedules the threads of one batch while one job exists.
 
     Attributes:
-        stopping: why no more threads are started; empty: threads are started.
+        stopping: the reason why no more threads are started; empty: threads are started.
         threads: the state of each thread.
         held_slots: slots of the job, by allocation id.
         waiting: queued members of the job's range.
@@ -74,7 +78,8 @@ class BatchScheduler:
             (each.first_index + each.count for each in known.submitted), default=0
         )
         self._by_phase: dict[Phase, dict[str, HeldSlot]] = {phase: {} for phase in Phase}
-        # Members that a slot will replace if its reuse is agreed to; True: the member has ended.
+        # Members that a slot will replace if the resource manager agrees to its reuse. True: the
+        # member has already ended.
         self._reuse_members: dict[int, bool] = {}
         self._given_up = IntervalSet()
         self._lost_attempts: dict[SlotKey, tuple[AttemptKey, float]] = {}  # attempt, start time
@@ -130,30 +135,31 @@ class BatchScheduler:
         allocation_id, generation = key
         self._not_waiting(member)
         if (known := self.held_slots.get(allocation_id)) is not None:
-            # The event was repeated, or is about an older slot.
+            # Ignore a repeated event, and an event about an older slot.
             if known.generation >= generation:
                 return
             self._drop(allocation_id)
         held = HeldSlot(allocation_id, generation, member, executor_id)
         self.held_slots[allocation_id] = self._by_phase[held.phase][allocation_id] = held
-        # The slot may still run an attempt: an attempt of an earlier runner, or one from before its
-        # executor was lost.
+        # The slot may still run an attempt: an attempt of an earlier runner, or an attempt from
+        # before its executor was lost.
         lost_attempt, start_time = self._lost_attempts.pop(key, (None, 0.0))
-        # The slot was granted while the cancellation of its request was under way.
+        # The slot was granted while its request was being cancelled.
         if member in self._given_up:
-            self._set_phase(held, Phase.RELEASING)  # it is being cancelled
+            self._set_phase(held, Phase.RELEASING)  # the cancellation releases the slot
         elif lost_attempt is None:
             self._set_phase(held, Phase.USED if key in self._used else Phase.FREE)
         elif self.threads[lost_attempt[0]] == TODO and not self.stopping:
-            # The attempt was recorded as ended when its slot was lost, but its task has continued.
+            # The attempt was recorded as ended when its slot was lost, but the task of the attempt
+            # has continued.
             self._actions.changes.reopened.append(lost_attempt)
             self._start_attempt(held, lost_attempt, start_time, again=True)
         else:
             self._close(lost_attempt, "cancelled", "its thread is done, or runs elsewhere")
-            self._set_phase(held, Phase.SPENT)  # no thread needs the task that runs in it
+            self._set_phase(held, Phase.SPENT)  # no thread needs the task that runs in this slot
 
     def requeued(self, allocation_id: str, member: int) -> None:
-        """Records that a slot was lost, and that its request waits for the next one."""
+        """Records that a slot was lost, and that its request waits for the next slot."""
         self._drop(allocation_id)
         if member not in self._reuse_members and member not in self._given_up:
             self.waiting.add(member)
@@ -163,7 +169,7 @@ class BatchScheduler:
 
         Args:
             allocation_id: id of the request.
-            member: its index in the range.
+            member: index of the request in the range.
             count: number of consecutive members that have ended. Members after the first one never
                 had a slot.
         """
@@ -182,17 +188,18 @@ class BatchScheduler:
         self.waiting.remove_run(first, first + count)
 
     def reuse_answered(self, key: SlotKey, member: int, *, agreed: bool) -> None:
-        """Records whether a slot may be reused; if not, the resource manager releases it.
+        """Records whether a slot may be reused. If it may not, the resource manager releases the
+        slot.
 
         Args:
             key: the slot.
             member: index of the waiting request that the slot would replace.
-            agreed: whether the slot may be reused.
+            agreed: True if the slot may be reused.
         """
         # The member may have ended while the answer was on its way.
         has_ended = self._reuse_members.pop(member, True)
         if not agreed and not has_ended:
-            self.waiting.add(member)  # it stays queued
+            self.waiting.add(member)  # the member stays queued
         held = self.held_slots.get(key[0])
         # The slot may have been lost, and even replaced, while the answer was on its way.
         if held is not None and held.key == key and held.phase is Phase.AWAITING_REUSE:
@@ -209,16 +216,16 @@ class BatchScheduler:
 
         Args:
             key: the attempt.
-            outcome: how it ended.
+            outcome: the outcome of the attempt.
             now: the current time, in seconds since 1970.
         """
         run = self.running.pop(key, None)
-        # Nothing runs if the slot was lost before, or if the message came twice.
+        # If the slot was lost before, or if the message came twice, no attempt runs.
         if run is None:
             return
         self._running_of[key[0]].discard(key)
         self._leave_slot(run, key, outcome)
-        # If another attempt at the thread was faster, only its result counts.
+        # If another attempt at the thread was faster, only the result of the other attempt counts.
         if self.threads[key[0]] in ENDED:
             self._close(key, "cancelled", "another attempt of its thread finished first")
             self._actions.discard.append(key)
@@ -228,19 +235,20 @@ class BatchScheduler:
         elif outcome.ending in (Ending.FAILED, Ending.REFUSED) and outcome.result is not None:
             self._failed(key, outcome, outcome.result, now)
         else:
-            self._lost_attempts[run.slot] = key, run.start_time  # its slot may be granted again
+            # the slot of the attempt may be granted again
+            self._lost_attempts[run.slot] = key, run.start_time
             self._actions.discard.append(key)
             self._attempt_lost(*key, outcome.message)
 
     def stop(self, why: str) -> None:
-        """Starts no more attempts; running attempts continue to their end."""
+        """Starts no more attempts. Running attempts continue to their end."""
         self.stopping = self.stopping or why
 
     # Queries.
 
     @property
     def is_over(self) -> bool:
-        """True if no attempt runs, and no further one will start."""
+        """True if no attempt runs and no further attempt will start."""
         return not self.running and (bool(self.stopping) or not self.threads.left)
 
     @property
@@ -254,21 +262,22 @@ class BatchScheduler:
         return len(self.running) - self.threads.counts[RUNNING]
 
     def running_times_s(self, now: float) -> list[float]:
-        """Returns how long each attempt has been running, in seconds."""
+        """Returns the time for which each attempt has been running, in seconds."""
         return [max(0.0, now - each.start_time) for each in self.running.values()]
 
     # Decisions.
 
     def decide(self, now: float) -> Actions:
-        """Returns all actions to take now. The scheduler then assumes that they are done.
+        """Returns all actions to take now. From then on, the scheduler assumes that these actions
+        are done.
 
         Example: 10 threads remain, 3 slots are free, 2 are used, and 6 requests wait. Three
-        attempts start, so 7 threads need a slot. Both used slots ask for reuse, each for one
-        waiting request. That leaves 4 waiting requests and 2 possible reuses, so 1 more request is
-        submitted.
+        attempts start, so 7 threads need a slot. The session requests the reuse of both used slots,
+        each for one waiting request. 4 other waiting requests and 2 possible reuses are left, so 1
+        more request is submitted.
         """
-        # This comes first, so that threads whose delay is over count when slots are assigned,
-        # reused and requested.
+        # Do this first, so that threads whose delay is over count when slots are assigned, reused
+        # and requested.
         self.threads.wake(now)
         stragglers = [] if self.stopping else self._stragglers(now)
         self._start_attempts(stragglers, now)
@@ -310,12 +319,12 @@ class BatchScheduler:
     def _reuse(self, need: int) -> None:
         awaiting = self._by_phase[Phase.AWAITING_REUSE]
         for held in list(self._by_phase[Phase.USED].values()):
-            # Each reused slot serves one thread, so more reuses than threads would be useless.
+            # Each reused slot serves one thread, so do not request more reuses than threads.
             wanted = need > len(awaiting) and len(awaiting) < REUSES_AT_ONCE_MAX
             if not (wanted and self.waiting):
                 self._set_phase(held, Phase.SPENT)
                 continue
-            # Indexes ascend over time, so this is usually the oldest request.
+            # Indexes ascend over time, so the first member is usually the oldest request.
             member = self.waiting.first
             self.waiting.remove(member)
             self._reuse_members[member] = False
@@ -328,13 +337,14 @@ class BatchScheduler:
         """Makes queued requests plus free slots equal to the number of threads that need a slot."""
         free, awaiting = self._by_phase[Phase.FREE], self._by_phase[Phase.AWAITING_REUSE]
         have = len(self.waiting) + len(free) + len(awaiting)
-        # Free slots are released before requests are cancelled, because a free slot keeps capacity
-        # from other jobs.
+        # Release free slots before requests are cancelled, because a free slot keeps capacity from
+        # other jobs.
         for held in list(free.values())[: max(0, have - need)]:
             self._release(held)
             have -= 1
         if have > need:
-            # Usually the youngest requests, which have waited least.
+            # Cancel the members with the highest indexes: usually the youngest requests, which have
+            # waited least.
             for first, end in take_last(self.waiting, have - need):
                 self._given_up.add_run(first, end)
                 self._actions.give_up.append((first, end - first))
@@ -343,14 +353,15 @@ class BatchScheduler:
             missing = min(missing, self.spec.slots_max - len(self.waiting) - len(self.held_slots))
         if missing > 0:
             self._actions.ask = self._next_member, missing
-            # This is on disk before the call, so that no later runner uses these members again.
+            # The session writes this to disk before the call, so that no later runner uses these
+            # members again.
             self._actions.changes.submitted.append(SubmittedRow(self._next_member, missing))
             self.waiting.add_run(self._next_member, self._next_member + missing)
-            # Members are never used twice, not even after a refusal.
+            # Never use a member twice, not even after a refusal.
             self._next_member += missing
 
     def _stragglers(self, now: float) -> list[int]:
-        """Returns threads to run a second time; the thread that has run longest is last."""
+        """Returns the threads to run a second time. The thread that has run longest is last."""
         spec = self.spec
         # A second run must not take a slot from a thread that has not run.
         if not spec.speculate or self.threads.counts[TODO] or self.threads.counts[DELAYED]:
@@ -390,8 +401,8 @@ class BatchScheduler:
         self, key: AttemptKey, outcome: AttemptOutcome, result: ThreadResult, now: float
     ) -> None:
         thread = key[0]
-        # If no host can execute the command, every thread would fail. So the batch stops after a
-        # few tries.
+        # If no host can execute the command, every thread would fail. So stop the batch after a few
+        # tries.
         if outcome.ending is Ending.REFUSED and not self._anything_started:
             self._refusals += 1
             if self._refusals >= min(REFUSALS_MAX, self.spec.threads):
@@ -421,7 +432,7 @@ class BatchScheduler:
         losses = self._lost[thread] = self._lost.get(thread, 0) + 1
         if self.threads[thread] in ENDED or self._running_of.get(thread):
             return
-        # There is no delay, because usually the command did not cause the loss of its slot.
+        # Use no delay, because usually the command did not cause the loss of its slot.
         if losses < LOSSES_MAX:
             self.threads.to_do(thread)
             return
@@ -436,7 +447,7 @@ class BatchScheduler:
         self._close(key, "ok" if result.ok else "failed", "" if result.ok else result.message)
         self._actions.publish.append(key)
         self.threads.set(thread, DONE if result.ok else FAILED)
-        # There is at most one other attempt: the slower run of the same thread.
+        # At most one other attempt exists: the slower run of the same thread.
         for other in self._running_of.get(thread, ()):
             self._actions.cancel.append(other)
         most = 0 if self.spec.on_failure == "stop" else self.spec.failures_max
@@ -446,7 +457,8 @@ class BatchScheduler:
             self.stop(f"{some}thread {thread} {result.message}")
 
     def _close(self, key: AttemptKey, outcome: str, message: str) -> None:
-        # The message may contain output of the task; the state file must stay small.
+        # Cut the message, which may contain output of the task, because the state file must stay
+        # small.
         self._actions.changes.ended.append((*key, outcome, message[:1000]))
 
     def _set_phase(self, held: HeldSlot, phase: Phase) -> None:

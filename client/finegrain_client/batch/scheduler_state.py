@@ -1,4 +1,4 @@
-"""The scheduler's data: slots of the batch, running attempts, and actions to carry out."""
+"""Defines the scheduler's data: slots of the batch, running attempts, and actions to carry out."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ AttemptKey = tuple[int, int]
 
 
 class Phase(Enum):
-    """What a slot of the batch can do next."""
+    """What the scheduler can do next with a slot of the batch."""
 
-    FREE = auto()  # can run a thread: it was just granted, or its reuse was agreed to
+    # can run a thread: the slot was just granted, or the resource manager has agreed to its reuse
+    FREE = auto()
     BUSY = auto()  # runs a thread
     USED = auto()  # has run a thread: the resource manager must agree before it runs another
     SPENT = auto()  # can only be released
-    AWAITING_REUSE = auto()  # waits for an answer whether it may be reused
+    AWAITING_REUSE = auto()  # waits for the answer whether the slot may be reused
     RELEASING = auto()  # is being released
 
 
@@ -34,7 +35,7 @@ class HeldSlot:
 
     allocation_id: str
     generation: int
-    member: int  # index of its request in the range
+    member: int  # index of the slot's request in the range
     executor_id: str
     phase: Phase = Phase.FREE
     run: AttemptKey | None = None
@@ -59,14 +60,14 @@ class Ending(Enum):
 
     OK = auto()
     FAILED = auto()
-    REFUSED = auto()  # its command could not be executed
-    LOST = auto()  # its slot was lost; what it did is unknown
-    CANCELLED = auto()  # it was cancelled
+    REFUSED = auto()  # the command of the attempt could not be executed
+    LOST = auto()  # the slot of the attempt was lost, so it is unknown what the attempt did
+    CANCELLED = auto()  # the attempt was cancelled
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptOutcome:
-    """The outcome of an attempt; `result` lacks only the number of attempts."""
+    """The outcome of an attempt. `result` is complete except for the number of attempts."""
 
     ending: Ending
     result: ThreadResult | None = None
@@ -76,7 +77,7 @@ class AttemptOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Run a thread in a slot; with `again`, continue the attempt that already runs in that slot."""
+    """Run a thread in a slot. With `again`, continue the attempt that already runs in this slot."""
 
     slot: SlotKey
     thread: int
@@ -86,7 +87,7 @@ class Start:
 
 @dataclass(slots=True)
 class Actions:
-    """What the session does after it has written `changes` to disk."""
+    """The actions that the session carries out after it has written `changes` to disk."""
 
     changes: Changes = field(default_factory=Changes)
     start: list[Start] = field(default_factory=list)
@@ -97,14 +98,17 @@ class Actions:
     give_up: list[tuple[int, int]] = field(
         default_factory=list
     )  # waiting members to cancel: first, count
-    publish: list[AttemptKey] = field(default_factory=list)  # output becomes the thread's
-    discard: list[AttemptKey] = field(default_factory=list)  # output is deleted
+    # attempts whose output becomes the output of the thread
+    publish: list[AttemptKey] = field(default_factory=list)
+    discard: list[AttemptKey] = field(default_factory=list)  # attempts whose output is deleted
 
 
 def take_last(numbers: IntervalSet, count: int) -> list[intervals.Run]:
-    """Removes the largest `count` numbers, or all if there are fewer. Returns them as intervals."""
+    """Removes the largest `count` numbers, or all numbers if there are fewer. Returns the removed
+    numbers as intervals.
+    """
     taken: list[intervals.Run] = []
-    # A copy, because the set changes in the loop.
+    # Iterate over a copy, because the set changes in the loop.
     for start, end in reversed(list(numbers.runs())):
         if count <= 0:
             break

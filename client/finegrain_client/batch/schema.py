@@ -1,4 +1,4 @@
-"""The tables of a batch's state file, and the conversion of its rows to values."""
+"""Defines the tables of a batch's state file, and converts their rows to values."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from finegrain.mapping.rows import RowCodec, Text
 from finegrain_client.batch.values import ThreadResult
 
 APPLICATION_ID = 0x66674261
-"""Distinguishes the state file of a batch from other SQLite files."""
+"""SQLite's application id, by which the state file of a batch differs from other SQLite files."""
 
 SCHEMA_VERSION = 2
 OLDEST_VERSION = 1
-"""Oldest version that can be read. Opening a file for work upgrades it."""
+"""Oldest version that can be read. A runner that opens an older file upgrades it."""
 UPGRADE_FROM_1 = "alter table jobs drop column secret"
-"""The owner of a job has replaced its secret."""
+"""Upgrade from version 1: a job no longer has a secret, because it has an owner."""
 
 TABLES = """
 create table meta (key text primary key, value text not null) without rowid;

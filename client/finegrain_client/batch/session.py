@@ -1,8 +1,9 @@
-"""The main loop of a batch during one job: handle messages, save decisions, carry them out.
+"""Runs the main loop of a batch during one job: handles messages, saves decisions, and carries them
+out.
 
 The order matters: each decision of the scheduler is on disk before it is carried out, and output
-files are in place before the result is recorded. Only this loop writes. Slow work runs in
-background tasks, which put their results into the inbox.
+files are in place before the result is recorded. Only this loop writes. Background tasks do slow
+work, and put their results into the inbox.
 """
 
 from __future__ import annotations
@@ -50,18 +51,22 @@ from finegrain_client.errors import RequestRejected
 T = TypeVar("T")
 
 RELEASE_WAIT_S = 5.0
-"""How long a batch waits for the release of its last slots when it ends, in seconds."""
+"""The time in seconds for which a batch waits at its end until its last slots are released."""
 
 WAKE_INTERVAL_S = 1.0
-"""The loop runs at least this often, to find stragglers and to report progress."""
+"""Longest time in seconds between two iterations of the loop, which finds stragglers and reports
+progress.
+"""
 
 
 RESUBMIT_DELAY_S = 1.0
-"""Delay in seconds before slots are requested again; each try already has its own retries."""
+"""Delay in seconds before slots are requested again. Each try already includes retries of the
+call.
+"""
 
 
 class SessionEnded(Exception):
-    """The job or its watch stream has ended; `error` says why."""
+    """The job or its watch stream has ended. `error` is the reason."""
 
     def __init__(self, error: FinegrainError) -> None:
         super().__init__(error.message)
@@ -69,13 +74,13 @@ class SessionEnded(Exception):
 
 
 class Session:
-    """The work on a batch during the lifetime of one job.
+    """Works on a batch while one job exists.
 
     Attributes:
-        scheduler: decides which thread runs in which slot.
+        scheduler: the scheduler, which decides which thread runs in which slot.
         slots: the requests and slots of the job.
         row: the job's row in the state file.
-        stop_mode: "cancel" or "leave", once `wake` was called; else empty.
+        stop_mode: "cancel" or "leave" after `wake` was called; empty before.
     """
 
     def __init__(
@@ -88,15 +93,15 @@ class Session:
         disk: Executor,
         notify: Callable[[Session, Changes], None],
     ) -> None:
-        """Stores its arguments; `run` does the work.
+        """Stores the arguments. `run` does the work.
 
         Args:
             state: the state file of the batch.
             scheduler: the scheduler of the batch, for this job.
             slots: the requests and slots of the job.
             row: the job's row in the state file.
-            disk: runs the writes to disk, one after another.
-            notify: called before each write; it may add its own changes to the write.
+            disk: the executor that runs the writes to disk, one after another.
+            notify: a function that is called before each write. It may add changes to the write.
         """
         self.scheduler = scheduler
         self.slots = slots
@@ -113,23 +118,23 @@ class Session:
         self._clock_offset_s = time.time() - time.monotonic()
 
     async def run(self) -> None:
-        """Works until nothing is left to do, or `wake` was called.
+        """Works until no work is left, or until `wake` is called.
 
         Raises:
             SessionEnded: the job has ended.
             FinegrainError, OSError: the state file or the output cannot be written.
         """
         try:
-            # First restore the present state, then listen: the stream has all events since its
-            # creation, and repeated events change nothing.
+            # First restore the present state, then listen. No event is missed, because the stream
+            # has all events since its creation, and repeated events change nothing.
             self._restore()
             self._run_in_background(self.slots.listen(self._inbox.put_nowait))
             while True:
-                # This also runs once before the end, so that the last decisions are written and the
+                # Decide once more before the end, so that the last decisions are written and the
                 # slots are released.
                 actions = self.scheduler.decide(self.now())
-                # Written first: if the runner is killed now, the file has a record of everything
-                # that it may have done.
+                # Write first: if the runner is killed later, the file has a record of everything
+                # that the runner may have done.
                 await self._write(actions)
                 self._carry_out(actions)
                 if self.stop_mode:
@@ -146,9 +151,9 @@ class Session:
     async def _await_releases(self) -> None:
         """Waits until the last slots are released.
 
-        The resource manager measures a thread from the grant of its slot to the release of the
-        slot. If a slot ends together with its job, its thread is not measured. The last thread is
-        often the longest one.
+        The resource manager measures the duration of a thread from the grant to the release of its
+        slot. If a slot ends together with its job, the resource manager does not measure the
+        thread. This would often leave out the longest thread, because it is often the last.
         """
         if self._releases:
             await asyncio.wait(self._releases, timeout=RELEASE_WAIT_S)
@@ -165,7 +170,7 @@ class Session:
         """Ends the loop after the next write.
 
         Args:
-            stop_mode: "cancel" or "leave"; the first call counts.
+            stop_mode: "cancel" or "leave". Only the first call has an effect.
         """
         self.stop_mode = self.stop_mode or stop_mode
         self._inbox.put_nowait(WakeUp())
@@ -190,7 +195,7 @@ class Session:
                 self._handle(await self._inbox.get())
         except TimeoutError:
             return
-        # All waiting messages are handled first, so that they need only one decision and one write.
+        # Handle all waiting messages first, so that they need only one decision and one write.
         while not self._inbox.empty():
             self._handle(self._inbox.get_nowait())
 
@@ -200,7 +205,7 @@ class Session:
             case Granted() | Requeued() | RequestFinished():
                 self._handle_request(message)
             case AttemptEnded(key, outcome):
-                # The attempt is only kept so that it can be cancelled.
+                # The attempt was kept only so that it could be cancelled.
                 self._attempts.pop(key, None)
                 scheduler.attempt_ended(key, outcome, self.now())
             case CommandStarted():
@@ -246,7 +251,7 @@ class Session:
                 output.discard()
 
     def _write_now(self, changes: Changes, outputs: list[Output]) -> None:
-        # Output files first: a recorded result must never refer to missing output.
+        # Publish output files first, because a recorded result must never refer to missing output.
         publish_all(self._state.results_dir, outputs)
         if changes:
             self._state.write(self.row.number, changes)
@@ -279,8 +284,8 @@ class Session:
             lost = AttemptOutcome(
                 Ending.LOST, message="its slot had ended before its task was started"
             )
-            # Sent through the inbox, because the scheduler must not be called while its actions
-            # are carried out.
+            # Send this through the inbox, because the scheduler must not be called while its
+            # actions are carried out.
             self._inbox.put_nowait(AttemptEnded(key, lost))
             return
         attempt = Attempt(self._state.spec, self._state.batch_id, *key, slot, output)
@@ -296,8 +301,8 @@ class Session:
         try:
             await self.slots.ask(first, count)
         except Unavailable:
-            # These members may have been submitted although no answer came, so the scheduler then
-            # requests other members.
+            # These members may have been submitted although no answer came, so the scheduler will
+            # request other members.
             await asyncio.sleep(RESUBMIT_DELAY_S)
         except FinegrainError as refusal:
             if is_over(refusal):
@@ -338,9 +343,9 @@ class Session:
 
 
 def is_over(error: FinegrainError) -> bool:
-    """Returns True if the error says that the job has ended.
+    """Returns True if the error means that the job has ended.
 
-    The watch stream reports this as well.
+    The watch stream also reports this end.
     """
     return error.reason in (Reason.JOB_ENDED, Reason.JOB_UNKNOWN)
 

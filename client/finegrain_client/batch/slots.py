@@ -1,7 +1,7 @@
-"""The slots of a batch: the part of the runner that calls the resource manager.
+"""Keeps the slots of a batch. This is the part of the runner that calls the resource manager.
 
-All requests of a job are members of one range, `<range id>.<index>`. A call is repeated until the
-resource manager answers it.
+All requests of a job are members of one range, `<range id>.<index>`. This module repeats a call
+until the resource manager answers it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ T = TypeVar("T")
 log = logging.getLogger("finegrain_client")
 
 RANGES_MAX = 100
-"""Largest number of intervals in one call."""
+"""Maximum number of intervals in one call."""
 
 RETRY_POLICY = RetryPolicy(first_delay_s=0.2, longest_delay_s=5.0)
 
@@ -47,7 +47,7 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Requeued:
-    """The slot of a request was lost; the request waits for another one."""
+    """The slot of a request was lost, and the request waits for another slot."""
 
     allocation_id: str
     member: int
@@ -55,7 +55,9 @@ class Requeued:
 
 @dataclass(frozen=True, slots=True)
 class RequestFinished:
-    """A request has ended; with `count` above 1, also the members with the next indexes."""
+    """A request has ended. If `count` is above 1, the members with the next indexes have also
+    ended.
+    """
 
     allocation_id: str
     member: int
@@ -96,7 +98,8 @@ class BatchSlots:
     def __init__(self, job: Job, row: JobRow, slot: SlotSpec) -> None:
         self._job = job
         self._range_id = row.range_id
-        # The resource manager then queues the request of a lost slot again by itself.
+        # With these settings, the resource manager queues the request of a lost slot again by
+        # itself.
         self._spec = replace(slot, restart_on_loss=True, restart_on_device_loss=True)
         self._slots: dict[str, Slot] = {}
         self._events: JobEvents = job.events()
@@ -116,13 +119,13 @@ class BatchSlots:
         granted: list[Granted] = []
         waiting: list[tuple[int, int]] = []
         known = next((each for each in self._job.ranges if each.range_id == self._range_id), None)
-        if known is None:  # no member waits or has a slot
+        if known is None:  # in this case no member waits or has a slot
             return granted, waiting
         waiting += [(first, end - first) for first, end in known.waiting_members()]
         for member, request in known.requests.items():
             slot = request.slot
             if slot is None or slot.has_ended:
-                waiting.append((member, 1))  # its slot was lost
+                waiting.append((member, 1))  # the slot of this member was lost
                 continue
             self._slots[slot.allocation_id] = slot
             key = slot.allocation_id, slot.generation
@@ -144,7 +147,7 @@ class BatchSlots:
 
         Raises:
             RequestRejected: the requests can never be served.
-            Unavailable: no answer came; accepted members are cancelled.
+            Unavailable: no answer came. Members that were accepted are cancelled.
             FinegrainError: the resource manager refused the call for another reason.
         """
         spec = replace(self._spec, count=count)
@@ -153,7 +156,7 @@ class BatchSlots:
     async def give_up(self, runs: Sequence[tuple[int, int]]) -> None:
         """Cancels waiting members.
 
-        If a member was granted in the meantime, its slot is released.
+        If a member was granted in the meantime, the resource manager releases its slot.
         """
         for start in range(0, len(runs), RANGES_MAX):
             message = rm.CancelRequestsRequest(
@@ -178,8 +181,10 @@ class BatchSlots:
             await retry_until_answered(lambda: self._job.release(slots), "releasing slots")
 
     async def reuse(self, pairs: Sequence[tuple[SlotKey, int]]) -> list[bool]:
-        """Returns whether each slot may be reused for its member; all other slots are released."""
-        # A slot may have been lost in the meantime: it counts as not reusable, and the call must
+        """Returns for each slot whether it may be reused for its member. The resource manager
+        releases all other slots.
+        """
+        # A slot may have been lost in the meantime. Such a slot is not reusable, and the call must
         # not name it.
         there = {key: slot for key, _ in pairs if (slot := self.slot(key)) is not None}
         reuses = [(there[key], self._id(member)) for key, member in pairs if key in there]
@@ -213,12 +218,13 @@ class BatchSlots:
     def _take(self, event: JobEvent, status: SlotStatus) -> bool:
         """Stores the slot of an event.
 
-        Returns False if the slot has ended; a later event reports this.
+        Returns False if the slot has ended. A later event reports this end.
         """
         request = self._job._watch.requests.get(event.allocation_id)
         if request is None:
-            # The submission got no answer, so the job deleted its handle. But the resource manager
-            # had accepted the request. This handle is kept so that the slot is used or released.
+            # The submission got no answer, so the job deleted the handle of the request. But the
+            # resource manager had accepted the request. Keep this handle, so that the slot is used
+            # or released.
             known = self._slots.get(event.allocation_id)
             if known is None or known.generation < status.generation:
                 self._slots[event.allocation_id] = Slot(self._job._context, status)
@@ -231,7 +237,7 @@ class BatchSlots:
 
     def _forget(self, event: JobEvent) -> None:
         slot = self._slots.pop(event.allocation_id, None)
-        if slot is not None and not slot.has_ended:  # no `Request` object ends it
+        if slot is not None and not slot.has_ended:  # no `Request` object ends this slot
             slot.end(
                 SlotLost(
                     slot.allocation_id,

@@ -1,7 +1,7 @@
-"""The specification of a batch: command, slots, retries, and when to stop.
+"""Defines the specification of a batch: command, slots, retries, and when to stop.
 
-It is checked before the resource manager is called. It also returns the command and environment of
-each attempt.
+The specification is checked before the resource manager is called. It also returns the command and
+environment of each attempt.
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ class BatchSpec:
     """A command to run once for each of `threads` threads of work.
 
     In the command and in values of the environment, `{index}` (0 to threads - 1), `{threads}` and
-    `{attempt}` (1, 2, ...) are replaced; `{{index}}` becomes the text `{index}`. The task's
-    environment has the same values: FINEGRAIN_BATCH_INDEX, FINEGRAIN_BATCH_THREADS,
-    FINEGRAIN_BATCH_ATTEMPT, and also FINEGRAIN_BATCH_ID.
+    `{attempt}` (1, 2, ...) are replaced. `{{index}}` becomes the text `{index}`. The environment of
+    the task contains these values as FINEGRAIN_BATCH_INDEX, FINEGRAIN_BATCH_THREADS and
+    FINEGRAIN_BATCH_ATTEMPT, and also contains FINEGRAIN_BATCH_ID.
 
     Attributes:
         threads: number of threads of work, 1 to 1,000,000.
-        command: program and arguments; no shell is involved.
+        command: program and arguments, which run without a shell.
         slot: slot of each thread, with count 1 and no `target_address`. `restart_on_loss` and
             `restart_on_device_loss` are ignored: the request of a lost slot is always queued again.
         name: name for people to read, 1 to 200 printable characters.
         group: resource group; empty: "default".
-        env: the whole environment (PATH and HOME get defaults).
+        env: the whole environment of the task. PATH and HOME have defaults.
         cwd: absolute working directory; empty: a scratch directory of the task.
-        user: user to run as; empty: the executor's task user.
-        timeout_s: a thread that takes longer is ended and fails; None: no limit.
+        user: user that the command runs as; empty: the executor's task user.
+        timeout_s: time in seconds after which a thread is ended and fails; None: no limit.
         retries: number of times that a failed thread is tried again. A lost slot is not a failure.
         retry_delay_s: delay before the first retry of a thread. It doubles with each further retry,
             up to 60 s.
         on_failure: what to do when a thread has failed and has no retries left: "continue" with the
             other threads, or "stop": start no more threads, and let running threads finish.
-        failures_max: also stop when more than this number of threads have failed and have no
-            retries left; None: no limit.
-        speculate: run a thread a second time if it takes far longer than the others and no thread
-            waits. The first run that succeeds counts, and the other one is cancelled.
-        straggler_factor: "far longer" is this multiple of the 95th percentile of the finished
-            threads.
-        slots_max: largest number of slots at one time; 0: no limit.
+        failures_max: the batch also stops when more than this number of threads have failed and
+            have no retries left; None: no limit.
+        speculate: if true, a thread runs a second time if it takes far longer than other threads
+            and no thread waits. The first run that succeeds counts, and the other run is cancelled.
+        straggler_factor: "far longer" means more than this multiple of the 95th percentile of the
+            finished threads' durations.
+        slots_max: maximum number of slots at one time; 0: no limit.
         output_limit_bytes: bytes that are kept of each of the two output streams of a thread.
     """
 
@@ -80,7 +80,7 @@ class BatchSpec:
     output_limit_bytes: int = OUTPUT_LIMIT_DEFAULT_BYTES
 
     def __post_init__(self) -> None:
-        # The dataclass is frozen; the tuple keeps the caller from changing the command later.
+        # Store a tuple, so that the caller cannot change the command later.
         object.__setattr__(self, "command", tuple(os.fspath(each) for each in self.command))
         _check_whole("threads", self.threads, 1, RANGE_MAX)
         if not self.command or not self.command[0]:
@@ -126,18 +126,20 @@ class BatchSpec:
         }
 
     def retry_after_s(self, failures: int) -> float:
-        """Returns the delay before the next try of a thread that has failed this many times."""
-        # The exponent is limited, because a float would overflow. The delay is never below
+        """Returns the delay in seconds before the next try of a thread that has failed `failures`
+        times.
+        """
+        # Limit the exponent, because a float would overflow. The delay is never below
         # `retry_delay_s`.
         return min(self.retry_delay_s * 2.0 ** min(failures - 1, 30), max(60.0, self.retry_delay_s))
 
     def to_json(self) -> str:
-        """Returns the spec as text for the state file; equal specs have equal texts."""
+        """Returns the spec as text for the state file. Equal specs have equal texts."""
         return json.dumps(asdict(self), sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> BatchSpec:
-        """Reads the output of `to_json`; ignores fields that only a later version knows."""
+        """Reads the output of `to_json`. Ignores fields that only a later version knows."""
         data: dict[str, Any] = json.loads(text)
         slot = SlotSpec(**_known(SlotSpec, data.pop("slot")))
         return cls(slot=slot, **_known(cls, data))
@@ -147,7 +149,7 @@ class BatchSpec:
 
         def fill(found: re.Match[str]) -> str:
             literal, name = found.groups()
-            # One pass over the text: a filled-in value is not replaced again.
+            # Replace in one pass over the text, so that a filled-in value is not replaced again.
             return f"{{{literal}}}" if literal else str(values[name])
 
         return _PLACE.sub(fill, text)

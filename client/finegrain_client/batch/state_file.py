@@ -1,9 +1,9 @@
-"""The state file of a batch: everything that must survive its runner.
+"""Reads and writes the state file of a batch: all state that must survive the runner.
 
-It is a SQLite file in WAL mode with synchronous FULL, so data is on disk when `write` returns. A
-lock, which the kernel releases with the process, lets only one runner work on a batch. A thread has
-at most one result. The file has the threads' environment, so only its owner can read it. It
-belongs on a local disk, because WAL needs shared memory.
+The file is a SQLite file in WAL mode with synchronous FULL, so data is on disk when `write`
+returns. Only one runner can work on a batch, because a runner locks the file, and the kernel
+releases the lock when the process ends. A thread has at most one result. `sqlite_file.py` describes
+who can read the file, and where the file must be.
 """
 
 from __future__ import annotations
@@ -59,20 +59,20 @@ class StateFile:
         """Creates a state file and takes its lock.
 
         Args:
-            path: where to create it; missing folders are created.
-            spec: what to run.
+            path: the path of the new file. Missing folders are created.
+            spec: the spec of the batch.
             results_dir: folder for the output, or None.
 
         Raises:
             AlreadyExists: the file exists, or another runner has its lock.
-            ConfigurationError: it cannot be created there.
+            ConfigurationError: the file cannot be created at this path.
         """
         with sqlite_file.named(path, "batch"):
             path.parent.mkdir(parents=True, exist_ok=True)
-            # The lock comes first: no other process may use the file before it is complete.
+            # Take the lock first, because no other process may use the file before it is complete.
             lock = take_lock(path)
             try:
-                # Created before SQLite opens it, so that no other user can ever read the
+                # Create the file before SQLite opens it, so that no other user can ever read the
                 # environment.
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
             except FileExistsError:
@@ -95,7 +95,7 @@ class StateFile:
                 f"pragma user_version = {SCHEMA_VERSION};"
             )
             connection.executemany("insert into meta values (?, ?)", meta.items())
-            connection.commit()  # one transaction: a crash before this leaves no version
+            connection.commit()  # one transaction: after a crash before it, the file has no version
             return cls(path, lock, connection)
 
     @classmethod
@@ -104,8 +104,8 @@ class StateFile:
 
         Raises:
             NotFound: there is no such file.
-            AlreadyExists: another runner works on it.
-            ConfigurationError: it is not the state file of a batch, or has another version.
+            AlreadyExists: another runner works on the batch.
+            ConfigurationError: the file is not the state file of a batch, or has another version.
         """
         if not path.exists():
             raise NotFound(f"there is no state file {path}", details={"path": path})
@@ -113,7 +113,8 @@ class StateFile:
         try:
             with sqlite_file.named(path, "batch"):
                 connection = sqlite_file.connect(path)
-                check_version(path, connection)  # checked first: other files stay unchanged
+                # check the file first, so that files of other kinds stay unchanged
+                check_version(path, connection)
                 _upgrade(connection)
                 return cls(path, lock, sqlite_file.write_ahead(connection))
         except BaseException:
@@ -126,7 +127,7 @@ class StateFile:
         os.close(self._lock)
 
     def meta(self, key: str) -> str:
-        """Returns a value by key; empty if there is none."""
+        """Returns the value of a key; empty if the key has no value."""
         row = self._connection.execute("select value from meta where key = ?", (key,)).fetchone()
         return row[0] if row else ""
 
@@ -144,7 +145,7 @@ class StateFile:
         return self._job(int(cursor.lastrowid or 0))
 
     def end_job(self, number: int) -> None:
-        """Records that a job has ended; its slots and their open attempts have ended with it.
+        """Records that a job has ended. Its slots and their open attempts have ended with the job.
 
         Raises:
             ConfigurationError: STORE_CORRUPT. The file is damaged or is not a state file.
@@ -174,7 +175,7 @@ class StateFile:
     def write(self, job: int, changes: Changes) -> None:
         """Writes all changes in one transaction.
 
-        A second result of a thread is ignored: the first one counts.
+        A second result of a thread is ignored, because only the first result counts.
 
         Raises:
             FinegrainError: DISK_FULL or STORE_UNAVAILABLE.
@@ -230,7 +231,7 @@ class StateFile:
         """
         with sqlite_file.named(self.path, "batch"), self._connection as connection:
             connection.execute(
-                # Attempts keep their rows, because a new attempt must get a new number.
+                # Keep the rows of attempts, because a new attempt must get a new number.
                 "update attempts set outcome = case outcome when 'failed' then 'forgiven' else "
                 "'written off' end where outcome in ('failed', 'lost') and thread in "
                 "(select thread from results where state = 'FAILED')"
@@ -238,7 +239,7 @@ class StateFile:
             return connection.execute("delete from results where state = 'FAILED'").rowcount
 
     def known(self) -> Known:
-        """Returns what a new runner needs to start.
+        """Returns the state that a new runner needs to start.
 
         Raises:
             ConfigurationError: STORE_CORRUPT. The file is damaged or is not a state file.
@@ -264,7 +265,7 @@ class StateFile:
             last = self._connection.execute("select max(number) from jobs").fetchone()[0]
             if last is not None:
                 known.job = self._job(last)
-                # The slots and attempts of an ended job do not exist any more.
+                # The slots and attempts of an ended job no longer exist.
                 if not known.job.ended:
                     self._read_job(known, last)
             return known
@@ -294,8 +295,8 @@ class StateFile:
         )
         for *row, outcome in rows:
             attempt = AttemptRow(*row)
-            # A slot that has run anything needs the resource manager's consent to run another
-            # thread.
+            # A slot that has run a thread needs the resource manager's consent before it runs
+            # another thread.
             known.used.add((attempt.allocation_id, attempt.generation))
             if outcome in ("", "lost", "written off"):
                 (known.lost if outcome else known.open).append(attempt)
@@ -307,7 +308,7 @@ class StateFile:
 
 def _upgrade(connection: sqlite3.Connection) -> None:
     if connection.execute("pragma user_version").fetchone()[0] == OLDEST_VERSION:
-        # One transaction: a crash leaves the old version or the new one.
+        # Use one transaction, so that a crash leaves the old version or the new version.
         connection.executescript(
             f"begin; {UPGRADE_FROM_1}; pragma user_version = {SCHEMA_VERSION}; commit;"
         )
@@ -321,7 +322,7 @@ def read_results(
     Args:
         connection: the state file.
         failed_only: yield only threads that have failed for good.
-        limit: largest number of results; -1: no limit.
+        limit: maximum number of results; -1: no limit.
     """
     where = "where state = 'FAILED'" if failed_only else ""
     query = f"select {RESULT_COLUMNS} from results {where} order by thread limit ?"  # noqa: S608
@@ -332,7 +333,7 @@ def check_version(path: Path, connection: sqlite3.Connection) -> None:
     """Checks that this version of the client can read the file.
 
     Raises:
-        ConfigurationError: it is not the state file of a batch, or has another version.
+        ConfigurationError: the file is not the state file of a batch, or has another version.
     """
     sqlite_file.check_version(
         path, connection, "batch", APPLICATION_ID, SCHEMA_VERSION, oldest=OLDEST_VERSION
@@ -345,7 +346,7 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
 
     Raises:
         NotFound: there is no such file.
-        ConfigurationError: it is not the state file of a batch, or has another version.
+        ConfigurationError: the file is not the state file of a batch, or has another version.
     """
     with sqlite_file.reading(
         path, "batch", APPLICATION_ID, SCHEMA_VERSION, oldest=OLDEST_VERSION

@@ -1,6 +1,7 @@
-"""The status of a batch as read from its state file, whether a runner works on it or not.
+"""Reads the status of a batch from its state file, with or without a runner that works on the
+batch.
 
-Reading changes nothing. This module also has the default location of state files.
+Reading does not change the file. This module also has the default location of state files.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ SUFFIX = ".batch"
 class BatchStatus(Value):
     """A batch as its state file shows it.
 
-    `runner_pid` and `runner_host` identify the runner. They are 0 and "" if there is none, and 0
-    and "?" if a runner has just started and not written its name yet. With a runner, `progress` is
-    at most about a second old. Without a runner, it is the last progress that was saved, and no
-    thread counts as running.
+    `runner_pid` and `runner_host` identify the runner. They are 0 and empty if there is no runner,
+    and 0 and "?" if a runner has just started and has not written its name yet. If there is a
+    runner, `progress` is at most about a second old. Otherwise `progress` is the last progress that
+    was saved, and no thread counts as running.
     """
 
     state_file: str
@@ -60,7 +61,7 @@ class BatchStatus(Value):
 def default_folder() -> Path:
     """Returns the default folder of state files.
 
-    It is FINEGRAIN_BATCH_DIR, else `$XDG_STATE_HOME/finegrain/batches`, else
+    The folder is `$FINEGRAIN_BATCH_DIR`, otherwise `$XDG_STATE_HOME/finegrain/batches`, otherwise
     `~/.local/state/finegrain/batches`.
     """
     if own := os.environ.get("FINEGRAIN_BATCH_DIR"):
@@ -83,7 +84,7 @@ def state_files(folder: Path | None = None) -> list[Path]:
     """Returns the state files in a folder (default: the default folder), newest last."""
     found = []
     for path in (folder or default_folder()).glob(f"*{SUFFIX}"):
-        with suppress(FileNotFoundError):  # it was removed in the meantime
+        with suppress(FileNotFoundError):  # the file was removed in the meantime
             found.append((path.stat().st_mtime, path.name, path))
     return [path for *_, path in sorted(found)]
 
@@ -93,10 +94,11 @@ def read_status(state_file: str | os.PathLike[str]) -> BatchStatus:
 
     Raises:
         NotFound: there is no such file.
-        ConfigurationError: it is not the state file of a batch, or has another version.
+        ConfigurationError: the file is not the state file of a batch, or has another version.
     """
     path = Path(state_file)
-    # This comes before the file is read. If the runner ends after this, the file has its progress.
+    # Read the runner before the file. If the runner ends after this, the file has its last
+    # progress.
     runner = runner_of(path)
     with reading(path) as connection:
         meta = dict(connection.execute("select key, value from meta").fetchall())
@@ -114,8 +116,8 @@ def read_status(state_file: str | os.PathLike[str]) -> BatchStatus:
         spec=spec,
         results_dir=meta["results_dir"],
         create_time=created,
-        # The pid is never negative, because `kill` with a negative pid ends a whole process group,
-        # or every process.
+        # Never return a negative pid, because `kill` with a negative pid ends a whole process
+        # group, or every process.
         runner_pid=max(0, int(runner.get("pid", 0))) if runner is not None else 0,
         runner_host=str(runner.get("host", "?")) if runner is not None else "",
         progress=progress,
@@ -140,7 +142,8 @@ def _progress(
     if is_worked_on and "progress" in meta:
         return SHOWN.from_json(Progress, json.loads(meta["progress"]))
     done, failed = counts.get("DONE", 0), counts.get("FAILED", 0)
-    # Counts come from the results, because a killed runner saved its progress up to a second ago.
+    # Count the results, because the progress that a killed runner has saved may be up to a second
+    # older.
     last = json.loads(meta.get("progress", "{}"))
     return Progress(
         state=BatchState(meta["state"]),

@@ -1,6 +1,7 @@
-"""The state of each thread of work, and which thread runs next.
+"""Keeps the state of each thread of work, and chooses the thread that runs next.
 
-The lowest index comes first. Delayed threads come back when their delay is over.
+The thread with the lowest index runs first. Delayed threads are queued again when their delay is
+over.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Threads:
 
     @property
     def next_due(self) -> float | None:
-        """When the next delayed thread may run; None: no thread is delayed."""
+        """The time when the next delayed thread may run; None: no thread is delayed."""
         return self._due[0][0] if self._due else None
 
     def set(self, thread: int, state: int) -> None:
@@ -64,15 +65,17 @@ class Threads:
         heapq.heappush(self._due, (due, thread))
 
     def wake(self, now: float) -> None:
-        """Queues the delayed threads whose time has come."""
+        """Queues the delayed threads whose delay is over."""
         while self._due and self._due[0][0] <= now:
             thread = heapq.heappop(self._due)[1]
-            # The thread may have got its result from another attempt meanwhile.
+            # Skip the thread if it has meanwhile got its result from another attempt.
             if self._state[thread] == DELAYED:
                 self.to_do(thread)
 
     def next(self, preferred: int) -> int | None:
-        """Returns `preferred` if it is queued, else the lowest queued thread; None: none is."""
+        """Returns `preferred` if it is queued, otherwise the queued thread with the lowest index;
+        None: no thread is queued.
+        """
         if preferred < len(self) and self._state[preferred] == TODO:
             return preferred
         while self._todo:

@@ -1,4 +1,6 @@
-"""The values that a batch reports: plain and frozen. See `finegrain/mapping/value.py` for JSON."""
+"""Defines the values that a batch reports, which are plain and frozen. `finegrain/mapping/value.py`
+describes their JSON form.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from finegrain.mapping.value import Value
 class ThreadState(StrEnum):
     """The final state of a thread of work."""
 
-    DONE = "DONE"  # its command ended by itself with exit code 0
-    FAILED = "FAILED"  # its command ended otherwise or never ran, and is not tried again
+    DONE = "DONE"  # the command ended by itself with exit code 0
+    FAILED = "FAILED"  # the command ended in another way or never ran, and is not tried again
 
 
 class BatchState(StrEnum):
@@ -22,8 +24,9 @@ class BatchState(StrEnum):
 
     OPEN = "OPEN"  # in progress, by the current runner or by the next one
     STOPPING = "STOPPING"  # no more threads are started; running threads finish
-    STOPPED = "STOPPED"  # by its policy, or because it could not continue; a new runner resumes it
-    CANCELLED = "CANCELLED"  # by its owner; a new runner resumes it
+    # stopped by its policy, or because it could not continue; a new runner can resume it
+    STOPPED = "STOPPED"
+    CANCELLED = "CANCELLED"  # cancelled by its owner; a new runner can resume it
     ENDED = "ENDED"  # every thread has its result
 
 
@@ -39,8 +42,8 @@ class ThreadResult(Value):
     signal: int
     oom_killed: bool
     timed_out: bool
-    reason: str  # why it never ran (COMMAND_NOT_FOUND, ...) or was ended; else empty
-    message: str  # how it ended, for people
+    reason: str  # why the command never ran (COMMAND_NOT_FOUND, ...) or was ended; otherwise empty
+    message: str  # how the thread ended, for people
     executor_id: str
     start_time: datetime | None
     end_time: datetime | None
@@ -50,21 +53,21 @@ class ThreadResult(Value):
     stdout_bytes: int  # number of bytes written, including bytes that were not kept
     stderr_bytes: int
     dropped_bytes: int
-    stdout_tail: bytes = b""  # the last bytes of its output
+    stdout_tail: bytes = b""  # the last bytes of this output stream
     stderr_tail: bytes = b""
 
     @property
     def ok(self) -> bool:
-        """True if its command ended by itself with exit code 0."""
+        """True if the command ended by itself with exit code 0."""
         return self.state is ThreadState.DONE
 
 
 def unknown_result(thread: int, message: str, reason: str = "") -> ThreadResult:
-    """Returns the result of a thread that is not tried again, and whose outcome is unknown.
+    """Returns the result of a thread whose outcome is unknown and that is not tried again.
 
     Args:
         thread: index of the thread.
-        message: why it is not tried again, for people.
+        message: why the thread is not tried again, for people.
         reason: stable code of the reason, or empty.
     """
     return ThreadResult(
@@ -92,7 +95,7 @@ def unknown_result(thread: int, message: str, reason: str = "") -> ThreadResult:
 
 @dataclass(frozen=True, slots=True)
 class Estimate(Value):
-    """When a batch will probably end; `basis` explains the estimate in words."""
+    """The probable end of a batch. `basis` explains the estimate in words."""
 
     remaining_s: float
     end_time: datetime
@@ -106,24 +109,25 @@ class Progress(Value):
     state: BatchState
     threads: int
     done: int
-    failed: int  # without retries left
+    failed: int  # failed threads without retries left
     running: int
-    queued: int  # waiting for a slot, or for the next try (`delayed` of them)
+    queued: int  # threads that wait for a slot or for the next try
     delayed: int = 0
     slots: int = 0  # number of slots that the batch has now
-    requests_waiting: int = 0  # queued at the resource manager
-    retries: int = 0  # failed attempts that were, or will be, tried again
-    lost: int = 0  # attempts whose slot was lost
-    speculative: int = 0  # second runs in progress
-    share: float | None = None  # fraction of the cluster that its slots have; None: unknown
-    elapsed_s: float = 0.0  # since the batch was first started
+    requests_waiting: int = 0  # number of requests that are queued at the resource manager
+    retries: int = 0  # number of failed attempts that were or will be tried again
+    lost: int = 0  # number of attempts whose slot was lost
+    speculative: int = 0  # number of second runs in progress
+    # fraction of the cluster that the slots of the batch have; None: unknown
+    share: float | None = None
+    elapsed_s: float = 0.0  # time since the batch was first started
     estimate: Estimate | None = None  # None: there is too little data yet
-    message: str = ""  # why it stopped, or what it waits for
+    message: str = ""  # why the batch stopped, or what it waits for
     update_time: datetime | None = None
 
     @property
     def ended(self) -> int:
-        """Number of threads that have their result."""
+        """Number of threads that have a result."""
         return self.done + self.failed
 
 
@@ -138,7 +142,7 @@ class BatchOutcome(Value):
     left: int  # threads without a result, because the batch was stopped or cancelled
     elapsed_s: float
     message: str = ""
-    failures: tuple[ThreadResult, ...] = ()  # the first ones, by index
+    failures: tuple[ThreadResult, ...] = ()  # the failed threads with the lowest indexes
 
     @property
     def ok(self) -> bool:
@@ -146,7 +150,7 @@ class BatchOutcome(Value):
         return self.done == self.threads
 
     def check(self) -> BatchOutcome:
-        """Returns the outcome itself.
+        """Returns this outcome.
 
         Raises:
             BatchFailed: not every thread is done.
@@ -157,7 +161,7 @@ class BatchOutcome(Value):
 
 
 class BatchFailed(FinegrainError):
-    """Not every thread of a batch is done; `outcome` has the details."""
+    """Not every thread of a batch is done. `outcome` has the details."""
 
     default_reason = Reason.TASK_ENDED
 

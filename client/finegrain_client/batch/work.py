@@ -1,8 +1,9 @@
-"""One attempt at one thread of work in one slot: submit the task, watch it, and return its outcome.
+"""Runs one attempt at one thread of work in one slot: submits the task, watches it, and returns its
+outcome.
 
 The task id depends only on batch, thread and attempt, and the command only on the spec. So a
-restarted runner can submit the same task again: the executor does not start it twice, and the
-runner gets its outcome, even if the task has ended.
+restarted runner can submit the same task again. The executor does not start the task twice, and the
+runner gets the outcome even if the task has ended.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ HOPELESS = (
     Reason.USER_NOT_ALLOWED,
     Reason.LIMIT_TOO_SMALL,
 )
-"""Reasons why a command did not start. On the same host, another try would fail again."""
+"""Reasons why a command did not start, after which another try on the same host would fail
+again.
+"""
 
 GONE = (
     SlotLost,
@@ -49,9 +52,8 @@ GONE = (
     Unavailable,
     ResourceExhausted,
 )
-"""After these errors, either the attempt never started, or its outcome is unknown.
-
-The thread runs again in another slot.
+"""Errors after which the attempt never started, or its outcome is unknown. The thread then runs
+again in another slot.
 """
 
 
@@ -80,7 +82,7 @@ class Attempt:
     cancelled: bool = False
 
     async def run(self, on_start: Callable[[], None]) -> AttemptOutcome:
-        """Runs the attempt to its end; calls `on_start` when the command was started.
+        """Runs the attempt to its end. Calls `on_start` when the command was started.
 
         Raises:
             OSError: the output cannot be written.
@@ -96,7 +98,7 @@ class Attempt:
                 output=self.output.take,
                 output_limit_bytes=self.spec.output_limit_bytes,
                 task_id=task_id_of(self.batch_id, self.thread, self.number),
-                cancel_on_interrupt=False,  # a later runner takes the task over
+                cancel_on_interrupt=False,  # a later runner takes over the task
             )
             on_start()
             # `cancel` may have been called before the task was submitted.
@@ -107,7 +109,7 @@ class Attempt:
             return self._refused(error)
         except GONE as error:
             return AttemptOutcome(Ending.LOST, message=error.message, reason=error.reason)
-        except FinegrainError as error:  # any other executor would refuse it, too
+        except FinegrainError as error:  # any other executor would also refuse the command
             result = unknown_result(self.thread, error.message, reason=error.reason)
             return AttemptOutcome(Ending.REFUSED, result, error.message, error.reason)
 
@@ -121,7 +123,7 @@ class Attempt:
                 return  # the task or its slot has ended
 
     def _ended(self, task: Task, result: TaskResult, began: float) -> AttemptOutcome:
-        # If its slot was released or its job ended, the exit code is not a result of the command.
+        # If the slot was released or the job ended, the exit code is not a result of the command.
         if result.cancelled:
             return AttemptOutcome(
                 Ending.CANCELLED, message="its task was ended together with its slot"
@@ -144,7 +146,8 @@ class Attempt:
                 executor_id=self.slot.executor_id,
                 start_time=start,
                 end_time=end,
-                # The times may come from different clocks, or the clock may have been set.
+                # Return no negative duration: the times may come from different clocks, or the
+                # clock may have been set.
                 duration_s=max(0.0, (end - start).total_seconds()),
                 cpu_time_s=result.cpu_time_s,
                 peak_memory_bytes=result.peak_memory_bytes,

@@ -1,4 +1,5 @@
-"""The blocking client, for programs without an event loop. Names and arguments are the same.
+"""Provides the blocking client, for programs without an event loop. It has the names and arguments
+of the asyncio client.
 
     from finegrain_client import SlotSpec, blocking
 
@@ -6,8 +7,8 @@
         (request,) = job.request_slots(SlotSpec(cpu_milli=500))
         print(request.granted().run(["echo", "hello"]).wait().check().stdout)
 
-A private event loop runs in a dedicated thread. Functions given as `output` are called on that
-thread: they must neither block nor call anything of this package.
+A private event loop runs in a dedicated thread. Functions that are passed as `output` are called on
+this thread. Such a function must not block, and must not call this package.
 
 `python -m tests.support.blocking_client` generates `generated.py`, `generated_batch.py` and
 `generated_graph_run.py` from the asyncio classes.

@@ -63,15 +63,15 @@ def connect(
     credentials: str | PathLike[str] | Credentials | None = None,
     budget_s: float = 30.0,
 ) -> Cluster:
-    """Returns a client of one cluster. It opens no connection before the first call.
+    """Returns a client of one cluster. The client opens no connection before the first call.
 
     Args:
         address: "host:port" of the resource manager, or several if there are standbys. Default: the
-            environment variable FINEGRAIN_MANAGER (several separated by commas), else the addresses
-            in the credentials.
+            environment variable FINEGRAIN_MANAGER (several addresses are separated by commas),
+            otherwise the addresses in the credentials.
         credentials: the credentials file of the identity to use, or its content. Default: the file
-            that FINEGRAIN_CREDENTIALS names, else the credentials of the cluster that this user
-            runs on this host (`finegrain up`), else ~/.config/finegrain/credentials.
+            that FINEGRAIN_CREDENTIALS names, otherwise the credentials of the cluster that this
+            user runs on this host (`finegrain up`), otherwise ~/.config/finegrain/credentials.
         budget_s: longest time in seconds that one call may take, including all its retries.
 
     Raises:
@@ -126,11 +126,11 @@ class Task(Handle[AsyncTask]):
         """Yields the task's output from the given offsets to the end of the task.
 
         The executor keeps the output as long as the slot exists, so each iteration reads
-        independently of others. The client reads no faster than the caller consumes.
+        independently of other iterations. The client does not read faster than the caller consumes.
 
         Raises:
             SlotLost: the slot has ended.
-            FinegrainError: the executor refused.
+            FinegrainError: the executor refused the call.
         """
         return self.loop.iterate(
             self.inner.output(stdout_offset=stdout_offset, stderr_offset=stderr_offset)
@@ -149,11 +149,11 @@ class Task(Handle[AsyncTask]):
         self.loop.run(self.inner.write_input(data, eof=eof))
 
     def close_input(self) -> None:
-        """Closes the task's standard input; raises the same errors as `write_input`."""
+        """Closes the task's standard input. Raises the errors of `write_input`."""
         self.loop.run(self.inner.close_input())
 
     def signal(self, number: int) -> None:
-        """Sends a signal to the task's process group; does nothing if the task has ended.
+        """Sends a signal to the task's process group. Does nothing if the task has ended.
 
         Raises:
             SlotLost: the slot has ended.
@@ -190,7 +190,7 @@ class Slot(ContextHandle[AsyncSlot]):
 
     @property
     def profile(self) -> ResourceProfile:
-        """The current resources of the slot; `status.resizes` shows pending changes."""
+        """The current resources of the slot. `status.resizes` has the pending changes."""
         return self.inner.profile
 
     @property
@@ -213,7 +213,9 @@ class Slot(ContextHandle[AsyncSlot]):
 
     @property
     def isolation(self) -> Isolation | None:
-        """Which limits the executor enforces; None if the executor did not report it."""
+        """How the executor enforces the limits of the slot; None if the executor did not report
+        it.
+        """
         return self.inner.isolation
 
     @property
@@ -236,10 +238,10 @@ class Slot(ContextHandle[AsyncSlot]):
         task_id: str = "",
         cancel_on_interrupt: bool = True,
     ) -> Task:
-        """Starts a command in the slot. Returns when the executor has accepted it.
+        """Starts a command in the slot. Returns when the executor has accepted the command.
 
         Args:
-            argv: program and arguments; the executor starts it without a shell.
+            argv: program and arguments. The executor starts the program without a shell.
             env: the whole environment of the task. The executor adds PATH and HOME if they are
                 absent, FINEGRAIN_ variables, and variables about devices of the slot.
             cwd: absolute path of the working directory; empty: a scratch directory of the task.
@@ -247,22 +249,23 @@ class Slot(ContextHandle[AsyncSlot]):
             timeout_s: time in seconds after which the executor ends the task; None: no limit.
             stdin: bytes or chunks of bytes, or "pipe" for `Task.write_input`; None: /dev/null.
             output: "capture": the result contains the output; "stream": the caller reads
-                `Task.output`; a function: it is called with every `OutputChunk`.
+                `Task.output`; or a function, which is called with every
+                `OutputChunk`.
             output_limit_bytes: bytes per stream that the executor keeps on disk, at most the
-                executor's own limit; 0: the executor's limit. If there is more output, it keeps
-                the first and the last part.
-            hold_output: whether the task waits when the output that `output` has not processed
-                reaches `output_limit_bytes`, so that no output is lost. It needs a function as
-                `output`. If this process has no connection to the executor for 60 s, output is
-                dropped again.
-            task_id: identity of the task; empty: the client generates one.
-            cancel_on_interrupt: whether interrupting this call also cancels the task. If false, an
+                executor's own limit; 0: the executor's limit. If there is more output, the executor
+                keeps the first and the last part.
+            hold_output: if true, the task waits when the output that `output` has not processed
+                reaches `output_limit_bytes`, so that no output is lost. `output` must be a
+                function. If this process has no connection to the executor for 60 s, the executor
+                drops output again.
+            task_id: id of the task; empty: the client generates an id.
+            cancel_on_interrupt: if true, interrupting this call also cancels the task. If false, an
                 accepted task continues, and a call with the same `task_id` returns its handle.
 
         Raises:
-            TaskNotStarted: the command cannot be executed; `reason` says why.
+            TaskNotStarted: the command cannot be executed. `reason` says why.
             SlotLost: the slot has ended.
-            FinegrainError: the executor refused, or could not be reached.
+            FinegrainError: the executor refused the call, or could not be reached.
         """
         return Task(
             self.loop,
@@ -286,8 +289,8 @@ class Slot(ContextHandle[AsyncSlot]):
     def tasks(self) -> list[TaskStatus]:
         """Returns the tasks of the slot that its executor knows, in order of submission.
 
-        A job master that is attached to its job again finds its tasks here. To wait for one of
-        them, it calls `run` with the same arguments and the `task_id`: no task runs twice.
+        A job master that has attached to its job again finds its tasks here. To wait for a task, it
+        calls `run` with the same arguments and the `task_id`, which does not start the task twice.
 
         Raises:
             SlotLost: the slot has ended.
@@ -296,7 +299,7 @@ class Slot(ContextHandle[AsyncSlot]):
         return self.loop.run(self.inner.tasks())
 
     def release(self, grace_s: float | None = None) -> None:
-        """Releases the slot. Releasing it twice, or after it was lost, is not an error.
+        """Releases the slot. It is not an error to release a slot twice, or after it was lost.
 
         Args:
             grace_s: time in seconds between SIGTERM and SIGKILL for tasks that still run; None: the
@@ -312,11 +315,12 @@ class Slot(ContextHandle[AsyncSlot]):
         """Reuses this finished slot for a waiting request; see `Job.reuse`.
 
         Args:
-            request: a request of the same job for the same resources, or its allocation id.
+            request: a request of the same job for the resources of this slot, or the request's
+                allocation id.
             grace_s: see `release`.
 
         Returns:
-            False if the slot was released instead, and the request stays queued.
+            True if the slot is reused; False if the slot was released and the request stays queued.
 
         Raises:
             FinegrainError: the call to the resource manager failed.
@@ -341,17 +345,17 @@ class Slot(ContextHandle[AsyncSlot]):
         wait_for_use: bool = False,
         timeout_s: float | None = None,
     ) -> SlotStatus:
-        """Changes the resources of the slot while its tasks run on; waits until this is done.
+        """Changes the resources of the slot while its tasks continue to run, and waits until the
+        change is done.
 
-        An amount that is not given keeps its value, or the value that a pending change gives it.
-        `SizeChange` describes the amounts. Growth is queued until the slot's executor has room.
-
-        If the wait is cancelled or times out, the change stays pending; `withdraw_resize` withdraws
-        it.
+        An amount that is not given keeps its value, or gets the value of a pending change.
+        `SizeChange` describes the amounts. Growth is queued until the slot's executor has free
+        capacity. If the wait is cancelled or times out, the change stays pending. `withdraw_resize`
+        withdraws the change.
 
         Args:
-            wait_for_use: what to do if the slot uses more memory than its new size. True: wait
-                until it uses less; False: refuse the change.
+            wait_for_use: the action if the slot uses more memory than its new size. True: wait
+                until the slot uses less; False: refuse the change.
             timeout_s: longest time to wait in seconds; None: no limit.
 
         Raises:
@@ -361,8 +365,8 @@ class Slot(ContextHandle[AsyncSlot]):
                 total.
             StillResizing: (a TimeoutError) the change was not done within `timeout_s`.
             SlotLost: the slot has ended.
-            InvalidArgument: no amount is given, an amount is out of range, or `devices` are not
-                amounts of the devices that the slot has.
+            InvalidArgument: no amount is given, an amount is out of range, or `devices` names
+                devices that the slot does not have.
             FinegrainError: the call to the resource manager failed.
         """
         return self.loop.run(
@@ -400,7 +404,8 @@ class Slot(ContextHandle[AsyncSlot]):
         return self.loop.run(self.inner.park(timeout_s=timeout_s))
 
     def unpark(self, *, timeout_s: float | None = None) -> SlotStatus:
-        """Gives the slot GPUs again, after `park`. Returns when its processes can use them.
+        """Gives the slot GPUs again, after `park`. Returns when the slot's processes can use the
+        GPUs.
 
         The change is queued until GPUs are free. `withdraw_resize` withdraws it.
 
@@ -417,7 +422,8 @@ class Slot(ContextHandle[AsyncSlot]):
     def withdraw_resize(self) -> SlotStatus:
         """Withdraws all pending changes.
 
-        If the executor has already received a change and makes it, the slot is resized back.
+        If the executor has already received a change and carries it out, the slot is then resized
+        to its old size.
 
         Raises:
             FinegrainError: the call to the resource manager failed.
@@ -436,7 +442,9 @@ class Slot(ContextHandle[AsyncSlot]):
 
     @property
     def generation(self) -> int:
-        """Number of the placement: 1 for the first slot of the request, 2 for its replacement."""
+        """Number of the placement of the request: 1 for the first slot, 2 for the slot that
+        replaces it.
+        """
         return self.inner.generation
 
     @property
@@ -461,16 +469,15 @@ class Slot(ContextHandle[AsyncSlot]):
 
 
 class Request(Handle[AsyncRequest]):
-    """A slot request that the resource manager has acknowledged.
-
-    It is queued until it is granted or ends.
+    """A slot request, which is queued until it is granted or ends.
 
     Attributes:
-        allocation_id: identity of the request and of the slot that will serve it.
-        state: state of the request; `reason` (a stable code) and `message` say why.
-        slot: latest slot of the request, or None. The slot may have ended: see `Slot.has_ended`.
-        gang: the gang that the request belongs to, or None.
-        acknowledged: whether the resource manager has stored the request durably.
+        allocation_id: id of the request and of the slot that will serve the request.
+        state: state of the request. `reason` (a stable code) and `message` explain the state.
+        slot: latest slot of the request; None: no slot yet. The slot may have ended, see
+            `Slot.has_ended`.
+        gang: the gang to which the request belongs; None: no gang.
+        acknowledged: True if the resource manager has stored the request durably.
     """
 
     @property
@@ -503,17 +510,17 @@ class Request(Handle[AsyncRequest]):
 
     @property
     def generation(self) -> int:
-        """Number of the placement that `slot` shows; 0: the request was never granted."""
+        """Generation of `slot`; 0: the request was never granted."""
         return self.inner.generation
 
     @property
     def has_ended(self) -> bool:
-        """True if the request will not change state any more."""
+        """True if the request has ended and can no longer change its state."""
         return self.inner.has_ended
 
     @property
     def rejection(self) -> Rejection | None:
-        """Why the request was rejected; None if it was not."""
+        """Why the request was rejected; None if it was not rejected."""
         return self.inner.rejection
 
     def granted(self, timeout_s: float | None = None) -> Slot:
@@ -528,13 +535,14 @@ class Request(Handle[AsyncRequest]):
         Raises:
             StillWaiting: (a TimeoutError) the request was not granted within `timeout_s`.
             RequestRejected, RequestEnded, SlotLost: the request ended without a slot. GangTimeout,
-                a RequestRejected: its gang was not placed in time.
+                which is a RequestRejected: the gang was not placed in time.
             JobEnded: the job has ended.
         """
         return Slot(self.loop, self.loop.run(self.inner.granted(timeout_s)))
 
     def cancel(self) -> None:
-        """Cancels the request; a slot granted in the meantime is released.
+        """Cancels the request. The resource manager releases a slot that was granted in the
+        meantime.
 
         Raises:
             FinegrainError: the call to the resource manager failed.
@@ -542,7 +550,8 @@ class Request(Handle[AsyncRequest]):
         self.loop.run(self.inner.cancel())
 
     def explain(self, *, executor_id: str = "", max_executors: int = 0) -> Explanation:
-        """Explains why the request does not fit on each executor, and what would make it fit now.
+        """Explains why the request does not fit on each executor, and after which changes it would
+        fit now.
 
         Args:
             executor_id: explain only this executor; empty: all executors.
@@ -565,11 +574,11 @@ class RequestRange(Handle[AsyncRequestRange]):
     """A range of equal slot requests, each of which waits, has a slot, or has ended.
 
     Attributes:
-        range_id: identity of the range; member `index` has the allocation id `<range_id>.<index>`.
+        range_id: id of the range. Member `index` has the allocation id `<range_id>.<index>`.
         requests: members that were granted a slot and have not ended, by index.
         ended: number of ended members, by state.
-        acknowledged: whether the resource manager has stored the range durably.
-        rejection: why the range was rejected as a whole, or None.
+        acknowledged: True if the resource manager has stored the range durably.
+        rejection: why the range was rejected as a whole; None: the range was not rejected.
     """
 
     @property
@@ -608,7 +617,7 @@ class RequestRange(Handle[AsyncRequestRange]):
 
     @property
     def has_ended(self) -> bool:
-        """True if no member will change state any more."""
+        """True if all members have ended and can no longer change their state."""
         return self.loop.call(lambda: self.inner.has_ended)
 
     def waiting_members(self) -> list[tuple[int, int]]:
@@ -616,21 +625,22 @@ class RequestRange(Handle[AsyncRequestRange]):
         return self.loop.call(self.inner.waiting_members)
 
     def index_of(self, allocation_id: str) -> int | None:
-        """Returns the index of the member with this allocation id, or None."""
+        """Returns the index of the member with this allocation id; None: no member has this id."""
         return self.loop.call(lambda: self.inner.index_of(allocation_id))
 
     def slots(self) -> Iterator[Slot]:
-        """Iterates over the current slots, then over each new one; see `GrantedSlots`."""
+        """Iterates over the current slots, then over each new slot; see `GrantedSlots`."""
         return (
             Slot(self.loop, each) for each in self.loop.iterate(self.loop.call(self.inner.slots))
         )
 
     def cancel(self, first_index: int = 0, count: int | None = None) -> ItemOutcome:
-        """Cancels members; the slots of these members are released.
+        """Cancels members. The resource manager releases the slots of these members.
 
         Args:
             first_index: index of the first member to cancel.
-            count: number of members to cancel, with consecutive indexes; None: all that follow.
+            count: number of members to cancel, with consecutive indexes; None: all members from
+                `first_index` on.
 
         Raises:
             InvalidArgument: an index is below 0, or `INDEX_END` or above.
@@ -641,11 +651,12 @@ class RequestRange(Handle[AsyncRequestRange]):
     def release(
         self, first_index: int = 0, count: int | None = None, grace_s: float | None = None
     ) -> ItemOutcome:
-        """Releases slots of members; members that wait are cancelled.
+        """Releases the slots of members, and cancels members that wait.
 
         Args:
             first_index: index of the first member to release.
-            count: number of members to release, with consecutive indexes; None: all that follow.
+            count: number of members to release, with consecutive indexes; None: all members from
+                `first_index` on.
             grace_s: time in seconds between SIGTERM and SIGKILL for tasks that still run; None: the
                 executor's default.
 
@@ -660,8 +671,8 @@ class Job(ContextHandle[AsyncJob]):
     """A job: registered on entering `with`, kept alive inside it, and ended on exit.
 
     Attributes:
-        job_id: identity of the job. `Cluster.attach_job` opens the job with it in another process
-            of the same user.
+        job_id: id of the job. Another process of the same user opens the job with this id by
+            `Cluster.attach_job`.
     """
 
     @property
@@ -704,18 +715,19 @@ class Job(ContextHandle[AsyncJob]):
         *,
         raise_on_reject: bool = True,
     ) -> list[Request]:
-        """Requests slots. Returns the requests, in the given order, when all of them are durable.
+        """Requests slots. Returns the requests, in the given order, when all requests are durable.
 
         If the call is interrupted or fails, the client cancels all requests that were accepted.
 
         Args:
-            specs: the slots to request. A `SlotSpec` becomes `count` requests; a `GangSpec` becomes
+            specs: the slots to request. A `SlotSpec` becomes `count` requests. A `GangSpec` becomes
                 one request for each member.
-            raise_on_reject: if false, rejected requests are returned too, with `rejection` set.
+            raise_on_reject: if false, the result also contains rejected requests, with `rejection`
+                set.
 
         Raises:
-            RequestRejected: at least one request was rejected. The error names all of them; the
-                client cancels the others.
+            RequestRejected: at least one request was rejected. The error names all rejected
+                requests. The client cancels all other requests.
             JobEnded: the job has ended.
             FinegrainError: the call failed as a whole.
         """
@@ -735,21 +747,22 @@ class Job(ContextHandle[AsyncJob]):
         timeout_s: float | None = None,
         gang_id: str = "",
     ) -> list[Slot]:
-        """Requests a gang and waits. Returns its slots, in the given order, when all are granted.
+        """Requests a gang, and waits until it is granted. Returns its slots in the given order.
 
-        If the call is interrupted or fails, the client cancels the whole gang. If you need the
-        request handles while the gang waits, pass a `GangSpec` to `request_slots` instead.
+        If the call is interrupted or fails, the client cancels the whole gang. A caller that needs
+        the requests' handles while the gang waits passes a `GangSpec` to `request_slots`.
 
         Args:
-            members: one spec with a `count`, or several; see `GangSpec`.
+            members: one or several specs; see `GangSpec`.
             placement: ANYWHERE, SAME_EXECUTOR, SAME_LABEL or SPREAD; see `GangSpec`.
             label: name of the label; only with SAME_LABEL.
             timeout_s: longest time in seconds that the gang may wait; None: no limit.
-            gang_id: identity of the gang; empty: the client generates one.
+            gang_id: id of the gang; empty: the client generates an id.
 
         Raises:
             GangTimeout: (a TimeoutError) the gang was not placed as a whole within `timeout_s`.
-            RequestRejected: the gang can never be placed. The error names the members that cannot.
+            RequestRejected: the gang can never be placed. The error names the members that cannot
+                be placed.
             RequestEnded, SlotLost: a member ended before all members were granted.
             InvalidArgument, JobEnded, FinegrainError: see `request_slots`.
         """
@@ -777,7 +790,7 @@ class Job(ContextHandle[AsyncJob]):
 
         Args:
             spec: the request of each member, without `target_address`.
-            range_id: identity of the range; empty: the client generates one. Member `index` has the
+            range_id: id of the range; empty: the client generates an id. Member `index` has the
                 allocation id `<range_id>.<index>`. A later call with the same id and other indexes
                 adds members to the range.
             first_index: index of the first member to request.
@@ -801,7 +814,7 @@ class Job(ContextHandle[AsyncJob]):
         )
 
     def cancel(self, requests: Sequence[Request]) -> list[ItemOutcome]:
-        """Cancels requests; slots granted in the meantime are released.
+        """Cancels requests. The resource manager releases slots that were granted in the meantime.
 
         Returns one outcome per request.
 
@@ -828,11 +841,11 @@ class Job(ContextHandle[AsyncJob]):
     ) -> list[ItemOutcome]:
         """Reuses finished slots for waiting requests, many in one call.
 
-        Each pair names a slot, and a waiting request of this job for the same resources. If the
-        outcome of a pair is `ok`, the job keeps the slot and the request ends in state RELEASED
-        with reason REUSED. Otherwise the slot is released and the request stays queued. Reason
-        FAIR_SHARE means that other requests get the freed capacity first. Repeating a call with the
-        same pairs returns the same outcomes.
+        Each pair names a slot, and a waiting request of this job for the resources that the slot
+        has. If the outcome of a pair is `ok`, the job keeps the slot and the request ends in state
+        RELEASED with reason REUSED. Otherwise the slot is released and the request stays queued.
+        The reason FAIR_SHARE means that other requests get the freed capacity first. A repeated
+        call with the same pairs returns the same outcomes.
 
         Returns one outcome per pair.
 
@@ -862,18 +875,19 @@ class Job(ContextHandle[AsyncJob]):
     def serve_offers(self, address: str = "127.0.0.1:0") -> str:
         """Starts a server to which executors offer slots directly; see `job/offers.py`.
 
-        The server shows the certificate of this client, which must be a user's. It stops when the
-        job is left. A second call returns the address of the running server.
+        The server shows the certificate of this client, which must have the role `user`. The server
+        stops when the job is left. A second call returns the address of the running server.
 
         Args:
-            address: "host:port" to listen on; port 0: any free port.
+            address: the address "host:port" to listen on. With port 0, the kernel chooses a free
+                port.
 
         Returns:
             The address to put into `SlotSpec.target_address`.
 
         Raises:
-            ConfigurationError: the address is in use, or the certificate of this client is none of
-                a user.
+            ConfigurationError: the address is in use, or the certificate of this client does not
+                have the role `user`.
         """
         return self.loop.run(self.inner.serve_offers(address))
 
@@ -910,8 +924,8 @@ class Cluster(LoopOwner[AsyncCluster]):
             group: resource group of the job; empty: "default".
             lease_s: time in seconds without contact after which the resource manager ends the job,
                 1 s to 1 day.
-            detached: if true, the job has no lease and leaving `with` does not end it; only
-                `Job.end` does.
+            detached: if true, the job has no lease, and leaving `with` does not end the job.
+                Only `Job.end` ends it.
 
         Raises:
             InvalidArgument: the name or the lease is not allowed.
@@ -926,8 +940,8 @@ class Cluster(LoopOwner[AsyncCluster]):
     def attach_job(self, job_id: str, *, lease_s: float = 30.0) -> Job:
         """Returns an existing job of this client's identity, opened by its id.
 
-        Inside `with`, `Job.requests` has its requests and slots. Leaving the context does not
-        end the job; `Job.end` does.
+        Inside `with`, `Job.requests` has the requests and slots of the job. Leaving the
+        context does not end the job. Only `Job.end` ends it.
 
         Args:
             job_id: id of the job (`Job.job_id`).
@@ -978,12 +992,12 @@ class Cluster(LoopOwner[AsyncCluster]):
     def host_policy(self, executor_id: str | None) -> HostPolicyStatus:
         """Returns the policy settings of an executor's host.
 
-        The result has the settings that operators made at runtime, and each setting in effect with
-        its source.
+        The result has the settings that administrators made at runtime, and each setting in effect
+        with its origin.
 
         Args:
-            executor_id: the executor; None: the settings for the whole cluster, which apply to
-                hosts without a setting of their own.
+            executor_id: the executor; None: the settings for the whole cluster, which apply to a
+                host that does not have the setting itself.
 
         Raises:
             NotFound: EXECUTOR_UNKNOWN: there is no such executor.
@@ -1011,8 +1025,9 @@ class Cluster(LoopOwner[AsyncCluster]):
         Args:
             job_id: return only requests of this job; empty: of all jobs.
             states: return only requests in these states; empty: requests that have not ended.
-            allocation_ids: return only these ids. Any other text of at least 4 characters stands
-                for the ids that end with it, or, if there are none, for those that begin with it.
+            allocation_ids: return only requests with these ids. A text of at least 4 characters
+                that is not an id means all ids that end with the text. If no id ends with it, the
+                text means all ids that begin with it.
 
         Raises:
             InvalidArgument: a state does not exist, or a part of an id is too short.
@@ -1027,7 +1042,7 @@ class Cluster(LoopOwner[AsyncCluster]):
         Args:
             include_ended: if true, also returns jobs that have ended.
             matching: return only jobs with one of these names, or with an id that begins or ends
-                with one of these texts (at least 4 characters); empty: all.
+                with one of these texts (at least 4 characters); empty: all jobs.
         """
         return self.loop.run(self.inner.jobs(include_ended=include_ended, matching=matching))
 
@@ -1039,13 +1054,13 @@ class Cluster(LoopOwner[AsyncCluster]):
         follow: bool = False,
         newest: int = 1000,
     ) -> Iterator[ClusterEvent]:
-        """Yields events of the cluster, oldest first; with `follow`, also waits for new ones.
+        """Yields events of the cluster, oldest first. With `follow`, also waits for new events.
 
         Args:
-            from_sequence: sequence number of the first event to yield; 0: start with the newest
-                events, in the number `newest`.
+            from_sequence: sequence number of the first event to yield; 0: start with the `newest`
+                last events.
             subject_id: yield only events about this executor, job or allocation id.
-            follow: if true, never ends, and yields events as they happen.
+            follow: if true, the iteration does not end, and yields events as they happen.
             newest: number of past events to start with if `from_sequence` is 0.
         """
         return self.loop.iterate(
@@ -1072,7 +1087,8 @@ class Cluster(LoopOwner[AsyncCluster]):
         )
 
     def providers(self) -> Providers:
-        """Returns the executor shapes, and the requested executors with the reason for each.
+        """Returns the executor shapes, and the requested executors with the reason for each
+        request.
 
         All lists are empty if no provider is configured.
         """
@@ -1085,7 +1101,8 @@ class Cluster(LoopOwner[AsyncCluster]):
     def advise(
         self, job_id: str, *, target_s: float | None = None, quantile: float | None = None
     ) -> ThreadAdvice:
-        """Returns into how many threads to split a job's work, given how long its threads took.
+        """Returns a number of threads into which to split a job's work, computed from the time that
+        the job's threads took.
 
         A thread is a part of the work that runs in one slot.
 
@@ -1103,22 +1120,22 @@ class Cluster(LoopOwner[AsyncCluster]):
     def drain(
         self, executor_id: str, *, reason: str = "", deadline_s: float | None = None
     ) -> ExecutorStatus:
-        """Stops the placement of new slots on an executor; running slots continue.
+        """Stops the placement of new slots on an executor. Running slots continue.
 
         Args:
             executor_id: the executor.
             reason: text for people.
-            deadline_s: time in seconds after which the remaining slots are released; None: they are
-                not released.
+            deadline_s: time in seconds after which the resource manager releases the remaining
+                slots; None: it does not release them.
         """
         return self.loop.run(self.inner.drain(executor_id, reason=reason, deadline_s=deadline_s))
 
     def undrain(self, executor_id: str) -> ExecutorStatus:
-        """Lets an executor take new slots again."""
+        """Allows the placement of new slots on an executor again."""
         return self.loop.run(self.inner.undrain(executor_id))
 
     def cordon(self, executor_id: str, device: str, *, reason: str = "") -> str:
-        """Keeps new slots from a device. Slots that already have the device keep it.
+        """Prevents that new slots get a device. Slots that already have the device keep it.
 
         Args:
             executor_id: the executor.
@@ -1134,7 +1151,7 @@ class Cluster(LoopOwner[AsyncCluster]):
         return self.loop.run(self.inner.cordon(executor_id, device, reason=reason))
 
     def uncordon(self, executor_id: str, device: str) -> None:
-        """Lets new slots get a device again; does nothing if the device is not cordoned.
+        """Lets new slots get a device again. Does nothing if the device is not cordoned.
 
         Args:
             executor_id: the executor.
@@ -1157,7 +1174,7 @@ class Cluster(LoopOwner[AsyncCluster]):
         """Checks that this client may change the cluster. Changes nothing.
 
         Raises:
-            PermissionDenied: the caller is not an operator.
+            PermissionDenied: the caller does not have the role `operator`.
         """
         self.loop.run(self.inner.check_operator())
 
@@ -1168,7 +1185,7 @@ class Cluster(LoopOwner[AsyncCluster]):
         return self.loop.run(self.inner.release(allocation_ids, grace_s=grace_s))
 
     def terminate_job(self, job_id: str, *, grace_s: float | None = None) -> None:
-        """Ends a job, also a job of another job master.
+        """Ends a job, even if the job belongs to another job master.
 
         Raises:
             NotFound: JOB_UNKNOWN: there is no such job.
@@ -1190,16 +1207,17 @@ class Cluster(LoopOwner[AsyncCluster]):
         The settings apply from the next scheduling decision on. They never stop running slots.
 
         Args:
-            name: 1 to 63 characters from a-z 0-9 . _ - of which the first is a letter or digit.
-            weight: 0.001 to 1,000,000; a group of weight 4 gets four times the share of a group of
-                weight 1.
+            name: name of the group, 1 to 63 characters from a-z 0-9 . _ - that begin with a letter
+                or digit.
+            weight: weight of the group, 0.001 to 1,000,000. A group of weight 4 gets four times the
+                share of a group of weight 1.
             parent: the parent group; empty: no parent. It can change only while the group has no
                 jobs.
             description: text for people.
             minimum: guaranteed minimum by dimension ("cpu_milli", "memory_bytes", or "extended."
                 and a name); None removes the minimum of this dimension.
             maximum: limit for all slots of the group together, by dimension. With 0, no more slots
-                start; None removes the limit of this dimension.
+                start. None removes the limit of this dimension.
 
         Raises:
             InvalidArgument: an argument is out of range.
@@ -1218,7 +1236,7 @@ class Cluster(LoopOwner[AsyncCluster]):
         )
 
     def delete_group(self, name: str) -> None:
-        """Deletes a resource group that has neither jobs nor child groups.
+        """Deletes a resource group that has no jobs and no child groups.
 
         Raises:
             NotFound: GROUP_UNKNOWN: there is no such group.
@@ -1241,20 +1259,20 @@ class Cluster(LoopOwner[AsyncCluster]):
     ) -> HostPolicyStatus:
         """Changes policy settings of an executor's host, or of the whole cluster.
 
-        Settings that are not named stay as they are. The changed settings apply to new slots from
-        the next scheduling decision on. They survive restarts and take precedence over the
+        Settings that are not named stay unchanged. The changed settings apply to new slots from the
+        next scheduling decision on. The settings survive restarts, and have priority over the
         executor's configuration.
 
         Args:
             executor_id: the executor; None: the settings for the whole cluster.
             bind: rule for slots with dedicated cpus: "FullPCPUsOnly", "SpreadByPCPUs" or "None".
-            numa_strategy: which NUMA node to fill first: "MostAllocated", "LeastAllocated" or
+            numa_strategy: the NUMA node that is filled first: "MostAllocated", "LeastAllocated" or
                 "DistributeEvenly".
             alignment: placement of every slot on NUMA nodes: "None", "BestEffort", "Restricted" or
                 "SingleNUMANode".
-            reserved_cpus: cpus that are never dedicated to a slot, as a list ("0-1"; empty: none),
-                in addition to the cpus that the host's configuration reserves.
-            reserved_strict: whether slots of the shared pools may not use reserved cpus either.
+            reserved_cpus: cpus that are never dedicated to a slot, as a list ("0-1"; empty: no
+                cpus), in addition to the cpus that the host's configuration reserves.
+            reserved_strict: True if the shared pools must not contain the reserved cpus.
             default_bind: "FullPCPUs", "SpreadByPCPUs" or "None", for requests that name no bind
                 policy.
             default_exclusive: "PCPULevel", "NUMANodeLevel" or "None", for requests that name no
@@ -1300,12 +1318,13 @@ class Cluster(LoopOwner[AsyncCluster]):
         Args:
             allocation_id: the slot.
             wait_for_use: see `Slot.resize`.
-            wait: if true, the call returns when the slot has changed; if false, it returns at once
-                and `SlotStatus.resizes` has the pending change.
+            wait: if true, the call returns when the slot has the new size. If false, it returns at
+                once, and `SlotStatus.resizes` has the pending change.
             timeout_s: longest time to wait in seconds; None: no limit.
 
         Raises:
-            NotFound: ALLOCATION_UNKNOWN: there is no such slot or request, or it has ended.
+            NotFound: ALLOCATION_UNKNOWN: there is no such slot or request, or the slot or request
+                has ended.
             FailedPrecondition: SLOT_NOT_READY: the request has no slot yet; INFEASIBLE_NEVER: the
                 new size is more than the executor has in total.
             ResizeRefused, StillResizing, SlotLost, InvalidArgument: see `Slot.resize`.
@@ -1338,7 +1357,8 @@ class Cluster(LoopOwner[AsyncCluster]):
             timeout_s: see `resize`.
 
         Raises:
-            NotFound: ALLOCATION_UNKNOWN: there is no such slot or request, or it has ended.
+            NotFound: ALLOCATION_UNKNOWN: there is no such slot or request, or the slot or request
+                has ended.
             FailedPrecondition: SLOT_NOT_READY: the request has no slot yet; PARK_FAILED: the
                 executor does not park slots on these GPUs.
             ResizeRefused, StillResizing, SlotLost, InvalidArgument: see `Slot.park`.
@@ -1356,7 +1376,8 @@ class Cluster(LoopOwner[AsyncCluster]):
             timeout_s: see `resize`.
 
         Raises:
-            NotFound: ALLOCATION_UNKNOWN: there is no such slot or request, or it has ended.
+            NotFound: ALLOCATION_UNKNOWN: there is no such slot or request, or the slot or request
+                has ended.
             FailedPrecondition: SLOT_NOT_READY: the request has no slot yet.
             ResizeRefused, StillResizing, SlotLost, InvalidArgument: see `Slot.unpark`.
         """
@@ -1365,10 +1386,12 @@ class Cluster(LoopOwner[AsyncCluster]):
     def withdraw_resize(self, allocation_id: str) -> SlotStatus:
         """Withdraws all pending changes of a slot.
 
-        If the executor has already received a change and makes it, the slot is resized back.
+        If the executor has already received a change and carries it out, the slot is then resized
+        to its old size.
 
         Raises:
-            NotFound: ALLOCATION_UNKNOWN: there is no such slot or request, or it has ended.
+            NotFound: ALLOCATION_UNKNOWN: there is no such slot or request, or the slot or request
+                has ended.
             FailedPrecondition: SLOT_NOT_READY: the request has no slot yet.
         """
         return self.loop.run(self.inner.withdraw_resize(allocation_id))
@@ -1387,10 +1410,10 @@ class Cluster(LoopOwner[AsyncCluster]):
             role: "executor", "operator", "viewer", "user", "metrics" or "rm".
             name: executor id, or login name; empty for the roles "metrics" and "rm".
             ttl_s: time in seconds in which the token can be used.
-            certificate_life_s: life of the certificate in seconds; 0: that of the role.
+            certificate_life_s: validity of the certificate in seconds; 0: the default of the role.
 
         Raises:
-            InvalidArgument: role, name or a time is not allowed.
+            InvalidArgument: the role, the name or a time is not allowed.
             FailedPrecondition: the resource manager has no join port.
         """
         return self.loop.run(
@@ -1402,7 +1425,7 @@ class Cluster(LoopOwner[AsyncCluster]):
         return self.loop.run(self.inner.tokens())
 
     def revoke_token(self, token_id: str) -> None:
-        """Makes a token useless.
+        """Revokes a token, which then can no longer be used.
 
         Raises:
             NotFound: there is no such token.
@@ -1414,7 +1437,7 @@ class Cluster(LoopOwner[AsyncCluster]):
 
         Args:
             subject: "ROLE/NAME", or the serial number of one certificate in hexadecimal.
-            reason: why, for other operators.
+            reason: why the identity is denied, for other administrators.
         """
         self.loop.run(self.inner.deny_identity(subject, reason=reason))
 
@@ -1422,7 +1445,7 @@ class Cluster(LoopOwner[AsyncCluster]):
         """Withdraws the denial of an identity or a certificate.
 
         Raises:
-            NotFound: it was not denied.
+            NotFound: the identity or certificate is not denied.
         """
         self.loop.run(self.inner.allow_identity(subject))
 

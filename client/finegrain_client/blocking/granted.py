@@ -1,4 +1,4 @@
-"""Iteration over the slots of several requests, in the order in which they are granted."""
+"""Iterates over the slots of several requests, in the order in which they are granted."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class AsGranted:
 def as_granted(requests: Iterable[Request]) -> AsGranted:
     """Iterates over the slots of `requests`, each once, in the order in which they are granted.
 
-    If a request ends without a slot, the iteration raises the same error as `Request.granted`. To
-    get the other slots, continue with `next` on the same iterator. Leaving the loop early keeps the
-    other requests queued.
+    If a request ends without a slot, the iteration raises the error of `Request.granted`. To get
+    the remaining slots, continue with `next` on the same iterator. If the caller leaves the loop
+    early, the remaining requests stay queued.
     """
     return AsGranted(list(requests))

@@ -1,4 +1,6 @@
-"""Base classes of the blocking client's handles. A handle has an asyncio object and its loop."""
+"""Defines the base classes of the blocking client's handles. A handle has an asyncio object and its
+loop.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ class Handle(Generic[InnerT]):
 
     Attributes:
         loop: the loop that `inner` runs on.
-        inner: the object of the asyncio client; only code on `loop` may use it.
+        inner: the object of the asyncio client. Only code on `loop` may use it.
     """
 
     def __init__(self, loop: PrivateLoop, inner: InnerT) -> None:
@@ -36,7 +38,8 @@ class ContextHandle(Handle[ContextT]):
         entered = False
 
         async def enter() -> None:
-            # An interruption may hit the caller's thread after the loop has entered the context.
+            # Record the entry, because an interruption may hit the caller's thread after the loop
+            # has entered the context.
             nonlocal entered
             await self.inner.__aenter__()
             entered = True
@@ -69,7 +72,9 @@ ClosableT = TypeVar("ClosableT", bound=Closable)
 
 
 class LoopOwner(ContextHandle[ClosableT]):
-    """The first handle of a loop; it creates the others. Closing it ends the loop's thread."""
+    """The first handle of a loop, which creates all other handles. Closing this handle ends the
+    loop's thread.
+    """
 
     def __exit__(
         self,
@@ -87,14 +92,14 @@ class LoopOwner(ContextHandle[ClosableT]):
 
 
 class Lost(Handle[asyncio.Event]):
-    """Whether a slot is lost; used like a `threading.Event`."""
+    """An event that is set when a slot is lost. Callers use it like a `threading.Event`."""
 
     def is_set(self) -> bool:
         """Returns True if the slot is known to be lost."""
         return self.inner.is_set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Waits for the loss; returns False if the slot is not lost within `timeout_s`."""
+        """Waits for the loss. Returns False if the slot is not lost within `timeout_s`."""
 
         async def wait() -> bool:
             try:

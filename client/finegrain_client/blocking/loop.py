@@ -1,4 +1,4 @@
-"""An event loop in a dedicated thread, for callers without an event loop.
+"""Runs an event loop in a dedicated thread, for callers without an event loop.
 
 After an interruption (Ctrl-C), the loop cancels the pending call and waits until the call has
 cleaned up. Then KeyboardInterrupt is raised as usual.
@@ -46,14 +46,15 @@ class PrivateLoop:
             ConfigurationError: the loop is closed, or the caller is on the loop's own thread.
         """
         if self._loop.is_closed() or threading.get_ident() == self._thread.ident:
-            # Without `close`, Python would warn that the coroutine was never awaited.
+            # Close the coroutine, because Python would otherwise warn that it was never awaited.
             work.close()
             raise ConfigurationError(
                 "the blocking client is closed"
                 if self._loop.is_closed()
                 else "the blocking client cannot be called from its own thread (an output function)"
             )
-        # `run_coroutine_threadsafe` would return before a cancelled call has cleaned up.
+        # Do not use `run_coroutine_threadsafe`, which returns before a cancelled call has cleaned
+        # up.
         outcome: Future[T] = Future()
         started: list[asyncio.Task[T]] = []
 
@@ -85,7 +86,7 @@ class PrivateLoop:
     def iterate(self, items: AsyncIterator[T]) -> Generator[T, None, None]:
         """Yields the items of an async iterator, and closes the iterator at the end."""
 
-        # An item comes in a tuple, because None marks the end and may also be an item.
+        # Return an item in a tuple, because None marks the end and may also be an item.
         async def step() -> tuple[T] | None:
             try:
                 return (await anext(items),)
@@ -100,10 +101,10 @@ class PrivateLoop:
                 self.run(_close(items))
 
     def close(self) -> None:
-        """Ends the thread; does nothing if it has ended."""
+        """Ends the thread. Does nothing if the thread has already ended."""
         if self._loop.is_closed():
             return
-        # Generators are closed first, because their cleanup may use the loop's thread pool.
+        # Close generators first, because their cleanup may use the loop's thread pool.
         self.run(self._loop.shutdown_asyncgens())
         self.run(self._loop.shutdown_default_executor())
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -112,10 +113,10 @@ class PrivateLoop:
 
 
 def _wait_for(outcome: Future[T]) -> T:
-    """Returns the outcome.
+    """Waits for the outcome, and returns it.
 
-    A signal that arrives just before the thread blocks would not wake it. So the thread also wakes
-    every `WAKE_INTERVAL_S` seconds.
+    A signal that arrives just before the thread blocks would not wake the thread. So the thread
+    also wakes every `WAKE_INTERVAL_S` seconds.
     """
     while True:
         try:

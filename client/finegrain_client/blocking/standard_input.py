@@ -1,4 +1,4 @@
-"""Standard input of a task from a blocking iterable."""
+"""Converts a blocking iterable to the standard input of a task."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from finegrain_client.slot.task import StdinSource
 
 
 def async_input(stdin: bytes | Iterable[bytes] | Literal["pipe"] | None) -> StdinSource:
-    """Converts `stdin` for the asyncio client: iterables become asynchronous."""
+    """Converts `stdin` for the asyncio client: an iterable becomes an async iterator."""
     if stdin is None or isinstance(stdin, bytes | str):
         return cast("StdinSource", stdin)
     return _taken_in_threads(stdin)

@@ -1,4 +1,5 @@
-"""Job graphs: operators and edges, and the plan of slots, tasks and memory that follows from them.
+"""Defines job graphs of operators and edges, and compiles them to a plan of slots, tasks and
+memory.
 
     graph = fg.JobGraph("clicks", "streaming")
     source = graph.operator("source", parallelism=4)
@@ -6,7 +7,7 @@
     graph.connect(source, sink)
     print(fg.graph.describe(graph.compile()))
 
-This package is pure: it reads no clock and does no I/O. See docs/job-graphs.md.
+This package is pure: it reads no clock and does no I/O. docs/job-graphs.md is the guide.
 """
 
 from finegrain_client.graph.chains import Obstacle

@@ -1,4 +1,4 @@
-"""Operator chaining: which operators run in one task.
+"""Finds operator chains: the operators that run together in one task.
 
 Two operators that an edge connects are chained unless there is an `Obstacle`. A task is one subtask
 of a chain. A chain is a tree: each of its operators except the first has exactly one input.
@@ -16,7 +16,7 @@ from finegrain_client.graph.values import EdgeSpec, Exchange, GraphSpec, Operato
 class Obstacle(StrEnum):
     """Why the two operators of an edge are not chained.
 
-    If several obstacles apply, the edge has the first of them in the order below.
+    If there are several obstacles, the edge has the first of these obstacles in the order below.
     """
 
     BLOCKING = "blocking"  # the operators do not run at the same time
@@ -35,7 +35,7 @@ class Chains:
     Attributes:
         members: operators of each chain, in order along the edges.
         chain_of: index of each operator's chain in `members`.
-        obstacles: for each edge that is not within a chain, the reason.
+        obstacles: the obstacle of each edge that is not within a chain.
     """
 
     members: tuple[tuple[str, ...], ...]
@@ -44,7 +44,9 @@ class Chains:
 
 
 def program_of(graph: GraphSpec, operator: OperatorSpec) -> tuple[str, ...]:
-    """Returns the operator's program, or else the program of the job; empty: there is none."""
+    """Returns the operator's program, otherwise the program of the job; empty: there is no
+    program.
+    """
     return tuple(operator.program or graph.options.program)
 
 
@@ -54,7 +56,7 @@ def find_chains(graph: GraphSpec, groups: Mapping[str, str], order: Sequence[str
     Args:
         graph: the graph.
         groups: slot sharing group of each operator.
-        order: all operators; each comes after the operators that it gets input from.
+        order: all operators, each after the operators from which it gets input.
     """
     operators = {each.name: each for each in graph.operators}
     inputs: dict[str, list[EdgeSpec]] = {name: [] for name in operators}

@@ -43,7 +43,7 @@ def compile_graph(graph: GraphSpec) -> Plan:
     """Returns the plan of a job graph.
 
     Raises:
-        GraphError: the graph has no operators, or they cannot be compiled; the message says why.
+        GraphError: the graph has no operators, or cannot be compiled. The message says why.
     """
     if not graph.operators:
         raise GraphError(f"job {graph.name} has no operators; add one or more")
@@ -55,7 +55,9 @@ def compile_graph(graph: GraphSpec) -> Plan:
 
 
 def _in_order(graph: GraphSpec) -> list[str]:
-    """Returns the operators in graph order, but each after the operators that it reads from."""
+    """Returns the operators in graph order, except that each operator comes after the operators
+    from which it reads.
+    """
     inputs: dict[str, list[str]] = {each.name: [] for each in graph.operators}
     for edge in graph.edges:
         inputs[edge.consumer].append(edge.producer)
@@ -154,12 +156,12 @@ class _Assembly:
         return self.operators[self.chains.members[chain][0]].parallelism
 
     def _spreads(self) -> dict[int, Spread]:
-        """Returns the slots of each chain; chains of a co-location group get the same slots."""
+        """Returns the slots of each chain. Chains of a co-location group get the same slots."""
         spreads: dict[int, Spread] = {}
         for chains in self.chains_of.values():
             slots = max(map(self._parallelism, chains))
             clusters = self._co_located(chains)
-            # Larger chains come first, so that smaller chains fill the gaps.
+            # Place larger chains first, so that smaller chains fill the gaps.
             clusters.sort(key=lambda each: -max(map(self._parallelism, each)))
             sizes = [max(map(self._parallelism, each)) for each in clusters]
             for cluster, spread in zip(clusters, spread_evenly(slots, sizes), strict=True):

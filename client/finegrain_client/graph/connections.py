@@ -1,4 +1,5 @@
-"""Which subtasks of two connected operators exchange data, and how many network buffers they need.
+"""Computes which subtasks of two connected operators exchange data, and how many network buffers
+they need.
 
 A task needs network buffers for each edge that connects it with other tasks:
 
@@ -6,8 +7,8 @@ A task needs network buffers for each edge that connects it with other tasks:
   `network_floating_buffers_per_gate` once;
 - for each output edge, one buffer for each subpartition.
 
-A task has one channel for each producer subtask that it reads from, and one subpartition for each
-consumer subtask that it writes for. If the subtasks of an operator have different numbers of
+A task has one channel for each producer subtask from which it reads, and one subpartition for each
+consumer subtask for which it writes. If the subtasks of an operator have different numbers of
 channels or subpartitions, the largest number counts for all subtasks.
 
 Example: an all-to-all edge from 4 to 3 subtasks. Each consumer has 4 channels: 4 x 2 + 8 = 16
@@ -20,7 +21,7 @@ from finegrain_client.graph.values import JobOptions, Pattern
 
 
 def producers_of(pattern: Pattern, index: int, producers: int, consumers: int) -> range:
-    """Returns the indexes of the producer subtasks that one consumer subtask reads from.
+    """Returns the indexes of the producer subtasks from which one consumer subtask reads.
 
     Args:
         pattern: how the subtasks are connected.
@@ -31,8 +32,8 @@ def producers_of(pattern: Pattern, index: int, producers: int, consumers: int) -
     if pattern is Pattern.ALL_TO_ALL:
         return range(producers)
     first = index * producers // consumers
-    # With more consumers than producers, several consumers read from the same producer. Without
-    # `max`, the range of some of them would be empty.
+    # If there are more consumers than producers, several consumers read from the same producer.
+    # Without `max`, the range of some consumers would be empty.
     return range(first, max(first + 1, (index + 1) * producers // consumers))
 
 

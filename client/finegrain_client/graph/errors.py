@@ -1,4 +1,4 @@
-"""The error of a job graph that cannot be compiled, or of a job file that cannot be read."""
+"""Defines the error for a job graph that cannot be compiled, or a job file that cannot be read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class GraphError(InvalidArgument):
     """A job graph or a job file is not valid.
 
     Attributes:
-        operators: names of the operators that the error is about, in order.
+        operators: names of the operators that the error concerns, in order.
         changes: changes of edges that would correct this error, as (edge, exchange); empty if other
             changes are needed.
     """
@@ -30,8 +30,8 @@ class GraphError(InvalidArgument):
             shown["operators"] = ", ".join(operators)
         if changes:
             shown["changes"] = ", ".join(f"{edge}: {exchange}" for edge, exchange in changes)
-        # `InvalidArgument` builds its message from one field and its value, but most errors of a
-        # graph are about several operators.
+        # Do not call the constructor of `InvalidArgument`, which builds its message from one field
+        # and its value: most errors of a graph concern several operators.
         FinegrainError.__init__(self, message, reason=reason, details=shown)
         self.field = ""
         self.expected = ""

@@ -1,4 +1,4 @@
-"""Slot sharing groups: which operators share slots.
+"""Assigns operators to slot sharing groups, which determine the operators that share slots.
 
 The compiler keeps every group that the user set, even if it spans regions. All other operators of a
 streaming job are in the group "default". In a batch job, each region has a separate group
@@ -41,9 +41,10 @@ def assign_groups(graph: GraphSpec, regions: Regions) -> dict[str, str]:
 
 
 def shares_one_group(graph: GraphSpec) -> bool:
-    """Returns whether operators without a group share one group.
+    """Returns True if operators without a group share one group.
 
-    Without a setting in the job's options, they do in a streaming job.
+    If the job's options do not set this, the operators of a streaming job share one group, and
+    those of a batch job do not.
     """
     same = graph.options.all_vertices_in_same_slot_sharing_group_by_default
     return graph.mode is JobMode.STREAMING if same is None else same

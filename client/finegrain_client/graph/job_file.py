@@ -109,7 +109,7 @@ def _job(table: ConfigTable) -> JobGraph:
         / 1000,
     )
     name = table.text("name")
-    # These keys are allowed, but may be absent.
+    # Mark these keys as known, because they may be absent.
     for key in (_ALL_IN_ONE_GROUP, on_heap):
         table.note(key)
     table.end()

@@ -1,4 +1,4 @@
-"""The builder of job graphs: operators and edges, added one by one."""
+"""Builds job graphs, to which operators and edges are added one by one."""
 
 from __future__ import annotations
 
@@ -120,8 +120,8 @@ class JobGraph:
 
         Raises:
             InvalidArgument: an argument is wrong.
-            GraphError: an operator is unknown, both are the same operator, or the graph already has
-                this edge.
+            GraphError: an operator is unknown, the producer and the consumer are the same operator,
+                or the graph already has this edge.
         """
         names = [each if isinstance(each, str) else each.name for each in (producer, consumer)]
         label = " -> ".join(names)

@@ -1,4 +1,4 @@
-"""The plan of a job, which the compiler makes from a job graph. A plan never changes.
+"""Defines the plan of a job, which the compiler makes from a job graph. A plan never changes.
 
 Regions, groups and chains refer to each other by name or number. Regions are numbered from 1, in an
 order in which they can run.
@@ -23,10 +23,10 @@ class OperatorPlan:
     """One operator within its chain.
 
     Attributes:
-        managed: the fractions of its slot's managed memory that it gets.
-        managed_memory_bytes: its quota; None in a default slot, whose size is known only when the
-            slot is granted.
-        output: where its output for blocking edges is stored.
+        managed: the fractions of its slot's managed memory that the operator gets.
+        managed_memory_bytes: the operator's quota; None in a default slot, whose size is known only
+            when the slot is granted.
+        output: where the operator's output for blocking edges is stored.
     """
 
     name: str
@@ -45,15 +45,16 @@ class ChainPlan:
         parallelism: number of tasks.
         region: number of its pipelined region.
         group: name of its slot sharing group.
-        co_location_group: name of its co-location group; empty: it is in no such group.
+        co_location_group: name of its co-location group; empty: the chain is in no such group.
         program: program and arguments of its tasks; empty: no program was given.
         ports: network ports of each task.
         network_buffers: network buffers of each task.
         network_memory_bytes: network memory of each task.
         profile: resources of one task; None if its operators have no resources.
-        spread: which slot of the group each task runs in.
-        memory_share: fraction of the slot's memory that is the memory limit of each task. It is 0
-            if no operator has its own program; then only the slot's limit applies.
+        spread: the slot of the group in which each task runs.
+        memory_share: fraction of the slot's memory that is the memory limit of each task. The
+            fraction is 0 if no operator has its own program. In this case only the slot's limit
+            applies.
     """
 
     name: str
@@ -76,10 +77,10 @@ class EdgePlan:
     """One edge of the graph.
 
     Attributes:
-        chained: whether both operators are in the same task.
-        obstacle: why the operators are not chained; None if they are.
-        channels: most input channels of a task of the consumer; 0 if chained.
-        subpartitions: most subpartitions of a task of the producer; 0 if chained.
+        chained: True if both operators are in the same task.
+        obstacle: why the operators are not chained; None if they are chained.
+        channels: largest number of input channels of a task of the consumer; 0 if chained.
+        subpartitions: largest number of subpartitions of a task of the producer; 0 if chained.
     """
 
     producer: str
@@ -93,7 +94,7 @@ class EdgePlan:
 
     @property
     def name(self) -> str:
-        """The edge as people write it: "source -> map"."""
+        """The name of the edge for people: "source -> map"."""
         return f"{self.producer} -> {self.consumer}"
 
 
@@ -102,10 +103,10 @@ class RegionPlan:
     """A pipelined region: chains that start together.
 
     Attributes:
-        number: 1, 2, ...
+        number: number of the region, beginning with 1.
         chains: names of its chains.
         waits_for: numbers of the regions that must end first.
-        slots: number of slots that it needs.
+        slots: number of slots that the region needs.
     """
 
     number: int
@@ -119,8 +120,8 @@ class GroupPlan:
     """A slot sharing group.
 
     Attributes:
-        by_user: whether the user named the group.
-        slots: number of its slots: the highest parallelism of its chains.
+        by_user: True if the user named the group.
+        slots: number of the group's slots, which is the highest parallelism of its chains.
         profile: resources of each of its slots.
         chains: names of its chains.
         regions: numbers of the regions that have chains in the group.
@@ -139,8 +140,9 @@ class RestartPolicy:
     """How failed regions are restarted.
 
     Attributes:
-        restarts_max: most restarts of one region after failures of its tasks.
-        delay_s: delay before the first restart of a region; it doubles with each further restart.
+        restarts_max: maximum number of restarts of one region after failures of its tasks.
+        delay_s: delay before the first restart of a region. The delay doubles with each further
+            restart.
     """
 
     restarts_max: int
@@ -152,10 +154,11 @@ class Plan:
     """The plan of one job.
 
     Attributes:
-        specified: whether the operators have resources. Either all operators have them, or none.
+        specified: True if all operators have resources; False if no operator has resources.
         network_buffer_bytes: size of one network buffer.
-        slots_needed: the fewest slots with which the job can run. In a batch job, regions can run
-            one after the other. In a streaming job, all regions run at the same time.
+        slots_needed: the smallest number of slots with which the job can run. In a batch job,
+            regions can run one after the other. In a streaming job, all regions run at the same
+            time.
     """
 
     name: str
@@ -195,6 +198,8 @@ class Plan:
         return sum(each.parallelism for each in self.chains)
 
     def producers(self, edge: EdgePlan, index: int) -> range:
-        """Returns the indexes of the producer subtasks that consumer subtask `index` reads from."""
+        """Returns the indexes of the producer subtasks from which consumer subtask `index`
+        reads.
+        """
         producer, consumer = self.chain_of[edge.producer], self.chain_of[edge.consumer]
         return producers_of(edge.pattern, index, producer.parallelism, consumer.parallelism)

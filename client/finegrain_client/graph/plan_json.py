@@ -1,4 +1,4 @@
-"""The JSON form of plans, with a schema version. Fractions are written as "1/3".
+"""Converts plans to JSON and back, with a schema version. Fractions are written as "1/3".
 
 Keys are the names of the fields of `plan.py`. Within a schema version, keys are only added.
 """
@@ -35,7 +35,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
 
 
 def plan_from_json(data: Mapping[str, Any]) -> Plan:
-    """Reads a plan that `plan_to_json` wrote; ignores keys that only a later version knows.
+    """Reads a plan that `plan_to_json` returned. Ignores keys that only a later version knows.
 
     Raises:
         GraphError: the schema version is unknown.

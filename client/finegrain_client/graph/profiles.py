@@ -1,11 +1,11 @@
-"""Slot profiles and managed memory fractions of slot sharing groups.
+"""Computes the slot profiles and the fractions of managed memory of slot sharing groups.
 
 Fractions are exact rationals. Only the last step computes bytes: the fraction times the managed
 memory of the slot, rounded down. So the quotas of a group never add up to more than its managed
-memory. Rounding leaves less than one byte for each operator; these bytes stay free in the slot.
+memory. Rounding loses less than one byte for each operator. The lost bytes stay free in the slot.
 
 Example: three equal operators without resources, in a slot with 100 bytes of managed memory. Each
-has the fraction 1/3 and a quota of 33 bytes; one byte is left.
+operator has the fraction 1/3 and a quota of 33 bytes. One byte stays free.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class SlotProfile:
     A group can reuse the slots of another group if their profiles are equal.
 
     Attributes:
-        is_default: whether the slot is a default slot of its executor; then all amounts are 0.
+        is_default: True if the slot is a default slot of its executor. All amounts are then 0.
         managed_memory_bytes: managed memory, on-heap and off-heap together.
-        managed_on_heap_memory_bytes: the part of the managed memory that lies on the heap.
+        managed_on_heap_memory_bytes: the part of the managed memory that is on the heap.
         extended: countable resources, sorted by name.
         devices: devices in hundredths, sorted by name.
         ports: number of network ports.
         default_managed_memory_percent: part of a default slot that is managed memory.
-        default_managed_on_heap_memory_percent: part of this managed memory that lies on the heap.
+        default_managed_on_heap_memory_percent: part of this managed memory that is on the heap.
     """
 
     is_default: bool = False
@@ -77,7 +77,7 @@ class ManagedShare:
 
         Args:
             managed_memory_bytes: managed memory of the slot, on-heap and off-heap together.
-            managed_on_heap_memory_bytes: the part of this memory that lies on the heap.
+            managed_on_heap_memory_bytes: the part of this memory that is on the heap.
         """
         off_heap_bytes = managed_memory_bytes - managed_on_heap_memory_bytes
         return int(self.on_heap * managed_on_heap_memory_bytes) + int(
@@ -86,10 +86,10 @@ class ManagedShare:
 
 
 def check_all_or_none(operators: Iterable[OperatorSpec]) -> None:
-    """Checks that all operators have resources, or that none has.
+    """Checks that all operators have resources, or that no operator has resources.
 
     Raises:
-        GraphError: some operators have resources and some have none; the error names the first
+        GraphError: some operators have resources and some do not. The error names the first
             operator of each kind.
     """
     first: dict[bool, str] = {}
@@ -106,8 +106,9 @@ def check_all_or_none(operators: Iterable[OperatorSpec]) -> None:
 def managed_shares(members: Sequence[OperatorSpec]) -> dict[str, ManagedShare]:
     """Returns the shares of the operators of one group, by name.
 
-    All operators have resources, or none has. If a group has no on-heap managed memory, the on-heap
-    fractions are 0; the same holds for off-heap.
+    All operators have resources, or no operator has resources. If a group has no on-heap managed
+    memory, the on-heap fractions are 0. If it has no off-heap managed memory, the off-heap
+    fractions are 0.
     """
     on_heap = [_on_heap_part(each) for each in members]
     off_heap = [_off_heap_part(each) for each in members]
@@ -141,9 +142,9 @@ def specified_profile(
     """Returns the sum of the resources of operators, with the network memory of their tasks.
 
     Args:
-        members: operators, which all have resources.
+        members: the operators. All of them have resources.
         network_memory_bytes: network memory of one task of each chain of the operators.
-        name: what the profile is for; used in errors.
+        name: the name of the profile, for errors.
 
     Raises:
         GraphError: an amount is larger than any slot can have.
@@ -204,7 +205,7 @@ def default_profile(members: Sequence[OperatorSpec], options: JobOptions) -> Slo
         return SlotProfile(is_default=True, ports=ports)
     split = options.default_managed_on_heap_memory_percent
     if split is None:
-        # Managed memory on or off the heap would be wasted if no operator uses it.
+        # Give no memory to the heap part or the off-heap part if no operator uses it.
         split = 50 if on_heap and off_heap else 100 * on_heap
     return SlotProfile(
         is_default=True,
@@ -215,5 +216,7 @@ def default_profile(members: Sequence[OperatorSpec], options: JobOptions) -> Slo
 
 
 def is_specified(graph: GraphSpec) -> bool:
-    """Returns whether the operators have resources; `check_all_or_none` has checked that all do."""
+    """Returns True if the operators have resources. `check_all_or_none` has checked that all or
+    none have resources.
+    """
     return graph.operators[0].resources is not None

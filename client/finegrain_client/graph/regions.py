@@ -1,8 +1,9 @@
-"""Pipelined regions: which operators must run together, and which regions must run before others.
+"""Finds the pipelined regions, whose operators must run together, and the regions for which each
+region waits.
 
-A region is a set of operators that pipelined edges connect (union-find). A region starts after all
-regions that it reads from by blocking edges have ended. So no blocking edge may lie within a
-region, and regions must not wait for each other in a circle: both are compile errors.
+A region is a set of operators that pipelined edges connect (union-find). A region starts after the
+end of all regions from which it reads by blocking edges. So it is a compile error if a blocking
+edge is within a region, or if regions wait for each other in a circle.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def find_regions(graph: GraphSpec) -> Regions:
     """Returns the pipelined regions of a graph.
 
     Raises:
-        GraphError: edges form a circle, a streaming job has a blocking edge, a blocking edge lies
+        GraphError: edges form a circle, a streaming job has a blocking edge, a blocking edge is
             within a region, or regions wait for each other in a circle.
     """
     names = [each.name for each in graph.operators]
@@ -79,7 +80,7 @@ def _connected(names: Iterable[str], edges: Edges) -> dict[str, str]:
 
 
 def _waits(names: Iterable[str], edges: Edges, roots: Mapping[str, str]) -> dict[str, set[str]]:
-    """Returns for each region the regions that it waits for, by their representatives."""
+    """Returns, for each region, the regions for which it waits, by their representatives."""
     waits: dict[str, set[str]] = {roots[name]: set() for name in names}
     for edge in edges:
         if edge.exchange is Exchange.BLOCKING:
@@ -88,7 +89,9 @@ def _waits(names: Iterable[str], edges: Edges, roots: Mapping[str, str]) -> dict
 
 
 def _in_order(waits: Mapping[str, set[str]], position: Mapping[str, int]) -> list[str]:
-    """Returns regions in graph order, but each after the regions that it waits for."""
+    """Returns regions in graph order, except that each region comes after the regions for which it
+    waits.
+    """
     sorter = TopologicalSorter(waits)
     sorter.prepare()
     order: list[str] = []
@@ -102,8 +105,8 @@ def _in_order(waits: Mapping[str, set[str]], position: Mapping[str, int]) -> lis
 def _circle(waits: Mapping[str, Iterable[str]], names: Sequence[str]) -> list[str] | None:
     """Returns a circle of elements, in the direction of the edges; None: there is no circle.
 
-    The list begins and ends with the same element, the first of the circle in `names`. If there are
-    several circles, the choice does not depend on the iteration order of sets.
+    The list begins and ends with the element of the circle that comes first in `names`. If there
+    are several circles, the choice does not depend on the iteration order of sets.
     """
     position = {name: at for at, name in enumerate(names)}
     try:
@@ -111,7 +114,8 @@ def _circle(waits: Mapping[str, Iterable[str]], names: Sequence[str]) -> list[st
             {each: sorted(waits[each], key=position.__getitem__) for each in waits}
         ).prepare()
     except CycleError as error:
-        # CycleError lists each element before the one that waits for it; the first comes twice.
+        # CycleError lists each element before the element that waits for it. The first element is
+        # also the last element.
         circle: list[str] = error.args[1][:-1]
         first = circle.index(min(circle, key=position.__getitem__))
         return [*circle[first:], *circle[: first + 1]]
@@ -229,8 +233,7 @@ def _circle_error(
         if edge.exchange is Exchange.BLOCKING
         and {roots[edge.producer], roots[edge.consumer]} <= on_it
     ]
-    # The best advice is to change one edge. If no single edge is enough, the advice is to join the
-    # regions.
+    # Advise to change one edge, if this is enough. Otherwise advise to join the regions.
     flip = _repairing_flip(names, edges, inside)
     if flip is not None:
         advice, changes = f"make edge {flip.name} blocking", [(flip.name, Exchange.BLOCKING)]

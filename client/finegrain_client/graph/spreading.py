@@ -1,9 +1,9 @@
-"""Which subtask runs in which slot of its slot sharing group.
+"""Chooses the slot of the slot sharing group in which each subtask runs.
 
 A group has as many slots as its highest parallelism. A chain with this parallelism has one subtask
-in each slot. The subtasks of a smaller chain are at equal distances. The first of its slots is
-chosen so that its slots have the fewest subtasks so far. Chains of a co-location group are spread
-together, as one chain.
+in each slot. The subtasks of a smaller chain are in slots at equal distances. The first slot is
+chosen so that the chain's slots have the fewest subtasks so far. Chains of a co-location group are
+spread together, as one chain.
 
 Example: 4 slots, chains with 4, 2 and 1 subtasks. The second chain gets slots 0 and 2, the third
 chain gets slot 1.
@@ -15,7 +15,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 OFFSETS_MAX = 1_000
-"""Largest number of offsets to try. So up to 1,000 chains with one subtask get empty slots."""
+"""Maximum number of offsets to try. With this number, up to 1,000 chains with one subtask get empty
+slots.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,7 @@ class Spread:
 
     Attributes:
         slots: number of slots of the group.
-        steps: number of subtasks that the slots are divided among.
+        steps: number of subtasks among which the slots are divided.
         offset: slot of subtask 0.
     """
 
@@ -38,11 +40,12 @@ class Spread:
 
 
 def spread_evenly(slots: int, parallelisms: Sequence[int]) -> Iterator[Spread]:
-    """Yields the slots of each chain; co-located chains count as one chain.
+    """Yields the slots of each chain. Co-located chains count as one chain.
 
     Args:
         slots: number of slots of the group.
-        parallelisms: number of subtasks of each chain; for co-located chains, the largest number.
+        parallelisms: number of subtasks of each chain. For co-located chains, this is the largest
+            number.
     """
     load = [0] * slots
     for parallelism in parallelisms:

@@ -1,7 +1,7 @@
-"""The parts of a job graph: operators with their resources, edges, and options of the job.
+"""Defines the parts of a job graph: operators with their resources, edges, and options of the job.
 
-All values are immutable, and their constructors check them. The compiler checks whether the parts
-fit together.
+All values are immutable. Their constructors check each value, and the compiler checks whether the
+parts fit together.
 """
 
 from __future__ import annotations
@@ -27,28 +27,32 @@ DELAY_MAX_S = 86_400
 
 
 class JobMode(StrEnum):
-    """Whether tasks of a job end by themselves (batch), or run until they are ended (streaming)."""
+    """How the tasks of a job end: by themselves (batch), or only when a user ends the job
+    (streaming).
+    """
 
     STREAMING = "streaming"
     BATCH = "batch"
 
 
 class Exchange(StrEnum):
-    """When the consumer of an edge runs."""
+    """The time at which the consumer of an edge runs."""
 
-    PIPELINED = "pipelined"  # at the same time as the producer, and reads directly from it
-    BLOCKING = "blocking"  # after all tasks of the producer's region have ended
+    # the consumer runs at the same time as the producer, and reads directly from the producer
+    PIPELINED = "pipelined"
+    BLOCKING = "blocking"  # the consumer runs after all tasks of the producer's region have ended
 
 
 class Pattern(StrEnum):
     """Which subtasks of an edge's two operators are connected."""
 
-    FORWARD = "forward"  # equal indexes; if the parallelism differs, the nearest indexes
+    # subtasks with equal indexes; if the parallelism differs, with the nearest indexes
+    FORWARD = "forward"
     ALL_TO_ALL = "all-to-all"
 
 
 class Output(StrEnum):
-    """Where an operator stores its output for blocking edges."""
+    """The place where an operator stores its output for blocking edges."""
 
     HOST = "host"  # on the host of each task; the output is lost with the host
     DURABLE = "durable"  # in a store that does not depend on any host
@@ -65,7 +69,7 @@ class ResourceSpec:
         task_heap_memory_bytes: memory for the operator's own objects; required.
         task_off_heap_memory_bytes: off-heap memory of the operator.
         managed_memory_bytes: managed memory, on-heap and off-heap together.
-        managed_on_heap_memory_bytes: the part of `managed_memory_bytes` that lies on the heap.
+        managed_on_heap_memory_bytes: the part of `managed_memory_bytes` that is on the heap.
         extended: countable resources by name.
         devices: devices by name of the resource, in hundredths of a device, as in `SlotSpec`.
     """
@@ -80,7 +84,7 @@ class ResourceSpec:
 
     @property
     def managed_off_heap_memory_bytes(self) -> int:
-        """The part of the managed memory that does not lie on the heap."""
+        """The part of the managed memory that is not on the heap."""
         return self.managed_memory_bytes - self.managed_on_heap_memory_bytes
 
 
@@ -89,7 +93,7 @@ class OperatorSpec:
     """One operator of a job graph.
 
     Attributes:
-        name: unique within the graph.
+        name: name of the operator, unique within the graph.
         parallelism: number of subtasks.
         resources: resources of one subtask; None: unknown, and the job uses default slots.
         program: program and arguments of its tasks; empty: the job's program.
@@ -97,13 +101,13 @@ class OperatorSpec:
         co_location_group: subtasks with the same index of all operators in this group share a slot;
             empty: the operator is in no such group.
         chaining: if false, the operator is never in one task with another operator.
-        uses_managed_memory: whether an operator without `resources` uses off-heap managed memory.
-        uses_managed_on_heap_memory: whether an operator without `resources` uses on-heap managed
+        uses_managed_memory: True if an operator without `resources` uses off-heap managed memory.
+        uses_managed_on_heap_memory: True if an operator without `resources` uses on-heap managed
             memory.
         managed_memory_weight: share of the managed memory relative to the other operators without
             `resources` in the group.
         ports: number of network ports that each task gets.
-        output: where the operator stores its output for blocking edges.
+        output: the place where the operator stores its output for blocking edges.
     """
 
     name: str
@@ -166,7 +170,8 @@ class OperatorSpec:
             for name, amount in amounts.items():
                 check_whole(self._field(f"{kind}.{name}"), amount, 0, AMOUNT_MAX)
         for name in spec.devices:
-            # Numbers of shared devices of two operators have no meaningful sum.
+            # Reject a number of shared devices, because the sum of the numbers of two operators has
+            # no meaning.
             if name.endswith(".shared"):
                 expected = "no number of devices to share: give amounts such as gpu = 0.5"
                 raise InvalidArgument(self._field(f"devices.{name}"), spec.devices[name], expected)
@@ -205,7 +210,7 @@ class JobOptions:
     """Options of a whole job.
 
     Attributes:
-        all_vertices_in_same_slot_sharing_group_by_default: whether operators without a
+        all_vertices_in_same_slot_sharing_group_by_default: if true, operators without a
             `slot_sharing_group` share one group. If false, each pipelined region has a group. None:
             true for streaming jobs, false for batch jobs.
         chaining: if false, each operator has separate tasks.
@@ -215,12 +220,12 @@ class JobOptions:
         network_floating_buffers_per_gate: further buffers for each input edge of a task.
         default_managed_memory_percent: percentage of a default slot that is managed memory, if an
             operator without resources uses managed memory in the slot.
-        default_managed_on_heap_memory_percent: percentage of this managed memory that lies on the
+        default_managed_on_heap_memory_percent: percentage of this managed memory that is on the
             heap. None: 100 if the operators of the group use only on-heap managed memory, 0 if they
-            use only off-heap, 50 if they use both.
-        restarts_max: how often one region is restarted after a failure of its tasks.
-        restart_delay_s: delay before the first restart; it doubles with each further restart, up to
-            60 s.
+            use only off-heap managed memory, 50 if they use both.
+        restarts_max: maximum number of restarts of one region after failures of its tasks.
+        restart_delay_s: delay before the first restart. The delay doubles with each further
+            restart, up to 60 s.
     """
 
     all_vertices_in_same_slot_sharing_group_by_default: bool | None = None
@@ -248,14 +253,16 @@ class JobOptions:
                 check_whole(name, percent, 0, 100)
         check_whole("restarts_max", self.restarts_max, 0, RESTARTS_MAX)
         delay = self.restart_delay_s
-        # `type`, because True is an int for `isinstance`.
+        # Compare the type, because `isinstance` accepts True as an int.
         if type(delay) not in (int, float) or not 0 <= delay <= DELAY_MAX_S:
             raise InvalidArgument("restart_delay_s", delay, f"0 to {DELAY_MAX_S} seconds")
 
 
 @dataclass(frozen=True, slots=True)
 class GraphSpec:
-    """A whole job graph, the input of the compiler. Parts are in the order of their addition."""
+    """A whole job graph, which is the input of the compiler. Operators and edges are in the order
+    in which they were added.
+    """
 
     name: str
     mode: JobMode
@@ -278,7 +285,7 @@ def summed(amounts: Iterable[Mapping[str, int]]) -> tuple[tuple[str, int], ...]:
 
 
 def word(field_name: str, value: object, kind: type[WordT]) -> WordT:
-    """Returns the member of the vocabulary `kind`. `value` is the member or its text."""
+    """Returns the member of the enum `kind`. `value` is the member or its text."""
     if not isinstance(value, str):
         raise InvalidArgument(field_name, value, "one of " + ", ".join(kind))
     return read_word(field_name, value, kind)
@@ -300,13 +307,13 @@ def read_program(field_name: str, value: object) -> tuple[str, ...]:
 
 
 def check_flag(field_name: str, value: object) -> None:
-    """Raises InvalidArgument if the value is neither true nor false."""
+    """Raises InvalidArgument if the value is not true or false."""
     if not isinstance(value, bool):
         raise InvalidArgument(field_name, value, "true or false")
 
 
 def check_whole(field_name: str, value: object, least: int, most: int) -> None:
-    """Raises InvalidArgument if the value is no integer from `least` to `most`."""
-    # `type`, because True is an int for `isinstance`.
+    """Raises InvalidArgument if the value is not an integer from `least` to `most`."""
+    # Compare the type, because `isinstance` accepts True as an int.
     if type(value) is not int or not least <= value <= most:
         raise InvalidArgument(field_name, value, f"an integer from {least} to {most}")

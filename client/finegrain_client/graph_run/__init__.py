@@ -3,8 +3,9 @@
     job = fg.GraphJob(cluster, graph.compile())
     outcome = await job.run()
 
-The schedule (`finegrain_client.graph.schedule`) decides what to do. The runner stores each event in
-a state file before the schedule applies it, so another runner can continue. See docs/job-graphs.md.
+The schedule (`finegrain_client.graph.schedule`) decides the next steps. The runner stores each
+event in a state file before the schedule applies the event, so that another runner can continue.
+docs/job-graphs.md is the guide.
 """
 
 from finegrain_client.graph_run.graph_job import GraphJob

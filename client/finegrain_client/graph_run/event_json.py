@@ -1,4 +1,6 @@
-"""Events of the schedule as JSON text; state files contain events in this form."""
+"""Converts events of the schedule to JSON text and back. State files contain events as JSON
+text.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ def event_to_json(event: Event) -> str:
 
 
 def event_from_json(text: str) -> Event:
-    """Reads an event that `event_to_json` wrote."""
+    """Reads an event that `event_to_json` returned."""
     data = json.loads(text)
     kind = _KINDS[data.pop("event")]
     if "task" in data:

@@ -1,4 +1,5 @@
-"""Checks which executors can run tasks of job graphs: they need version 1.1 of the protocol.
+"""Checks which executors can run tasks of job graphs, for which version 1.1 of the protocol is
+needed.
 
 An executor with an earlier version would start the task without its operators, and report no error.
 """
@@ -17,7 +18,7 @@ NEEDED: Final = (1, 1)
 
 
 class ExecutorVersions:
-    """The protocol versions of executors. They are read when a task first needs them.
+    """The protocol versions of executors, which are read when a task first needs them.
 
     Args:
         cluster: the cluster.
@@ -29,7 +30,7 @@ class ExecutorVersions:
         self._reading = asyncio.Lock()
 
     async def refusal(self, executor_id: str) -> str:
-        """Returns why an executor cannot run tasks of job graphs; empty if it can.
+        """Returns why an executor cannot run tasks of job graphs; empty if it can run them.
 
         Raises:
             FinegrainError: the resource manager refused the call.
@@ -41,7 +42,7 @@ class ExecutorVersions:
         versions = {each.executor_id: each.protocol_version for each in executors}
         self._suitable = {name for name, version in versions.items() if is_suitable(version)}
         version = versions.get(executor_id, "")
-        # An executor that is not listed was just lost; its slot will report the loss.
+        # An executor that is not listed was just lost. Its slot will report the loss.
         if executor_id in self._suitable or executor_id not in versions:
             return ""
         return (
@@ -51,6 +52,6 @@ class ExecutorVersions:
 
 
 def is_suitable(version: str) -> bool:
-    """Returns whether a protocol version has tasks of job graphs."""
+    """Returns True if a protocol version has tasks of job graphs."""
     parts = version.split(".")
     return len(parts) == 2 and all(map(str.isdecimal, parts)) and tuple(map(int, parts)) >= NEEDED

@@ -1,4 +1,4 @@
-"""The handle of a job that runs a plan: run it, continue it, cancel it."""
+"""Defines the handle of a job that runs a plan, which runs, continues and cancels the job."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ class GraphJob:
 
     Args:
         cluster: the cluster.
-        spec: the plan to run, alone or with environment and group. None: continue the job of
+        spec: the plan to run, alone or with environment and group; None: continue the job of
             `state_file`.
         state_file: path of the state file; None: a new file in the default folder.
-        lease_s: lease of the job in seconds. If no runner works on the job for this long, the
-            resource manager releases its slots. The next runner then runs their regions again.
+        lease_s: lease of the job in seconds. If no runner works on the job for this time, the
+            resource manager releases the slots of the job. The next runner then runs the regions of
+            these slots again.
 
     Raises:
         GraphError: the plan cannot run, for example because an operator has no program.
@@ -69,10 +70,10 @@ class GraphJob:
         fails, the slots and tasks stay, and another runner can continue the job.
 
         Args:
-            on_progress: called after every change; it must not block.
+            on_progress: a function that is called after every change. It must not block.
 
         Returns:
-            The outcome of the job. If the job has already ended, its stored outcome.
+            The outcome of the job. If the job has already ended, this is the stored outcome.
 
         Raises:
             AlreadyExists: another runner works on the job (STORE_IN_USE), or the file of a new job
@@ -90,7 +91,7 @@ class GraphJob:
                 runner.cancel()
             self._running = asyncio.create_task(runner.run(), name=f"job {self.state_file}")
             try:
-                # With the shield, the job ends in order after a cancellation.
+                # With the shield, a cancellation first ends the job in an orderly way.
                 return await asyncio.shield(self._running)
             except asyncio.CancelledError:
                 runner.cancel()
@@ -107,7 +108,7 @@ class GraphJob:
     def cancel(self) -> None:
         """Cancels the job: `run` returns when its tasks have ended and its slots are released.
 
-        If `run` has not been called yet, it will cancel the job at once.
+        If `run` was not called yet, a later call of `run` cancels the job at once.
         """
         self._cancelled = True
         if self._runner is not None:

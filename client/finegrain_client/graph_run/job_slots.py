@@ -1,6 +1,7 @@
-"""The slots of a job that runs a plan. This part of the runner calls the resource manager.
+"""Keeps the slots of a job that runs a plan. This part of the runner calls the resource manager.
 
-Slot `n` of the schedule has the allocation id `<prefix>-<n>`, so every runner of the job finds it.
+Slot `n` of the schedule has the allocation id `<prefix>-<n>`, so that every runner of the job finds
+the slot.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class JobSlots:
     Args:
         job: the job.
         prefix: the beginning of the allocation ids of its requests.
-        deliver: called with events of lost slots and hosts.
+        deliver: a function that is called with events of lost slots and hosts.
     """
 
     def __init__(self, job: Job, prefix: str, deliver: Callable[[Event], None]) -> None:
@@ -64,7 +65,7 @@ class JobSlots:
         return found
 
     def slot(self, number: int) -> Slot | None:
-        """Returns the slot with this number; None: the job does not have it."""
+        """Returns the slot with this number; None: the job does not have the slot."""
         request = self._requests.get(number)
         return request.slot if request is not None else None
 
@@ -83,7 +84,7 @@ class JobSlots:
         """Requests slots as one gang and waits until they are granted.
 
         Returns the executor of each slot, or the rejection if the slots can never be granted. A
-        slot that was lost meanwhile counts as granted; its loss is reported when a task is
+        slot that was lost meanwhile counts as granted. Its loss is reported when a task is
         deployed.
 
         Raises:
@@ -118,7 +119,9 @@ class JobSlots:
         return tuple(each.executor_id if each is not None else "" for each in slots)
 
     async def cancel_request(self, request: int) -> None:
-        """Cancels a request; slots granted in the meantime are released."""
+        """Cancels a request. The resource manager releases slots that were granted in the
+        meantime.
+        """
         numbers = self._numbers.get(request, range(0))
         for each in numbers:
             self._unwatch(each)
@@ -163,7 +166,7 @@ class JobSlots:
 
     def _changed(self, number: int) -> None:
         request = self._requests[number]
-        # If the whole job has ended, the runner's watch reports it.
+        # If the whole job has ended, the runner's watch reports the end of the job.
         if request.slot is not None and isinstance(request.slot.error, JobEnded):
             return
         if request.has_ended or request.slot is None or request.slot.has_ended:

@@ -1,4 +1,4 @@
-"""The state of a running job: its schedule, and effects that have no answer yet.
+"""Keeps the state of a running job: its schedule, and effects that have no answer yet.
 
 The state is pure: the same events lead to the same state. A runner that continues a job replays the
 events, and then carries out the effects in `outstanding` again.
@@ -32,14 +32,14 @@ class JobState:
     """The state of a job after a sequence of events.
 
     Attributes:
-        plan: its plan.
-        schedule: its schedule.
+        plan: plan of the job.
+        schedule: schedule of the job.
         requests: requests for slots without an answer, by number.
         host_of_slot: executor of each granted slot, by slot number.
         slot_of_task: slot number of the latest attempt of each task.
         latest: latest attempt of each subtask, by chain and subtask.
         ended: how the job ended; None: it has not ended.
-        cancelled: whether a user cancelled it.
+        cancelled: True if a user cancelled the job.
     """
 
     def __init__(self, plan: Plan, events: Iterable[Event] = ()) -> None:
@@ -87,8 +87,8 @@ class JobState:
     def outstanding(self) -> list[Effect]:
         """Returns the effects that an earlier runner may not have completed.
 
-        Repeating them is safe. The release of slots is not included: a new runner releases every
-        slot that the schedule neither has nor has requested.
+        Repeating these effects is safe. The release of slots is not included, because a new runner
+        releases every slot that the schedule does not have and has not requested.
         """
         found: list[Effect] = list(self.requests.values())
         for number, region in self.schedule.regions.items():

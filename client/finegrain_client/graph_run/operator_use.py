@@ -37,7 +37,7 @@ class OperatorUse:
 class OperatorsInUse:
     """The operators of all running tasks of a job.
 
-    `missing` has an error for each executor that did not answer, by its id.
+    `missing` contains the error of each executor that did not answer, by the id of the executor.
     """
 
     operators: tuple[OperatorUse, ...] = ()

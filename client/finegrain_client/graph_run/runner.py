@@ -1,4 +1,4 @@
-"""The runner of a plan: carries out the effects of its schedule, and reports events to it.
+"""Runs a plan: carries out the effects of the plan's schedule, and reports events to the schedule.
 
 The runner writes each event to disk before the schedule applies it. If the runner is killed, the
 next runner continues from the file, with the same slots and tasks.
@@ -63,11 +63,13 @@ T = TypeVar("T")
 
 HOSTS_WATCH_S = 15.0
 """Seconds between two checks of the hosts that have output of the job. Each check lists all
-executors. A large cluster may have hundreds of jobs, which must not check often.
+executors. The checks must be rare, because a large cluster may have hundreds of jobs.
 """
 
 ENDING_S = 20.0
-"""Longest time in seconds to try to end the job. If that fails, the lease ends the job later."""
+"""Longest time in seconds to try to end the job. If this fails, the job ends later when its lease
+expires.
+"""
 
 
 class Runner:
@@ -85,7 +87,8 @@ class Runner:
         self._file = file
         self._lease_s = lease_s
         self._on_progress = on_progress
-        # With one thread, writes keep their order, and only one call uses the connection at a time.
+        # Use one thread, so that writes keep their order, and only one call uses the connection at
+        # a time.
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="finegrain-job")
         self._inbox: asyncio.Queue[Event | FinegrainError] = asyncio.Queue()
         self._background: set[asyncio.Task[None]] = set()
@@ -105,7 +108,7 @@ class Runner:
         """Works until the job has ended, and returns the outcome.
 
         Raises:
-            FinegrainError: this runner cannot continue; another runner may be able to.
+            FinegrainError: this runner cannot continue, but another runner may be able to.
         """
         try:
             events = await self._on_disk(self._file.events)
@@ -142,7 +145,9 @@ class Runner:
                 await self._take(events)
 
     async def _attach_or_register(self, stack: AsyncExitStack) -> Job:
-        """Returns the job of the last runner; if there is none, a new one."""
+        """Returns the job of the last runner. If this job does not exist, registers and returns a
+        new job.
+        """
         job_id, number, ended = [
             await self._on_disk(partial(self._file.meta, key))
             for key in ("job_id", "job_number", "ended_job_id")
@@ -179,18 +184,20 @@ class Runner:
             lost.append(CancelOrdered())
         await self._on_disk(partial(self._file.append, lost, {}))
         for event in lost:
-            # The effects are dropped: no slot is left to release, and the next job makes the
+            # Drop the effects, because no slot is left to release, and the next job makes the
             # requests.
             self._state.step(event)
         job_id = await self._on_disk(partial(self._file.meta, "job_id"))
         await self._on_disk(partial(self._file.set_meta, {"ended_job_id": job_id}))
 
     async def _continue(self) -> None:
-        """Carries out effects that the last runner left, and reports slots lost in the meantime."""
+        """Carries out the effects that the last runner left, and reports slots that were lost in
+        the meantime.
+        """
         granted = self._state.granted_slots()
         found = await self._slots.adopt(granted, self._state.requested_slots())
         for effect in self._state.outstanding():
-            # Tasks in a lost slot have ended with the slot. Its loss is reported below.
+            # Tasks in a lost slot have ended with the slot. The loss of the slot is reported below.
             match effect:
                 case DeployTask(task) | CancelTask(task) if (
                     self._state.slot_of_task[task] not in found
@@ -223,10 +230,12 @@ class Runner:
             self._on_progress(self._state.progress())
 
     def _in_context(self, event: Event) -> Event | None:
-        """Returns the event; None: it is the loss of a host that the schedule does not use."""
+        """Returns the event; None: the event is the loss of a host that the schedule does not
+        use.
+        """
         if isinstance(event, HostLost):
-            # The loss of a host is reported once for each slot on it. Only the first report counts:
-            # if the host comes back, its new output is not lost.
+            # The loss of a host is reported once for each slot on the host. Use only the first
+            # report: if the host comes back, its new output is not lost.
             schedule = self._state.schedule
             concerns = schedule.slots.on_host(event.host) or event.host in schedule.outputs.hosts
             return event if concerns else None
@@ -239,7 +248,8 @@ class Runner:
             case CancelRequest(number):
                 self._start(self._slots.cancel_request(number))
             case PassSlot():
-                pass  # the job keeps the slot, so the resource manager need not know
+                # nothing to do: the job keeps the slot, so the resource manager need not know this
+                pass
             case DeployTask(task, slot):
                 self._start(self._run_task(task, slot))
             case CancelTask(task):
@@ -251,7 +261,7 @@ class Runner:
             case StartDelay(region, attempt, delay_s):
                 self._start(self._report_after(delay_s, DelayOver(region, attempt)))
             case JobEnded():
-                pass  # the main loop ends
+                pass  # nothing to do: the main loop ends
 
     # -- background work ---------------------------------------------------------------------
 
@@ -271,8 +281,8 @@ class Runner:
     async def _watch_hosts(self) -> None:
         """Reports lost hosts that have output of the job but no slot of it.
 
-        Without these reports, the loss would show only when a task does not find its input. The
-        loss of a host with slots is reported with the slots.
+        Without these reports, the runner would notice the loss only when a task does not find its
+        input. The loss of a host with slots is reported together with the slots.
         """
         while True:
             await asyncio.sleep(HOSTS_WATCH_S)
@@ -323,8 +333,8 @@ class Runner:
             return
 
         async def start() -> Task:
-            # Tasks continue if the runner is killed. The next runner submits them again and so gets
-            # handles of the same tasks.
+            # Tasks continue if the runner is killed. The next runner submits the tasks again, and
+            # so gets handles of the same tasks.
             return await start_task(
                 slot, self._job._context, task_id, options, cancel_on_interrupt=False
             )
@@ -358,7 +368,7 @@ class Runner:
         stored = await self._on_disk(partial(self._file.meta, "end_time"))
         if not stored:
             job_id = await self._on_disk(partial(self._file.meta, "job_id"))
-            if job_id:  # a job that has ended may be ended again
+            if job_id:  # ending a job that has already ended is allowed
                 await self._end_job(self._cluster.attach_job(job_id))
             stored = repr(time.time())
             await self._on_disk(partial(self._file.set_meta, {"end_time": stored}))
@@ -377,7 +387,7 @@ class Runner:
             async with asyncio.timeout(ENDING_S):
                 await retry_until_answered(job.end, "ending the job")
         except (FinegrainError, TimeoutError):
-            pass  # the lease ends the job later
+            pass  # the job ends later when its lease expires
 
     async def _on_disk(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._disk, work)

@@ -1,4 +1,4 @@
-"""The specification of a run: a plan, and group, user and environment of its tasks."""
+"""Defines the specification of a job: a plan, and the group, user and environment of its tasks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from finegrain_client.graph.values import Exchange
 from finegrain_client.job.gangs import MEMBERS_MAX
 
 NEIGHBOURS_MAX = 1_000
-"""Largest number of tasks that one task exchanges data with.
+"""Maximum number of tasks with which one task exchanges data.
 
 The list of these tasks must fit into an environment variable.
 """
@@ -59,7 +59,7 @@ class GraphRunSpec:
 
     @classmethod
     def from_json(cls, text: str) -> GraphRunSpec:
-        """Reads a value that `to_json` wrote."""
+        """Reads a value that `to_json` returned."""
         data = json.loads(text)
         return cls(
             plan_from_json(data["plan"]), data["group"], data["env"], data["cwd"], data["user"]
@@ -67,10 +67,10 @@ class GraphRunSpec:
 
 
 def check_can_run(plan: Plan) -> None:
-    """Checks that a plan can run. Not every plan can: for example, programs may be missing.
+    """Checks that a plan can run. Not every plan can run: for example, programs may be missing.
 
     Raises:
-        GraphError: the plan cannot run; the error names the operators to change.
+        GraphError: the plan cannot run. The error names the operators to change.
     """
     for chain in plan.chains:
         names = tuple(each.name for each in chain.operators)

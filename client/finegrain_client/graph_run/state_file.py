@@ -1,6 +1,8 @@
-"""The state file of a job that runs a plan: its spec, and all events that its schedule applied.
+"""Reads and writes the state file of a job that runs a plan: its spec, and all events that its
+schedule has applied.
 
-A lock lets only one runner work on a job. The kernel releases the lock when the process ends.
+Only one runner can work on a job, because a runner locks the file. The kernel releases the lock
+when the process ends.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from finegrain_client.graph_run.event_json import event_from_json, event_to_json
 from finegrain_client.graph_run.spec import GraphRunSpec
 
 APPLICATION_ID = 0x6667474A
-"""Distinguishes the state file of a job from other SQLite files."""
+"""SQLite's application id, by which the state file of a job differs from other SQLite files."""
 
 SCHEMA_VERSION = 1
 WHAT = "job"
@@ -46,7 +48,7 @@ class GraphStateFile:
 
     @classmethod
     def create(cls, path: Path, spec: GraphRunSpec) -> GraphStateFile:
-        """Creates a state file and takes its lock; missing folders are created.
+        """Creates a state file and takes its lock. Creates missing folders.
 
         Raises:
             AlreadyExists: the file exists, or another runner has its lock.
@@ -56,8 +58,8 @@ class GraphStateFile:
             path.parent.mkdir(parents=True, exist_ok=True)
             lock = take_lock(path)
             try:
-                # Before SQLite opens it, so that no other user can ever read the tasks'
-                # environment.
+                # Create the file before SQLite opens it, so that no other user can ever read the
+                # tasks' environment.
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
             except FileExistsError:
                 os.close(lock)
@@ -85,8 +87,8 @@ class GraphStateFile:
 
         Raises:
             NotFound: there is no such file.
-            AlreadyExists: another runner works on it.
-            ConfigurationError: it is not the state file of a job, or has another version.
+            AlreadyExists: another runner works on the job.
+            ConfigurationError: the file is not the state file of a job, or has another version.
         """
         with reading(path):  # checks the file first, so that files of other kinds stay unchanged
             pass
@@ -115,7 +117,7 @@ class GraphStateFile:
             )
 
     def append(self, events: Sequence[Event], addresses: Mapping[str, str]) -> None:
-        """Stores events, and the addresses of the executors that they name."""
+        """Stores events, and the addresses of the executors that the events name."""
         with sqlite_file.named(self.path, WHAT), self._connection:
             self._connection.executemany(
                 "insert into events (event) values (?)", [(event_to_json(each),) for each in events]
@@ -139,14 +141,14 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
 
     Raises:
         NotFound: there is no such file.
-        ConfigurationError: it is not the state file of a job, or has another version.
+        ConfigurationError: the file is not the state file of a job, or has another version.
     """
     with sqlite_file.reading(path, WHAT, APPLICATION_ID, SCHEMA_VERSION) as connection:
         yield connection
 
 
 def read_meta(connection: sqlite3.Connection) -> dict[str, str]:
-    """Returns the values by key."""
+    """Returns all values by key."""
     return dict(connection.execute("select key, value from meta").fetchall())
 
 

@@ -1,4 +1,4 @@
-"""Reads the status of a job from its state file, whether a runner works on the job or not.
+"""Reads the status of a job from its state file, with or without a runner that works on the job.
 
 Reading does not change the file. This module also has the default location of state files.
 """
@@ -25,7 +25,9 @@ SUFFIX = ".job"
 
 @dataclass(frozen=True, slots=True)
 class TaskPlacement:
-    """Slot and executor of the latest attempt of a subtask; `running` is false after its end."""
+    """Slot and executor of the latest attempt of a subtask. `running` is false after the end of
+    this attempt.
+    """
 
     task_id: str
     region: int
@@ -51,7 +53,9 @@ class SlotInUse:
 
 @dataclass(frozen=True, slots=True)
 class SlotsRequested:
-    """Slots that a region has requested but not received; they are granted as a whole."""
+    """Slots that a region has requested but not received. These slots are granted all together or
+    not at all.
+    """
 
     region: int
     allocation_ids: tuple[str, ...]
@@ -61,7 +65,7 @@ class SlotsRequested:
 class GraphJobStatus:
     """A job as its state file shows it.
 
-    `runner_pid` and `runner_host` identify the runner; they are 0 and "" if there is none.
+    `runner_pid` and `runner_host` identify the runner. They are 0 and empty if there is no runner.
     """
 
     state_file: str
@@ -87,7 +91,7 @@ class GraphJobStatus:
 def default_folder() -> Path:
     """Returns the default folder of state files.
 
-    The first of these that is set: `$FINEGRAIN_JOB_DIR`, `$XDG_STATE_HOME/finegrain/jobs`,
+    The folder is `$FINEGRAIN_JOB_DIR`, otherwise `$XDG_STATE_HOME/finegrain/jobs`, otherwise
     `~/.local/state/finegrain/jobs`.
     """
     if own := os.environ.get("FINEGRAIN_JOB_DIR"):
@@ -110,7 +114,7 @@ def state_files() -> list[Path]:
     """Returns the state files in the default folder, newest last."""
     found = []
     for path in default_folder().glob(f"*{SUFFIX}"):
-        with suppress(FileNotFoundError):  # it was removed in the meantime
+        with suppress(FileNotFoundError):  # the file was removed in the meantime
             found.append((path.stat().st_mtime, path.name, path))
     return [path for *_, path in sorted(found)]
 
@@ -120,11 +124,10 @@ def read_job_status(state_file: str | os.PathLike[str]) -> GraphJobStatus:
 
     Raises:
         NotFound: there is no such file.
-        ConfigurationError: it is not the state file of a job, or has another version.
+        ConfigurationError: the file is not the state file of a job, or has another version.
     """
     path = Path(state_file)
-    # This comes before the file is read. If the runner ends after this, the file has its last
-    # events.
+    # Read the runner before the file. If the runner ends after this, the file has its last events.
     runner = runner_of(path)
     with reading(path) as connection:
         meta, events = read_meta(connection), read_events(connection)
@@ -149,8 +152,8 @@ def read_job_status(state_file: str | os.PathLike[str]) -> GraphJobStatus:
         job_id=meta.get("job_id", ""),
         spec=spec,
         create_time=datetime.fromtimestamp(float(meta["create_time"]), UTC),
-        # The pid is never negative, because `kill` with a negative pid ends a whole process group,
-        # or every process.
+        # Never return a negative pid, because `kill` with a negative pid ends a whole process
+        # group, or every process.
         runner_pid=max(0, int(runner.get("pid", 0))) if runner is not None else 0,
         runner_host=str(runner.get("host", "?")) if runner is not None else "",
         state=state.outcome,

@@ -1,7 +1,8 @@
 """Builds the submission of one task of a plan, and the event for the task's end.
 
 The executor passes operators, quotas and pipelined peers to the task as FINEGRAIN_TASK. The runner
-adds FINEGRAIN_EDGES: the edges of the task, and the hosts that have its blocking input.
+adds FINEGRAIN_EDGES: the edges of the task, and the hosts that have the task's input from blocking
+edges.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _INPUT_MISSING = re.compile(r"input missing: (\S+ -> \S+)")
 
 
 class OutputTail:
-    """The last part of the output of one task."""
+    """Keeps the last part of the output of one task."""
 
     def __init__(self) -> None:
         self._tails: dict[StreamName, bytes] = {}
@@ -94,8 +95,8 @@ def task_options(
         task: the task.
         addresses: addresses of executors, by id.
         slot: the slot in which the task runs.
-        slot_ports: returns the network ports of the job's slot with a given number.
-        tail: receives the output of the task.
+        slot_ports: a function that returns the network ports of the job's slot with a given number.
+        tail: the object that receives the output of the task.
     """
     chain = spec.plan.chain_named[task.chain]
     profile = spec.plan.group_of[chain.group].profile
@@ -213,7 +214,7 @@ def _ports(plan: Plan, chain: ChainPlan, ports: Sequence[int]) -> Sequence[int]:
     """Returns the ports of a slot that the task of a chain gets.
 
     The slot's ports are divided among the chains of its group in the order of the plan. So the
-    ports of every task, also of peers, follow from the plan.
+    ports of every task and of its peers follow from the plan.
     """
     group = [plan.chain_named[each] for each in plan.group_of[chain.group].chains]
     first = sum(each.ports for each in group[: group.index(chain)])
@@ -271,7 +272,7 @@ def memory_limit(chain: ChainPlan, profile: SlotProfile, slot_bytes: int) -> int
     """
     if profile.is_default:
         return int(chain.memory_share * slot_bytes) // MEMORY_GRAIN_BYTES * MEMORY_GRAIN_BYTES
-    # The limit is rounded up like the memory of slots, so that a task never has less than its
+    # Round up the limit like the memory of slots, so that a task never has less memory than its
     # resources.
     wanted = int(chain.memory_share * profile.memory_bytes)
     return min(-(-wanted // MEMORY_GRAIN_BYTES) * MEMORY_GRAIN_BYTES, slot_bytes)

@@ -1,4 +1,4 @@
-"""Values that a job's runner returns: its progress and its outcome."""
+"""Defines the values that a job's runner returns: the progress and the outcome of the job."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from finegrain.mapping.value import Value
 class GraphState(StrEnum):
     """State of a job that runs a plan."""
 
-    OPEN = "OPEN"  # it has not ended; a runner can continue it
+    OPEN = "OPEN"  # the job has not ended, and a runner can continue it
     FINISHED = "FINISHED"  # all regions have finished
     FAILED = "FAILED"  # a region failed too often, or its slots can never be granted
-    CANCELLED = "CANCELLED"  # a user ended it
+    CANCELLED = "CANCELLED"  # a user cancelled the job
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +39,11 @@ class GraphOutcome(Value):
     """How a job ended."""
 
     state: GraphState
-    message: str  # why the job did not finish; empty: it finished
+    message: str  # why the job did not finish; empty: the job finished
     elapsed_s: float
     restarts: int
 
     @property
     def ok(self) -> bool:
-        """Whether all regions have finished."""
+        """True if all regions have finished."""
         return self.state is GraphState.FINISHED

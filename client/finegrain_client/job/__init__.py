@@ -1,1 +1,1 @@
-"""Handles of a job master: the job, its requests, gangs, ranges and events."""
+"""Implements the handles of a job master: the job, its requests, gangs, ranges and events."""

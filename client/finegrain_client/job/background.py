@@ -1,4 +1,4 @@
-"""The background tasks of a job, and notification of changes.
+"""Runs the background tasks of a job, and notifies waiting code of changes.
 
 All asyncio tasks of a job belong to one `Background`, which cancels them when the job is left.
 """
@@ -16,13 +16,13 @@ T = TypeVar("T")
 log = logging.getLogger("finegrain_client")
 
 CLEANING_UP = "cancelling"
-"""Prefix of the names of tasks that cancel unwanted work and soon end by themselves."""
+"""Prefix of the names of asyncio tasks that cancel unwanted work and soon end by themselves."""
 
 
 class Background:
     """A set of running asyncio tasks.
 
-    It logs the error of a task, with the traceback unless the error is a FinegrainError.
+    If a task fails, its error is logged, with the traceback unless the error is a FinegrainError.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Background:
     def start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Starts `work` as a task that runs until it ends or `stop` is called."""
         task = asyncio.get_running_loop().create_task(work, name=name)
-        # The event loop keeps only weak references to tasks.
+        # Keep a reference to the task, because the event loop keeps only weak references.
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task
@@ -83,10 +83,10 @@ class Changes:
         """Wakes all waiters and calls all listeners."""
         for waiter in self._waiters:
             if not waiter.done():
-                # The waiter stays in the set until its coroutine runs. A second change before that
-                # finds it done.
+                # Skip a waiter that is already done: it stays in the set until its coroutine runs,
+                # and a second change may come before this.
                 waiter.set_result(None)
-        # Iterates over a copy, because a listener may remove itself.
+        # Iterate over a copy, because a listener may remove itself.
         for listener in list(self.listeners):
             listener()
 
@@ -98,7 +98,7 @@ async def unless(event: asyncio.Event, work: Awaitable[T], error: Callable[[], E
 
     Args:
         event: the event that makes the result useless.
-        work: the work to wait for. If `event` is already set, it is not started.
+        work: the work to wait for. It is not started if `event` is already set.
         error: creates the exception to raise.
 
     Raises:
@@ -112,7 +112,7 @@ async def unless(event: asyncio.Event, work: Awaitable[T], error: Callable[[], E
     alarm = asyncio.ensure_future(event.wait())
     try:
         await asyncio.wait({working, alarm}, return_when=asyncio.FIRST_COMPLETED)
-        # Checked first: if both are done at the same time, the result counts.
+        # Check the work first, so that its result counts if both are done at the same time.
         if working.done():
             return working.result()
         raise error()

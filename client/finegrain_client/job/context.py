@@ -1,6 +1,6 @@
-"""The state that a job shares with its requests, slots and tasks.
+"""Defines the state that a job shares with its requests, slots and tasks.
 
-It consists of the job's identity, its connection and its background tasks.
+This state is the job's identity, its connection and its background tasks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from finegrain_client.job.background import Background
 
 @dataclass(slots=True)
 class JobContext:
-    """The shared state of one job. `registered` is true once the resource manager knows the job."""
+    """The shared state of one job. `registered` is true as soon as the resource manager knows the
+    job.
+    """
 
     connection: Connection
     job_id: str

@@ -1,7 +1,8 @@
-"""The stream of a job's events, as `Job.events` returns it.
+"""Implements the stream of a job's events that `Job.events` returns.
 
-A listener receives every event after it started to listen, in order and once. If a listener does
-not read fast enough, its stream ends with an error, so that it never misses an event unnoticed.
+A listener receives each event exactly once and in order, beginning when it starts to listen. If a
+listener does not read fast enough, its stream ends with an error, so that the listener never misses
+an event without notice.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from finegrain.errors import FinegrainError, OutOfRange
 from finegrain_client.types.status import JobEvent
 
 EVENTS_WAITING_MAX = 100_000
-"""Largest number of unread events of one listener."""
+"""Maximum number of unread events of one listener."""
 
 
 class JobEvents:
-    """Iterates over the events of one job, starting now. Ends when the job ends.
+    """Iterates over the events of one job from now on. The iteration ends when the job ends.
 
     Raises (from the iteration):
         OutOfRange: more than `EVENTS_WAITING_MAX` events are unread.
@@ -38,7 +39,8 @@ class JobEvents:
         while not self._waiting:
             if self._end is not None:
                 raise self._end
-            # No change can get lost here: nothing else runs between the check and the wait.
+            # No change can get lost here, because no other code runs between the check and the
+            # wait.
             self._changed.clear()
             await self._changed.wait()
         return self._waiting.popleft()
@@ -48,7 +50,7 @@ class JobEvents:
         self.end(None)
 
     def put(self, event: JobEvent) -> None:
-        """Adds an event; the job calls this."""
+        """Adds an event. The job calls this method."""
         if self._end is not None:
             return
         if len(self._waiting) >= EVENTS_WAITING_MAX:
@@ -67,6 +69,7 @@ class JobEvents:
         """Ends the stream. Events that are already queued can still be read."""
         if self._end is None:
             self._end = error or StopAsyncIteration()
-            # Otherwise the job would keep filling a stream that has no reader.
+            # Remove the stream from the job, which would otherwise continue to fill a stream
+            # without a reader.
             self._forget(self)
             self._changed.set()

@@ -1,4 +1,4 @@
-"""Gang specifications: slots of which a job master needs all or none.
+"""Defines gang specifications, for slots that a job master needs all together or not at all.
 
 `GangSpec` checks only its own arguments. The resource manager decides whether the gang fits.
 """
@@ -24,15 +24,15 @@ class GangSpec:
     """Slots that are granted together, or not at all.
 
     Attributes:
-        members: one `SlotSpec` with a `count`, or several; 1 to 1,000 slots in total. All
-            specs must have the same `restart_on_loss` and `restart_on_device_loss`, and no
+        members: one or several specs, each with a `count`, for 1 to 1,000 slots in total. All specs
+            must have the same `restart_on_loss` and `restart_on_device_loss`, and no
             `target_address`.
-        placement: where the members go: ANYWHERE, SAME_EXECUTOR, SAME_LABEL (executors whose
-            `label` has the same value) or SPREAD (each member on a different executor).
+        placement: where the members are placed: ANYWHERE, SAME_EXECUTOR, SAME_LABEL (executors
+            whose `label` has the same value) or SPREAD (each member on a different executor).
         label: name of the label; only with SAME_LABEL.
-        timeout_s: time in seconds after which a waiting gang is rejected; None: it waits without
-            limit.
-        gang_id: identity of the gang; empty: the client generates one.
+        timeout_s: time in seconds after which a waiting gang is rejected; None: the gang waits
+            without limit.
+        gang_id: id of the gang; empty: the client generates an id.
     """
 
     members: SlotSpec | Sequence[SlotSpec]
@@ -72,7 +72,7 @@ class GangSpec:
         return (self.members,) if isinstance(self.members, SlotSpec) else self.members
 
     def message(self) -> slots_pb2.Gang:
-        """Returns the gang as a protocol message, with a generated id if it has none."""
+        """Returns the gang as a protocol message, with a generated id if `gang_id` is empty."""
         number = slots_pb2.GangPlacement.Value(f"GANG_PLACEMENT_{self._placement()}")
         return slots_pb2.Gang(
             gang_id=self.gang_id or new_id(),

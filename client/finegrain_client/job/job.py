@@ -1,4 +1,4 @@
-"""The handle of one job: registration, requests, and the end of the job.
+"""Implements the handle of one job: registers it, requests slots, and ends it.
 
 Leaving `async with` ends the job, its requests and its slots, unless the job is detached.
 `submission.py` submits and cancels requests, `releasing.py` releases slots, `slot/reusing.py`
@@ -43,7 +43,9 @@ log = logging.getLogger("finegrain_client")
 LEASE_DEFAULT_S = 30.0
 KEEP_ALIVE_LONGEST_S = 10.0
 ENDING_BUDGET_S = 10.0
-"""Time in seconds to try to end the job on exit; if that fails, the lease ends the job later."""
+"""Time in seconds to try to end the job on exit. If this fails, the job ends later when its lease
+expires.
+"""
 ABANDONING_BUDGET_S = 2.0
 
 
@@ -51,8 +53,8 @@ class Job:
     """A job: registered on entering `async with`, kept alive inside it, and ended on exit.
 
     Attributes:
-        job_id: identity of the job. `Cluster.attach_job` opens the job with it in another process
-            of the same user.
+        job_id: id of the job. Another process of the same user opens the job with this id by
+            `Cluster.attach_job`.
     """
 
     name: str
@@ -115,7 +117,8 @@ class Job:
             try:
                 await self._watch.first_snapshot()
             except BaseException:
-                # `__aexit__` is not called if entering fails.
+                # Stop the background tasks here, because `__aexit__` is not called if entering
+                # fails.
                 await background.stop()
                 raise
         return self
@@ -126,7 +129,8 @@ class Job:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # A separate asyncio task with a shield: even if the caller is cancelled, the job must end.
+        # Use a separate asyncio task with a shield, because the job must end even if the caller is
+        # cancelled.
         leaving = asyncio.ensure_future(self._leave())
         try:
             await asyncio.shield(leaving)
@@ -140,18 +144,19 @@ class Job:
         *,
         raise_on_reject: bool = True,
     ) -> list[Request]:
-        """Requests slots. Returns the requests, in the given order, when all of them are durable.
+        """Requests slots. Returns the requests, in the given order, when all requests are durable.
 
         If the call is cancelled or fails, the client cancels all requests that were accepted.
 
         Args:
-            specs: the slots to request. A `SlotSpec` becomes `count` requests; a `GangSpec` becomes
+            specs: the slots to request. A `SlotSpec` becomes `count` requests. A `GangSpec` becomes
                 one request for each member.
-            raise_on_reject: if false, rejected requests are returned too, with `rejection` set.
+            raise_on_reject: if false, the result also contains rejected requests, with `rejection`
+                set.
 
         Raises:
-            RequestRejected: at least one request was rejected. The error names all of them; the
-                client cancels the others.
+            RequestRejected: at least one request was rejected. The error names all rejected
+                requests. The client cancels all other requests.
             JobEnded: the job has ended.
             FinegrainError: the call failed as a whole.
         """
@@ -167,21 +172,22 @@ class Job:
         timeout_s: float | None = None,
         gang_id: str = "",
     ) -> list[Slot]:
-        """Requests a gang and waits. Returns its slots, in the given order, when all are granted.
+        """Requests a gang, and waits until it is granted. Returns its slots in the given order.
 
-        If the call is cancelled or fails, the client cancels the whole gang. If you need the
-        request handles while the gang waits, pass a `GangSpec` to `request_slots` instead.
+        If the call is cancelled or fails, the client cancels the whole gang. A caller that needs
+        the requests' handles while the gang waits passes a `GangSpec` to `request_slots`.
 
         Args:
-            members: one spec with a `count`, or several; see `GangSpec`.
+            members: one or several specs; see `GangSpec`.
             placement: ANYWHERE, SAME_EXECUTOR, SAME_LABEL or SPREAD; see `GangSpec`.
             label: name of the label; only with SAME_LABEL.
             timeout_s: longest time in seconds that the gang may wait; None: no limit.
-            gang_id: identity of the gang; empty: the client generates one.
+            gang_id: id of the gang; empty: the client generates an id.
 
         Raises:
             GangTimeout: (a TimeoutError) the gang was not placed as a whole within `timeout_s`.
-            RequestRejected: the gang can never be placed. The error names the members that cannot.
+            RequestRejected: the gang can never be placed. The error names the members that cannot
+                be placed.
             RequestEnded, SlotLost: a member ended before all members were granted.
             InvalidArgument, JobEnded, FinegrainError: see `request_slots`.
         """
@@ -192,7 +198,7 @@ class Job:
         try:
             return await all_granted(requests)
         except BaseException:
-            # The caller has no handle of these requests, so they would wait without an owner.
+            # Cancel the requests, because the caller has no handle of them.
             self._submission.give_up(requests)
             raise
 
@@ -211,7 +217,7 @@ class Job:
 
         Args:
             spec: the request of each member, without `target_address`.
-            range_id: identity of the range; empty: the client generates one. Member `index` has the
+            range_id: id of the range; empty: the client generates an id. Member `index` has the
                 allocation id `<range_id>.<index>`. A later call with the same id and other indexes
                 adds members to the range.
             first_index: index of the first member to request.
@@ -230,7 +236,7 @@ class Job:
         return found
 
     async def cancel(self, requests: Sequence[Request]) -> list[ItemOutcome]:
-        """Cancels requests; slots granted in the meantime are released.
+        """Cancels requests. The resource manager releases slots that were granted in the meantime.
 
         Returns one outcome per request.
 
@@ -259,11 +265,11 @@ class Job:
     ) -> list[ItemOutcome]:
         """Reuses finished slots for waiting requests, many in one call.
 
-        Each pair names a slot, and a waiting request of this job for the same resources. If the
-        outcome of a pair is `ok`, the job keeps the slot and the request ends in state RELEASED
-        with reason REUSED. Otherwise the slot is released and the request stays queued. Reason
-        FAIR_SHARE means that other requests get the freed capacity first. Repeating a call with the
-        same pairs returns the same outcomes.
+        Each pair names a slot, and a waiting request of this job for the resources that the slot
+        has. If the outcome of a pair is `ok`, the job keeps the slot and the request ends in state
+        RELEASED with reason REUSED. Otherwise the slot is released and the request stays queued.
+        The reason FAIR_SHARE means that other requests get the freed capacity first. A repeated
+        call with the same pairs returns the same outcomes.
 
         Returns one outcome per pair.
 
@@ -285,18 +291,19 @@ class Job:
     async def serve_offers(self, address: str = "127.0.0.1:0") -> str:
         """Starts a server to which executors offer slots directly; see `job/offers.py`.
 
-        The server shows the certificate of this client, which must be a user's. It stops when the
-        job is left. A second call returns the address of the running server.
+        The server shows the certificate of this client, which must have the role `user`. The server
+        stops when the job is left. A second call returns the address of the running server.
 
         Args:
-            address: "host:port" to listen on; port 0: any free port.
+            address: the address "host:port" to listen on. With port 0, the kernel chooses a free
+                port.
 
         Returns:
             The address to put into `SlotSpec.target_address`.
 
         Raises:
-            ConfigurationError: the address is in use, or the certificate of this client is none of
-                a user.
+            ConfigurationError: the address is in use, or the certificate of this client does not
+                have the role `user`.
         """
         from finegrain_client.job.offers import OfferServer
 
@@ -334,10 +341,10 @@ class Job:
                 policy=policy,
             )
         except (NotFound, FailedPrecondition):
-            return  # it has ended already
+            return  # the job has already ended
 
     async def _leave(self) -> None:
-        # This comes before `close`, which sets an error itself.
+        # Read the error before `close`, which sets an error itself.
         ended = self._watch.error is not None
         if self.detached:
             # A detached job keeps its slots and tasks. The client is about to lose its handles, so
@@ -364,7 +371,7 @@ class Job:
     async def _register(self) -> None:
         message = rm.RegisterJobRequest(
             job_id=self.job_id,
-            # A repeat with the same value is idempotent.
+            # A repeated call with the same value is idempotent.
             request_id=secrets.token_hex(16),
             name=self.name,
             group=self.group,
@@ -374,7 +381,7 @@ class Job:
         try:
             await self._register_once(message, None)
         except asyncio.CancelledError:
-            # `_abandon` continues after this wait, and logs a failure.
+            # `_abandon` continues even after this wait, and logs a failure.
             abandoning = asyncio.ensure_future(self._abandon(message))
             await asyncio.wait({abandoning}, timeout=2 * ABANDONING_BUDGET_S)
             raise
@@ -392,8 +399,8 @@ class Job:
         self.lease_s = answer.lease.ToMicroseconds() / 1e6 or self.lease_s
 
     async def _abandon(self, message: rm.RegisterJobRequest) -> None:
-        # It is unknown whether the job was registered, and the call may still be on its way. So
-        # register with the same request_id again, which is idempotent, and then end the job.
+        # It is unknown whether the job was registered, because the call may still be on its way. So
+        # register again with the same request_id, which is idempotent, and then end the job.
         try:
             await self._register_once(message, ABANDONING_BUDGET_S)
             await self._end(self._context.connection, None, ABANDONING_BUDGET_S)
@@ -402,7 +409,7 @@ class Job:
 
     def _may_accept(self, allocation_id: str, generation: int) -> bool:
         request = self._watch.requests.get(allocation_id)
-        # A higher generation is possible: the offer may be faster than the watch stream.
+        # Accept a higher generation, because the offer may be faster than the watch stream.
         return request is not None and generation >= request.generation
 
     def _check_alive(self) -> None:

@@ -1,8 +1,8 @@
-"""A server to which executors offer slots directly (`JobMasterService`), for jobs that want this.
+"""Serves `JobMasterService`, through which executors offer slots directly to a job master.
 
-It accepts a slot that the job still wants, from a caller whose certificate says that it is an
-executor of this cluster. An offer only decides whether the slot is kept. The slot's address always
-comes from the resource manager's watch stream.
+The server accepts a slot that the job still wants, if the caller's certificate has the role
+`executor` of this cluster. An offer only decides whether the executor keeps the slot. The slot's
+address always comes from the resource manager's watch stream.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from finegrain.rpc.status import status_of
 from finegrain.v1 import job_master_pb2, job_master_pb2_grpc, slots_pb2
 
 IDENTITY_KEY = "peer_spiffe_id"
-"""gRPC's name of the URI in the caller's certificate. It is there only if there is exactly one."""
+"""gRPC's name of the URI in the caller's certificate. gRPC sets it only if the certificate has
+exactly one URI.
+"""
 
 
 class OfferServer(job_master_pb2_grpc.JobMasterServiceServicer):
@@ -37,13 +39,14 @@ class OfferServer(job_master_pb2_grpc.JobMasterServiceServicer):
         own: OwnCertificate,
         address: str = "127.0.0.1:0",
     ) -> None:
-        """Checks the certificate; `start` opens the port.
+        """Checks the certificate. `start` opens the port.
 
         Args:
-            wanted: called with allocation id and generation; returns whether the job wants the
-                slot.
-            own: the certificate to show; executors expect that of the job's owner.
-            address: "host:port" to listen on; port 0: any free port.
+            wanted: a function of allocation id and generation that returns True if the job wants
+                the slot.
+            own: the certificate to show. Executors expect the certificate of the job's owner.
+            address: the address "host:port" to listen on. With port 0, the kernel chooses a free
+                port.
 
         Raises:
             ConfigurationError: the certificate is valid for clients only.
@@ -85,7 +88,7 @@ class OfferServer(job_master_pb2_grpc.JobMasterServiceServicer):
         self.address = format_address(host, port)
 
     async def stop(self) -> None:
-        """Stops the server at once; calls in flight are cancelled."""
+        """Stops the server at once, and cancels calls in flight."""
         if self._server is not None:
             await self._server.stop(None)
             self._server = None
@@ -93,7 +96,9 @@ class OfferServer(job_master_pb2_grpc.JobMasterServiceServicer):
     async def OfferSlots(
         self, request: job_master_pb2.OfferSlotsRequest, context: Any
     ) -> job_master_pb2.OfferSlotsResponse:
-        """Accepts or rejects offered slots: one answer per slot, in the order sent."""
+        """Accepts or rejects offered slots. Returns one answer per slot, in the order of the
+        offer.
+        """
         if (error := self._refusal(context)) is not None:
             await context.abort(*status_of(error))
         return job_master_pb2.OfferSlotsResponse(
@@ -104,7 +109,7 @@ class OfferServer(job_master_pb2_grpc.JobMasterServiceServicer):
         )
 
     def _refusal(self, context: Any) -> FinegrainError | None:
-        """Returns why the caller may not offer slots; None: it may."""
+        """Returns why the caller may not offer slots; None: the caller may offer slots."""
         shown = context.auth_context().get(IDENTITY_KEY, ())
         try:
             caller = Identity.parse(shown[0].decode()) if shown else None

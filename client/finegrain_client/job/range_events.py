@@ -1,7 +1,7 @@
 """Applies events and snapshots of a job's watch stream to its ranges.
 
-It finds the range that an event or snapshot entry belongs to, and members that are missing in a
-snapshot. `watch.py` reads the stream itself.
+This module finds the range to which an event or snapshot entry belongs, and the members that are
+missing in a snapshot. `watch.py` reads the stream itself.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ class WatchedRanges:
 
     def __init__(self, context: JobContext) -> None:
         self._context = context
-        self._unseen: dict[str, IntervalSet] = {}  # acknowledged members not shown yet
+        # acknowledged members that the snapshot has not shown yet
+        self._unseen: dict[str, IntervalSet] = {}
         self.by_id: dict[str, RequestRange] = {}
 
     def range_of(self, event: JobEvent, requests: dict[str, Request]) -> RequestRange | None:
-        """Returns the range that an event is about, or None.
+        """Returns the range that an event is about; None if it is about no known range.
 
         If a waiting member has ended without ever having a slot, the range only counts it as ended.
         For any other event, the waiting member becomes a `Request` and is added to `requests`.
@@ -68,7 +69,8 @@ class WatchedRanges:
     def begin_snapshot(self) -> None:
         """Records which waiting members the next snapshot must show.
 
-        Only acknowledged ranges count: the resource manager may not know other ranges yet.
+        Only the members of acknowledged ranges are recorded, because the resource manager may not
+        know other ranges yet.
         """
         self._unseen = {
             name: IntervalSet(each.waiting_members())
@@ -85,7 +87,7 @@ class WatchedRanges:
         owner = self.by_id.get(range_id)
         if owner is None or owner.index_of(status.allocation_id) is None:
             return None
-        # Ranges that are not acknowledged yet are not expected in the snapshot.
+        # The snapshot need not show ranges that are not acknowledged yet.
         if range_id in self._unseen:
             self._unseen[range_id].remove_run(int(digits), int(digits) + status.count)
         return owner
@@ -103,11 +105,12 @@ class WatchedRanges:
         """Ends the members that a snapshot did not show.
 
         Members that `found` reports as ended get the reported state. The resource manager no longer
-        knows the other members; they end as CANCELLED with reason ALLOCATION_UNKNOWN.
+        knows the other members, so they end as CANCELLED with reason ALLOCATION_UNKNOWN.
 
         Args:
-            found: statuses that the resource manager returned for the incomplete ranges.
-            dispatch: called with one event for each run of consecutive members.
+            found: the statuses that the resource manager returned for the incomplete ranges.
+            dispatch: a function that is called with one event for each interval of consecutive
+                members.
         """
         statuses: Sequence[RequestStatus] = list(found)
         for name in self.incomplete():
@@ -126,8 +129,8 @@ class WatchedRanges:
     def adopt(self, message: rm.RequestStatus) -> bool:
         """Adds waiting members of a range that another process submitted.
 
-        Creates the range if it is unknown. Returns False if `message` is about a request that is
-        no range member or has had a slot; the caller then creates a `Request` (`adopt_request`).
+        Creates the range if it is unknown. Returns False if the request in `message` is not a range
+        member, or has had a slot. In this case the caller creates a `Request` (`adopt_request`).
         """
         if not message.range_id:
             return False

@@ -1,4 +1,4 @@
-"""Handles of ranges: many slot requests that are equal except for their index.
+"""Implements the handles of ranges: many slot requests that are equal except for their index.
 
 The client keeps only the indexes of waiting members and counts of ended members. A member that was
 granted a slot is an ordinary `Request`. `submission.py` submits ranges, and `watch.py` delivers
@@ -31,18 +31,18 @@ from finegrain_client.types.status import JobEvent
 RANGE_ID_LENGTH_MAX = 100
 
 INDEX_END = 1_000_000_000_000
-"""Upper bound of indexes, exclusive."""
+"""The upper bound of indexes, exclusive."""
 
 
 class RequestRange:
     """A range of equal slot requests, each of which waits, has a slot, or has ended.
 
     Attributes:
-        range_id: identity of the range; member `index` has the allocation id `<range_id>.<index>`.
+        range_id: id of the range. Member `index` has the allocation id `<range_id>.<index>`.
         requests: members that were granted a slot and have not ended, by index.
         ended: number of ended members, by state.
-        acknowledged: whether the resource manager has stored the range durably.
-        rejection: why the range was rejected as a whole, or None.
+        acknowledged: True if the resource manager has stored the range durably.
+        rejection: why the range was rejected as a whole; None: the range was not rejected.
     """
 
     range_id: str
@@ -83,7 +83,7 @@ class RequestRange:
 
     @property
     def has_ended(self) -> bool:
-        """True if no member will change state any more."""
+        """True if all members have ended and can no longer change their state."""
         return self._error is not None or not (self._waiting or self.requests)
 
     def waiting_members(self) -> list[Run]:
@@ -91,7 +91,7 @@ class RequestRange:
         return list(self._waiting.runs())
 
     def index_of(self, allocation_id: str) -> int | None:
-        """Returns the index of the member with this allocation id, or None."""
+        """Returns the index of the member with this allocation id; None: no member has this id."""
         range_id, _, digits = allocation_id.rpartition(".")
         if range_id != self.range_id or not (digits.isascii() and digits.isdecimal()):
             return None
@@ -99,9 +99,9 @@ class RequestRange:
         return int(digits) if str(int(digits)) == digits else None
 
     def slots(self) -> GrantedSlots:
-        """Iterates over the current slots, then over each new one; see `GrantedSlots`."""
+        """Iterates over the current slots, then over each new slot; see `GrantedSlots`."""
         slots = GrantedSlots(self, self._listeners.discard)
-        # The iterator is registered before the current slots are queued, so no slot is missed.
+        # Register the iterator before the current slots are queued, so that no slot is missed.
         if not self.has_ended:
             self._listeners.add(slots)
         for request in self.requests.values():
@@ -112,11 +112,12 @@ class RequestRange:
         return slots
 
     async def cancel(self, first_index: int = 0, count: int | None = None) -> ItemOutcome:
-        """Cancels members; the slots of these members are released.
+        """Cancels members. The resource manager releases the slots of these members.
 
         Args:
             first_index: index of the first member to cancel.
-            count: number of members to cancel, with consecutive indexes; None: all that follow.
+            count: number of members to cancel, with consecutive indexes; None: all members from
+                `first_index` on.
 
         Raises:
             InvalidArgument: an index is below 0, or `INDEX_END` or above.
@@ -133,11 +134,12 @@ class RequestRange:
     async def release(
         self, first_index: int = 0, count: int | None = None, grace_s: float | None = None
     ) -> ItemOutcome:
-        """Releases slots of members; members that wait are cancelled.
+        """Releases the slots of members, and cancels members that wait.
 
         Args:
             first_index: index of the first member to release.
-            count: number of members to release, with consecutive indexes; None: all that follow.
+            count: number of members to release, with consecutive indexes; None: all members from
+                `first_index` on.
             grace_s: time in seconds between SIGTERM and SIGKILL for tasks that still run; None: the
                 executor's default.
 
@@ -169,7 +171,7 @@ class RequestRange:
 
     @internal
     def add(self, start: int, end: int) -> int:
-        """Adds waiting members `start` to `end` (exclusive). Returns how many of them are new."""
+        """Adds waiting members `start` to `end` (exclusive). Returns the number of new members."""
         new = self._members.add_run(start, end)
         if new:
             self._waiting.add_run(start, end)
@@ -177,7 +179,7 @@ class RequestRange:
 
     @internal
     def attach(self, index: int, request: Request) -> None:
-        """Adds a request as the member `index`, unless that member is known."""
+        """Adds a request as the member `index`, unless this member is already known."""
         if index not in self._members:
             self._members.add(index)
             self.requests[index] = request
@@ -197,7 +199,7 @@ class RequestRange:
 
     @internal
     def promote(self, index: int) -> Request | None:
-        """Turns a waiting member into a `Request`. Returns None if the member does not wait."""
+        """Converts a waiting member to a `Request`. Returns None if the member does not wait."""
         if index not in self._waiting:
             return None
         self._waiting.discard(index)
@@ -243,7 +245,7 @@ class RequestRange:
         """Ends the range with `error`, because the job or its watch stream has ended."""
         if not self.has_ended:
             self._error = error
-        # Iterates over a copy, because `end` removes the listener.
+        # Iterate over a copy, because `end` removes the listener.
         for listener in list(self._listeners):
             listener.end(error)
 
@@ -254,11 +256,12 @@ class RequestRange:
 
 
 class GrantedSlots:
-    """Iterates over the slots of a range as they are granted; ends when all members have ended.
+    """Iterates over the slots of a range as they are granted. The iteration ends when all members
+    have ended.
 
-    The iteration yields each slot once, and a new slot that replaces a lost one as well. Members
-    that end without a slot yield nothing; `RequestRange.ended` counts them. A slot may be lost
-    before the caller reads it, so check `Slot.has_ended`.
+    The iteration yields each slot once, including a new slot that replaces a lost slot. It yields
+    nothing for members that end without a slot, which `RequestRange.ended` counts. A slot may be
+    lost before the caller reads it, so check `Slot.has_ended`.
 
     Raises (from the iteration):
         JobEnded: the job has ended.
@@ -289,7 +292,7 @@ class GrantedSlots:
 
     def put(self, slot: Slot) -> None:
         """Queues a granted slot, unless the slot was queued before."""
-        # After a resize, the same slot is reported again, with the same generation.
+        # Skip a known generation, because the same slot is reported again after a resize.
         if self._yielded.get(slot.allocation_id, 0) < slot.generation:
             self._yielded[slot.allocation_id] = slot.generation
             self._waiting.append(slot)
@@ -312,7 +315,7 @@ def check_range(spec: SlotSpec, range_id: str, first_index: int) -> None:
 
     Args:
         spec: the request of each member.
-        range_id: id of the range; empty: one is generated later.
+        range_id: id of the range; empty: an id is generated later.
         first_index: index of the first member.
 
     Raises:

@@ -1,6 +1,7 @@
-"""The handle of one slot request.
+"""Implements the handle of one slot request.
 
-When the watch stream reports a state, the request gets a slot, ends with an error, or waits on.
+When the watch stream reports a state, the request gets a slot, ends with an error, or continues to
+wait.
 """
 
 from __future__ import annotations
@@ -32,20 +33,21 @@ from finegrain_client.types.explain import Explanation
 from finegrain_client.types.status import Gang, RequestStatus, SlotStatus
 
 REASON_POLICY = RetryPolicy(budget_s=2.0)
-"""Short retry policy of the call that gets the reason for a wait, after `granted` has timed out."""
+"""A short retry policy for the call that reads the reason for a wait, after `granted` has timed
+out.
+"""
 
 
 class Request:
-    """A slot request that the resource manager has acknowledged.
-
-    It is queued until it is granted or ends.
+    """A slot request, which is queued until it is granted or ends.
 
     Attributes:
-        allocation_id: identity of the request and of the slot that will serve it.
-        state: state of the request; `reason` (a stable code) and `message` say why.
-        slot: latest slot of the request, or None. The slot may have ended: see `Slot.has_ended`.
-        gang: the gang that the request belongs to, or None.
-        acknowledged: whether the resource manager has stored the request durably.
+        allocation_id: id of the request and of the slot that will serve the request.
+        state: state of the request. `reason` (a stable code) and `message` explain the state.
+        slot: latest slot of the request; None: no slot yet. The slot may have ended, see
+            `Slot.has_ended`.
+        gang: the gang to which the request belongs; None: no gang.
+        acknowledged: True if the resource manager has stored the request durably.
     """
 
     allocation_id: str
@@ -77,17 +79,17 @@ class Request:
 
     @property
     def generation(self) -> int:
-        """Number of the placement that `slot` shows; 0: the request was never granted."""
+        """Generation of `slot`; 0: the request was never granted."""
         return self.slot.generation if self.slot else 0
 
     @property
     def has_ended(self) -> bool:
-        """True if the request will not change state any more."""
+        """True if the request has ended and can no longer change its state."""
         return self._error is not None or self.state.has_ended
 
     @property
     def rejection(self) -> Rejection | None:
-        """Why the request was rejected; None if it was not."""
+        """Why the request was rejected; None if it was not rejected."""
         return self._rejection
 
     async def granted(self, timeout_s: float | None = None) -> Slot:
@@ -102,7 +104,7 @@ class Request:
         Raises:
             StillWaiting: (a TimeoutError) the request was not granted within `timeout_s`.
             RequestRejected, RequestEnded, SlotLost: the request ended without a slot. GangTimeout,
-                a RequestRejected: its gang was not placed in time.
+                which is a RequestRejected: the gang was not placed in time.
             JobEnded: the job has ended.
         """
         try:
@@ -111,13 +113,14 @@ class Request:
                     await self._changes.next()
                 return slot
         except FinegrainError:
-            raise  # GangTimeout is a TimeoutError, too
+            raise  # GangTimeout is also a TimeoutError
         except TimeoutError:
             reason = await self._waiting_reason()
             raise StillWaiting(self.allocation_id, timeout_s or 0, self.state, reason) from None
 
     async def cancel(self) -> None:
-        """Cancels the request; a slot granted in the meantime is released.
+        """Cancels the request. The resource manager releases a slot that was granted in the
+        meantime.
 
         Raises:
             FinegrainError: the call to the resource manager failed.
@@ -130,7 +133,8 @@ class Request:
         )
 
     async def explain(self, *, executor_id: str = "", max_executors: int = 0) -> Explanation:
-        """Explains why the request does not fit on each executor, and what would make it fit now.
+        """Explains why the request does not fit on each executor, and after which changes it would
+        fit now.
 
         Args:
             executor_id: explain only this executor; empty: all executors.
@@ -194,7 +198,8 @@ class Request:
         requeued = self.state is RequestState.PENDING
         self.state, self.reason, self.message = state, reason, message
         if state is RequestState.GRANTED and slot is not None:
-            # `requeued` with an unchanged generation: a lost executor has returned with the slot.
+            # If the request was queued again and the generation is unchanged, a lost executor has
+            # returned with the slot.
             if self.slot is None or requeued or slot.generation > self.slot.generation:
                 self._end_slot(at_once=True)
                 self.slot = Slot(self._context, slot)
@@ -210,7 +215,7 @@ class Request:
 
     @internal
     def update_status(self, status: RequestStatus) -> None:
-        """Applies a snapshot entry with the state that is already known."""
+        """Applies a snapshot entry whose state is already known."""
         self.reason = status.reason
         if status.slot is not None and self.slot is not None:
             self.slot.size.reset(status.slot)
@@ -259,11 +264,11 @@ class Request:
 
 
 async def all_granted(requests: Sequence[Request]) -> list[Slot]:
-    """Waits until all requests have a slot at the same time; returns the slots in the given order.
+    """Waits until all requests have a slot at the same time. Returns the slots in the given order.
 
     Raises:
-        RequestRejected: requests were rejected; the error names all of them. It is a GangTimeout if
-            the cause is a gang's timeout.
+        RequestRejected: requests were rejected. The error names all rejected requests. The error is
+            a GangTimeout if the cause is a gang's timeout.
         FinegrainError: see `Request.granted`.
     """
     try:
@@ -283,7 +288,7 @@ class AsGranted:
         self._ready: deque[Request] = deque()
         self._waiting: dict[Request, Callable[[], None]] = {}
         self._changed = asyncio.Event()
-        # If a request is given twice, its slot is yielded once.
+        # Remove duplicates, so that the slot of a request that is given twice is yielded once.
         for request in dict.fromkeys(requests):
             self._await(request)
 
@@ -319,8 +324,8 @@ class AsGranted:
 def as_granted(requests: Iterable[Request]) -> AsGranted:
     """Iterates over the slots of `requests`, each once, in the order in which they are granted.
 
-    If a request ends without a slot, the iteration raises the same error as `Request.granted`. To
-    get the other slots, continue with `anext` on the same iterator. Leaving the loop early keeps
-    the other requests queued.
+    If a request ends without a slot, the iteration raises the error of `Request.granted`. To get
+    the remaining slots, continue with `anext` on the same iterator. If the caller leaves the loop
+    early, the remaining requests stay queued.
     """
     return AsGranted(requests)

@@ -1,7 +1,7 @@
 """Submits and cancels requests, in batches that each fit into one message.
 
-A gang is never split. If a call fails or is cancelled, the client cancels the requests that it may
-have submitted, because the caller has no handle of them.
+A gang is never split. If a call fails or is cancelled, the client cancels all requests that it may
+have submitted, because the caller has no handle of these requests.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Wanted = SlotSpec | GangSpec | Iterable[SlotSpec | GangSpec]
 
 @dataclass(slots=True)
 class Piece:
-    """A request or a gang, which one call must carry as a whole."""
+    """A request or a gang, which one call must contain as a whole."""
 
     requests: list[slots_pb2.SlotRequest]
     gang: slots_pb2.Gang | None = None
@@ -53,7 +53,7 @@ class Batch:
 
 
 def pieces(wanted: Wanted) -> Iterator[Piece]:
-    """Yields the requested slots and gangs as pieces; every request has an id of its own."""
+    """Yields the requested slots and gangs as pieces, in which every request has a different id."""
     for spec in [wanted] if isinstance(wanted, SlotSpec | GangSpec) else wanted:
         if isinstance(spec, GangSpec):
             gang = spec.message()
@@ -66,12 +66,12 @@ def pieces(wanted: Wanted) -> Iterator[Piece]:
 def batches(
     many: Iterable[Piece], *, items_max: int = BATCH_ITEMS_MAX, bytes_max: int = BATCH_BYTES_MAX
 ) -> Iterator[Batch]:
-    """Puts pieces, in order, into batches that each fit into one call.
+    """Puts pieces, in order, into batches. Each batch fits into one call.
 
     Args:
         many: the pieces. A single piece that exceeds a limit becomes a separate batch.
-        items_max: largest number of requests in a batch.
-        bytes_max: largest size of a batch in bytes.
+        items_max: maximum number of requests in a batch.
+        bytes_max: maximum size of a batch in bytes.
     """
     batch, batch_bytes = Batch(), 0
     for piece in many:
@@ -102,24 +102,26 @@ class Submission:
         for piece in many:
             gang = read(Gang, piece.gang) if piece.gang is not None else None
             requests += [self._request(each, gang) for each in piece.requests]
-        # The handles are added before the calls: the watch stream may be faster than an answer.
+        # Add the handles before the calls, because the watch stream may be faster than an answer.
         self._watch.requests.update({each.allocation_id: each for each in requests})
         tried: list[Batch] = []
         try:
             for batch in batches(many):
-                # This comes before the call: a batch may be accepted even if the call fails.
+                # Record the batch before the call, because a batch may be accepted even if the call
+                # fails.
                 tried.append(batch)
                 await self._send(batch)
         except BaseException as error:
             if isinstance(error, REFUSALS):
-                del tried[-1]  # the batch was rejected as a whole: no request of it was stored
-            # The handles are removed first, so that they receive no more events.
+                # the batch was rejected as a whole, so no request of the batch was stored
+                del tried[-1]
+            # Remove the handles first, so that they receive no more events.
             self._forget([each.allocation_id for each in requests])
             self._withdraw([each.allocation_id for one in tried for each in one.requests])
             raise
         rejections = [each.rejection for each in requests if each.rejection is not None]
         if rejections and raise_on_reject:
-            # All or nothing: the caller gets no handles, so accepted requests must not stay queued.
+            # The caller gets no handles, so accepted requests must not stay queued.
             self.give_up([each for each in requests if each.rejection is None])
             raise rejected(rejections)
         return requests
@@ -130,7 +132,7 @@ class Submission:
         A rejection is in `RequestRange.rejection`.
         """
         (template,) = replace(spec, count=1, allocation_id=range_id).messages()
-        # The range is added before the call: the watch stream may be faster than the answer.
+        # Add the range before the call, because the watch stream may be faster than the answer.
         known = self._watch.ranges.by_id.setdefault(range_id, RequestRange(self._context, template))
         known.rejection = None
         members = first, first + spec.count
@@ -143,8 +145,8 @@ class Submission:
                 lambda manager, timeout_s: manager.RequestResource(message, timeout=timeout_s)
             )
         except BaseException as error:
-            # A repeated call submits the same members again, and other code may use them. Only if
-            # all members are new, they can be cancelled safely.
+            # Cancel the members only if all of them are new: a repeated call submits the same
+            # members again, and other code may use them.
             if is_new:
                 known.forget(*members)
                 self._watch.ranges.drop_if_ended(known)

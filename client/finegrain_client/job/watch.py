@@ -1,8 +1,8 @@
-"""Applies a job's watch stream, each event exactly once, and renews the job's lease.
+"""Applies each event of a job's watch stream exactly once, and renews the job's lease.
 
 A broken stream continues after the last applied sequence number. If a request is missing in a
-snapshot, the client asks the resource manager for its state. The job has ended when the resource
-manager reports its end, or no longer knows the job.
+snapshot, the client reads the request's state from the resource manager. The job has ended when the
+resource manager reports its end, or no longer knows the job.
 """
 
 from __future__ import annotations
@@ -36,15 +36,14 @@ from finegrain_client.types.status import Gang, JobEvent, RequestStatus
 log = logging.getLogger("finegrain_client")
 
 LISTED_MAX = 500
-"""Largest number of requests to look up in one call."""
+"""Maximum number of requests to look up in one call."""
 
 _ALL_STATES = tuple(number for number in slots_pb2.RequestState.values() if number)
 
 
 class JobWatch:
-    """Keeps a job's requests and ranges in the state that the resource manager reports.
-
-    It also passes every event to the listeners.
+    """Keeps a job's requests and ranges in the state that the resource manager reports, and passes
+    every event to the listeners.
 
     Attributes:
         requests: requests that have not ended, by allocation id. A member of a range is included
@@ -58,7 +57,8 @@ class JobWatch:
         self._context = context
         self._want_snapshot = from_snapshot
         self._attached = from_snapshot
-        self._not_shown: list[Request] = []  # requests missing so far in the current snapshot
+        # requests that the received parts of the current snapshot have not shown
+        self._not_shown: list[Request] = []
         self._parts_received = 0  # number of parts of the current snapshot
         self._listeners: set[JobEvents] = set()
         self._watched = context.connection.manager_address
@@ -78,30 +78,31 @@ class JobWatch:
         return events
 
     def close(self, error: FinegrainError, *, expected: bool = False) -> None:
-        """Ends the watch, and every request, slot and listener with it.
+        """Ends the watch, with all requests, slots and listeners.
 
         Args:
-            error: why the watch ends; waits for requests and slots raise this error.
+            error: the reason why the watch ends. Callers that wait for requests and slots get this
+                error.
             expected: if true, listeners end without an error.
         """
         if self.error is not None:
             return
         self.error = error
         for request in list(self.requests.values()):
-            # Requests end first, so that a listener finds their final states when it ends.
+            # End the requests first, so that a listener finds their final states when it ends.
             request.fail(error)
         self.requests.clear()
         self.ranges.close(error)
         for listener in list(self._listeners):
             listener.end(None if expected else error)
-        # Wakes the callers of `first_snapshot`, which then raise the error.
+        # Wake the callers of `first_snapshot`, which then raise the error.
         self._first_snapshot.set()
 
     async def first_snapshot(self) -> None:
         """Waits until the first snapshot is applied.
 
         Raises:
-            FinegrainError: the watch ended before that.
+            FinegrainError: the watch ended before the first snapshot.
         """
         await self._first_snapshot.wait()
         if self.error is not None:
@@ -122,22 +123,23 @@ class JobWatch:
                 )
                 await follow(stream, self._handle)
             except OutOfRange as error:
-                # The resource manager no longer has the next events, so the client starts again
-                # with a snapshot. If it was already waiting for a snapshot, it cannot continue.
+                # The resource manager no longer has the next events, so start again with a
+                # snapshot. If the client was already waiting for a snapshot, it cannot continue.
                 if self._want_snapshot and not self._parts_received:
                     self.close(error)
                 self._want_snapshot = True
-            except Unavailable as error:  # raised by a call that was made to apply a snapshot
+            except Unavailable as error:  # a call that was made to apply a snapshot has raised it
                 log.warning("watching job %s: %s", self._context.job_id, error.message)
                 await asyncio.sleep(backoff.next_s())
-            except ResourceExhausted as error:  # repeated if the server names a delay
+            except ResourceExhausted as error:  # the client tries again if the server names a delay
                 if error.retry_after_s is None:
                     self.close(error)
                 log.warning("watching job %s: %s", self._context.job_id, error.message)
                 await asyncio.sleep(max(backoff.next_s(), error.retry_after_s or 0.0))
             except FinegrainError as error:
                 self.close(_as_job_ended(self._context.job_id, error))
-            except Exception as error:  # a bug; callers that wait must still get an error
+            # this is a bug, but callers that wait must still get an error
+            except Exception as error:
                 log.exception("watching job %s failed", self._context.job_id)
                 self.close(FinegrainError(f"watching job {self._context.job_id} failed: {error!r}"))
 
@@ -202,8 +204,8 @@ class JobWatch:
                 known = message.allocation_id in self.requests
                 if not known and not self.ranges.adopt(message):
                     self._adopt(message)
-        # A large snapshot comes in parts. Only after its last part does the client know which
-        # requests are missing. A request that ended between two parts is not missing.
+        # A large snapshot comes in parts, and the client knows the missing requests only after the
+        # last part. A request that ended between two parts is not missing.
         self._not_shown = [
             each
             for each in self._not_shown
@@ -216,7 +218,8 @@ class JobWatch:
             self._dispatch_difference(snapshot.sequence, status)
         if not snapshot.more:
             await self._end_unseen(snapshot.sequence)
-        # This comes last: `keep_alive` must not acknowledge a snapshot that is not applied yet.
+        # Set the number last, because `keep_alive` must not acknowledge a snapshot that is not
+        # applied yet.
         self.sequence = snapshot.sequence
         self._parts_received += 1
         if not snapshot.more:
@@ -224,9 +227,10 @@ class JobWatch:
             self._first_snapshot.set()
 
     async def _end_unseen(self, sequence: int) -> None:
-        """Asks the resource manager for waiting members that are missing in the snapshot.
+        """Ends the waiting members that are missing in the snapshot, in the state that the resource
+        manager returns.
 
-        They have ended in the meantime.
+        These members have ended in the meantime.
         """
         ranges = self.ranges.incomplete()
         found = await self._listed([f"{each}." for each in ranges]) if ranges else []
@@ -253,8 +257,8 @@ class JobWatch:
         generation = status.slot.generation if status.slot else request.generation
         reason = status.reason
         if (request.state, request.generation) == (status.state, generation):
-            # The state has not changed. Listeners get an event only if the slot was resized in the
-            # meantime.
+            # If the state has not changed, listeners get an event only if the slot was resized in
+            # the meantime.
             if request.slot is None or status.slot is None or request.slot.size.equals(status.slot):
                 request.update_status(status)
                 return
@@ -271,12 +275,14 @@ class JobWatch:
                 from_snapshot=True,
             )
         )
-        # `status` counts even if it is older than the known state: the resource manager may have
-        # been restored from older state.
+        # Apply `status` even if it is older than the known state, because the resource manager may
+        # have been restored from older state.
         request.update_status(status)
 
     def _member(self, status: RequestStatus) -> Request | None:
-        """Turns a member of a range into a `Request`, unless the member waits and had no slot."""
+        """Converts a member of a range to a `Request`, unless the member waits and has never had a
+        slot.
+        """
         if status.state is RequestState.PENDING and status.generation == 0:
             return None
         owner = self.ranges.mark_shown(status)
@@ -294,7 +300,7 @@ class JobWatch:
             if request.has_ended:
                 del self.requests[event.allocation_id]
         if owner is not None:
-            # The request has applied the event by now; the range reads the request's state.
+            # The request has already applied the event, and the range reads the request's state.
             self.ranges.member_changed(owner, event)
         for listener in list(self._listeners):
             listener.put(event)
@@ -304,8 +310,8 @@ class JobWatch:
         found = {each.allocation_id: each for each in statuses}
         for request in missing:
             if request.allocation_id not in found:
-                # For example, the resource manager was restored from older state. Listeners get an
-                # event, because they may wait for the slot.
+                # The resource manager may have been restored from older state, for example. Send an
+                # event, because listeners may wait for the slot.
                 self._dispatch(
                     JobEvent(
                         sequence=sequence,
@@ -321,7 +327,7 @@ class JobWatch:
         return list(found.values())
 
     async def _listed(self, allocation_ids: list[str]) -> list[RequestStatus]:
-        """Returns the status of requests with these ids or prefixes, also of ended requests."""
+        """Returns the status of requests with these ids or prefixes, including ended requests."""
         found: list[RequestStatus] = []
         for ids in id_batches(allocation_ids, items_max=LISTED_MAX):
             message = cluster_pb2.ListRequestsRequest(

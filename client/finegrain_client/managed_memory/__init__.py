@@ -1,4 +1,5 @@
-"""Managed memory for operators that are Python programs: reads quotas, and allocates within them.
+"""Provides managed memory for operators that are Python programs: reads quotas, and allocates
+memory within quotas.
 
     from finegrain_client.managed_memory import MemoryPool
 

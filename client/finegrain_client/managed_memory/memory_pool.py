@@ -1,7 +1,8 @@
-"""Pages of memory for one operator, within its quota.
+"""Allocates pages of memory for one operator, within its quota.
 
-If the quota shrinks, the pool returns free pages to the kernel at once. It returns pages in use
-when the operator releases them. The executor waits a moment for this before it shrinks the slot.
+If the quota shrinks, the pool returns free pages to the kernel at once, and returns pages in use
+when the operator releases them. The executor waits a moment for these pages before it shrinks the
+slot.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from finegrain_client.managed_memory.slot_socket import Quotas, SlotSocket
 
 SEGMENT_BYTES = 4 << 20  # the pool maps memory in pieces of this size
 REPORT_S = 1.0  # shortest time between ordinary reports of use
-LENT_S = 30.0  # longest wait until the executor has taken lent pages of the quota back
+LENT_S = 30.0  # longest wait in seconds until other pools have returned lent pages of the quota
 BORROW_BYTES = 1 << 20  # memory above the quota that the pool requests at a time
 
 
@@ -26,18 +27,18 @@ class PoolEmpty(MemoryError):
 
 
 class Page:
-    """One page of memory; `memory` is valid until `release`."""
+    """One page of memory. `memory` is valid until `release`."""
 
     def __init__(self, pool: MemoryPool, segment: mmap.mmap, offset: int, size: int) -> None:
         self._pool, self._segment, self._offset = pool, segment, offset
         self.memory = memoryview(segment)[offset : offset + size]
 
     def release(self) -> None:
-        """Returns the page to the pool; its content is lost. A second release does nothing."""
+        """Returns the page to the pool. Its content is lost. A second release does nothing."""
         self._pool._release(self)
 
     def _discard(self) -> None:
-        """Returns the memory of the page to the kernel; the page can be used again later."""
+        """Returns the memory of the page to the kernel. The page can be used again later."""
         self._segment.madvise(mmap.MADV_DONTNEED, self._offset, len(self.memory))
 
 
@@ -47,8 +48,9 @@ class MemoryPool:
     Args:
         page_bytes: size of a page; a multiple of the kernel's page size.
         pages: the quota, in pages.
-        on_use: called with the bytes in use: at most once a second, and also when the quota changes
-            or the use falls to the quota. It is called with the pool's lock held.
+        on_use: a function that is called with the bytes in use: at most once a second, and also
+            when the quota changes or the use falls to the quota. The pool holds its lock during the
+            call.
     """
 
     def __init__(
@@ -62,7 +64,7 @@ class MemoryPool:
         self._used: set[Page] = set()
         self._quota_pages = pages
         self._asked = 0  # number of pages that the pool has requested in total
-        self._shares = False  # whether the pool lends and borrows pages
+        self._shares = False  # True if the pool lends and borrows pages
         self._changed = threading.Condition()
         self._socket: SlotSocket | None = None
         self._known = threading.Event()
@@ -75,12 +77,12 @@ class MemoryPool:
         """Returns a pool with the quota of an operator of this task. The pool follows the quota.
 
         Args:
-            operator_id: the operator; it must be registered.
-            opportunistic: the pool shares memory with other opportunistic pools of the slot. It may
-                borrow memory that they do not use, and lends memory that it does not use. The
-                operator must release `over_quota` pages within 2 s, or the executor ends its task.
-                While pages of the quota are lent, `allocate` waits up to 30 s for them, even with a
-                shorter timeout.
+            operator_id: the operator, which must be registered.
+            opportunistic: if true, the pool shares memory with other opportunistic pools of the
+                slot: it may borrow memory that other pools do not use, and lends memory that it
+                does not use itself. The operator must release `over_quota` pages within 2 s, or the
+                executor ends the operator's task. While pages of the quota are lent, `allocate`
+                waits up to 30 s for these pages, even with a shorter timeout.
             path: path of the slot's socket; empty: the value of FINEGRAIN_SLOT_SOCKET.
 
         Raises:
@@ -102,7 +104,7 @@ class MemoryPool:
                 pool.resize(limit // pool.page_bytes)
             elif not (known and pool._shares):
                 pool.resize(pool._quota_pages)
-            else:  # the executor was restarted and needs a report of the pool's current limit
+            else:  # the executor was restarted, and needs a report of the pool's current limit
                 pool.resize(pool._pages)
             pool._known.set()
 
@@ -112,7 +114,7 @@ class MemoryPool:
         pool._on_use = lambda used_bytes: slot.report(
             "UseMemory" if opportunistic else "ReportUse", **pool._use(operator_id, used_bytes)
         )
-        # After the first report, the executor knows that a pool keeps this operator to its quota.
+        # Report once, so that the executor knows that a pool enforces the quota of this operator.
         try:
             slot.call("ReportUse", operator_id=operator_id, used_bytes=0)
         except BaseException:
@@ -122,7 +124,7 @@ class MemoryPool:
             slot.close()
             raise KeyError(operator_id)
         if opportunistic:
-            pool.resize(pool._pages)  # reports to the executor that this pool lends and borrows
+            pool.resize(pool._pages)  # this reports to the executor that the pool lends and borrows
         return pool
 
     def _use(self, operator_id: str, used_bytes: int) -> dict[str, Any]:
@@ -130,7 +132,8 @@ class MemoryPool:
         use: dict[str, Any] = {"operator_id": operator_id, "used_bytes": used_bytes}
         if self._shares:
             use["wanted_bytes"] = max(self._asked, len(self._used)) * self.page_bytes
-            # If more pages are in use than the limit allows, the pool still has all of them.
+            # If more pages are in use than the limit allows, report the pages in use, because the
+            # pool still has all of them.
             use["limit_bytes"] = max(self._pages, len(self._used)) * self.page_bytes
         return use
 
@@ -146,7 +149,9 @@ class MemoryPool:
 
     @property
     def used_pages(self) -> int:
-        """Number of pages in use. It exceeds the quota for a time after the quota has shrunk."""
+        """Number of pages in use. For a time after the quota has shrunk, this number may exceed the
+        quota.
+        """
         return len(self._used)
 
     @property
@@ -155,7 +160,7 @@ class MemoryPool:
         return max(len(self._used) - self._pages, 0)
 
     def allocate(self, timeout_s: float | None = 0.0) -> Page:
-        """Returns a page; waits while all pages are in use.
+        """Returns a page. Waits while all pages are in use.
 
         Args:
             timeout_s: longest time to wait in seconds; 0: do not wait; None: no limit.
@@ -180,7 +185,7 @@ class MemoryPool:
             return page
 
     def _ask(self) -> None:
-        """Requests more pages: lent pages of the quota, or else pages above the quota."""
+        """Requests more pages: lent pages of the quota, otherwise pages above the quota."""
         if not self._shares:
             return
         used = len(self._used)
@@ -237,7 +242,7 @@ class MemoryPool:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Closes the connection to the executor. Pages stay usable."""
+        """Closes the connection to the executor. The pages can still be used."""
         if self._socket is not None:
             self._socket.close()
 

@@ -1,7 +1,7 @@
-"""A task's connection to the socket of its slot: registers operators, watches quotas, lists peers.
+"""Connects a task to the socket of its slot: registers operators, watches quotas, lists peers.
 
-After the executor was restarted, the client connects again. A frame has 4 bytes of length
-(big-endian), then JSON of this length.
+After a restart of the executor, the client connects again. A frame is 4 bytes with the length of
+the content (big-endian), and then the content as JSON.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Quotas = Mapping[str, Any]
 
 
 class SlotSocketError(Exception):
-    """The executor refused a call, or could not be reached; `reason` is the reason code."""
+    """The executor refused a call, or could not be reached. `reason` is the reason code."""
 
     def __init__(self, message: str, reason: str = "UNREACHABLE") -> None:
         super().__init__(message)
@@ -37,8 +37,8 @@ class SlotSocket:
 
     Args:
         path: path of the socket; empty: the value of FINEGRAIN_SLOT_SOCKET.
-        on_quota: called with the quotas after each connect and when they have changed, in a thread
-            of this object; None: quotas are not watched.
+        on_quota: a function that is called with the quotas after each connect, and when a quota has
+            changed. A thread of this object calls it. None: do not watch quotas.
 
     Raises:
         SlotSocketError: `path` is empty and FINEGRAIN_SLOT_SOCKET is not set.
@@ -63,7 +63,7 @@ class SlotSocket:
         self._thread.start()
 
     def register(self, operator_id: str, fraction: str) -> dict[str, int]:
-        """Registers an operator; returns memory_bytes, pages and page_bytes of its quota.
+        """Registers an operator. Returns memory_bytes, pages and page_bytes of its quota.
 
         Raises:
             SlotSocketError: the executor refused the operator, or does not answer.
@@ -148,7 +148,8 @@ class SlotSocket:
         """Receives frames of one connection until it breaks."""
         with self._lock:
             if self._on_quota is not None:
-                # Sent before any other call, so that quotas are known when the first call returns.
+                # Send this before any other call, so that quotas are known when the first call
+                # returns.
                 _send(peer, {"id": _WATCH, "verb": "WatchQuota", "args": {}})
             self._peer = peer
             self._answered.notify_all()
@@ -169,7 +170,9 @@ class SlotSocket:
                     self._answered.notify_all()
 
     def report(self, verb: str, **args: Any) -> None:
-        """Reports the use of a pool without waiting for an answer; does nothing if disconnected."""
+        """Reports the use of a pool without waiting for an answer. Does nothing if there is no
+        connection.
+        """
         with self._lock:
             if self._peer is not None:
                 with suppress(OSError):

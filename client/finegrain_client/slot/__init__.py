@@ -1,1 +1,1 @@
-"""The handle of a slot: its size, its tasks, and its reuse."""
+"""Implements the handle of a slot: its size, its tasks, and its reuse."""

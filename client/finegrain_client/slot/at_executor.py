@@ -1,4 +1,6 @@
-"""The part of a slot that calls its executor: calls, retries, and errors after the slot's end."""
+"""Implements the part of a slot that calls its executor: calls, retries, and errors after the
+slot's end.
+"""
 
 from __future__ import annotations
 
@@ -28,19 +30,23 @@ T = TypeVar("T")
 FAILURES_AFTER_RELEASE_MAX = 12
 """Number of failed tries (about 20 s) after which the client gives up the tasks of a released slot.
 
-Only the executor knows how the tasks ended, and it may just be restarting.
+The client tries so often because only the executor, which may be restarting, knows how the tasks
+ended.
 """
 
 FAILURES_BEFORE_ASKING = 3
-"""Number of failed tries after which the client asks the resource manager for the address."""
+"""Number of failed tries after which the client requests the executor's address from the resource
+manager.
+"""
 
 
 class SlotAtExecutor:
     """A slot on its executor, until it is lost or released.
 
     Attributes:
-        lost: set when the slot is known to be lost; waits for its tasks then raise `SlotLost`.
-        error: why the slot ended; None while it has not ended.
+        lost: an event that is set when the slot is known to be lost. Callers that wait for the
+            slot's tasks then get `SlotLost`.
+        error: why the slot ended; None if it has not ended.
     """
 
     lost: asyncio.Event
@@ -68,7 +74,9 @@ class SlotAtExecutor:
 
     @property
     def generation(self) -> int:
-        """Number of the placement: 1 for the first slot of the request, 2 for its replacement."""
+        """Number of the placement of the request: 1 for the first slot, 2 for the slot that
+        replaces it.
+        """
         return self.status.generation
 
     @property
@@ -93,7 +101,9 @@ class SlotAtExecutor:
 
     @internal
     def end(self, error: FinegrainError, *, at_once: bool) -> None:
-        """Ends the slot. Callers that wait for a task return `at_once`, or when its stream ends."""
+        """Ends the slot. With `at_once`, callers that wait for a task return at once; otherwise
+        they return when the task's stream ends.
+        """
         if self.error is None:
             self.error = error
             self._size.end(error)
@@ -113,8 +123,8 @@ class SlotAtExecutor:
         if self._link is None:
             self._link = connection.acquire_executor(self._address, self.executor_id)
         elif not connection.is_current(self._link):
-            # The certificate was renewed, and an executor refuses the old one when it expires. The
-            # old channel stays for the streams on it.
+            # The certificate was renewed, and the executor will refuse the old certificate when it
+            # expires. Keep the old channel for the streams on it.
             self._former.append(self._link)
             self._link = connection.acquire_executor(self._address, self.executor_id)
         return self._link.stub
@@ -132,7 +142,7 @@ class SlotAtExecutor:
                 self._hang_up()
 
     def _hang_up(self) -> None:
-        # Tasks of a released slot may still be read to their end.
+        # Keep the channel while tasks of a released slot are still being read.
         if self._readers == 0:
             links, self._link, self._former = [*self._former, self._link], None, []
             for link in links:
@@ -149,7 +159,7 @@ class SlotAtExecutor:
         try:
             return await unless(self.lost, work, self._why)
         except NotFound as error:
-            # The executor may forget a slot before the watch stream reports its end.
+            # The executor may forget a slot before the watch stream reports the slot's end.
             if self.error is not None:
                 raise self.error from error
             if error.reason is Reason.ALLOCATION_UNKNOWN:
@@ -183,7 +193,7 @@ class SlotAtExecutor:
 
     @internal
     async def after_break(self, failures: int) -> None:
-        """Checks that another try makes sense; finds the executor's new address if needed.
+        """Checks that another try makes sense, and finds the executor's new address if needed.
 
         Raises:
             SlotLost: the slot is lost, or it was released and too many tries have failed.
@@ -200,7 +210,7 @@ class SlotAtExecutor:
         try:
             answer: Any = await connection.cluster.GetExecutor(message, timeout=2.0)
         except grpc.RpcError:
-            return  # a later try calls again
+            return  # a later try will read the address again
         # An executor that was restarted may listen on another port.
         address = answer.executor.address
         if address and address != self._address and not self.is_lost:

@@ -1,7 +1,7 @@
-"""Resizes of a slot: the change to make, and its outcome.
+"""Computes resizes of a slot: the change to make, and its outcome.
 
-A `SizeChange` names some amounts, but the protocol needs the whole size. This module computes the
-whole size. It also derives from each reported state of the slot whether a change is done or
+A `SizeChange` names some amounts, but the protocol needs the whole size, which this module
+computes. This module also derives from each reported state of the slot whether a change is done or
 refused.
 """
 
@@ -25,7 +25,9 @@ from finegrain_client.errors import ResizeRefused
 from finegrain_client.types.status import RequestStatus, SlotStatus
 
 TRIES_MAX = 5
-"""Largest number of tries of a change. A try fails if another change came in between."""
+"""Maximum number of tries of a change. A try fails if another client has requested a change
+meanwhile.
+"""
 
 FORGOTTEN = (
     "the resource manager's database was restored from a backup that does not contain it; request "
@@ -45,18 +47,19 @@ _PARTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeChange:
-    """The amounts to change; an amount that is None stays as it is.
+    """The amounts to change. An amount that is None stays unchanged.
 
     Attributes:
         cpu_milli: guaranteed CPU in thousandths of a core.
-        memory_bytes: task heap memory, as in `SlotSpec`; the other parts of memory stay.
-        extended: countable resources by name; 0 removes a resource, and absent names stay.
-        devices: other amounts of the slot's devices, by name of the resource, as in `SlotSpec`.
-            Absent names stay. `gpu` stands for `gpu-core` and `gpu-memory-ratio`. The amounts are
-            those of all devices of the slot together. The slot keeps its devices.
-        cpu_limit_milli: CPU limit above the guaranteed CPU; 0: the same as the guaranteed CPU. If
-            it is None, a limit above the old guaranteed CPU stays. It is raised to the new
-            guaranteed CPU if that is higher.
+        memory_bytes: task heap memory, as in `SlotSpec`. The other parts of memory stay unchanged.
+        extended: countable resources by name. 0 removes a resource. Resources that are not named
+            stay unchanged.
+        devices: new amounts of the slot's devices, by name of the resource, as in `SlotSpec`.
+            Amounts that are not named stay unchanged. `gpu` sets `gpu-core` and `gpu-memory-ratio`.
+            An amount is the sum over all devices of the slot. The slot keeps its devices.
+        cpu_limit_milli: CPU limit above the guaranteed CPU; 0: equal to the guaranteed CPU. None: a
+            limit above the old guaranteed CPU stays, but is raised to the new guaranteed CPU if the
+            new guaranteed CPU is higher.
         device_requests: all devices that the slot has after the change. Only `parking_change` sets
             this.
     """
@@ -104,10 +107,11 @@ class SizeChange:
         )
         limit = self.cpu_limit_milli
         if limit is None:
-            # A limit that equals the guarantee was not set, so it follows the guarantee.
+            # If the limit equals the guaranteed CPU, no limit was set, so let the limit follow the
+            # guaranteed CPU.
             had_one = cpu_limit_milli > profile.cpu_milli
             limit = cpu_limit_milli if had_one else 0
-            # A limit below the new guarantee would be rejected.
+            # Raise the limit, because a limit below the new guaranteed CPU would be rejected.
             limit = max(limit, whole.cpu_milli)
         return whole, limit or whole.cpu_milli
 
@@ -129,8 +133,8 @@ class SizeChange:
     def target(self, status: SlotStatus) -> tuple[ResourceProfile, int]:
         """Returns the whole size to request, based on the newest pending or the current size."""
         if status.resizes:
-            # A new change replaces the pending change. To keep its amounts, the new change starts
-            # from the pending size.
+            # A new change replaces the pending change. Start from the pending size, to keep the
+            # amounts of the pending change.
             newest = status.resizes[-1]
             return self.applied_to(newest.profile, newest.cpu_limit_milli)
         return self.applied_to(status.profile, status.cpu_limit_milli)
@@ -142,7 +146,7 @@ async def parking_change(connection: Connection, allocation_id: str, *, park: bo
     Args:
         connection: connection to the cluster.
         allocation_id: the slot.
-        park: true: the slot gives up its GPUs; false: it gets GPUs again.
+        park: True: the slot gives up its GPUs; False: the slot gets GPUs again.
 
     Raises:
         InvalidArgument: the request of the slot has no GPUs.
@@ -161,7 +165,7 @@ async def parking_change(connection: Connection, allocation_id: str, *, park: bo
 def _at_present(request: DeviceRequest, slot: SlotStatus) -> DeviceRequest:
     """Returns a request for devices with the amounts that the slot has, or had when it was parked.
 
-    They differ from those of the request if the slot was resized.
+    If the slot was resized, these amounts differ from the amounts of the request.
     """
     newest = slot.resizes[-1].profile if slot.resizes else slot.profile
     now = next((each for each in newest.devices if each.type == request.type), None)
@@ -194,7 +198,9 @@ def cap_message(profile: ResourceProfile, cpu_limit_milli: int) -> int:
 
 
 def when_in_use(*, wait_for_use: bool) -> rm.WhenInUse.ValueType:
-    """Returns what the executor does if the new size is below the current use: wait or refuse."""
+    """Returns the action of the executor if the new size is below the current use: wait or
+    refuse.
+    """
     return rm.WHEN_IN_USE_WAIT if wait_for_use else rm.WHEN_IN_USE_REFUSE
 
 
@@ -209,16 +215,17 @@ def outcome(
     """Derives the outcome of a change from a state of the slot.
 
     Args:
-        status: the slot.
+        status: the reported state of the slot.
         change: the requested change.
-        resize_number: number of that change.
+        resize_number: number of the change.
         reason: reason of the event that reported the state, for example "RESIZE_REFUSED".
-        message: message of that event, for people.
+        message: message of the event, for people.
 
     Returns:
-        The slot's status if the change is done, an error if it was refused, None if it is pending.
+        The slot's status if the change is done, an error if the change was refused, or None if the
+        change is pending.
     """
-    # Either the status is older than the change, or the change is still pending.
+    # In this case, the status is older than the change, or the change is still pending.
     if status.resize_number < resize_number or under_way(status, resize_number):
         return None
     if change.is_met_by(status):
@@ -230,7 +237,8 @@ def outcome(
 
 
 async def request_of(connection: Connection, allocation_id: str) -> RequestStatus | None:
-    """Gets an active request with its slot from the resource manager; None: no such request.
+    """Reads an active request with its slot from the resource manager; None: there is no such
+    request.
 
     Raises:
         FinegrainError: the call to the resource manager failed.

@@ -1,7 +1,7 @@
-"""The size of one slot as known to its job master, and the changes of that size.
+"""Keeps the size of one slot, as its job master knows it, and the changes of this size.
 
-Events, snapshots and answers to calls can arrive in any order, and each may contain the outcome of
-a change. This module ignores older states.
+Events, snapshots and answers to calls can arrive in any order, and each of them may contain the
+outcome of a change. This module ignores older states.
 """
 
 from __future__ import annotations
@@ -41,17 +41,21 @@ class _Waiter:
     def update(self, status: SlotStatus, reason: str, message: str) -> None:
         if found := outcome(status, self._change, self.number, reason, message):
             self.settle(found)
-        # Either the status is older than the change, or the resource manager lost the change.
+        # In this case, the status is older than the change, or the resource manager has lost the
+        # change.
         elif status.resize_number < self.number:
             self._news.set()
 
     def settle(self, found: SlotStatus | FinegrainError) -> None:
-        # The first outcome counts: a later end of the slot must not hide a change that was made.
+        # Keep the first outcome, because a later end of the slot must not hide a change that was
+        # made.
         self._outcome = self._outcome or found
         self._news.set()
 
     async def news(self) -> SlotStatus | None:
-        """Waits, then returns the slot with the change; None: a status without the change came."""
+        """Waits for a status. Returns the slot if it has the change; None: the status does not have
+        the change.
+        """
         await self._news.wait()
         self._news.clear()
         if isinstance(self._outcome, FinegrainError):
@@ -63,7 +67,7 @@ class SlotSize:
     """The size of one slot.
 
     Attributes:
-        status: newest known status of the slot.
+        status: the newest known status of the slot.
     """
 
     def __init__(self, context: JobContext, status: SlotStatus) -> None:
@@ -72,7 +76,7 @@ class SlotSize:
         self.status = status
 
     def take(self, status: SlotStatus, reason: str = "", message: str = "") -> None:
-        """Applies a status that an event reports; an older status does not replace a newer one.
+        """Applies a status that an event reports. An older status does not replace a newer status.
 
         Args:
             status: the reported status.
@@ -87,7 +91,7 @@ class SlotSize:
     def reset(self, status: SlotStatus) -> None:
         """Applies the resource manager's current status, even if it is older than the known status.
 
-        It can be older after the resource manager was restored from older state.
+        The current status can be older if the resource manager was restored from older state.
         """
         self.status = status
         for each in self._waiters:
@@ -104,10 +108,10 @@ class SlotSize:
         return (ours.profile, ours.cpu_limit_milli) == (status.profile, status.cpu_limit_milli)
 
     async def change(self, change: SizeChange, *, wait_for_use: bool) -> SlotStatus:
-        """Requests a change and waits until the slot has it; see `Slot.resize`."""
+        """Requests a change, and waits until the slot has the new size; see `Slot.resize`."""
         for tries_left in reversed(range(TRIES_MAX)):
             number, size = self.status.resize_number + 1, change.target(self.status)
-            # The waiter exists before the call, because the watch stream may report the outcome
+            # Create the waiter before the call, because the watch stream may report the outcome
             # before the call returns.
             with self._expecting(change, number) as waiter:
                 try:
@@ -120,7 +124,8 @@ class SlotSize:
                 else:
                     self._apply_answer(status)
                     return await self._done(waiter)
-            # Another change came in between, so the next try starts from the current status.
+            # Another client has requested a change meanwhile, so the next try starts from the
+            # current status.
             self.reset(await self._fetch_status())
         raise AssertionError("the last try returns or raises")
 
@@ -149,7 +154,7 @@ class SlotSize:
         raise AssertionError("the last try returns or raises")
 
     def _apply_answer(self, status: SlotStatus) -> None:
-        # If the number is not higher, the watch stream was faster than the answer.
+        # If the number is not higher, ignore the answer, because the watch stream was faster.
         if status.resize_number > self.status.resize_number:
             self.take(status)
 

@@ -1,4 +1,4 @@
-"""The handle of one slot: its resources, tasks, resizes, reuse and release."""
+"""Implements the handle of one slot: its resources, tasks, resizes, reuse and release."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Slot(SlotAtExecutor):
 
     @property
     def profile(self) -> ResourceProfile:
-        """The current resources of the slot; `status.resizes` shows pending changes."""
+        """The current resources of the slot. `status.resizes` has the pending changes."""
         return self.status.profile
 
     @property
@@ -67,7 +67,9 @@ class Slot(SlotAtExecutor):
 
     @property
     def isolation(self) -> Isolation | None:
-        """Which limits the executor enforces; None if the executor did not report it."""
+        """How the executor enforces the limits of the slot; None if the executor did not report
+        it.
+        """
         return self.status.isolation
 
     @property
@@ -90,10 +92,10 @@ class Slot(SlotAtExecutor):
         task_id: str = "",
         cancel_on_interrupt: bool = True,
     ) -> Task:
-        """Starts a command in the slot. Returns when the executor has accepted it.
+        """Starts a command in the slot. Returns when the executor has accepted the command.
 
         Args:
-            argv: program and arguments; the executor starts it without a shell.
+            argv: program and arguments. The executor starts the program without a shell.
             env: the whole environment of the task. The executor adds PATH and HOME if they are
                 absent, FINEGRAIN_ variables, and variables about devices of the slot.
             cwd: absolute path of the working directory; empty: a scratch directory of the task.
@@ -101,22 +103,23 @@ class Slot(SlotAtExecutor):
             timeout_s: time in seconds after which the executor ends the task; None: no limit.
             stdin: bytes or chunks of bytes, or "pipe" for `Task.write_input`; None: /dev/null.
             output: "capture": the result contains the output; "stream": the caller reads
-                `Task.output`; a function (plain or async): it is called with every `OutputChunk`.
+                `Task.output`; or a function (plain or async), which is called with every
+                `OutputChunk`.
             output_limit_bytes: bytes per stream that the executor keeps on disk, at most the
-                executor's own limit; 0: the executor's limit. If there is more output, it keeps
-                the first and the last part.
-            hold_output: whether the task waits when the output that `output` has not processed
-                reaches `output_limit_bytes`, so that no output is lost. It needs a function as
-                `output`. If this process has no connection to the executor for 60 s, output is
-                dropped again.
-            task_id: identity of the task; empty: the client generates one.
-            cancel_on_interrupt: whether cancelling this call also cancels the task. If false, an
+                executor's own limit; 0: the executor's limit. If there is more output, the executor
+                keeps the first and the last part.
+            hold_output: if true, the task waits when the output that `output` has not processed
+                reaches `output_limit_bytes`, so that no output is lost. `output` must be a
+                function. If this process has no connection to the executor for 60 s, the executor
+                drops output again.
+            task_id: id of the task; empty: the client generates an id.
+            cancel_on_interrupt: if true, cancelling this call also cancels the task. If false, an
                 accepted task continues, and a call with the same `task_id` returns its handle.
 
         Raises:
-            TaskNotStarted: the command cannot be executed; `reason` says why.
+            TaskNotStarted: the command cannot be executed. `reason` says why.
             SlotLost: the slot has ended.
-            FinegrainError: the executor refused, or could not be reached.
+            FinegrainError: the executor refused the call, or could not be reached.
         """
         options = TaskOptions(
             argv=tuple(os.fspath(each) for each in argv),
@@ -140,8 +143,8 @@ class Slot(SlotAtExecutor):
     async def tasks(self) -> list[TaskStatus]:
         """Returns the tasks of the slot that its executor knows, in order of submission.
 
-        A job master that is attached to its job again finds its tasks here. To wait for one of
-        them, it calls `run` with the same arguments and the `task_id`: no task runs twice.
+        A job master that has attached to its job again finds its tasks here. To wait for a task, it
+        calls `run` with the same arguments and the `task_id`, which does not start the task twice.
 
         Raises:
             SlotLost: the slot has ended.
@@ -156,7 +159,7 @@ class Slot(SlotAtExecutor):
         return [each for each in found if (each.allocation_id, each.generation) == of_slot]
 
     async def release(self, grace_s: float | None = None) -> None:
-        """Releases the slot. Releasing it twice, or after it was lost, is not an error.
+        """Releases the slot. It is not an error to release a slot twice, or after it was lost.
 
         Args:
             grace_s: time in seconds between SIGTERM and SIGKILL for tasks that still run; None: the
@@ -176,18 +179,19 @@ class Slot(SlotAtExecutor):
         await self._context.connection.call_manager(
             lambda manager, timeout_s: manager.ReleaseSlots(message, timeout=timeout_s)
         )
-        # This comes after the call, because the slot exists until the call has succeeded.
+        # Mark the slot after the call, because the slot exists until the call has succeeded.
         self.mark_released()
 
     async def reuse_for(self, request: Reusable | str, grace_s: float | None = None) -> bool:
         """Reuses this finished slot for a waiting request; see `Job.reuse`.
 
         Args:
-            request: a request of the same job for the same resources, or its allocation id.
+            request: a request of the same job for the resources of this slot, or the request's
+                allocation id.
             grace_s: see `release`.
 
         Returns:
-            False if the slot was released instead, and the request stays queued.
+            True if the slot is reused; False if the slot was released and the request stays queued.
 
         Raises:
             FinegrainError: the call to the resource manager failed.
@@ -209,17 +213,17 @@ class Slot(SlotAtExecutor):
         wait_for_use: bool = False,
         timeout_s: float | None = None,
     ) -> SlotStatus:
-        """Changes the resources of the slot while its tasks run on; waits until this is done.
+        """Changes the resources of the slot while its tasks continue to run, and waits until the
+        change is done.
 
-        An amount that is not given keeps its value, or the value that a pending change gives it.
-        `SizeChange` describes the amounts. Growth is queued until the slot's executor has room.
-
-        If the wait is cancelled or times out, the change stays pending; `withdraw_resize` withdraws
-        it.
+        An amount that is not given keeps its value, or gets the value of a pending change.
+        `SizeChange` describes the amounts. Growth is queued until the slot's executor has free
+        capacity. If the wait is cancelled or times out, the change stays pending. `withdraw_resize`
+        withdraws the change.
 
         Args:
-            wait_for_use: what to do if the slot uses more memory than its new size. True: wait
-                until it uses less; False: refuse the change.
+            wait_for_use: the action if the slot uses more memory than its new size. True: wait
+                until the slot uses less; False: refuse the change.
             timeout_s: longest time to wait in seconds; None: no limit.
 
         Raises:
@@ -229,8 +233,8 @@ class Slot(SlotAtExecutor):
                 total.
             StillResizing: (a TimeoutError) the change was not done within `timeout_s`.
             SlotLost: the slot has ended.
-            InvalidArgument: no amount is given, an amount is out of range, or `devices` are not
-                amounts of the devices that the slot has.
+            InvalidArgument: no amount is given, an amount is out of range, or `devices` names
+                devices that the slot does not have.
             FinegrainError: the call to the resource manager failed.
         """
         change = SizeChange(
@@ -266,7 +270,8 @@ class Slot(SlotAtExecutor):
         return await self._change(change, wait_for_use=False, timeout_s=timeout_s)
 
     async def unpark(self, *, timeout_s: float | None = None) -> SlotStatus:
-        """Gives the slot GPUs again, after `park`. Returns when its processes can use them.
+        """Gives the slot GPUs again, after `park`. Returns when the slot's processes can use the
+        GPUs.
 
         The change is queued until GPUs are free. `withdraw_resize` withdraws it.
 
@@ -298,7 +303,8 @@ class Slot(SlotAtExecutor):
     async def withdraw_resize(self) -> SlotStatus:
         """Withdraws all pending changes.
 
-        If the executor has already received a change and makes it, the slot is resized back.
+        If the executor has already received a change and carries it out, the slot is then resized
+        to its old size.
 
         Raises:
             FinegrainError: the call to the resource manager failed.

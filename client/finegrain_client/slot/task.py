@@ -1,7 +1,8 @@
-"""The handle of one task: starts it, watches it, writes to it, sends signals to it and ends it.
+"""Implements the handle of one task, which starts, watches, signals and ends the task, and writes
+its input.
 
-Every call names the task id, so that it can be repeated safely. The watch stream of a task contains
-its output and its result.
+Every call contains the task id, so that the call can be repeated safely. The watch stream of a task
+contains the task's output and result.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ StdinSource = bytes | AsyncIterable[bytes] | Literal["pipe"] | None
 
 @dataclass(frozen=True, slots=True)
 class TaskOptions:
-    """What to run, and what to do with its input and output; see `Slot.run`."""
+    """The command of a task, and the use of its input and output; see `Slot.run`."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
@@ -56,9 +57,9 @@ class TaskOptions:
     stdin: StdinSource
     output: OutputMode
     output_limit_bytes: int
-    operator_task: te.OperatorTask | None = None  # for a task of a job graph
+    operator_task: te.OperatorTask | None = None  # operators, if the task belongs to a job graph
     memory_limit_bytes: int = 0  # limit of the task within the slot's limit; 0: no such limit
-    hold_output: bool = False  # whether the task waits for `output`
+    hold_output: bool = False  # True if the task waits for `output`
 
     def __post_init__(self) -> None:
         if not self.argv:
@@ -84,10 +85,10 @@ class TaskOptions:
         )
 
     def holder_of(self, task_id: str) -> str:
-        """Returns the id of the output's holder; empty: none.
+        """Returns the id of the output's holder; empty: no holder.
 
-        The holder's id is the task id. So another process that submits the same task again is the
-        same holder.
+        The holder's id is the task id, so that another process that submits the same task again is
+        the same holder.
         """
         return task_id if self.hold_output else ""
 
@@ -107,7 +108,9 @@ class _Reader:
 
     @property
     def is_done(self) -> bool:
-        """True if no further message can come. If false, the stream may still end at any time."""
+        """Returns True if no further message can come. If it returns False, the stream may still
+        end at any time.
+        """
         if self.status is None or not self.status.state.has_ended:
             return False
         result = self.status.result
@@ -137,12 +140,12 @@ class Task:
         self._acknowledge_at = (
             1,
             1,
-        )  # offsets at which to acknowledge; the first answer moves them
+        )  # offsets at which the client acknowledges next; the first answer moves these offsets
         self._must_acknowledge = asyncio.Event()
         self._input = TaskInput(slot, context, status.task_id)
         self._done: asyncio.Future[TaskResult] = asyncio.get_running_loop().create_future()
-        # If no caller waits for the task, asyncio would log that its exception was never
-        # retrieved. Reading the exception here prevents that.
+        # If no caller waits for the task, asyncio would log that its exception was never retrieved.
+        # Read the exception here to prevent this message.
         self._done.add_done_callback(lambda done: done.cancelled() or done.exception())
         self.task_id = status.task_id
         self.status = status
@@ -156,7 +159,7 @@ class Task:
             feeder = context.background.start(
                 self._input.feed(options.stdin), f"standard input of task {self.task_id}"
             )
-            # Input for a task that has ended would be rejected.
+            # Stop feeding when the task has ended, because further input would be rejected.
             self._watcher.add_done_callback(lambda _: feeder.cancel())
 
     def __repr__(self) -> str:
@@ -184,8 +187,8 @@ class Task:
             JobEnded: the job has ended.
         """
         async with asyncio.timeout(timeout_s):
-            # The shield is needed because several callers may wait: if one of them is cancelled,
-            # the others must still get the result.
+            # Use a shield, because several callers may wait: if one caller is cancelled, other
+            # callers must still get the result.
             return await asyncio.shield(self._done)
 
     async def output(
@@ -194,11 +197,11 @@ class Task:
         """Yields the task's output from the given offsets to the end of the task.
 
         The executor keeps the output as long as the slot exists, so each iteration reads
-        independently of others. The client reads no faster than the caller consumes.
+        independently of other iterations. The client does not read faster than the caller consumes.
 
         Raises:
             SlotLost: the slot has ended.
-            FinegrainError: the executor refused.
+            FinegrainError: the executor refused the call.
         """
         reader = _Reader(Offsets(stdout_offset, stderr_offset))
         # The caller can read the output to its end even if the slot is released meanwhile.
@@ -227,11 +230,11 @@ class Task:
         await self._input.write(data, eof=eof)
 
     async def close_input(self) -> None:
-        """Closes the task's standard input; raises the same errors as `write_input`."""
+        """Closes the task's standard input. Raises the errors of `write_input`."""
         await self.write_input(b"", eof=True)
 
     async def signal(self, number: int) -> None:
-        """Sends a signal to the task's process group; does nothing if the task has ended.
+        """Sends a signal to the task's process group. Does nothing if the task has ended.
 
         Raises:
             SlotLost: the slot has ended.
@@ -299,7 +302,8 @@ class Task:
                 if inspect.isawaitable(returned):
                     await returned
                 offsets = self._reader.offsets
-                # Kept apart, because the reader moves past a chunk before it is processed.
+                # Store this separately, because the reader moves past a chunk before the chunk is
+                # processed.
                 self._processed = (offsets.stdout, offsets.stderr)
                 if any(map(operator.ge, self._processed, self._acknowledge_at)):
                     self._must_acknowledge.set()
@@ -333,13 +337,13 @@ class Task:
                     )
                 )
             except FinegrainError:
-                # The task or its slot has ended, or the executor is of an earlier version and drops
-                # output beyond its limit. The watch stream reports what was lost.
+                # The task or its slot has ended, or the executor has an earlier version and drops
+                # output beyond its limit. The watch stream reports the lost bytes.
                 await asyncio.sleep(ACKNOWLEDGE_S)
                 continue
             acknowledged = processed
-            # The task waits when the limit is reached. With a quarter of it, the next call is in
-            # time, and there are few calls.
+            # The task waits when the limit is reached. Acknowledge after a quarter of the limit,
+            # which is early enough and needs few calls.
             quarter = answer.limit_bytes // 4 or ACKNOWLEDGE_BYTES
             self._acknowledge_at = (stdout + quarter, stderr + quarter)
 
@@ -370,15 +374,15 @@ async def start_task(
     Submitting the same id again does not start a second task.
 
     If the call fails and the executor may have accepted the task, the client cancels the task in
-    the background. If the call is cancelled, `cancel_on_interrupt` decides whether the task is
-    cancelled, too.
+    the background. If the call is cancelled, `cancel_on_interrupt` decides whether the task is also
+    cancelled.
 
     Args:
         slot: the slot to run in.
         context: the job.
         task_id: id of the task.
-        options: what to run.
-        cancel_on_interrupt: whether to cancel the task if this call is cancelled.
+        options: the command of the task, and the use of its input and output.
+        cancel_on_interrupt: True if the task must be cancelled when this call is cancelled.
 
     Raises:
         TaskNotStarted: the command cannot be executed.
@@ -398,7 +402,7 @@ async def start_task(
             lambda executor, timeout_s: executor.SubmitTask(message, timeout=timeout_s)
         )
     except (asyncio.CancelledError, FinegrainError) as error:
-        # A batch leaves its task to a later runner, which submits the same id again.
+        # A batch keeps its task for a later runner, which submits the same id again.
         wanted = isinstance(error, asyncio.CancelledError) and not cancel_on_interrupt
         if not wanted and not isinstance(error, REFUSALS) and not slot.has_ended:
             context.background.start(_forget(slot, task_id), f"{CLEANING_UP} task {task_id}")

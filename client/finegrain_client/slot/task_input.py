@@ -1,4 +1,5 @@
-"""Standard input of a task. Bytes have offsets, so that a repeated write adds nothing twice.
+"""Writes the standard input of a task. Bytes have offsets, so that a repeated write adds no bytes
+twice.
 
 A write is split into messages. If the call breaks, it continues from the offset that the executor
 has accepted.
@@ -19,9 +20,9 @@ from finegrain_client.job.context import JobContext
 from finegrain_client.retry import Backoff, delay_before_retry, was_ended_during_write
 from finegrain_client.slot.at_executor import SlotAtExecutor
 
-MESSAGE_BYTES_MAX = 64 * 1024 - 1024  # 64 KiB per message with its envelope
+MESSAGE_BYTES_MAX = 64 * 1024 - 1024  # 64 KiB per message, of which 1 KiB is for the other fields
 WRITE_BYTES_MAX = 1024 * 1024
-"""Largest number of bytes per call.
+"""Maximum number of bytes per call.
 
 The client keeps these bytes until the call succeeds, so that it can repeat them.
 """
@@ -59,15 +60,16 @@ class TaskInput:
                 raise
 
     async def write(self, data: bytes, *, eof: bool = False) -> None:
-        """Writes `data`, and closes the input if `eof`.
+        """Writes `data`, and closes the input if `eof` is true.
 
-        Returns when the executor has accepted everything.
+        Returns when the executor has accepted all bytes.
 
         Raises:
             FailedPrecondition: the task has ended, or its input is already closed.
             SlotLost: the slot has ended.
         """
-        # A write starts at the offset that was accepted last, so two writes at once would overlap.
+        # Allow only one write at a time, because a write starts at the last accepted offset, and
+        # two writes at once would overlap.
         async with self._one_at_a_time:
             if self._closed:
                 if eof and not data:
@@ -91,8 +93,8 @@ class TaskInput:
         end = start + len(piece)
         backoff = Backoff(self._context.connection.policy)
         while True:
-            # After a break, the client sends from the last known offset. The executor ignores bytes
-            # that it already has.
+            # After a break, send from the last known offset. The executor ignores bytes that it
+            # already has.
             messages = self._messages(piece[self._offset - start :], eof=eof)
             call = self._slot.stub.WriteTaskInput(messages)
             try:
@@ -109,8 +111,8 @@ class TaskInput:
             else:
                 if accepted > self._offset:
                     backoff.reset()
-                    # The executor may accept bytes although the call fails, so only its count is
-                    # used.
+                    # The executor may accept bytes although the call fails, so use only the
+                    # executor's count.
                     self._offset = min(accepted, end)
                 if accepted >= end:
                     return
@@ -120,7 +122,7 @@ class TaskInput:
             await asyncio.sleep(delay_s)
 
     def _messages(self, data: bytes, *, eof: bool) -> Iterator[te.WriteTaskInputRequest]:
-        # Without data, one empty message carries the end of the input.
+        # If there is no data, send one empty message with the end of the input.
         starts = range(0, len(data), MESSAGE_BYTES_MAX) or (0,)
         for start in starts:
             part = data[start : start + MESSAGE_BYTES_MAX]

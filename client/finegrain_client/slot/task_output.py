@@ -1,4 +1,4 @@
-"""A reader's position in a task's output, and the captured part of the output.
+"""Keeps a reader's position in a task's output, and the captured part of the output.
 
 A resumed stream may repeat bytes, but the reader gets each byte only once.
 """
@@ -30,11 +30,13 @@ class Offsets:
         return self.missing_at_end(result) == 0
 
     def missing_at_end(self, result: TaskResult) -> int:
-        """Returns how many bytes of a task with this result come after the offsets."""
+        """Returns the number of bytes after the offsets, for a task with this result."""
         return max(0, result.stdout_bytes - self.stdout) + max(0, result.stderr_bytes - self.stderr)
 
     def take(self, message: te.WatchTaskResponse) -> OutputChunk | None:
-        """Returns the new bytes of a message and moves past them; None if no byte is new."""
+        """Returns the new bytes of a message, and moves the offsets past these bytes; None if no
+        byte is new.
+        """
         output = message.output
         name = _NAMES.get(output.stream)
         if name is None or not output.data:
@@ -43,7 +45,7 @@ class Offsets:
         data = output.data[max(0, wanted - output.offset) :]
         if not data:
             return None
-        # If the executor dropped bytes in between, the position jumps ahead.
+        # If the executor has dropped bytes, continue at the first byte that exists.
         start = max(wanted, output.offset)
         self.missing += start - wanted
         setattr(self, name, start + len(data))

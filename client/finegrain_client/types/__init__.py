@@ -1,1 +1,1 @@
-"""The values that the client returns. They are frozen and have a documented JSON form."""
+"""Defines the values that the client returns, which are frozen and have a documented JSON form."""

@@ -1,4 +1,6 @@
-"""Advice on splitting a job's work into threads; see `status.py` for the form of all values."""
+"""Defines the advice on splitting a job's work into threads. `status.py` describes the form of all
+values.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +11,20 @@ from finegrain.mapping.value import Value
 
 @dataclass(frozen=True, slots=True)
 class ThreadAdvice(Value):
-    """Into how many threads to split a job's work, and the measurements behind this number."""
+    """The recommended number of threads for a job's work, and the measurements from which it was
+    computed.
+    """
 
     job_id: str
     threads_recommended: int  # 0: too little is known
-    threads_observed: int  # finished threads; durations are from grant to release of the slot
+    # number of finished threads; durations are from grant to release of the slot
+    threads_observed: int
     threads_running: int
     threads_waiting: int
     median_s: float
-    at_quantile_s: float  # the fraction `quantile` of the observed threads took at most this long
+    at_quantile_s: float  # the fraction `quantile` of the observed threads took at most this time
     longest_s: float
     share_within_target: float  # fraction of the observed threads that took at most `target_s`
     target_s: float
     quantile: float
-    remarks: tuple[str, ...]  # meaning and assumptions, for people
+    remarks: tuple[str, ...]  # meaning and assumptions of the numbers, for people

@@ -1,4 +1,4 @@
-"""The devices of executors, as operators see them."""
+"""Defines the devices of executors, as administrators see them."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class DeviceStatus(Value):
 
     device: Device
     problem: str  # why no new slot gets the device; empty: new slots can get it
-    cordoned: bool  # an operator keeps new slots from the device
-    allocated: Mapping[str, int]  # amounts of all slots together
+    cordoned: bool  # True: an administrator prevents that new slots get the device
+    allocated: Mapping[str, int]  # amounts that all slots together have
     available: Mapping[str, int]  # amounts for new slots; empty if no new slot gets the device
     uses: tuple[DeviceUse, ...]
     condition: DeviceCondition | None = None  # None: no change since the executor registered
-    usage: DeviceUsage | None = None  # None: the driver of the device does not measure it
+    usage: DeviceUsage | None = None  # None: the driver of the device does not measure its use
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,4 +42,4 @@ class ExecutorDevices(Value):
     executor_id: str
     devices: tuple[DeviceStatus, ...]  # by type and minor
     links: tuple[DeviceLink, ...]  # pairs of GPUs; a pair that is not listed has no NVLink
-    fake: bool  # the devices are not real
+    fake: bool  # True: the devices are not real

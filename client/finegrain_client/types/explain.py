@@ -1,4 +1,6 @@
-"""Explanations of waiting requests and resizes; see `status.py` for the form of all values."""
+"""Defines explanations of waiting requests and resizes. `status.py` describes the form of all
+values.
+"""
 
 from __future__ import annotations
 
@@ -16,21 +18,21 @@ from finegrain_client.types.status import Gang, RequestStatus, SlotResize, SlotS
 class CpuVerdict(Value):
     """Why the cpus and NUMA nodes of an executor do not suit a request."""
 
-    code: str  # stable, such as "NUMA_UNALIGNED"
-    numbers: Mapping[str, int]  # the numbers behind the code, by name
+    code: str  # stable code, such as "NUMA_UNALIGNED"
+    numbers: Mapping[str, int]  # the numbers that belong to the code, by name
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorVerdict(Value):
-    """What one executor lacks for a request."""
+    """The obstacles for a request on one executor."""
 
     executor_id: str
     fits: bool
     blockers: tuple[str, ...]
     dimensions: tuple[Dimension, ...]
     message: str
-    cpu: CpuVerdict | None = None  # None: its cpus and NUMA nodes suit the request
+    cpu: CpuVerdict | None = None  # None: the executor's cpus and NUMA nodes suit the request
     more_fit: int = 0  # number of slots of this size that fit on the executor now
 
 
@@ -39,16 +41,16 @@ class GangExplanation(Value):
     """The state of a gang that waits."""
 
     gang: Gang
-    members: int  # members that have not ended
-    placeable: int  # the most members that could be placed together now
-    spots: tuple[GangSpot, ...]  # best first
+    members: int  # number of members that have not ended
+    placeable: int  # largest number of members that could be placed together now
+    spots: tuple[GangSpot, ...]  # possible places, the best place first
     summary: str
-    deadline_time: datetime | None  # if it still waits then, it is rejected; None: no deadline
+    deadline_time: datetime | None  # time at which a waiting gang is rejected; None: no deadline
 
 
 @dataclass(frozen=True, slots=True)
 class ResizeExplanation(Value):
-    """Why a resize of a slot waits. For each dimension that grows, `asked` is the growth."""
+    """Why a resize of a slot waits. `asked` of each dimension is the growth."""
 
     resize: SlotResize
     dimensions: tuple[Dimension, ...]
@@ -57,20 +59,21 @@ class ResizeExplanation(Value):
 
 @dataclass(frozen=True, slots=True)
 class Explanation(Value):
-    """Why a request waits, or how it ended. It describes one moment and reserves nothing.
+    """Why a request waits, or how it ended. An explanation describes one moment, and reserves
+    nothing.
 
     Attributes:
         gang: the request's gang, while the gang waits.
         planned_on: the pending executor on which the request is planned.
         resizes: pending changes of a granted slot.
         steps: for a waiting request, its place in the fairness tree, from the top.
-        limits: maxima of resource groups that block a waiting request.
+        limits: maxima of resource groups that block the waiting request.
         reservation: capacity reserved for the waiting request.
         held_for_others: capacity reserved for other requests, on executors where this request would
             fit without the reservation.
         more_fit: number of slots of this size that fit now, if no other request is queued. Reserved
             capacity does not count as free; maxima of groups are ignored.
-        more_may_fit: true if `more_fit` does not count all executors.
+        more_may_fit: True if `more_fit` does not count all executors.
     """
 
     request: RequestStatus

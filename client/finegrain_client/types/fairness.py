@@ -1,4 +1,6 @@
-"""Values about fairness and reserved capacity; see `status.py` for the form of all values."""
+"""Defines values about fairness and reserved capacity. `status.py` describes the form of all
+values.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ class FlowStatus(Value):
     tally: float  # virtual time; the flow with the smallest virtual time is served first
     running: int  # number of slots
     waiting: int  # number of queued requests
-    below_minimum: bool  # true: it is below its guaranteed minimum and is served before others
+    # True: the flow is below its guaranteed minimum, and is served before other flows
+    below_minimum: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,7 @@ class ChoiceStep(Value):
     """One level of the fairness tree: the order of the flows with queued work in one group."""
 
     group: str  # empty: the top level
-    flow: FlowStatus  # the flow that the request belongs to
+    flow: FlowStatus  # the flow to which the request belongs
     position: int  # position of this flow in the order; 1 is served next
     backlogged: int  # number of flows with queued work
     ahead: tuple[FlowStatus, ...]  # the first flows of the order that come before this flow
@@ -42,14 +45,16 @@ class GroupLimit(Value):
 
     group: str
     dimension: str
-    used: int  # amount of the group's slots
+    used: int  # amount that the group's slots have
     asked: int  # amount that the request needs
     maximum: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReservedExecutor(Value):
-    """The capacity reserved on one executor, and the part of it that is not free yet."""
+    """The capacity that is reserved on one executor, and the part of this capacity that is not free
+    yet.
+    """
 
     executor_id: str
     held: Mapping[str, int]
@@ -60,7 +65,7 @@ class ReservedExecutor(Value):
 class Reservation(Value):
     """Capacity reserved for a starved request or gang."""
 
-    allocation_id: str  # of the request, or of the first member of the gang
+    allocation_id: str  # id of the request, or of the first member of the gang
     job_id: str
     gang_id: str  # empty: the request is not in a gang
     executors: tuple[ReservedExecutor, ...]

@@ -1,4 +1,4 @@
-"""Values about resource groups; see `status.py` for the form of all values."""
+"""Defines values about resource groups. `status.py` describes the form of all values."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ class GroupStatus(Value):
     parent: str  # empty: the group has no parent
     description: str
     weight: float
-    minimum: Mapping[str, int]  # guaranteed; an absent dimension has no minimum
-    maximum: Mapping[str, int]  # an absent dimension has no limit
+    minimum: Mapping[str, int]  # guaranteed amounts; an absent dimension has no minimum
+    maximum: Mapping[str, int]  # limits; an absent dimension has no limit
     used: Mapping[str, int]
-    share_entitled: float  # by weight, among groups with slots or queued requests now
+    share_entitled: float  # share by weight, among groups that have slots or queued requests now
     share_now: float
     service: float  # recent usage: cost times seconds, decayed
     tally: float  # virtual time; the sibling with the smallest virtual time is served next
     running: int  # number of slots
     waiting: int  # number of queued requests
-    oldest_wait_time: datetime | None  # when its oldest queued request arrived
-    jobs: int  # number of active jobs, including jobs of groups below it
+    oldest_wait_time: datetime | None  # arrival time of the group's oldest queued request
+    jobs: int  # number of active jobs, including jobs of child groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,4 +38,4 @@ class Groups(Value):
     groups: tuple[GroupStatus, ...]
     service_measure: str  # "dominant", "slots" or "cpu"
     half_life_s: float | None  # past usage counts half after this time; None: it does not decay
-    reservations: tuple[Reservation, ...] = ()  # for starved requests
+    reservations: tuple[Reservation, ...] = ()  # reservations for starved requests

@@ -1,4 +1,6 @@
-"""Operators' settings of hosts; see `status.py` for the form of all values."""
+"""Defines the settings that administrators make for hosts. `status.py` describes the form of all
+values.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ class HostPolicyStatus(Value):
     """
 
     executor_id: str
-    set: HostPolicy  # the settings that operators made at runtime
+    set: HostPolicy  # the settings that administrators made at runtime
     effective: HostSettings
-    number: int  # rises by 1 with every change of a setting; 0: no operator has changed any
-    followed_number: int | None  # `number` of the settings that the executor uses; None: not read
+    number: int  # rises by 1 with every change of a setting; 0: no setting was changed
+    followed_number: int | None  # `number` of the settings that the executor uses; None: not known

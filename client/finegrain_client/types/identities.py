@@ -1,4 +1,6 @@
-"""Values about join tokens and denied identities; see `status.py` for the form of all values."""
+"""Defines values about join tokens and denied identities. `status.py` describes the form of all
+values.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from finegrain.mapping.value import Value
 
 @dataclass(frozen=True, slots=True)
 class NewToken(Value):
-    """A token that was just created. Only this answer has the token itself."""
+    """A token that was just created. Only this answer contains the token itself."""
 
     token: str = field(repr=False)
     token_id: str

@@ -1,4 +1,4 @@
-"""The status values that the client returns: plain, frozen, with a documented JSON form.
+"""Defines the status values that the client returns: plain, frozen, with a documented JSON form.
 
 Amounts are integers with the unit in the name, times are `datetime` in UTC, durations are seconds,
 states are words. `to_dict()` returns the JSON form, which `finegrain/mapping/value.py` describes.
@@ -42,8 +42,8 @@ class SlotResize(Value):
     memory_bytes: int
     cpu_limit_milli: int
     state: ResizeState
-    message: str = ""  # why it waits
-    assignment: CpuAssignment | None = None  # as in SlotStatus; None until it is decided
+    message: str = ""  # why the resize waits
+    assignment: CpuAssignment | None = None  # assignment as in SlotStatus; None until it is decided
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,8 @@ class SlotStatus(Value):
     """One slot as the resource manager lists or offers it.
 
     `profile`, `memory_bytes` and `cpu_limit_milli` are the size that is in force now. `resizes` has
-    the pending changes: first a change that was sent to the executor, then changes that wait.
+    the pending changes: first the change that was sent to the executor, if there is one, then
+    changes that wait.
     """
 
     allocation_id: str
@@ -70,7 +71,7 @@ class SlotStatus(Value):
     resize_number: int = 0  # number of the last requested resize
     resizes: tuple[SlotResize, ...] = ()
     assignment: CpuAssignment | None = None  # None: an LS slot in the whole shared pool
-    # Its devices that are not healthy, or that processes outside finegrain use.
+    # The slot's devices that are not healthy, or that processes outside of finegrain use.
     device_conditions: tuple[DeviceCondition, ...] = ()
 
 
@@ -81,15 +82,17 @@ class Gang(Value):
     gang_id: str
     placement: GangPlacement
     label: str  # only with SAME_LABEL
-    timeout_s: float | None  # the gang is rejected after waiting this long; None: no limit
+    # time in seconds after which a waiting gang is rejected; None: no limit
+    timeout_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class RequestStatus(Value):
     """One slot request as the resource manager knows it.
 
-    `range_id` is set if the request is a member of a range. An entry with a `count` above 1 stands
-    for `count` consecutive members of the range, all in the same state, and names the first.
+    `range_id` is set if the request is a member of a range. An entry with a `count` above 1
+    describes `count` consecutive members of the range, all in the same state. Its `allocation_id`
+    is the id of the first of these members.
     """
 
     allocation_id: str
@@ -122,8 +125,8 @@ class JobEvent(Value):
 
     A second GRANTED event with the same generation reports a resize: the slot was resized (reason
     "RESIZED") or the resize was refused ("RESIZE_REFUSED"). `slot` is the state after the event. An
-    event with a `count` above 1 is about `count` consecutive members of a range, and names the
-    first.
+    event with a `count` above 1 is about `count` consecutive members of a range. Its
+    `allocation_id` is the id of the first of these members.
 
     `from_snapshot` marks a change that the client found in a snapshot, because the resource manager
     no longer has the event. Its `sequence` is the sequence number of the snapshot.
@@ -146,7 +149,8 @@ class ExecutorStatus(Value):
 
     `topology` (the fields of the protocol's HostTopology) and `slot_list` are set only by
     `Cluster.executor`. `unreachable_reason` says why the resource manager cannot connect to the
-    executor, although it receives the executor's reports; it is empty if it can connect.
+    executor, although it receives the executor's reports; it is empty if the resource manager can
+    connect.
     """
 
     executor_id: str
@@ -172,7 +176,8 @@ class ExecutorStatus(Value):
     software_version: str
     shared_cpus: str
     unreachable_reason: str = ""
-    provided_as: str = ""  # the executor shape of its provider; empty: no provider started it
+    # executor shape, if a provider started the executor; empty: no provider started it
+    provided_as: str = ""
     protocol_version: str = ""
     topology: Mapping[str, Any] | None = None
     slot_list: tuple[SlotStatus, ...] | None = None
@@ -196,8 +201,8 @@ class JobStatus(Value):
     allocated: Mapping[str, int]
     last_sequence: int
     service: float = 0.0  # recent usage: cost times seconds, decayed
-    share_now: float = 0.0  # fraction of all usage that its slots have, 0 to 1
-    oldest_wait_time: datetime | None = None  # since when its oldest request waits
+    share_now: float = 0.0  # fraction of all current usage that the job's slots have, 0 to 1
+    oldest_wait_time: datetime | None = None  # arrival time of the job's oldest waiting request
     owner: str = ""  # identity that registered the job, such as "user/alice"
 
 
@@ -255,7 +260,7 @@ class TaskStatus(Value):
 
 @dataclass(frozen=True, slots=True)
 class OutputChunk(Value):
-    """Bytes that a task wrote; `offset` is the position of the first byte in its stream."""
+    """Bytes that a task wrote. `offset` is the position of the first byte in the stream."""
 
     stream: StreamName
     offset: int
@@ -268,9 +273,9 @@ class TaskResult(Value):
     """The result of a task.
 
     `exit_code` is valid if `signal` is 0. `stdout` and `stderr` are the captured output.
-    `stdout_bytes` and `stderr_bytes` also count bytes that were not kept.
-    `dropped_bytes` counts bytes that this reader did not get; with `output="stream"`, bytes that
-    the executor dropped.
+    `stdout_bytes` and `stderr_bytes` also count bytes that were not kept. `dropped_bytes` counts
+    bytes that this reader did not get. With `output="stream"`, it counts bytes that the executor
+    dropped.
     """
 
     task_id: str
@@ -310,7 +315,7 @@ class TaskResult(Value):
 
     @property
     def how(self) -> str:
-        """How the task ended, in a few words."""
+        """How the task ended, as a short text for people."""
         if self.oom_killed:
             return (
                 f"used all memory of its slot (peak {self.peak_memory_bytes} bytes) and was killed"
@@ -326,7 +331,7 @@ class TaskResult(Value):
         return f"ended with exit code {self.exit_code}"
 
     def check(self) -> TaskResult:
-        """Returns the result itself.
+        """Returns this result.
 
         Raises:
             TaskFailed: the command did not end by itself with exit code 0.
@@ -339,7 +344,7 @@ class TaskResult(Value):
 
 
 class TaskFailed(FinegrainError):
-    """A task did not end by itself with exit code 0; `result` says how it ended."""
+    """A task did not end by itself with exit code 0. `result` says how the task ended."""
 
     default_reason = Reason.TASK_ENDED
 

@@ -1,4 +1,5 @@
-"""Values about the cpus and NUMA nodes of one executor; see `status.py` for the form of all values.
+"""Defines values about the cpus and NUMA nodes of one executor. `status.py` describes the form of
+all values.
 
 Sets of cpus and nodes are texts in the kernel's list form ("0-3,8").
 """
@@ -19,10 +20,10 @@ class Cpu(Value):
     """One logical cpu that is online."""
 
     cpu: int
-    core: int  # number of its core; cores are numbered in the order of their first cpu
-    node: int  # id of its NUMA node; -1: unknown
-    package: int  # index of its package
-    kind: str  # kind of its core: "core", "atom", ...; empty if all cores are of one kind
+    core: int  # number of the cpu's core; cores are numbered in the order of their first cpu
+    node: int  # id of the cpu's NUMA node; -1: unknown
+    package: int  # index of the cpu's package
+    kind: str  # kind of the cpu's core: "core", "atom", ...; empty if all cores are of one kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class LostCpus(Value):
 class HostSettings(Value):
     """The policy settings in effect on a host.
 
-    `origins` names the source of each of the other fields: "operator", "configuration", "kubelet",
+    `origins` contains the source of each other field: "operator", "configuration", "kubelet",
     "cluster" or "built-in".
     """
 
@@ -56,7 +57,7 @@ class HostSettings(Value):
     numa_strategy: str
     alignment: str
     reserved_cpus: str
-    strictly_reserved_cpus: str  # the reserved cpus on which no slot runs at all
+    strictly_reserved_cpus: str  # the reserved cpus on which no slot runs
     default_bind: str
     default_exclusive: str
     origins: Mapping[str, str]
@@ -77,7 +78,8 @@ class AnnouncedCpus(Value):
     """The cpus that an executor registered for slots."""
 
     slot_cpus: str  # the executor's total counts these cpus
-    reserved_cpus: str  # reserved by the executor's configuration; its total does not count them
+    # cpus that the executor's configuration reserves and that are not in the executor's total
+    reserved_cpus: str
     isolated_cpus: str
     nodes: tuple[NodeCapacity, ...]
 
@@ -111,17 +113,18 @@ class CpusNow(Value):
 
     offline_cpus: str
     squeezed_cpus: str  # best-effort slots may run only on these cpus; empty: no squeeze
-    host_policy_number: int  # `HostPolicyStatus.number` of the settings that it uses; 0: none
+    # `HostPolicyStatus.number` of the settings that the executor uses; 0: no settings
+    host_policy_number: int
     notes: tuple[str, ...]
     kubelet: Kubelet | None
 
 
 @dataclass(frozen=True, slots=True)
 class TopologyReport(Value):
-    """All that is known about the cpus and NUMA nodes of one executor.
+    """All known facts about the cpus and NUMA nodes of one executor.
 
     `topology` has the fields of the protocol's HostTopology. `announced` is None if slots cannot
-    have dedicated cpus. `now` is None if there is nothing unusual to report.
+    have dedicated cpus. `now` is None if the executor reports nothing unusual.
     """
 
     executor_id: str

@@ -1,4 +1,4 @@
-"""Pictures of plans as text, SVG and Mermaid diagrams, and descriptions of plans in words."""
+"""Draws plans as text, SVG and Mermaid diagrams, and describes plans in words."""
 
 from __future__ import annotations
 

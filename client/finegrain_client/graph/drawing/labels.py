@@ -1,4 +1,4 @@
-"""Texts about chains, regions, edges and slots that all pictures of a plan use."""
+"""Writes the texts about chains, regions, edges and slots that all pictures of a plan use."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def chain_text(chain: ChainPlan) -> str:
 
 
 def region_text(region: RegionPlan) -> str:
-    """Returns the region's number, when it starts, and how many slots it needs."""
+    """Returns a text with the region's number, its start, and the number of slots that it needs."""
     after = " and ".join(str(each) for each in region.waits_for)
     when = f"after region {after}" if after else "starts first"
     return f"region {region.number}, {when}, {counted(region.slots, 'slot')}"

@@ -1,7 +1,7 @@
 """Places the chains of a plan on a plane: a column for each step along the edges.
 
-Regions are boxes. A region is to the right of all regions that it waits for. Within a region, a
-chain is to the right of the chains that it gets input from. All sizes are in pixels.
+Regions are boxes. A region is to the right of all regions for which it waits. Within a region, a
+chain is to the right of the chains from which it gets input. All sizes are in pixels.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Box:
     height: float
 
     def moved(self, x: float, y: float) -> Box:
-        """Returns the same box elsewhere."""
+        """Returns this box, moved to another position."""
         return Box(self.x + x, self.y + y, self.width, self.height)
 
 
@@ -93,7 +93,9 @@ def lay_out(plan: Plan, widths: Mapping[str, int], headings: Mapping[int, int]) 
 def _inside(
     plan: Plan, region: RegionPlan, widths: Mapping[str, int]
 ) -> tuple[dict[str, Box], float, float]:
-    """Returns the boxes of a region's chains relative to its corner, and its width and height."""
+    """Returns the boxes of a region's chains relative to the region's corner, and the region's
+    width and height.
+    """
     inputs: dict[str, set[str]] = {name: set() for name in region.chains}
     for _, producer, consumer in outer_edges(plan):
         if producer.region == consumer.region == region.number:
@@ -113,7 +115,9 @@ def _inside(
 
 
 def _depths(inputs: Mapping[Node, Iterable[Node]], order: Iterable[Node]) -> dict[Node, int]:
-    """Returns the length of the longest path to each node; `order` has inputs first."""
+    """Returns the length of the longest path to each node. In `order`, the inputs of a node come
+    before the node.
+    """
     depth: dict[Node, int] = {}
     for node in order:
         depth[node] = max((depth[each] + 1 for each in inputs[node]), default=0)

@@ -12,12 +12,12 @@ ARROWS = {Exchange.PIPELINED: "-->", Exchange.BLOCKING: "-.->"}
 
 
 def mermaid(plan: Plan) -> str:
-    """Returns a flowchart with a subgraph for each region; dotted arrows are blocking edges."""
+    """Returns a flowchart with a subgraph for each region. Dotted arrows are blocking edges."""
     return "\n".join(["flowchart LR", *(f"    {line}" for line in _lines(plan))]) + "\n"
 
 
 def _lines(plan: Plan) -> Iterator[str]:
-    # Ids are numbers, because names may be words of Mermaid, such as "end".
+    # Use numbers as ids, because names may be words of Mermaid, such as "end".
     ids = {chain.name: f"c{at}" for at, chain in enumerate(plan.chains)}
     for region in plan.regions:
         yield f'subgraph r{region.number}["{region_text(region)}"]'

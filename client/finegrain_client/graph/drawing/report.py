@@ -17,7 +17,7 @@ def describe(plan: Plan, *, wide: bool = False) -> str:
 
     Args:
         plan: the plan.
-        wide: also show programs, ports, where output is stored, and co-location groups.
+        wide: True: also show programs, ports, the place of stored output, and co-location groups.
     """
     counts = [counted(len(plan.regions), "region"), counted(plan.tasks, "task")]
     heading = f"job {plan.name}: {plan.mode}, {', '.join(counts)}"
@@ -88,7 +88,9 @@ def _edges(plan: Plan) -> Iterator[str]:
 
 
 def _slots(chain: ChainPlan) -> str:
-    """Returns the slots of the group in which the tasks of a chain run; at most 8 are listed."""
+    """Returns the slots of the group in which the tasks of a chain run, of which at most 8 are
+    listed.
+    """
     if chain.parallelism == chain.spread.slots:
         return "all"
     some = [str(chain.spread.slot_of(index)) for index in range(min(chain.parallelism, 8))]

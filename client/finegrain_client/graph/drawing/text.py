@@ -20,7 +20,7 @@ ARROWS = {Exchange.PIPELINED: "-->", Exchange.BLOCKING: "==>"}
 
 
 def picture(plan: Plan) -> str:
-    """Returns the plan as text; `-->` is a pipelined edge, `==>` is a blocking edge."""
+    """Returns the plan as text. `-->` is a pipelined edge, and `==>` is a blocking edge."""
     return "\n".join(line for region in plan.regions for line in _region(plan, region))
 
 

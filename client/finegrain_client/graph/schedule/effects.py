@@ -1,4 +1,6 @@
-"""Effects of a schedule, which the runner must carry out in order. All may be repeated safely."""
+"""Defines the effects of a schedule, which the runner must carry out in order. All effects may be
+repeated safely.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,13 @@ from finegrain_client.graph.schedule.slots import SlotPlace, TaskId
 
 @dataclass(frozen=True, slots=True)
 class RequestSlots:
-    """Request slots, all or none.
+    """Request slots, which are granted all together or not at all.
 
     Attributes:
         request: number of the request.
         region: number of the region that needs the slots.
         places: places of the slots in the plan. The group of a place has the slot's profile.
-        first_slot: number of the first slot; the others are numbered consecutively.
+        first_slot: number of the first slot. The other slots have the numbers that follow.
     """
 
     request: int
@@ -34,7 +36,7 @@ class CancelRequest:
 
 @dataclass(frozen=True, slots=True)
 class PassSlot:
-    """From now on, a slot serves another place. No task runs in the slot."""
+    """Use a slot, in which no task runs, for another place from now on."""
 
     slot: int
     place: SlotPlace
@@ -64,7 +66,7 @@ class ReleaseSlot:
 
 @dataclass(frozen=True, slots=True)
 class StartDelay:
-    """Report DelayOver after this time."""
+    """Report DelayOver after the delay."""
 
     region: int
     attempt: int
@@ -76,8 +78,8 @@ class JobEnded:
     """The job has ended: no task runs, and all slots are released.
 
     Attributes:
-        ok: whether all regions have finished.
-        message: for people: why the job has not finished; empty if `ok`.
+        ok: True if all regions have finished.
+        message: why the job has not finished, for people; empty if `ok`.
     """
 
     ok: bool

@@ -1,7 +1,7 @@
-"""Events of a job, which a runner reports to the schedule.
+"""Defines the events of a job, which a runner reports to the schedule.
 
-An event may be about a request, slot, task or delay that the schedule has already given up, because
-events and effects can cross. Such an event changes nothing.
+Events and effects can cross, so an event may be about a request, slot, task or delay that the
+schedule has already given up. Such an event changes nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from finegrain_client.graph.schedule.slots import TaskId
 
 @dataclass(frozen=True, slots=True)
 class JobStarted:
-    """The runner is ready. This is the first event of a job, and comes only once."""
+    """The runner is ready. This event is the first event of a job, and comes only once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class HostLost:
 
 @dataclass(frozen=True, slots=True)
 class SlotLost:
-    """A slot was lost, but its host was not: the output on the host still exists."""
+    """A slot was lost, but its host was not lost: the output on the host still exists."""
 
     slot: int
 

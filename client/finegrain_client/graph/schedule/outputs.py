@@ -1,4 +1,5 @@
-"""The stored output of operators: which regions read it, on which hosts it is, which is lost.
+"""Keeps the state of the stored output of operators: the regions that read it, its hosts, and lost
+output.
 
 Only output for blocking edges is stored. An operator's output is complete when its region has
 finished.
@@ -41,7 +42,7 @@ class Outputs:
 
     @property
     def any_lost(self) -> bool:
-        """Whether any output is lost, even output that no region needs any more."""
+        """True if any output is lost, even output that no region needs any longer."""
         return bool(self._lost)
 
     @property
@@ -71,8 +72,8 @@ class Outputs:
     def missing(self, edge: str, region: int) -> bool:
         """Records that a task of a region did not find the data of an edge.
 
-        Returns True if the edge has stored output that the region reads. Then the output counts as
-        lost, even if it is durable.
+        Returns True if the edge has stored output that the region reads. In this case, the output
+        counts as lost, even if it is durable.
         """
         found = self._edge_named.get(edge)
         if found is None or self._chain_of[found.consumer].region != region:

@@ -1,4 +1,6 @@
-"""One region of a job while it runs: its state, its tasks, and how often it was restarted."""
+"""Keeps one region of a job while the job runs: its state, its tasks, and the number of its
+restarts.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,14 @@ from finegrain_client.graph.schedule.slots import SlotPlace, SlotRequest, TaskId
 class RegionState(StrEnum):
     """State of a region."""
 
-    WAITING = "WAITING"  # it waits for input, or for a slot that another region has requested
-    REQUESTING = "REQUESTING"  # its input is complete; its slots are requested
-    RUNNING = "RUNNING"  # all its tasks were deployed
-    CANCELLING = "CANCELLING"  # its tasks are being ended: it must run again, or the job ends
-    DELAYED = "DELAYED"  # it failed, and keeps its slots until it is deployed again
-    FINISHED = "FINISHED"  # all its tasks ended with success
+    # the region waits for input, or for a slot that another region has requested
+    WAITING = "WAITING"
+    REQUESTING = "REQUESTING"  # the input is complete, and the slots are requested
+    RUNNING = "RUNNING"  # all tasks were deployed
+    # the tasks are being ended, because the region must run again or the job ends
+    CANCELLING = "CANCELLING"
+    DELAYED = "DELAYED"  # the region failed, and keeps its slots until it is deployed again
+    FINISHED = "FINISHED"  # all tasks ended with success
 
 
 MOVES: frozenset[tuple[RegionState, RegionState]] = frozenset(
@@ -35,7 +39,7 @@ MOVES: frozenset[tuple[RegionState, RegionState]] = frozenset(
         (RegionState.FINISHED, RegionState.WAITING),
     }
 )
-"""All allowed changes of state; docs/job-graphs.md draws them."""
+"""All allowed changes of state, which docs/job-graphs.md shows as a diagram."""
 
 OCCUPYING = frozenset((RegionState.RUNNING, RegionState.CANCELLING, RegionState.DELAYED))
 """States in which a region occupies its slots. In other states it occupies no slot."""
@@ -50,10 +54,10 @@ class RegionRun:
         attempt: number of times that its tasks were deployed.
         failures: number of restarts after failures of its tasks.
         losses: number of restarts after slots, hosts or output were lost.
-        delayed_restart: whether a delay follows when its tasks have ended.
+        delayed_restart: True if a delay follows when the tasks of the region have ended.
         running: places of its tasks that have not ended, by task.
         hosts: for each chain, the hosts on which its tasks of the latest attempt run or ran.
-        request: its outstanding request for slots, or None.
+        request: the outstanding request of the region for slots; None: no request.
         message: its last failure, for people.
     """
 
@@ -77,7 +81,7 @@ class RegionRun:
 
     @property
     def occupies_slots(self) -> bool:
-        """Whether its slots are in use."""
+        """True if the region occupies its slots."""
         return self.state in OCCUPYING
 
     def move(self, state: RegionState) -> None:
@@ -94,7 +98,7 @@ class RegionRun:
         self.state = state
 
     def asks_by(self, request: int) -> bool:
-        """Returns whether this request is for the region and still outstanding."""
+        """Returns True if this request is the outstanding request of the region."""
         return self.request is not None and self.request.number == request
 
     def copy(self) -> RegionRun:

@@ -1,15 +1,15 @@
-"""The state machine that runs the regions of a plan.
+"""Implements the state machine that runs the regions of a plan.
 
-- A region starts when all regions that it waits for have finished and all its slots are granted.
-  It requests its slots together, all or none.
+- A region starts when all regions that it waits for have finished and all its slots are granted. It
+  requests its slots together, and they are granted all together or not at all.
 - A region that waits occupies no slot. So regions never wait for slots of each other, and the job
   finishes with as many slots as its largest region needs.
-- When a region finishes, its slots pass to a region that can start with them: their profiles are
-  equal, and the region needs no further slots. All other idle slots are released.
+- When a region finishes, its slots pass to another region, if the profiles are equal and the other
+  region needs no further slots to start. All other idle slots are released.
 - A region whose task fails runs again after a delay, in the same slots. A region that lost a slot
   runs again without a delay.
-- If output is lost that a region still needs, the producer's region runs again, and so does every
-  region after it.
+- If output is lost that a region still needs, the producer's region and every region after it run
+  again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from finegrain_client.graph.schedule.region import RegionRun, RegionState
 from finegrain_client.graph.schedule.slots import SlotPlace, SlotRequest, Slots, TaskId
 
 LOSSES_MAX = 20
-"""Most restarts of a region after losses. One more loss fails the job: tasks may be the cause."""
+"""Maximum number of restarts of a region after losses. One more loss fails the job, because the
+tasks may be the cause.
+"""
 
 DELAY_MAX_S = 60.0
 
@@ -36,7 +38,7 @@ class Schedule:
     Attributes:
         regions: the regions by number.
         slots: the slots that the job has.
-        ended: whether `step` has returned JobEnded.
+        ended: True if `step` has returned JobEnded.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -68,8 +70,8 @@ class Schedule:
     def step(self, event: Event) -> list[Effect]:
         """Applies an event, and returns the effects that the runner must carry out, in order.
 
-        If a region starts, stops or loses a slot or output, the cost is linear in the number of
-        slots; otherwise it is constant.
+        Cost: linear in the number of slots if a region starts, stops, or loses a slot or output;
+        otherwise constant.
         """
         self._effects = []
         if self.ended:
@@ -181,7 +183,7 @@ class Schedule:
         del region.running[task]
         region.message = message
         if input_missing and self.outputs.missing(input_missing, region.plan.number):
-            # The task is not at fault: its input is lost. `_invalidate` runs the producer again.
+            # The task has not failed: its input is lost. `_invalidate` runs the producer again.
             self._stop(region, delayed=False)
             return
         region.failures += 1
@@ -231,7 +233,9 @@ class Schedule:
                 self._move(region, RegionState.WAITING)
 
     def _invalidate(self) -> None:
-        """Runs regions again if needed output of them is lost, and all regions after them."""
+        """Runs a region again if needed output of this region is lost, and runs all regions after
+        it again.
+        """
         found = self.outputs.any_lost
         while found and self._failure is None:
             needed = {
@@ -260,7 +264,9 @@ class Schedule:
     # -- start of regions --------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """Starts regions in the slots that the job has; releases idle slots; requests others."""
+        """Starts regions in the slots that the job has, releases idle slots, and requests missing
+        slots.
+        """
         ready = [] if self._failure is not None else [*filter(self._is_ready, self._in_order())]
         # A region in state CANCELLING may have lost slots. Its places without a slot are free.
         occupied = {
@@ -297,7 +303,9 @@ class Schedule:
     def _start_in_idle(
         self, region: RegionRun, occupied: set[SlotPlace], idle: set[SlotPlace]
     ) -> None:
-        """Deploys a region if it needs only idle slots, and slots that it shares with others."""
+        """Deploys a region if it needs only idle slots and slots that it shares with running
+        regions.
+        """
         pairs = self.slots.cover(region.places - occupied, idle)
         if pairs is None:
             return
@@ -329,7 +337,7 @@ class Schedule:
     ) -> None:
         missing = region.places - occupied
         # A place has one slot. If another region has requested a slot for one of these places, this
-        # region waits until it is granted.
+        # region waits until the slot is granted.
         if region.request is not None or not missing.isdisjoint(requested):
             return
         requested |= missing

@@ -1,4 +1,4 @@
-"""Slots of a job: the places for slots in its plan, and the slots that were granted."""
+"""Keeps the slots of a job: the places for slots in its plan, and the slots that were granted."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class GrantedSlot:
     """A slot of the job.
 
     Attributes:
-        number: identity of the slot within the job; it stays when the slot passes to another place.
+        number: identity of the slot within the job, which stays the same when the slot passes to
+            another place.
         host: id of the executor of the slot.
     """
 
@@ -55,7 +56,7 @@ class Slots:
         return copied
 
     def put(self, place: SlotPlace, slot: GrantedSlot) -> None:
-        """Adds a slot at a place that has none."""
+        """Adds a slot at a place that has no slot."""
         self.at[place] = slot
 
     def move(self, start: SlotPlace, end: SlotPlace) -> GrantedSlot:
@@ -72,19 +73,20 @@ class Slots:
         return [place for place, slot in self.at.items() if slot.host == host]
 
     def with_number(self, number: int) -> list[SlotPlace]:
-        """Returns the place of this slot; empty if the job does not have it."""
+        """Returns the place of this slot; empty if the job does not have the slot."""
         return [place for place, slot in self.at.items() if slot.number == number]
 
     def cover(
         self, missing: Iterable[SlotPlace], idle: Iterable[SlotPlace]
     ) -> list[tuple[SlotPlace, SlotPlace]] | None:
-        """Returns which idle slots serve the missing places; None: some place would have no slot.
+        """Returns pairs of an idle slot and the missing place that it serves; None: a missing place
+        would get no slot.
 
         A slot can serve any place with the same profile. If the slot of a missing place is idle,
         the place keeps it.
         """
         missing, idle = set(missing), set(idle)
-        # A quick answer for the usual case, in which no slot is idle.
+        # Return early in the usual case, in which no slot is idle.
         if len(missing) > len(idle):
             return None
         pairs = [(place, place) for place in sorted(missing & idle)]
@@ -109,7 +111,7 @@ class SlotRequest:
     Attributes:
         number: identity of the request within the job.
         places: the places, in order of the slot numbers.
-        first_slot: number of the first slot; the others are numbered consecutively.
+        first_slot: number of the first slot. The other slots have the numbers that follow.
     """
 
     number: int
@@ -117,6 +119,6 @@ class SlotRequest:
     first_slot: int
 
     def granted(self, hosts: Iterable[str]) -> Iterator[tuple[SlotPlace, GrantedSlot]]:
-        """Yields the granted slots with their places; `hosts` has each slot's host, in order."""
+        """Yields the granted slots with their places. `hosts` has each slot's host, in order."""
         for at, (place, host) in enumerate(zip(self.places, hosts, strict=True)):
             yield place, GrantedSlot(self.first_slot + at, host)

@@ -1,4 +1,6 @@
-"""The status of each region of a job, with the reason why it waits, for `finegrain job status`."""
+"""Computes the status of each region of a job, with the reason why it waits, for `finegrain job
+status`.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +18,17 @@ class RegionStatus:
     Attributes:
         number: number of the region.
         chains: names of its chains.
-        state: its state.
+        state: state of the region.
         attempt: number of times that its tasks were deployed.
         failures: number of restarts after failures of its tasks.
         losses: number of restarts after slots, hosts or output were lost.
         tasks: number of its tasks.
         tasks_running: number of tasks that were deployed and have not ended.
-        slots: number of slots that it needs.
-        slots_missing: number of slots that it has requested but not received.
-        waits_for_regions: regions that must finish before it can start.
+        slots: number of slots that the region needs.
+        slots_missing: number of slots that the region has requested but not received.
+        waits_for_regions: regions that must finish before this region can start.
         waits_for_request_of: regions with a request for a slot that this region also needs.
-        message: its last failure, for people; empty: no failure.
+        message: the last failure of the region, for people; empty: no failure.
     """
 
     number: int
@@ -45,7 +47,7 @@ class RegionStatus:
 
     @property
     def reason(self) -> str:
-        """What the region waits for, for people; empty if it does not wait."""
+        """A text for people about what the region waits for; empty if it does not wait."""
         match self.state:
             case RegionState.WAITING if self.waits_for_regions:
                 numbers = ", ".join(map(str, self.waits_for_regions))
