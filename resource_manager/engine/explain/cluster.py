@@ -1,7 +1,7 @@
 """Computes the sums of the cluster for administrators and for metrics.
 
-One step of the writer must not take as long as the sums over all executors and classes. So these
-functions are generators that pause (`Paused`), and during a pause the engine handles other events.
+The sums over all executors and classes take longer than one step of the writer may take. So these
+functions are generators that pause (`Paused`). During a pause, the engine handles other events.
 """
 
 from __future__ import annotations

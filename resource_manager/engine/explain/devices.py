@@ -1,5 +1,5 @@
-"""Builds the list of devices: the capacity of each device, the slots that use it, and the reason if
-it gets no new slots.
+"""Builds the list of devices: the capacity of each device, the slots that use it, and, if the
+device gets no new slots, the reason.
 """
 
 from __future__ import annotations

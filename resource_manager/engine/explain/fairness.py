@@ -73,7 +73,7 @@ class ComparedFlow:
 
     @property
     def title(self) -> str:
-        """ "job" or "group" with the name, for people."""
+        """The name of the flow for people, with "job" or "group" before it."""
         if not self.is_job:
             return f"group {self.name}"
         named = self.job_name not in ("", self.name)

@@ -99,7 +99,7 @@ def _without_own_reservation(all_hosts: Hosts, reservation: Reservation | None) 
 
 
 def _explained(state: State, waiting: WaitingGang) -> GangExplanation:
-    """Searches free capacity for the gang, and describes the result."""
+    """Searches for free capacity for the gang, and describes the result."""
     gang, requests = waiting.gang, state.gang_moves.current_requests(waiting)
     search = GangSearch(state.hosts, waiting.kind.where, requests)
     try:

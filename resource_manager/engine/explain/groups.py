@@ -72,7 +72,7 @@ def group_views(
     # Begin with the lowest groups, so that each sum is complete before it is added to its parent.
     for group in reversed(ordered):
         if above := group.parent:
-            # Minus 1, because the number of children counts this group as a job.
+            # Minus 1, because `jobs[above]` counts this group as if it were a job.
             jobs[above] += jobs[group.name] - 1
             since_ms = oldest.get(group.name)
             if since_ms is not None:

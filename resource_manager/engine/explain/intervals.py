@@ -18,8 +18,8 @@ from resource_manager.engine.queue.requests import Requests
 from resource_manager.engine.state import State
 
 _DENSE = 4
-"""The largest number of arrival numbers per stored request with which each number is looked up. If
-there are more numbers, most lookups would find no request, so the code scans all requests instead.
+"""If there are at most this many arrival numbers per stored request, the code looks up each number.
+If there are more, most lookups would find no request, so the code scans all requests instead.
 """
 
 

@@ -251,8 +251,8 @@ def _full_ids(requests: Requests, text: str) -> Sequence[str]:
     that end with the text.
 
     Example: "a1b2c3d4.17" stands for member 17 of the range whose id ends with a1b2c3d4. "a1b2c3d4"
-    stands for all members of this range: the result is a prefix of their ids, the id of the range
-    with a dot. If no id ends with the text, the function returns the text.
+    stands for all members of this range: the result is the id of the range and a dot, which is a
+    prefix of the ids of all members. If no id ends with the text, the function returns the text.
     """
     ranges = requests.ranges
     if requests.named(text) is not None or text.removesuffix(".") in ranges:
@@ -340,7 +340,7 @@ def job_view(state: State, job: Job) -> JobView:
     flow = state.flows.jobs.get(job.job_id)
     if flow is None:  # the job has ended and has no slots
         return JobView(job, 0, 0, {})
-    # The tree counts slots that wait to grow as queued, so they are subtracted.
+    # The tree counts slots that wait to grow as pending requests, so the next lines subtract them.
     items = state.queue.non_batchables.of_job(job.job_id)
     growing = sum(item.kind is Kind.RESIZE for item in items)
     return JobView(job, flow.waiting - growing, flow.running, dict(flow.used))
@@ -446,6 +446,8 @@ class IdPrefixes:
         return at > 0 and text.startswith(self._sorted[at - 1])
 
     def tell_apart(self, prefix: str) -> bool:
-        """Returns True if, of the texts that begin with `prefix`, some may match and others not."""
+        """Returns True if some texts that begin with `prefix` may match while other such texts do
+        not.
+        """
         at = bisect_right(self._sorted, prefix)
         return at < len(self._sorted) and self._sorted[at].startswith(prefix)

@@ -199,9 +199,7 @@ def _clock(time_ms: int) -> str:
 def _places(
     queue: WaitingQueue, elastic: Elastic, scheduling_class: SchedulingClass
 ) -> dict[int, str]:
-    """Returns the executor on which each planned request of a class is planned, by arrival
-    number.
-    """
+    """Returns, by arrival number, the executor of each planned request of a class."""
     plan, moves = elastic.plan, queue.moves
     known = plan.places.get(scheduling_class)
     # The result is cached until the queue changes, because a list needs it for every request of a

@@ -113,14 +113,14 @@ def _summary(
     if len(executors) == 1:
         one = executors[0]
         held = f"{title} has {amounts_text(one.held)} reserved on {one.executor_id} {since}"
-        return f"{held}; {_lacks(one)} of that not free yet" if lacking else held
+        return f"{held}; not free yet: {_lacks(one)}" if lacking else held
     held = f"{title} has capacity reserved on {len(executors)} executors {since}"
     if not lacking:
         return held
     some = ", ".join(one.executor_id for one in lacking[:EXECUTORS_NAMED_MAX])
     more = len(lacking) - EXECUTORS_NAMED_MAX
     rest = f" and {more} more" if more > 0 else ""
-    return f"{held}; not all of it is free yet on {some}{rest}"
+    return f"{held}; not all of this capacity is free yet on {some}{rest}"
 
 
 def _lacks(one: ReservedExecutorView) -> str:

@@ -1,8 +1,8 @@
 """Builds the view of the cpus and NUMA nodes of one executor, with the settings and with the
 assignments of slots.
 
-`finegrain/cpu_pools.py`, which computes the pools, is also what the executor uses to confine slots.
-The amounts of NUMA nodes are read from the cpu ledger, which placement uses, too.
+`finegrain/cpu_pools.py` computes the pools. The executor confines slots with the same code. The
+amounts of NUMA nodes are read from the cpu ledger, which placement uses, too.
 """
 
 from __future__ import annotations

@@ -99,8 +99,8 @@ class SharesSince:
         flow = tree.jobs[job_id]
         while flow.parent is not None:
             times, sums = self._served_below(flow.parent)
-            # The times are negated and ascending, so this selects the flows that were served at
-            # `since_ms` or later.
+            # The times are negated and ascending, so the bisection selects the flows that were
+            # served at `since_ms` or later.
             used, weight = sums[bisect_right(times, -since_ms)]
             # Compare the key with used / weight without a division. If no flow was selected, both
             # sums are 0, and the flow counts as owed.

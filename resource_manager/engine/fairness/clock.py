@@ -71,7 +71,7 @@ class Clock:
 
         Returns:
             The rescaling that the caller must apply to all stored values; None: the landmark has
-                not moved.
+            not moved.
         """
         if now_ms <= self.now_ms:
             return None

@@ -22,8 +22,8 @@ six more slots its virtual time is 165, so `default` comes first. Then `default`
 (190), `medium` gets the next four slots (195), and so on. So capacity that becomes free at the same
 time is divided by weight.
 
-No value must be updated only because time passes: in warped time (`clock.py`), every virtual time
-is a straight line, and one kinetic tournament per group (`tournament.py`) finds the lowest of these
+Values need no update when time passes. In warped time (`clock.py`), every virtual time is a
+straight line, and one kinetic tournament per group (`tournament.py`) finds the lowest of these
 lines.
 
 Children below their guaranteed minimum come before their siblings. Of these children, the child
@@ -498,8 +498,8 @@ class FlowTree:
             self.urgent[flow.id] = flow
 
     def _mark(self, flow: Flow) -> None:
-        """Marks a flow as changed, for the tournaments of its parent and for the storing of its
-        usage.
+        """Marks a flow as changed, so that the tournaments of its parent are updated and its usage
+        is stored.
         """
         if not flow.changed:
             flow.changed = True

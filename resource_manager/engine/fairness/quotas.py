@@ -1,8 +1,8 @@
 """Checks quotas: the maximum of a group, and the part of its guaranteed minimum that is reached.
 
 A quota counts the amounts that all slots in the group's subtree have booked. A slot counts from its
-placement until it is deleted, so it counts while it is being freed. A quota limits only new slots
-and growth. It never takes a slot away.
+placement until it is deleted, even while it is being freed. A quota limits only new slots and
+growth. It never takes a slot away.
 
 Limits are possible for "cpu_milli", "best_effort_cpu_milli", "memory_bytes" (all memory parts
 together), "extended.NAME" and "device.TYPE". A dimension without a maximum is unlimited. A maximum

@@ -1,7 +1,7 @@
 """Measures how long threads of work take, and adds these times to the durations of their job.
 
-A thread begins when its slot is granted. It ends when the job master gives the slot back, or when
-it reuses the slot for the next request.
+A thread begins when its slot is granted. It ends when the job master gives the slot back or reuses
+the slot for the next request.
 
 A thread is not counted if its slot ends in another way: the slot is lost, taken away, or kept until
 the job ends. A thread is also not counted if its start is unknown. This is the case for a slot that
@@ -91,7 +91,8 @@ def restore(
 
 
 def observed(job: Job, slots: Iterable[Slot], waiting: int, now_ms: int) -> Observed:
-    """Returns the known durations of a job's threads, and the numbers of these threads.
+    """Returns the known durations of a job's threads, and the numbers of threads that run and that
+    wait.
 
     Args:
         job: the job that the threads belong to.

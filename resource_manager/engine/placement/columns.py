@@ -70,7 +70,7 @@ def score_columns_of(host: Host, strategy: Strategy, columns: dict[str, int]) ->
 
 
 def is_amount(column: str) -> bool:
-    """Returns True if the column is an amount that slots book."""
+    """Returns True if the column contains an amount that slots book."""
     return column not in _BESIDES_AMOUNTS and not column.startswith(_PREFIXES)
 
 
@@ -98,7 +98,7 @@ def needs_for(request: ResourceRequest) -> Needs:
 
 def size_of(scheduling_class: SchedulingClass, sums: Amounts) -> int:
     """Returns how large a request is compared with the cluster, in units of 2**-60: the largest
-    quotient of a needed amount and the total of all hosts.
+    ratio of a needed amount to the total of all hosts.
 
     Example: a request needs 4 of 100 cpus (0.04), and 1 of 10 GiB of memory (0.1). Its size is 0.1.
 

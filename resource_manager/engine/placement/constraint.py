@@ -40,7 +40,7 @@ class Blocker(StrEnum):
     UNREACHABLE = "UNREACHABLE"  # the resource manager cannot connect to the executor
     LABEL_MISMATCH = "LABEL_MISMATCH"
     TOTAL_TOO_SMALL = "TOTAL_TOO_SMALL"
-    ISOLATION = "ISOLATION"  # the host does not enforce a limit that the request requires
+    ISOLATION = "ISOLATION"  # the host does not enforce a limit as the request requires
     SLOT_LIMIT = "SLOT_LIMIT"
     REFUSED = "REFUSED"  # the executor refused an equal slot recently
     HELD = "HELD"  # the free capacity is reserved for another owner
@@ -73,8 +73,8 @@ NO_OBSTACLE: tuple[Obstacle, ...] = ()
 
 
 class HostView:
-    """The capacity of a host that a constraint checks: of the host as it is, empty, or without some
-    of its slots.
+    """A view of a host for the checks of constraints: the host as it is, the empty host, or the
+    host without some of its slots.
 
     Attributes:
         host: the host.

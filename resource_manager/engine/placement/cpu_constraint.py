@@ -277,8 +277,9 @@ def _one_required(policy: CpuPolicy) -> list[CpuPolicy]:
 
 
 def _preferred(ledger: CpuLedger, wanted: CpuRequest) -> Iterator[Remedy]:
-    """Yields remedies that make a required policy preferred: one remedy for each policy that is
-    sufficient by itself. If no policy is, yields one remedy for all policies together.
+    """Yields remedies that make required policies preferred: one remedy for each policy whose
+    change is sufficient by itself. If there is no such policy, yields one remedy that changes all
+    of them.
 
     Such a change counts as smaller than any change of amounts.
     """

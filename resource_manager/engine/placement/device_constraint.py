@@ -167,9 +167,9 @@ def _changes(
 
 
 def _smaller_share(ledger: DeviceLedger, request: DeviceRequest) -> DeviceRequest | None:
-    """Returns the request with its amounts lowered to the free capacity of one device: the device
-    that has the largest part of the request free. None: no amount would be lower, or an amount
-    would become 0.
+    """Returns the request with its amounts lowered to the free capacity of the device on which the
+    largest part of the request is free. None: no amount would be lower, or an amount would become
+    0.
     """
     amounts = dict(request.amounts)
 

@@ -174,17 +174,17 @@ class Elastic:
         steps: the remaining steps of the running planning pass; None: no planning pass is running.
         planned_inputs: the inputs of the last plan. If the inputs have not changed, no new plan is
             needed.
-        arrived: the executors that have registered since the last cycle. The value is the pending
-            executor whose planned requests the registered executor gets; empty: there is no such
-            executor.
+        arrived: the executors that have registered since the last cycle. The value is the id of the
+            pending executor whose planned requests the registered executor gets; empty: it gets no
+            planned requests.
         resumes: True from a restart until unfinished orders to providers have been repeated.
         surplus: the pending executors that no request needed in the last pass.
         lost_since_ms: the time at which each lost executor was lost.
         verdicts: the executors that counted as a success or failure of their shape. True: the
             result is final. False: the executor counted as a failure, but may still register and
             work.
-        idle_marks: the registration number and command number that an executor had when it became
-            idle.
+        idle_marks: the registration number and command number that each idle executor had when it
+            became idle.
         ordered_total: the total of all executors after the last order, in the dimensions to which
             the order added capacity.
         present: a cache of the total of all executors that are not lost, with the version of the

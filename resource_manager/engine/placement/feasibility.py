@@ -31,7 +31,7 @@ waits.
 
 
 class Feasibility(StrEnum):
-    """Whether a host could serve a scheduling class if the host were empty."""
+    """Describes whether a host could serve a scheduling class when empty."""
 
     POSSIBLE = "POSSIBLE"  # some executor could serve the class when empty
     OFFLINE = "OFFLINE"  # only lost, draining or unreachable executors could serve the class

@@ -176,7 +176,8 @@ class EnoughFree(Constraint):
             if name.startswith(DEVICE_PREFIX):
                 continue
             free = spare.get(name, 0)
-            # Bookings are multiples of the grain, so free memory is rounded down to a multiple.
+            # Bookings are multiples of the grain, so free memory is rounded down to a multiple of
+            # the grain.
             left[name] = (
                 round_down(free, MEMORY_GRAIN_BYTES) if name.endswith(MEMORY_BYTES) else free
             )

@@ -37,9 +37,9 @@ class Matching:
         Args:
             placer: the placer that books members tentatively.
             members: the members. The members that fit on the fewest hosts come first.
-            one_each: True: a host takes one member. False: a host takes as many members as fit.
-                Then all members must have the same size, but may have different labels and barred
-                hosts.
+            one_each: True: a host takes one member. False: a host takes as many members as fit. In
+                the second case, all members must have the same size, but may have different labels
+                and barred hosts.
         """
         self._placer = placer
         self._members = members

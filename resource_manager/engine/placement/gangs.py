@@ -85,7 +85,7 @@ class GangSearch:
         barred: Sequence[frozenset[str]] = (),
         may_build: bool = False,
     ) -> None:
-        """Prepares the search. `find` makes it.
+        """Prepares the search. `find` runs it.
 
         Args:
             hosts: all hosts.

@@ -6,8 +6,8 @@ ledgers. To build an index for a selector, the code reads every host, and job ma
 number of selectors. So at most `label_indexes_max` selectors have an index. For any other selector,
 the search uses the index of all hosts and checks the labels itself.
 
-Example: hosts `a` and `b` have the label zone=x, host `c` has zone=y. They have 4, 8 and 16 cpus
-free.
+Example: hosts `a` and `b` have the label zone=x, host `c` has zone=y. The hosts `a`, `b` and `c`
+have 4, 8 and 16 cpus free.
 
 - `main` contains all three hosts. A class that requires zone=x gets an index with only `a` and `b`.
 - A slot of 2 cpus on `b` lowers the free cpu of `b` to 6 in both indexes.

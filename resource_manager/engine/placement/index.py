@@ -214,8 +214,8 @@ class CapacityIndex:
                 _mend(columns, level, node)
         self.taken = set()
         self._unrepaired.clear()
-        # `IN_USE` is set only here. During the pass, searches find these hosts in `opened`, so they
-        # must not find them in this column, too.
+        # `IN_USE` is set only here. During the pass, searches find these hosts in `opened`, so
+        # searches must not find the same hosts in this column, too.
         for position in self.opened:
             self.write(position, IN_USE, 1)
             self.log_growth(self.ids[position])  # searches of hosts in use must check this host
@@ -327,7 +327,7 @@ class CapacityIndex:
         return ([position] for position in positions)
 
     def covering_among(self, positions: list[int], needs: Iterable[Need]) -> list[int]:
-        """Returns, in order, the positions of `positions` that meet at least one of the needs."""
+        """Returns, in order, which of these positions meet at least one of the needs."""
         found: set[int] = set()
         for need in needs:
             left = positions if (columns := self._columns_of(need)) is not None else []

@@ -145,7 +145,7 @@ class Ledger:
                         index.write(index.position[host.host_id], name, 0)
 
     def follow(self, hosts: Iterable[Host]) -> None:
-        """Reads the free capacity of hosts again after they were booked during the pass. Such
+        """Reads the free capacity of hosts again after the hosts were booked during the pass. Such
         bookings are for slots whose cpus were chosen, for a gang, or for a slot that grows.
         """
         for host in hosts:

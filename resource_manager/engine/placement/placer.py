@@ -65,8 +65,8 @@ class Placer:
 
     def has_room(self, scheduling_class: SchedulingClass) -> bool:
         """Returns True if at least one slot of a class can be placed."""
-        # Most unblocked classes still fit nowhere. For most of them this check shows that, and it
-        # is cheaper than a search.
+        # Most unblocked classes still fit nowhere. This check finds most of these classes, at a
+        # lower cost than a search.
         if scheduling_class not in self._found and scheduling_class.searched != NOT_SEARCHED:
             index = self._index_of(scheduling_class)
             if index not in self._growth:
@@ -102,8 +102,8 @@ class Placer:
 
         Returns:
             Hosts with the number of slots on each host. The result has fewer than `count` slots if
-                no more slots fit. It also has fewer slots if the caller must book these slots
-                before the placer can know whether more slots fit.
+            no more slots fit. It also has fewer slots if the caller must book these slots before
+            the placer can know whether more slots fit.
         """
         found = self._candidates(scheduling_class)
         index = found.scope.index
@@ -134,7 +134,7 @@ class Placer:
         """
         found = self._found.get(scheduling_class)
         # Levels that require preferred policies do not count, because the last level searches the
-        # same hosts without these policies.
+        # same hosts and does not require these policies.
         return found is not None and any(
             search.cut_off and search.tier.unmet_max is None for search in found.begun()
         )
@@ -398,8 +398,8 @@ class Candidates:
         self._rankings: dict[int, Ranking] = {}
 
     def is_ranked(self, level: int) -> bool:
-        """Returns True if a slot's stranded GPU capacity decides the order of the hosts of a
-        level.
+        """Returns True if the hosts of a level are ordered by the GPU capacity that a slot would
+        strand.
         """
         return self.levels[level][0].ranked
 
@@ -473,8 +473,8 @@ class Candidates:
         return scope.ledger.cpus.unmet(wanted, host), free, -host.score(wanted), position
 
     def finish(self) -> None:
-        """Stores in the class where its searches stopped."""
-        # Only if every level was searched to its end, it is certain that no host has room.
+        """Stores in the class the positions at which its searches stopped."""
+        # It is certain that no host has room only if every level was searched to its end.
         index, full = self.scope.index, len(self._searches) == len(self.levels)
         for search in self.begun():
             ended = search.finish()
@@ -494,7 +494,7 @@ def _affinities(
     """
     ranked: list[tuple[int, int]] = []
     search.drop_opened()
-    # Hosts in `besides` are removed at the end, so the same number of further hosts is ranked.
+    # Hosts in `besides` are removed at the end, so for each of them one further host is ranked.
     candidates, free_of, wanted = search.candidates, bookings.free, most + len(besides)
     everywhere = bookings.everywhere.columns if bookings.everywhere is not None else None
     # The loop removes full hosts from the candidates, so the first `len(ranked)` candidates are

@@ -97,8 +97,8 @@ class Policy(NamedTuple):
 
 
 def _larger_surplus(need: Need, cluster: Amounts) -> str:
-    """Returns the column for the surplus of cpu or of memory: for the dimension of which the slot
-    needs a larger part of an average host.
+    """Returns one of the two surplus columns: the column of the dimension (cpu or memory) of which
+    the slot needs the larger part of an average host.
     """
     cpu, memory = need.get(CPU_MILLI, 0), sum(need.get(name, 0) for name in MEMORY)
     has_memory = sum(cluster.get(KNOWN + name, 0) for name in MEMORY)

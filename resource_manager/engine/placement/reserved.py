@@ -103,8 +103,8 @@ class Reservations:
             suitable.
         searched_as_of: the version of the cluster for which `searched` is valid, and the time until
             which it is valid.
-        next_since: of the starvation clocks that had not run long enough at the last check, the
-            earliest start.
+        next_since: the earliest start among the starvation clocks that had not run long enough at
+            the last check.
         due_ms: the time of the next examination of starved waiters. It is earlier if more waiters
             become starved.
         stuck: True if another check may make a reservation even if nothing has changed, because

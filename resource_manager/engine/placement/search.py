@@ -115,7 +115,7 @@ class Scope:
 class Search:
     """A search for the hosts of one tier that can serve a class.
 
-    Between its start and `finish`, free capacity may decrease but not increase.
+    Between the start of a search and `finish`, free capacity may decrease but not increase.
 
     Attributes:
         tier: the tier that is searched.
@@ -181,8 +181,8 @@ class Search:
             if closed := self._scope.closed:
                 ids = self._scope.index.ids
                 block = [at for at in block if ids[at] not in closed]
-            # Check the cheap conditions first, because `_check_cpus` computes cpus and a failed
-            # check uses up the budget.
+            # Check the cheap conditions first, because `_check_cpus` computes cpus, and a failed
+            # check uses up a part of the budget.
             if self._checked:
                 block = [at for at in block if self._admits(at)]
             if self.topology:
@@ -281,8 +281,8 @@ class Search:
         return self._check_cpus(position)
 
     def finish(self) -> bool:
-        """Stores in the class where the search stopped. Returns True if no host of the tier has
-        room.
+        """Stores in the class the position at which the search stopped. Returns True if no host of
+        the tier has room.
         """
         if self._found is None:
             return False
@@ -319,8 +319,8 @@ class Search:
             self._frontier = cursor.frontier
             grown = [*cursor.again, *index.grown[cursor.log_length :]]
         # If many hosts got more room, one search of the tree from the first of these hosts is
-        # cheaper than a direct check of each. But if a check computes cpus, which is costly, each
-        # host is checked directly, so that no other host is checked.
+        # cheaper than a direct check of each host. But if a check computes cpus, which is costly,
+        # only these hosts are checked, one by one.
         if len(grown) > GROWN_CHECKED_ONE_BY_ONE and not self.topology:
             self._frontier = min(self._frontier, *grown)
         else:

@@ -38,8 +38,8 @@ from resource_manager.engine.placement.search import Scope, Search
 
 PARTS: Final = (3, 6)
 """Tenths of the average cpu and memory per GPU that a sellable GPU needs. The capacity is computed
-for each number, and the results are added. The numbers were chosen by replaying the requests of a
-production cluster (`docs/measurements.md`).
+for each of the two numbers, and the results are added. The numbers were chosen by replaying the
+requests of a production cluster (`docs/measurements.md`).
 """
 
 _CACHED_MAX: Final = 1 << 17

@@ -34,8 +34,8 @@ HOSTS_AT_ONCE = 8
 """The number of hosts that one search returns together if hosts need not be compared."""
 
 OF_ONE_SLOT = (PIN_CORES, PIN_NODE_CPUS, NODE_CPU_MILLI)
-"""Columns in which several members together need no more than one member. Each member may use
-another NUMA node, or other cpus of the same cores.
+"""Columns in which the members on one host do not add up: the host needs only as much as one
+member, because each member may use another NUMA node, or other cpus of the same cores.
 """
 
 _UNLIMITED = 1 << 62
@@ -66,8 +66,9 @@ class Members:
 
 
 def least_needs(members: Sequence[Members]) -> list[Need]:
-    """Returns the index columns that a host needs to serve at least one member. If they differ for
-    hosts with one memory pool and hosts with separate pools, returns both.
+    """Returns the index columns that a host needs to serve at least one member. If the columns
+    differ between hosts with one memory pool and hosts with separate pools, returns both sets of
+    columns.
     """
     pooled = _least([needs_of(each.wanted).pooled for each in members])
     separate = _least([needs_of(each.wanted).separate for each in members])

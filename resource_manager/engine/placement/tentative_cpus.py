@@ -1,4 +1,4 @@
-"""Gives cpus and NUMA nodes to slots tentatively, to find out whether they fit.
+"""Gives cpus and NUMA nodes to slots tentatively, to find out whether the slots fit.
 
 Each host gets a copy of its cpu ledger. Slots get cpus in the copies, in the order of the calls of
 `take`. If the caller later books the slots in this order, they get the same cpus. The hosts' own

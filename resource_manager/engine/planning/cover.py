@@ -6,7 +6,7 @@ greedy algorithm repeatedly requests the offer whose content has the highest wor
 the greedy algorithm for set cover (V. Chvatal, 1979).
 
 The worth of a request is the cost of its amounts, where each amount has the lowest price of any
-offer. If one offer is the cheapest in every dimension, this is the value of the request in the
+offer. If one offer is the cheapest in every dimension, the worth is the value of the request in the
 linear relaxation. The most valuable requests are put into an executor first, because it is hardest
 to find room for them.
 
@@ -65,7 +65,7 @@ def cover(counts: Mapping[int, int], offers: Sequence[Offer], allowance: Allowan
 
     Returns:
         The executors, and the requests that they do not serve. These are requests that fit on no
-            offer, and requests for which limits allow no more executors.
+        offer, and requests for which limits allow no more executors.
     """
     usable = [at for at, offer in enumerate(offers) if allowance.copies(at, offer)]
     worth = yield from _worth(counts, [offers[at] for at in usable])

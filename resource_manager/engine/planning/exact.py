@@ -13,8 +13,8 @@ of 3. A second executor leads from (1) to (0) at a cost of 6. An executor of the
 cpus and costs 1. Such executors lead from (3) to (2), (1) and (0) at costs of 1, 2 and 3. So the
 result is three executors of the second offer.
 
-Without limits, the search finds the cheapest set. With limits, a cheaper set may exist, because of
-two paths to a state, the search keeps only the cheaper path, even if this path uses up more of a
+Without limits, the search finds the cheapest set. With limits, a cheaper set may exist: if two
+paths lead to a state, the search keeps only the cheaper path, even if this path uses up more of a
 limit.
 """
 
@@ -120,8 +120,8 @@ def least_cost(
 
 
 class _Bound:
-    """Computes a lower bound of the cost of serving the requests of a state. It is the cost in the
-    linear relaxation of the most expensive dimension.
+    """Computes a lower bound of the cost of serving the requests of a state. The bound is the cost
+    of the most expensive dimension in the linear relaxation.
     """
 
     def __init__(self, kinds: Sequence[int], offers: Sequence[Offer]) -> None:

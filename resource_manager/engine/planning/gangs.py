@@ -142,7 +142,7 @@ class GangPlanner:
 
         Returns:
             A mark with which the attempt can be undone; None: some member does not fit, and nothing
-                has changed.
+            has changed.
         """
         draft = self._draft
         bins = draft.bins() if bins is None else bins

@@ -31,7 +31,7 @@ Entry = tuple[int, int]
 _NOWHERE: Need = ((0, UNBOUNDED + 1),)
 
 _SCANNED_WHOLE = 256
-"""The largest number of entries with which all entries are tried for every bin."""
+"""If there are at most this many entries, all entries are tried for every bin."""
 
 _MISSES = 8
 """If there are more entries, some entries are skipped. When this many consecutive entries do not
@@ -185,7 +185,7 @@ def fill(
 
     Returns:
         The requests in the bin, as (index of the entry, number of requests), and the number of
-            entries that were tried.
+        entries that were tried.
     """
     taken: list[Entry] = []
     at = misses = tried = 0

@@ -28,8 +28,8 @@ from resource_manager.engine.planning.packing import Bin, Counts, Demand, Entry
 from resource_manager.engine.planning.steps import Steps, finish
 
 _ATTEMPTS_MAX = 8
-"""The largest number of choices if limits do not allow enough executors: each further choice is for
-fewer requests.
+"""If limits do not allow enough executors, executors are chosen again for fewer requests, at most
+this many times.
 """
 
 _LEFT_PART = 20
@@ -103,7 +103,8 @@ def plan_in_steps(backlog: Backlog) -> Steps[Plan]:
     yield 2 * len(backlog.demands)
     planning = _Planning(backlog)
     yield 2 * len(backlog.demands)
-    # If there are no pending executors and no gangs, no places of the previous plan must be kept.
+    # If there are no pending executors and no gangs, there are no places of the previous plan to
+    # keep.
     if backlog.pending or backlog.gangs:
         plan = yield from planning.keeping()
         if plan is not None:
@@ -174,7 +175,7 @@ class _Planning:
                         wanted[kind] -= self._draft.add(into, kind, most)
                 yield len(content)
         rest = []
-        # Iterate from the end, because of equal requests, the latest requests have no place.
+        # Iterate from the end, because the latest of several equal requests have no place.
         for kind, count in reversed(self._backlog.queue):
             here = min(count, wanted[kind])
             wanted[kind] -= here

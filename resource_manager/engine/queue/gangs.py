@@ -166,9 +166,7 @@ class GangLedger:
         return self.by_id[request.spec.gang_id] if request.spec.gang_id else None
 
     def waits(self, request: Request) -> bool:
-        """Returns True if a member has not ended and waits together with its gang. %172-179 Puts a
-        gang into the queue, with its original arrival number.
-        """
+        """Returns True if a member has not ended and waits together with its gang."""
         return request.spec.gang_id in self.waiting and request.state not in ENDED_REQUEST_STATES
 
     def begin_to_wait(
@@ -230,7 +228,7 @@ class GangLedger:
 
         Returns:
             The gang, if the request was its last member. The gang is then deleted as well.
-                Otherwise None.
+            Otherwise None.
         """
         gang = self.of(request)
         if gang is None:

@@ -234,7 +234,7 @@ class ServiceOrder:
 
         Returns:
             False if requests are served in order of arrival. Then groups are ignored, and nothing
-                is paused.
+            is paused.
         """
         if self._tree is None:
             return False

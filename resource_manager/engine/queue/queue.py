@@ -272,7 +272,7 @@ class WaitingQueue:
 
         Returns:
             The number of activated queues. If inactive queues are left, the class stays in the
-                pass, and is tried again.
+            pass, and is tried again.
         """
         job_queues = (
             list(scheduling_class.inactive)[:most]

@@ -230,7 +230,7 @@ class ActiveQueues:
     """The active queues of one job, or of all jobs if requests are served in order of arrival.
 
     The heap may contain outdated entries. An outdated entry is skipped when it is at the top. If
-    there are too many, all outdated entries are removed.
+    there are too many outdated entries, all of them are removed.
 
     Attributes:
         active_count: the number of active queues.

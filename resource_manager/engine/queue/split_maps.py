@@ -20,7 +20,8 @@ _NAME_PARTS = 256
 
 _HASH_SHIFT = 48
 """The bits of a name's hash from this bit on choose the dictionary of the name. The lowest bits
-cannot choose it: the dictionary itself uses these bits, so they must differ between its names.
+must not choose it, because the dictionary itself uses these bits: they must differ between the
+names in one dictionary.
 """
 
 

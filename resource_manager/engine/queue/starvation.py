@@ -5,9 +5,10 @@ gang and each resize has its own clock. The requests that share a clock are call
 clock starts when the first request of its waiter is queued. The clock stops when no request of the
 waiter is pending.
 
-A waiter is *starved* if two conditions are true. Both count from the waiter's last placement, or
-from the start of its clock if the waiter has had no placement. First, other requests were placed.
-Second, `starvation_timeout_ms` have passed, or `starvation_placements` placements were made.
+A waiter is *starved* if two conditions are true. Both conditions count from the waiter's last
+placement, or from the start of its clock if the waiter has had no placement. First, other requests
+were placed. Second, `starvation_timeout_ms` have passed, or `starvation_placements` placements were
+made.
 
 Example: the timeout is 300 s. The clock of a waiter starts at second 0, and one of its requests is
 placed at second 200. Other waiters get slots all the time. The waiter is starved from second 500
@@ -71,12 +72,12 @@ class StarvationClocks:
 
     def __init__(self, flows: FlowTree | None) -> None:
         """Creates an empty collection. `flows` provides the time and the number of placements. If
-        `flows` is None, both are always 0.
+        `flows` is None, the time and the number are always 0.
         """
         self._flows = flows
         # `_over` contains the clocks that have run long enough, and `_running` contains all other
-        # clocks. Both are sorted by the start of the clocks. Each clock in `_over` is older than
-        # each clock in `_running`.
+        # clocks. Each dict is sorted by the start of the clocks. Each clock in `_over` is older
+        # than each clock in `_running`.
         self._over: dict[Waiter, StarvationClock] = {}
         self._running: dict[Waiter, StarvationClock] = {}
 

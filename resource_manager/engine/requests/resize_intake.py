@@ -39,7 +39,7 @@ def request_resize(state: State, event: ResizeRequested) -> Slot:
 
     Returns:
         The slot. Its `wanted` or `ordered` is the resize. If the slot already has the requested
-            size, there is no resize.
+        size, there is no resize.
 
     Raises:
         NotFound: the job does not exist, or it has no such allocation.
@@ -61,7 +61,7 @@ def request_resize(state: State, event: ResizeRequested) -> Slot:
     _refuse_other_devices(host, slot, request, target, park=event.park)
     _refuse_too_large(host, slot, target)
     _refuse_unsuited(state.resizes, host, slot, target)
-    # The resize is accepted. It replaces a waiting resize.
+    # The resize is accepted. It replaces the waiting resize, if there is one.
     number = slot.resize_number + 1
     replaced = slot.wanted
     state.resizes.withdraw(host, slot)

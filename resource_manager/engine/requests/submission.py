@@ -209,7 +209,7 @@ def cancel_requests(state: State, event: RequestsCancelled) -> list[ItemOutcome]
 
     Returns:
         One outcome for each allocation id, then one outcome for each range. If the step becomes
-            full, the last outcomes are missing. The caller must then send their items again.
+        full, the last outcomes are missing. The caller must then send their items again.
 
     Raises:
         NotFound: the job is not known.

@@ -102,8 +102,8 @@ class NextInOrder:
         )
 
     def _could_use(self, slot: Slot, there: _FreedHost) -> Iterator[tuple[Flow, dict[str, int]]]:
-        """Yields each other job that could place a slot on the executor, with the amounts of this
-        slot.
+        """Yields every other job that could place a slot on the executor, with the amounts that its
+        slot needs.
 
         If there are too many jobs to compare, the function yields the slot's own job last. For this
         job, `_Without.is_behind` returns True.

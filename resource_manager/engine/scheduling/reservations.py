@@ -6,8 +6,8 @@ indefinitely. To prevent this, the longest starved request, gang or resize becom
 reservation. Candidates are the hosts that could serve the owner if all other slots on them ended.
 The hosts with the smallest missing part are reserved. Other requests may use the capacity of these
 hosts that the owner does not need (`ReservedCapacity.spare`). When all slots that existed at the
-time of the reservation have ended, the owner is placed on its hosts. If it fits earlier on other
-hosts, it is placed on these other hosts.
+time of the reservation have ended, the owner is placed on its hosts. If the owner fits on other
+hosts earlier, it is placed there.
 
 Example: a request for 8 cpus is starved. Host a has 10 cpus and three slots of 2 cpus, so 4 cpus
 are free, and half of the need is missing. Host b has 10 cpus and five slots of 2 cpus, so all of

@@ -1,9 +1,9 @@
 """Decides whether a slot whose work is done may serve another request of its job.
 
-Reuse is allowed if giving the slot back would have the same result, because the slot's job would be
-served next with the freed capacity (`next_in_order.py`). Then reuse saves the time to free the slot
-and to carve a new slot. Otherwise the job must give the slot back, and the slot's request ends with
-the reason.
+Reuse is allowed only if the slot's job would be served next with the freed capacity
+(`next_in_order.py`). Then giving the slot back would have the same result, and reuse saves the time
+to free the slot and to carve a new slot. Otherwise the job must give the slot back, and the slot's
+request ends with the reason.
 
 Example: job A has a slot whose work is done, and a pending request for an equal slot. Job B waits
 for a slot that would fit on the same host. If A has the lower virtual time without the slot, the
@@ -65,8 +65,8 @@ def _reuse_or_free(
     job_id = event.job_id
     allocation_id, generation, for_id = item
     request, waiting = state.requests.named(allocation_id), state.requests.named(for_id)
-    # First the cases that need no comparison of jobs: the request is unknown, repeated, ended or
-    # outdated.
+    # First the cases that need no comparison of jobs: the request is unknown, the call is a
+    # repetition, the request has ended, or the generation is outdated.
     if request is None or request.job_id != job_id:
         return ItemOutcome(
             allocation_id,
