@@ -58,6 +58,7 @@ SECTIONS: Final[dict[str, dict[str, str]]] = {
         "rm": "daemons",
         "executor": "daemons",
         "db": "database",
+        "certs": "certificates",
         "config": "settings",
         "doctor": "host",
         "detect": "host",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from finegrain.certificates.joining import join_as_manager
 from finegrain.errors import ConfigurationError, FailedPrecondition, Reason
 from finegrain.join_token import JoinToken
+from finegrain_cli.authority_files import give_to_owner, make_folder
 from resource_manager.service.identities.own import AUTHORITY_FILE, FOLDER, write_authority
 
 
@@ -35,20 +35,12 @@ def join_cluster(state_dir: Path, token: str) -> str:
         )
     try:
         # Created before the token is used up.
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(folder)
     except OSError as error:
         raise ConfigurationError(
             f"the directory {folder} cannot be created: {error.strerror}", details={"path": folder}
         ) from None
     authority = join_as_manager(parsed)
     write_authority(state_dir, authority)
-    _give_to_owner(state_dir, folder)
+    give_to_owner(state_dir, folder)
     return authority.cluster
-
-
-def _give_to_owner(state_dir: Path, folder: Path) -> None:
-    """Gives the files to the owner of the state directory, who runs the daemon."""
-    owner = state_dir.stat()
-    if os.geteuid() == 0 and owner.st_uid != 0:
-        for path in (folder, *folder.iterdir()):
-            os.chown(path, owner.st_uid, owner.st_gid)

@@ -295,6 +295,7 @@ async def serve_metrics(components: Components, stack: AsyncExitStack) -> str:
         return ""
 
     async def refresh() -> None:
+        metrics.certificate_end.set(components.own.credentials.not_after)
         with contextlib.suppress(Unavailable):  # the gauges then keep their last values
             await observe_state(metrics, runner, now)
 

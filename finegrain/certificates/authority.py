@@ -8,10 +8,12 @@ certificate has no DNS name.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -34,13 +36,16 @@ class Authority:
 
     Attributes:
         cluster: name of the cluster.
-        certificate: the authority's own certificate, signed by itself.
+        certificate: the authority's own certificate, signed by itself or by an outside authority.
         key: the authority's private key.
+        others: certificates of further authorities that the cluster trusts, while one replaces the
+            other. They sign nothing here.
     """
 
     cluster: str
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey = field(repr=False)
+    others: tuple[x509.Certificate, ...] = ()
 
     @classmethod
     def create(cls, cluster: str, now: datetime) -> Authority:
@@ -79,15 +84,15 @@ class Authority:
 
         Args:
             certificate_pem: the authority's certificate as PEM text. Further certificates in the
-                text are ignored.
+                text are those of other authorities that the cluster trusts.
             private_key_pem: the authority's private key as PEM text.
 
         Raises:
             ConfigurationError: one of the texts is not PEM, the key does not belong to the
-                certificate, or the certificate names no cluster.
+                certificate, or the certificate is not of an authority, or names no cluster.
         """
         try:
-            certificate = x509.load_pem_x509_certificate(certificate_pem)
+            certificate, *others = x509.load_pem_x509_certificates(certificate_pem)
         except ValueError as error:
             raise ConfigurationError(
                 f"the certificate of the cluster's authority cannot be read: {error}"
@@ -98,19 +103,35 @@ class Authority:
                 "the key of the cluster's authority does not belong to its certificate; restore"
                 " both from one backup"
             )
+        if not _may_sign(certificate):
+            raise ConfigurationError(
+                "the certificate of the cluster's authority may not sign certificates (it needs"
+                " basicConstraints CA:TRUE, and keyCertSign if it has a keyUsage)"
+            )
         names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-        cluster = str(names[0].value).rpartition(" ")[2] if names else ""
+        cluster = str(names[0].value).removeprefix(COMMON_NAME) if names else ""
         if not CLUSTER_PATTERN.fullmatch(cluster):
             raise ConfigurationError(
                 "the certificate of the cluster's authority must have the common name"
-                f" '{COMMON_NAME}NAME', where NAME is the name of the cluster"
+                f" '{COMMON_NAME}NAME', where NAME is the name of the cluster: 1 to 13 characters"
+                " out of a-z 0-9 -, not - at an end"
             )
-        return cls(cluster, certificate, key)
+        return cls(cluster, certificate, key, tuple(others))
 
     @property
     def certificate_pem(self) -> bytes:
-        """The authority's own certificate, which all members of the cluster trust."""
+        """The authority's own certificate as PEM text."""
         return certificate_pem(self.certificate)
+
+    @property
+    def trusted(self) -> tuple[x509.Certificate, ...]:
+        """The certificates that all members of the cluster trust, its own first."""
+        return self.certificate, *self.others
+
+    @property
+    def trusted_pem(self) -> bytes:
+        """The certificates that all members of the cluster trust as PEM text."""
+        return b"".join(certificate_pem(each) for each in self.trusted)
 
     @property
     def private_key_pem(self) -> bytes:
@@ -167,6 +188,40 @@ class Authority:
         )
 
 
+def is_signed_by_one_of(
+    keys: Iterable[ec.EllipticCurvePublicKey], certificate: x509.Certificate
+) -> bool:
+    """Returns True if one of these authorities' keys has signed a certificate.
+
+    Neither dates nor names are checked.
+    """
+    try:
+        algorithm = certificate.signature_hash_algorithm
+    except UnsupportedAlgorithm:
+        return False
+    if algorithm is None:
+        return False
+    for key in keys:
+        try:
+            key.verify(
+                certificate.signature, certificate.tbs_certificate_bytes, ec.ECDSA(algorithm)
+            )
+        except InvalidSignature:
+            continue
+        return True
+    return False
+
+
+def authority_keys(certificates: Iterable[x509.Certificate]) -> list[ec.EllipticCurvePublicKey]:
+    """Returns the public keys of authorities. A key of another kind is left out.
+
+    Args:
+        certificates: their certificates.
+    """
+    keys = (each.public_key() for each in certificates)
+    return [key for key in keys if isinstance(key, ec.EllipticCurvePublicKey)]
+
+
 def certificate_pem(certificate: x509.Certificate) -> bytes:
     """Returns a certificate as PEM text."""
     from cryptography.hazmat.primitives.serialization import Encoding
@@ -177,6 +232,16 @@ def certificate_pem(certificate: x509.Certificate) -> bytes:
 def utc_now() -> datetime:
     """Returns the present time, with its time zone."""
     return datetime.now(UTC)
+
+
+def _may_sign(certificate: x509.Certificate) -> bool:
+    extensions = certificate.extensions
+    try:
+        if not extensions.get_extension_for_class(x509.BasicConstraints).value.ca:
+            return False
+        return extensions.get_extension_for_class(x509.KeyUsage).value.key_cert_sign
+    except x509.ExtensionNotFound as missing:
+        return missing.oid == x509.KeyUsage.oid
 
 
 def _usage(*, signs_certificates: bool) -> x509.KeyUsage:

@@ -16,11 +16,10 @@ from typing import TypeVar
 
 import grpc
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from finegrain.certificates.authority import Authority
+from finegrain.certificates.authority import Authority, authority_keys, is_signed_by_one_of
 from finegrain.certificates.keys import certificate_request, key_from_pem, key_pem, new_key
 from finegrain.certificates.keys import signature_of as sign
 from finegrain.certificates.reading import read_certificate
@@ -42,6 +41,7 @@ TIMEOUT_S = 10.0
 
 T = TypeVar("T")
 Stub = identity_pb2_grpc.JoinServiceStub
+AuthorityKeys = Sequence[ec.EllipticCurvePublicKey]
 
 
 def join(token: JoinToken, key_text: str = "") -> Credentials:
@@ -60,6 +60,20 @@ def join(token: JoinToken, key_text: str = "") -> Credentials:
     return _join(token, key_from_pem(key_text.encode()) if key_text else new_key())[0]
 
 
+def join_for(token: JoinToken, request: bytes) -> identity_pb2.IssuedCertificate:
+    """Exchanges a token for a certificate of a key that another program has.
+
+    Args:
+        token: the token.
+        request: the other program's request for a certificate (PKCS #10, DER).
+
+    Raises:
+        Unavailable, Unauthenticated: see `join`.
+        InvalidArgument: the request is malformed.
+    """
+    return _exchange(token, request).issued
+
+
 def join_as_manager(token: JoinToken) -> Authority:
     """Exchanges a token of the role `rm` for the cluster's authority, with its private key.
 
@@ -74,16 +88,19 @@ def join_as_manager(token: JoinToken) -> Authority:
 
 
 def _join(token: JoinToken, key: ec.EllipticCurvePrivateKey) -> tuple[Credentials, str]:
-    request = identity_pb2.JoinRequest(
-        secret=token.secret, certificate_request=certificate_request(key)
-    )
-    answer = _at_one_of(
+    answer = _exchange(token, certificate_request(key))
+    return credentials_of(answer.issued, key_pem(key).decode()), answer.authority_key
+
+
+def _exchange(token: JoinToken, request: bytes) -> identity_pb2.JoinResponse:
+    message = identity_pb2.JoinRequest(secret=token.secret, certificate_request=request)
+    point = bytes.fromhex(token.authority_key)
+    return _at_one_of(
         token.addresses,
         token.cluster,
-        bytes.fromhex(token.authority_key),
-        lambda stub: stub.Join(request, timeout=TIMEOUT_S),
+        [ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), point)],
+        lambda stub: stub.Join(message, timeout=TIMEOUT_S),
     )
-    return credentials_of(answer.issued, key_pem(key).decode()), answer.authority_key
 
 
 def renew_expired(credentials: Credentials, addresses: Sequence[str]) -> Credentials:
@@ -108,8 +125,8 @@ def renew_expired(credentials: Credentials, addresses: Sequence[str]) -> Credent
         )
         return stub.RenewExpired(second, timeout=TIMEOUT_S).issued
 
-    authority = x509.load_pem_x509_certificate(credentials.authorities.encode())
-    issued = _at_one_of(addresses, credentials.who.cluster, public_bytes(authority), renew)
+    trusted = authority_keys(x509.load_pem_x509_certificates(credentials.authorities.encode()))
+    issued = _at_one_of(addresses, credentials.who.cluster, trusted, renew)
     return credentials_of(issued, credentials.key)
 
 
@@ -144,21 +161,21 @@ def public_bytes(certificate: x509.Certificate) -> bytes:
 
 
 def _at_one_of(
-    addresses: Sequence[str], cluster: str, authority_key: bytes, call: Callable[[Stub], T]
+    addresses: Sequence[str], cluster: str, trusted: AuthorityKeys, call: Callable[[Stub], T]
 ) -> T:
     """Makes a call at the first address where a resource manager of the cluster answers."""
     failure: FinegrainError | None = None
     for address in addresses:
         try:
-            return _at(address, cluster, authority_key, call)
+            return _at(address, cluster, trusted, call)
         except Unavailable as error:
             failure = error
     raise failure or Unavailable("there is no address at which to join", reason=Reason.UNREACHABLE)
 
 
-def _at(address: str, cluster: str, authority_key: bytes, call: Callable[[Stub], T]) -> T:
+def _at(address: str, cluster: str, trusted: AuthorityKeys, call: Callable[[Stub], T]) -> T:
     server = Identity(cluster, Role.RM)
-    certificate = _checked_certificate(address, server, authority_key)
+    certificate = _checked_certificate(address, server, trusted)
     # This channel trusts only the server's own certificate.
     credentials = grpc.ssl_channel_credentials(root_certificates=certificate)
     options = (("grpc.ssl_target_name_override", server.dns_name), ("grpc.enable_http_proxy", 0))
@@ -169,7 +186,7 @@ def _at(address: str, cluster: str, authority_key: bytes, call: Callable[[Stub],
             raise error_from_rpc(error, address) from None
 
 
-def _checked_certificate(address: str, server: Identity, authority_key: bytes) -> bytes:
+def _checked_certificate(address: str, server: Identity, trusted: AuthorityKeys) -> bytes:
     """Returns the certificate of a server as PEM text, if the server is a resource manager of the
     cluster.
     """
@@ -187,16 +204,11 @@ def _checked_certificate(address: str, server: Identity, authority_key: bytes) -
         details={"address": address},
     )
     try:
-        certificate = x509.load_pem_x509_certificate(pem)
-        algorithm = certificate.signature_hash_algorithm
-        if algorithm is None:
-            raise wrong
-        key = ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), authority_key)
-        key.verify(certificate.signature, certificate.tbs_certificate_bytes, ec.ECDSA(algorithm))
+        signed = is_signed_by_one_of(trusted, x509.load_pem_x509_certificate(pem))
         shown = read_certificate(pem)
-    except (ValueError, TypeError, InvalidSignature, InvalidArgument):
+    except (ValueError, TypeError, InvalidArgument):
         raise wrong from None
-    if shown.identity != server:
+    if not signed or shown.identity != server:
         raise wrong
     if not shown.not_before_s <= time.time() <= shown.not_after_s:
         raise Unauthenticated(

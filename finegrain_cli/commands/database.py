@@ -20,7 +20,7 @@ from finegrain_cli.common import (
 )
 from finegrain_cli.context import current
 from finegrain_cli.exit_codes import ExitCode
-from finegrain_cli.text.output import Column, OutputFormat, print_list, print_object
+from finegrain_cli.text.output import Column, OutputFormat, print_list, print_object, say
 
 DatabaseOption = Annotated[
     str,
@@ -175,6 +175,8 @@ def restore(
     print_object(
         "DatabaseRestore", data, output, f"{_shown(url)}: restored, epoch {done.rm_epoch}{kept}"
     )
+    if problem := _authority_problem(done.authority_key):
+        say(f"warning: {problem}")
 
 
 def raise_epoch(
@@ -215,6 +217,28 @@ def _url(given: str, *, make: bool = False) -> str:
         with suppress(OSError):  # the database reports the problem with its folder
             rm_state_dir(settings.rm).mkdir(mode=0o700, parents=True, exist_ok=True)
     return given or database_url(settings)
+
+
+def _authority_problem(database_key: str) -> str:
+    """Returns why the authority of this host does not fit a database; empty: it fits."""
+    if not database_key:
+        return ""
+    from finegrain_cli.authority_files import trusted_keys
+    from finegrain_cli.config.daemon_options import rm_state_dir
+
+    state_dir = rm_state_dir(current().configuration().settings.rm)
+    keys = trusted_keys(state_dir)
+    if database_key in keys:
+        return ""
+    here = (
+        f"the authority in {state_dir} is of another cluster"
+        if keys
+        else (f"{state_dir} has no authority")
+    )
+    return (
+        f"the database belongs to a cluster authority, and {here}, so the resource manager will"
+        " not start; run: finegrain certs restore FILE"
+    )
 
 
 def _shown(url: str) -> str:

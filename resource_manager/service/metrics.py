@@ -43,6 +43,11 @@ class ResourceManagerMetrics:
             "1 while this resource manager leads; 0 while it starts or is a standby.",
             registry=registry,
         )
+        self.certificate_end = Gauge(
+            "finegrain_rm_certificate_expiry_timestamp_seconds",
+            "When the certificate of this resource manager expires. It is renewed every day.",
+            registry=registry,
+        )
         self.decision_seconds = Histogram(
             "finegrain_rm_placement_duration_seconds",
             "Time to process one batch, without the commit.",

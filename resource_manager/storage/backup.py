@@ -37,6 +37,9 @@ from resource_manager.storage.sqlite_file import (
 )
 from resource_manager.storage.versions import check_not_ahead
 
+AUTHORITY_KEY = "authority_key"
+"""Key in the table `meta`: public key of the cluster authority that the database belongs to."""
+
 
 @dataclass(frozen=True, slots=True)
 class Restored:
@@ -45,10 +48,13 @@ class Restored:
     Attributes:
         rm_epoch: the epoch of the restored database.
         kept: the new path of the replaced database; None if there was no database.
+        authority_key: public key of the cluster authority that the database belongs to, in
+            hexadecimal; empty: it belongs to none yet.
     """
 
     rm_epoch: int
     kept: Path | None
+    authority_key: str = ""
 
 
 def backup(url: str, path: Path) -> None:
@@ -115,9 +121,10 @@ def restore(url: str, path: Path, *, above_epoch: int) -> Restored:
             _check_sound(fresh, path)
             run_migrations(fresh, path)
             rm_epoch = _raise_epoch(fresh, above_epoch)
+            authority_key = _authority_key(fresh)
             kept = _set_aside(target)
             put_in_place(fresh, target)
-    return Restored(rm_epoch, kept)
+    return Restored(rm_epoch, kept, authority_key)
 
 
 def _file(url: str, tools: str) -> Path:
@@ -185,6 +192,14 @@ def _raise_epoch(database: Path, above_epoch: int) -> int:
                 "UPDATE leadership SET holder = '', rm_epoch = max(rm_epoch, ?) + 1", (above_epoch,)
             )
         return int(connection.execute("SELECT rm_epoch FROM leadership").fetchone()[0])
+
+
+def _authority_key(database: Path) -> str:
+    with sqlite_errors(database), closing(sqlite3.connect(database)) as connection:
+        found = connection.execute(
+            "SELECT value FROM meta WHERE key = ?", (AUTHORITY_KEY,)
+        ).fetchone()
+    return str(found[0]) if found else ""
 
 
 def _set_aside(database: Path) -> Path | None:

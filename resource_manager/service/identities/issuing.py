@@ -46,7 +46,7 @@ class Issuer:
         issued = identity_pb2.IssuedCertificate(
             identity=identity.uri,
             certificate=certificate_pem(signed).decode(),
-            authorities=self.authority.certificate_pem.decode(),
+            authorities=self.authority.trusted_pem.decode(),
             addresses=self.addresses(),
         )
         issued.not_before.FromDatetime(signed.not_valid_before_utc)

@@ -18,11 +18,11 @@ from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509 import load_pem_x509_certificate
 
+from finegrain.certificates.authority import authority_keys, is_signed_by_one_of
 from finegrain.certificates.keys import is_signed_by, key_of_request
 from finegrain.certificates.reading import PeerCertificate, read_certificate
 from finegrain.errors import (
@@ -186,20 +186,13 @@ class JoinServer(JoinServiceServicer):
         return pb.RenewExpiredResponse(issued=self._issuer.issue(shown.identity, shown.public_key))
 
     def _own_certificate(self, pem: bytes) -> PeerCertificate:
-        """Reads a certificate, and checks that this authority has signed it."""
+        """Reads a certificate, and checks that an authority of this cluster has signed it."""
         shown = read_certificate(pem)
-        certificate = load_pem_x509_certificate(pem)
-        algorithm = certificate.signature_hash_algorithm
-        try:
-            if algorithm is None:
-                raise InvalidSignature
-            self._issuer.authority.key.public_key().verify(
-                certificate.signature, certificate.tbs_certificate_bytes, ec.ECDSA(algorithm)
-            )
-        except InvalidSignature:
+        trusted = authority_keys(self._issuer.authority.trusted)
+        if not is_signed_by_one_of(trusted, load_pem_x509_certificate(pem)):
             raise Unauthenticated(
                 "the certificate is of another cluster", reason=Reason.CERTIFICATE_WRONG
-            ) from None
+            )
         return shown
 
     def _nonce(self, pem: bytes, made_s: int) -> bytes:

@@ -105,7 +105,7 @@ class OwnFiles:
 
     def _is_fresh(self, known: Credentials, identity: Identity, now: datetime) -> bool:
         age_s = now.timestamp() - known.not_before
-        ours = known.authorities == self.authority.certificate_pem.decode()
+        ours = known.authorities == self.authority.trusted_pem.decode()
         return known.identity == identity.uri and ours and 0 <= age_s < RENEW_AFTER.total_seconds()
 
     def _issue(
@@ -116,7 +116,7 @@ class OwnFiles:
         return Credentials(
             addresses=addresses,
             identity=identity.uri,
-            authorities=self.authority.certificate_pem.decode(),
+            authorities=self.authority.trusted_pem.decode(),
             certificate=certificate_pem(signed).decode(),
             key=key_pem(key).decode(),
             not_before=int(signed.not_valid_before_utc.timestamp()),
@@ -138,14 +138,14 @@ def open_own_files(state_dir: Path) -> OwnFiles:
             f"the directory {folder} cannot be created: {error.strerror}", details={"path": folder}
         ) from None
     certificate, key = folder / AUTHORITY_FILE, folder / AUTHORITY_KEY_FILE
-    if not certificate.exists():
+    made = not certificate.exists()
+    if made:
         if key.exists():
             # The key is written first. So a start that was interrupted has left a key that has
             # signed nothing.
             key.unlink()
         write_authority(state_dir, Authority.create(new_cluster_name(), utc_now()))
-        return OwnFiles(state_dir, _read(certificate, key), made=True)
-    return OwnFiles(state_dir, _read(certificate, key), made=False)
+    return OwnFiles(state_dir, read_authority(state_dir), made=made)
 
 
 def write_authority(state_dir: Path, authority: Authority) -> None:
@@ -161,7 +161,7 @@ def write_authority(state_dir: Path, authority: Authority) -> None:
     folder = state_dir / FOLDER
     # The certificate comes last: a directory with a certificate is complete.
     write_private_file(folder / AUTHORITY_KEY_FILE, authority.private_key_pem)
-    write_private_file(folder / AUTHORITY_FILE, authority.certificate_pem)
+    write_private_file(folder / AUTHORITY_FILE, authority.trusted_pem)
 
 
 def new_cluster_name() -> str:
@@ -178,7 +178,13 @@ def local_user() -> str:
     return name if ID_PATTERN.fullmatch(name) else DEFAULT_OPERATOR
 
 
-def _read(certificate: Path, key: Path) -> Authority:
+def read_authority(state_dir: Path) -> Authority:
+    """Reads the authority from a state directory.
+
+    Raises:
+        ConfigurationError: a file cannot be read, or the files do not belong together.
+    """
+    certificate, key = (state_dir / FOLDER / name for name in (AUTHORITY_FILE, AUTHORITY_KEY_FILE))
     try:
         return Authority.from_pem(certificate.read_bytes(), key.read_bytes())
     except OSError as error:

@@ -11,12 +11,12 @@ from finegrain.errors import ConfigurationError, FinegrainError
 from finegrain.logs import get_logger
 from resource_manager.service.identities.own import AUTHORITY_FILE, FOLDER, OwnFiles
 from resource_manager.service.runner import Runner
+from resource_manager.storage.backup import AUTHORITY_KEY
 from resource_manager.storage.store import StoreAway
 
 if TYPE_CHECKING:
     from resource_manager.wiring import Components
 
-AUTHORITY_KEY = "authority_key"  # in the database: public key of the authority
 AWAY_PAUSE_S = 0.2
 RENEW_INTERVAL_S = 3_600.0
 
@@ -50,17 +50,18 @@ def check_authority_shared(own: OwnFiles, leader: str) -> None:
 async def check_authority(runner: Runner, own: OwnFiles) -> None:
     """Checks that the authority is the one that the database belongs to.
 
-    The first resource manager that leads on a database stores its authority's key there.
+    The first resource manager that leads on a database stores its authority's key there. When
+    another authority replaces it, both are trusted for some time, and the new key is stored.
 
     Raises:
         ConfigurationError: the database belongs to another authority.
         StoreError: the database cannot be read.
     """
-    key = public_bytes(own.authority.certificate).hex()
+    key, *others = (public_bytes(each).hex() for each in own.authority.trusted)
     while True:
         try:
             known = await runner.in_store(lambda store: store.meta(AUTHORITY_KEY))
-            if known is None:
+            if known is None or known in others:
                 await runner.in_store(lambda store: store.set_meta(AUTHORITY_KEY, key))
                 return
         except StoreAway:
