@@ -22,12 +22,13 @@ node 0 has two whole free cores, 2 and 3, and node 1 has four.
     10 in whole cores     B      2-6, 10-14        2-6, 10-14
 
 In the second row, node 0 offers only one thread of each core, which is three cpus (2, 3 and 9). So
-both strategies take node 1. In the third row, no node has ten free cpus, so they come from the
-package.
+both strategies take node 1. In the third row, no node has ten free cpus, so the cpus come from the
+whole package.
 
-There are two differences from Koordinator. An exclusive policy falls back from nodes to cores. And
-cores may have different numbers of threads, so a number such as "cpus per node" is the number of
-the largest node and not the average. On regular hosts, the largest node equals the average.
+There are two differences from Koordinator. First, a slot that cannot avoid the NUMA nodes that
+other slots claim still avoids the cores that other slots claim. Second, cores may have different
+numbers of threads, so a number such as "cpus per node" is the number of the largest node and not
+the average. On regular hosts, the largest node equals the average.
 
 The caller must pass only cpus that all required policies allow, because this module does not check
 them.
@@ -55,8 +56,8 @@ class _Pass(NamedTuple):
 class Accumulator:
     """Takes cpus for one slot, and counts the free cpus and the cpus that are still needed.
 
-    `core_claimed` and `node_claimed` are cpus of other slots with an exclusive policy: slots that
-    claim their cores, and slots that claim their NUMA nodes.
+    `core_claimed` has the cpus of other slots that claim their cores, and `node_claimed` the cpus
+    of other slots that claim their NUMA nodes (see `ExclusivePolicy`).
     """
 
     def __init__(
@@ -125,8 +126,8 @@ class Accumulator:
         return self._take_whole_groups()
 
     def _take_whole_groups(self) -> bool:
-        """Takes whole packages if the need is larger than each group. Then it takes single cores of
-        the smallest remaining package.
+        """Takes whole packages if the slot needs more cpus than each group has. Then it takes
+        single cores of the smallest remaining package.
         """
         left = []
         by_size = sorted(self._packages_of_whole_cores(), key=_size, reverse=True)
@@ -284,8 +285,8 @@ class Accumulator:
         """
         layout, sign, taken = self._layout, self._sign, self._taken
         of_package = [
-            # Negative, so that packages that gave the most cpus come first. So the slot's cpus stay
-            # close together.
+            # The number is negative, so that packages that gave the most cpus come first. This
+            # keeps the slot's cpus close together.
             (-(taken & package.mask).bit_count(), sign * (free & package.mask).bit_count())
             for package in layout.packages
         ]

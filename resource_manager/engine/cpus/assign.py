@@ -143,9 +143,9 @@ def score(ledger: CpuLedger | None, request: CpuRequest, assignment: CpuAssignme
     """Returns how good an assignment is, from 0 to `SCORE_MAX`; higher is better.
 
     A host that meets all preferred policies gets at least half of `SCORE_MAX`. Any other host gets
-    at most half. Each note after the first note halves the score again. Between hosts with equally
-    many notes, the score of the NUMA strategy decides: over the slot's nodes, or over all cpus if
-    the slot is bound to none.
+    at most half. Each note after the first note halves the score again. If hosts have equally many
+    notes, the score of the NUMA strategy decides: the score over the slot's nodes, or over all cpus
+    if the slot is bound to no node.
 
     Args:
         ledger: the cpu ledger of the host; None: the host does not report its cores and nodes.
@@ -163,7 +163,7 @@ def score(ledger: CpuLedger | None, request: CpuRequest, assignment: CpuAssignme
     else:
         cpus = ledger.pinnable.bit_count()
         # Slots may still have cpus that are no longer pinnable, for example because they were
-        # reserved later. These do not count.
+        # reserved later. Such cpus do not count.
         taken = (ledger.pinned & ledger.pinnable).bit_count()
         value = share_score(strategy, cpus * MILLI, taken * MILLI + request.cpu_milli)
     unmet = len(assignment.notes)

@@ -66,8 +66,8 @@ class Quantities:
     preferred_cpus: int | None = None
 
     def of(self, dimension: str, nodes: Iterable[int]) -> list[tuple[int, int]]:
-        """Returns which nodes give a dimension if the cpus are on `nodes`, as pairs of position and
-        available amount.
+        """Returns the nodes that give a dimension if the slot's cpus are on `nodes`. Each node is a
+        pair of its position and its available amount.
         """
         available = self.available[dimension]
         return [(at, available[at]) for at in self.places(dimension, nodes)]
@@ -170,8 +170,8 @@ def quantities(
             available[name] = [ledger.available(at, name) for at in every]
             capacity[name] = [ledger.capacity(at, name) for at in every]
     if nodes is None:
-        # Best-effort slots also run on nodes where all cpus are reserved, if these are still in the
-        # shared pool.
+        # Best-effort slots also run on nodes where all cpus are reserved, if the reserved cpus are
+        # still in the shared pool.
         usable = ledger.pool_cpus if BEST_EFFORT_CPU_MILLI in amounts else ledger.pinnable
         nodes = (at for at in layout.cpu_nodes if layout.nodes[at].mask & usable)
     return Quantities(layout, strategy, need, available, capacity, tuple(nodes), preferred_cpus)
@@ -194,8 +194,8 @@ def hints(needs: Quantities, masks: Iterable[int], preferred_size: int) -> dict[
         preferred_size: masks with this number of nodes are preferred: the number that the slot
             needs on the empty host.
 
-    Source: `generateResourceHints` of Koordinator's nodenumaresource. It has a different rule for
-    which masks are preferred.
+    Source: `generateResourceHints` of Koordinator's nodenumaresource. Koordinator has another rule
+    for the preferred masks.
     """
     found: dict[str, list[Hint]] = {dimension: [] for dimension in needs.need}
     for mask in masks:

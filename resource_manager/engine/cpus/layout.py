@@ -38,10 +38,11 @@ class Core:
     mask: int
     package: int
     node: int
-    # number of its kind, in the order of lowest cpus; 0 for all cores if they are equal
+    # number of the core's kind; kinds are numbered in the order of their lowest cpus; 0 for all
+    # cores if all cores are equal
     kind: int = 0
-    cache: int = -1  # label of its last-level cache; -1: unknown
-    place: PoolName = _ONLY  # the shared pool that its cpus belong to
+    cache: int = -1  # label of the core's last-level cache; -1: unknown
+    place: PoolName = _ONLY  # the shared pool that the core's cpus belong to
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +57,14 @@ class Node:
     memory_bytes: int = 0  # memory that slots may have
     extended: tuple[tuple[str, int], ...] = ()  # its countable resources, by name
     distances: tuple[int, ...] = ()  # distance to each node of the layout, in order; () if unknown
-    # position of the node whose memory its cpus use: itself, or the nearest node with memory
+    # position of the node whose memory the cpus of this node use: this node, or the nearest node
+    # with memory
     memory_node: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """One socket. `nodes` are positions of the nodes that have its cpus."""
+    """One socket. `nodes` are positions of the nodes that contain cpus of the package."""
 
     mask: int
     nodes: tuple[int, ...] = ()

@@ -171,8 +171,8 @@ class CpuLedger:
             kubelet: cpus that a kubelet on the same host gave to its own containers.
             kubelet_memory: bytes that the kubelet gave to these containers, by id of the NUMA node.
         """
-        # Most reports change nothing here. They must not raise the version, because a new version
-        # makes all cached results invalid.
+        # Most reports change nothing here. Such reports must not raise the version, because a new
+        # version makes all cached results invalid.
         circumstances = (offline.bits, kubelet.bits, tuple(sorted(kubelet_memory)))
         if circumstances != (self._offline, self._kubelet, self._kubelet_memory):
             self._offline, self._kubelet, self._kubelet_memory = circumstances
@@ -256,12 +256,13 @@ class CpuLedger:
 
     def pool_spare(self, node: int, qos: QosClass) -> int:
         """Returns how many cpus of a node's shared pool can be dedicated to slots of a QoS class.
-        The rest is promised to slots that are bound to the pools of the node.
+        The remaining cpus are promised to slots that are bound to the pools of the node.
         """
         mask = self.layout.nodes[node].mask
         used = self._used[node]
         spare = (self.free & self.pool_cpus & mask).bit_count()
-        # Rounded up, because even a part of a cpu that is promised keeps a whole cpu in the pool.
+        # The promised amount is rounded up: if only a part of a cpu is promised, the whole cpu
+        # stays in the pool.
         spare -= -(-used.get(CPU_MILLI, 0) // MILLI)
         # LSE slots also take cpus from the best-effort pool, and must leave one cpu in this pool.
         if qos is QosClass.LSE and used.get(BEST_EFFORT_CPU_MILLI, 0):
@@ -327,7 +328,7 @@ class CpuLedger:
         if self.holdings[key] == assignment:
             self.holdings[key] = assignment  # the assignments are equal, but their notes may differ
             return
-        # Stored here, because `remove` may end the tolerance while the slot is missing.
+        # The tolerance is stored here, because `remove` may end it while the slot is missing.
         tolerated = self._overdrawn
         self.remove(key)
         self.holdings[key] = assignment
@@ -381,7 +382,8 @@ class CpuLedger:
             self.shared_count += 1
             return
         cpus = assignment.cpus.bits
-        # Checked before the bits are set, because the slot must not overlap with itself.
+        # The overlap is checked before the bits of this slot are set. Otherwise the slot would
+        # overlap with itself.
         self._overlapping |= bool(self.pinned & cpus)
         self.pinned |= cpus
         if assignment.qos is QosClass.LSE:

@@ -1,8 +1,8 @@
 """Merges the hints of all resources of a slot into one mask of NUMA nodes.
 
 Source: the Topology Manager of the kubelet (`HintMerger` in
-pkg/kubelet/cm/topologymanager/policy.go of Kubernetes) and its copy in Koordinator. There, all
-combinations of hints are tried, and the masks of a combination are intersected. Here a mask is a
+pkg/kubelet/cm/topologymanager/policy.go of Kubernetes) and its copy in Koordinator. Both try all
+combinations of hints, and intersect the masks of each combination. In this module, a mask is a
 candidate only if every resource has a hint for exactly this mask or for any nodes. All resources of
 the slot must be on the nodes of the mask, so an intersection of two masks could be too small.
 
@@ -49,7 +49,7 @@ class Merged:
 
     admitted: bool
     mask: int | None = None  # None: the slot is not bound to nodes, or is not admitted
-    preferred: bool = False  # every resource prefers it
+    preferred: bool = False  # every resource prefers the mask
     unserved: tuple[str, ...] = ()  # resources that no mask can serve
 
 
@@ -115,7 +115,7 @@ def merge_ranked(
     Returns:
         At least one result. Only the first result may be a refusal.
     """
-    # Such a policy binds no slot to nodes, so hints do not matter.
+    # A policy that does not align binds no slot to nodes, so hints do not matter.
     if not policy.aligns:
         return (Merged(admitted=True),)
     given = [
@@ -130,8 +130,8 @@ def merge_ranked(
     if unserved:
         return (Merged(policy is NumaPolicy.BEST_EFFORT, unserved=unserved),)
     if policy is NumaPolicy.SINGLE_NUMA_NODE:
-        # Filtered before the ranking, because a mask of several nodes must not come before a single
-        # node.
+        # The hints are filtered before the ranking, because a mask of several nodes must not come
+        # before a single node.
         given = [(name, [hint for hint in hints if _is_single(hint)]) for name, hints in given]
     ranked = _ranked([_resource(hints) for _, hints in given], remoteness)
     if policy is not NumaPolicy.BEST_EFFORT:
@@ -147,7 +147,8 @@ def _ranked(resources: list[_Resource], remoteness: Callable[[int], int]) -> lis
     for mask in _candidates(resources):
         options = [resource.choice_for(mask) for resource in resources]
         choices = [choice for choice in options if choice is not None]
-        # Each resource must be on the nodes of the mask, so each must have a hint for it.
+        # All resources must be on the nodes of the mask, so each resource must have a hint for the
+        # mask.
         if len(choices) < len(resources):
             continue
         preferred_scores = [

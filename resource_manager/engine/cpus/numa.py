@@ -103,11 +103,11 @@ def split(
     """
     left = amount
     parts: dict[int, int] = {}
-    # The node with the smallest amount comes first. If it cannot give its part, the later nodes
-    # share the rest.
+    # The node with the smallest amount comes first. If it cannot give an even part, the later nodes
+    # give more.
     order = sorted(available, key=lambda each: (each[1], each[0]))
     for at, (node, has) in enumerate(order):
-        # Rounded down to the unit. The last node gives the rest.
+        # The share is rounded down to the unit. The last node gives the remaining amount.
         share = left // unit // (len(order) - at) * unit
         part = min(share, has)
         if part:

@@ -137,7 +137,7 @@ class _Packing:
         self._taken = 0
         self._nodes = [layout.nodes[at].mask for at in layout.cpu_nodes]
         self._packages = [package.mask for package in layout.packages]
-        # A NUMA node may span packages. Otherwise a package consists of nodes.
+        # Usually a package contains several NUMA nodes. On some hosts a NUMA node spans packages.
         self.nodes_are_outer = len(self._packages) >= len(self._nodes)
 
     def pack(self, spread: bool, align_caches: bool) -> int:

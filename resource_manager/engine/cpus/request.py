@@ -53,8 +53,8 @@ class CpuRequest:
 
 
 class CpuBlocker(HostBlocker):
-    """The reason of a refusal. Reasons of the first group stay while request, host and settings are
-    the same. Reasons of the second group may disappear when other slots end.
+    """The reason why a host refuses a slot. Reasons of the first group stay as long as request,
+    host and settings are the same. Reasons of the second group may disappear when other slots end.
     """
 
     NO_CPU_TOPOLOGY = "NO_CPU_TOPOLOGY"  # the host does not report its cores and NUMA nodes
@@ -68,7 +68,8 @@ class CpuBlocker(HostBlocker):
     DISTINCT_CORES_NOT_ENOUGH = "DISTINCT_CORES_NOT_ENOUGH"
     EXCLUSIVE_UNMET = "EXCLUSIVE_UNMET"  # other slots claim the same cores or nodes
     SHARED_POOL_EMPTY = "SHARED_POOL_EMPTY"  # the pool has, or would have, no cpu for its slots
-    BEST_EFFORT_POOL_EMPTY = "BEST_EFFORT_POOL_EMPTY"  # the same for the best-effort pool
+    # the best-effort pool has, or would have, no cpu for its slots
+    BEST_EFFORT_POOL_EMPTY = "BEST_EFFORT_POOL_EMPTY"
     BURST_POOL_TOO_SMALL = "BURST_POOL_TOO_SMALL"  # no NUMA node's shared pool is large enough
     NUMA_UNALIGNED = "NUMA_UNALIGNED"  # the slot needs more NUMA nodes than the policy admits
     # all nodes together have too little cpu that is not promised to slots in pools

@@ -101,8 +101,8 @@ def shrink(
 
     The slot gives back whole cores first, then single threads. Under SpreadByPCPUs it first gives
     back second threads of cores. It gives back cpus on the NUMA node where it has the fewest cpus,
-    so that it uses fewer nodes in the end. With `DistributeEvenly`, it gives back cpus on the node
-    where it has the most cpus.
+    so that the slot uses fewer nodes in the end. With `DistributeEvenly`, the slot gives back cpus
+    on the node where it has the most cpus.
 
     Args:
         layout: the host.

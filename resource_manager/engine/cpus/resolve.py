@@ -3,7 +3,8 @@
 - A policy of the request has priority over the host's defaults.
 - A policy that the host demands is required for every slot.
 - If request and host require different policies, the slot is refused on this host.
-- A policy that is only preferred is dropped if it conflicts, and the slot gets a note.
+- A policy that is only preferred is dropped if it conflicts with a setting of the host. The slot
+  then gets a note.
 
 Only the QoS class decides whether a slot has dedicated cpus. The settings of a host never decide
 this.

@@ -78,8 +78,8 @@ class ShortOf(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Short:
-    """Why no cpus can be taken: of the resource `of`, `needed` are needed and only `suitable`
-    exist.
+    """Why no cpus can be taken: the slot needs `needed` of the resource `of`, but only `suitable`
+    of it exist.
     """
 
     of: ShortOf
@@ -228,7 +228,8 @@ def _preferred_first(
     if request.bind_required and request.bind is BindPolicy.FULL_PCPUS:
         preferred = layout.whole(preferred)
     count = min(request.need, preferred.bit_count())
-    # Both parts are tried first. This may fail if whole cores do not add up in one of the parts.
+    # First, the preferred cpus and the other cpus are taken separately. This may fail if whole
+    # cores do not add up to the need in one of the two parts.
     if preferred:
         first = _of_one_kind(layout, preferred, claims, replace(request, need=count))
         rest = replace(request, need=request.need - count)
@@ -310,7 +311,7 @@ def _evenly(
     """
     group = layout.per_core if request.whole_cores else 1
     offered_sets = list(offers(layout, free, claims, request))
-    # The sets grow, and the last set has all free cpus.
+    # Each set contains the set before it, and the last set has all free cpus.
     for offered in offered_sets:
         even = _widest(layout, offered) if request.whole_cores else offered
         shares = even_shares(layout, even, request.need, group)

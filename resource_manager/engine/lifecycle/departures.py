@@ -1,7 +1,7 @@
 """Takes executors out of service: marks them lost, or deletes them with their slots.
 
-A lost executor is unreachable, but may still be running. Its slots stay booked until it returns or
-is deleted.
+A lost executor is unreachable, but may still be running. Its slots stay booked until the executor
+returns or is deleted.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ class Departures:
         self.usage.total_changed(host)
 
     def free_lost_slots(self, host: Host, message: str) -> None:
-        """Frees slots of a lost executor until the step is full. Its silence timer then frees the
-        remaining slots.
+        """Frees slots of a lost executor until the step is full. The executor's silence timer frees
+        the remaining slots in later steps.
         """
         self.free_slots(host, Reason.EXECUTOR_LOST, message, then=Timer.SILENCE)
-        # A late answer belongs to the old registration. The command in flight is dropped, so that
-        # the answer is ignored.
+        # The command in flight belongs to the old registration. It is dropped here, so that a late
+        # answer to it is ignored.
         host.start_conversation()
 
     def delete_executor(self, host: Host) -> None:
@@ -75,8 +75,8 @@ class Departures:
         """
         message = f"executor {host.host_id} was deleted"
         self.free_slots(host, Reason.EXECUTOR_LOST, message, then=None)
-        # `free_slots` leaves all slots FREEING. They are deleted before the host, because `vanish`
-        # needs the host.
+        # `free_slots` has set all slots to FREEING. The slots are deleted before the host, because
+        # `vanish` needs the host.
         for slot in list(host.slots.values()):
             self.moves.vanish(slot)
         # The next registration with this id must get a higher number than all earlier
@@ -85,8 +85,8 @@ class Departures:
         self.hosts.forget(host)
         self.outbox.pop(host.host_id, None)
         self.rejection_clock.restart(self.journal.now_ms)
-        # The cost of a slot depends on the sum of all totals, so the total of this executor is
-        # removed.
+        # The cost of a slot depends on the sum of the totals of all executors, so the total of this
+        # executor is removed from the sum.
         self.costs.count(host.host_id, {})
         self.changes.delete_executor(host.host_id)
         self.journal.cluster_event("executor_forgotten", executor_id=host.host_id)

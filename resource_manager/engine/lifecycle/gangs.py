@@ -2,16 +2,16 @@
 
 All live members of a gang are in the same state until the gang is granted. A queued gang has one
 place in the queue, with the arrival number of its first member. All members are placed in one
-scheduling cycle, or no member is placed. They stay ALLOCATING until executors have confirmed all
-members. So a job master never gets only a part of a gang. And two gangs cannot block each other
-because each has half of the capacity.
+cycle, or no member is placed. They stay ALLOCATING until executors have confirmed all members. So a
+job master never gets only a part of a gang. It also cannot happen that two gangs block each other
+because each of them has half of the capacity.
 
 After the grant, the slots are independent, with one exception: if a member with `restart_on_loss`
 loses its slot, the whole gang is queued again.
 
-`GangMoves` has some methods with the same names as methods of `RequestMoves` (`moves.py`), for
-moves of one request that may affect a whole gang. For a request without a gang, such a method only
-calls the method of `RequestMoves`.
+`GangMoves` and `RequestMoves` (`moves.py`) have some methods with the same names. The method of
+`GangMoves` moves one request, and the whole gang with it if needed. For a request without a gang,
+it only calls the method of `RequestMoves`.
 
 Example: gang "g" has the members m1 and m2, both with `restart_on_loss`.
 
@@ -87,7 +87,8 @@ class GangMoves:
 
         A member must avoid a host where its previous slot is still being freed.
         """
-        # Few gangs have such members. All other gangs of a kind share one list of requests.
+        # Few gangs have a member that must avoid a host. All other gangs of a kind share one list
+        # of requests.
         if any(each.allocation_id in self.slots.superseded for each in waiting.members):
             return tuple(self._by_request(waiting))
         return waiting.kind.member_requests
@@ -128,7 +129,8 @@ class GangMoves:
         if found is None:
             return False
         self.place_together(waiting, requests, found)
-        # The placement pass has copies of the hosts' free capacity, which lack these bookings.
+        # The placement pass keeps copies of the hosts' free capacity, which do not contain the new
+        # bookings yet.
         placing.follow(
             [self.hosts[name] for name in dict.fromkeys(share.host_id for share in found)]
         )
@@ -145,8 +147,8 @@ class GangMoves:
         Args:
             waiting: the gang.
             requests: the requests of its members, from `current_requests`.
-            found: the number of members of each entry of `requests` on each host. The caller must
-                have checked that they fit.
+            found: on each host, the number of members with each request of `requests`. The caller
+                must have checked that all members fit.
         """
         # Members with equal requests are interchangeable, so each share takes the next members.
         groups = self._by_request(waiting)
@@ -165,8 +167,8 @@ class GangMoves:
     def _chosen_together(
         self, requests: Sequence[MemberRequest], shares: Iterable[Share]
     ) -> dict[str, Iterator[CpuAssignment]]:
-        """Returns the assignments of members on hosts where their GPUs must be chosen together, by
-        host, in the order of the shares.
+        """Returns, by host, the assignments of members whose GPUs must be chosen together on the
+        host. The assignments are in the order of the shares.
         """
         by_host: dict[str, list[tuple[MemberRequest, int]]] = {}
         for share in shares:
@@ -369,7 +371,7 @@ class GangMoves:
                 self.moves.free(slot)
         if was_granted:
             gang.waiting_since_time_ms = self.journal.at.time_ms
-            # The gang is stored, because the time is needed for its starvation clock after a
+            # The gang is stored, because its starvation clock needs `waiting_since_time_ms` after a
             # restart.
             self.changes.gang(gang)
             if gang.spec.timeout_ms is not None:

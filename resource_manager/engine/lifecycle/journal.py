@@ -107,7 +107,7 @@ not change the store.
 STEP_ROWS_MAX = 400
 """A step is full after it has changed this many rows, including log entries. Such a step takes 5 to
 15 ms. A full step finishes its current piece of work, and does not begin another piece. A piece is
-a request with its gang, a slot, or a run of members of a range.
+a request with its gang, a slot, or some consecutive members of a range.
 """
 
 
@@ -175,7 +175,7 @@ class Journal:
             request: the request.
             reason: machine-readable reason of the state.
             message: reason for people.
-            slot: the slot that the entry describes; None: it describes no slot.
+            slot: the slot that the entry describes; None: the entry describes no slot.
             count: number of range members that the entry describes: `request` and the next members
                 by index.
         """

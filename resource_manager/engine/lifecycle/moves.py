@@ -1,9 +1,9 @@
-"""Moves a request together with its slot through their states.
+"""Moves requests and their slots through their states.
 
 Every move uses the state tables, and updates the ledgers, the queue, the job's log and the
 cluster's history. Event handlers decide when to call a move. If `GangMoves` (`gangs.py`) has a
-method with the same name, handlers must call that method, because a move of one member may affect
-its whole gang.
+method with the same name, handlers must call the method of `GangMoves`, because a move of one
+member may affect its whole gang.
 """
 
 from __future__ import annotations
@@ -119,11 +119,11 @@ class RequestMoves:
             assignments = host.assignments(scheduling_class, len(requests))
         # A host without slots gets its first slot, so it counts as in use from now on.
         self.hosts.in_use += not host.slots
-        # Not strict, because `repeat` never ends.
+        # `strict` is off, because `repeat` never ends.
         for request, assignment in zip(requests, assignments, strict=False):
             spec = request.spec
-            # After an older backup was restored, the floor keeps new generations above all
-            # generations that were used since the backup.
+            # If an older backup was restored, this floor is above all generations that were used
+            # since the backup.
             request.generation = max(request.generation, self.numbers.generation_floor) + 1
             slot = _slot_of(
                 spec,
@@ -153,7 +153,7 @@ class RequestMoves:
             # The row of the request is not written, because a restart computes its state from the
             # row of the slot.
             self.changes.slot(slot)
-        # Booked once for all slots, because they are equal.
+        # All slots are equal, so one call books all of them.
         host.book(booked, len(requests))
         self.flows.place(requests[0].job_id, booked, len(requests), cost)
         self.outbox[host.host_id] = None
@@ -229,8 +229,8 @@ class RequestMoves:
     def free(self, slot: Slot, grace_ms: int | None = None) -> None:
         """Starts to free a slot. If the slot was never sent to its executor, it is deleted at once.
 
-        The row of the slot is not written, because after a restart a slot that is not the current
-        slot of a live request counts as FREEING.
+        The row of the slot is not written, because a restart does not need it: a slot counts as
+        FREEING if it is not the current slot of a live request.
 
         Args:
             slot: the slot.
@@ -250,7 +250,8 @@ class RequestMoves:
         self.transitions.move_slot(slot, SlotInput.FREE)
         self.mark_superseded(slot)
         self.resizes.stop(slot)
-        # If the duration of the thread counts, `give_up` has already recorded it.
+        # `give_up` has already recorded the duration of the thread of work, if this duration
+        # counts.
         slot.thread_since_ms = None
         slot.grace_ms = grace_ms
         host.to_free[key] = None
@@ -278,7 +279,8 @@ class RequestMoves:
         self.usage.remove_slot(slot)
         self.changes.delete_slot(slot)
         self.hosts.touch(host)
-        # If the slot was not FREEING, it was lost or declined, and the caller writes that event.
+        # A slot that was not FREEING was lost or declined. Then the caller writes an event for
+        # this.
         if was_freeing:
             self.journal.slot_event("slot_freed", slot)
 

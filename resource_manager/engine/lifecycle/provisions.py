@@ -9,11 +9,11 @@ Example: an executor of the shape "small", which may take 60 s to register.
 
   event                                       state       what happens
   passes.py orders it                         ASKED       row stored, then StartExecutor is sent
-  its provider started it                     STARTED     its handle is stored, for StopExecutor
-  it registers within 60 s                    REGISTERED  planned requests are placed on it
-      it may register before the provider answers: ASKED goes to REGISTERED directly
+  the provider has started the executor       STARTED     its handle is stored, for StopExecutor
+  the executor registers within 60 s          REGISTERED  planned requests are placed on it
+      if it registers before the provider answers, ASKED changes directly to REGISTERED
   it had no slots for the idle timeout        STOPPING    drained, StopExecutor is sent
-      an executor that fails, is late, surplus or lost for too long is stopped in the same way
+      an executor is stopped in the same way if it failed, came too late, or is lost for too long
   no answer from the provider                 STOPPING    StopExecutor is sent again and again
   the provider reports that nothing is left   deleted     executor and slots are deleted, too
       the resource manager does not wait until the executor counts as lost
@@ -162,8 +162,8 @@ class ProvisionMoves:
             self._send_stop(provision)
 
     def stop(self, provision: Provision, message: str) -> None:
-        """Gives an executor back to its provider. It gets no new slots, and its present slots end
-        when it stops.
+        """Gives an executor back to its provider. The executor gets no new slots, and its present
+        slots end when the executor stops.
         """
         self.move(provision, ProvidedExecutorState.STOPPING, message)
         provision.deadline_at_ms = None

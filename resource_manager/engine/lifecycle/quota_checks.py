@@ -179,8 +179,8 @@ class QuotaChecks:
         """Returns the largest amounts that one slot books on any executor, in the form of
         `counted`.
 
-        For a default slot, this is the maximum over all executors in each dimension; empty if no
-        executor is known. The result is cached until `Hosts.version` changes.
+        For a default slot, the result has the maximum over all executors in each dimension. The
+        result is empty if no executor is known. It is cached until `Hosts.version` changes.
         """
         version = self.hosts.version
         if scheduling_class.need is None or scheduling_class.need[0] != version:

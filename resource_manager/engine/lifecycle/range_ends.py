@@ -56,7 +56,8 @@ class RangeMoves:
         Args:
             members: range id, first index and count.
             why: the reason for the events.
-            job_id: the job that must own the range; None: any job (a call of an operator).
+            job_id: the job that must own the range; None: any job may own it (the call comes from
+                an operator of the cluster).
 
         Returns:
             The outcome. None: the step is full and members are left, so the caller must call again.
@@ -91,7 +92,8 @@ class RangeMoves:
         # members that have just ended.
         for part in parts:
             until = min(end, part.end)
-            # The intervals are looked up again each time, because the end of a run changes them.
+            # The intervals are looked up again each time, because ending members changes the
+            # intervals.
             while (run := next(part.waiting.runs_within(first, until), None)) is not None:
                 if self.journal.is_full:
                     return False

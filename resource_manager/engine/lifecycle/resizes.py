@@ -19,9 +19,9 @@ The rules:
   chosen when the resize is ordered (`cpus/resizing.py`). Old and new cpus stay booked until the
   executor confirms the resize.
 - A resize to the slot's profile without GPUs parks the slot. A resize back to the full profile
-  unparks the slot (`devices/parking.py`). Both can take long. The executor then answers
-  IN_PROGRESS. The order is sent again until a report or an answer has the outcome. Unparking is
-  repeated until it succeeds.
+  unparks the slot (`devices/parking.py`). Parking and unparking can take long. The executor then
+  answers IN_PROGRESS. The order is sent again until a report or an answer has the outcome.
+  Unparking is repeated until it succeeds.
 
 Example: a host with 4 cpus has slot A with 1 cpu and slot B with 2 cpus, so 1 cpu is free. `booked`
 is the number of cpus that A has booked.
@@ -169,13 +169,14 @@ class ResizeMoves:
         key = (slot.allocation_id, slot.generation)
         refusal = fits_alone(host.cpus, key, current, self.cpu_request_of(host, slot, size))
         position = host.cpus.devices.layout.position
-        # A device that is absent may return, and then decides.
+        # Without an absent device, the check below is not possible. The device may return later, so
+        # the resize is not refused because of it.
         if refusal or not all((each.type, each.uuid) in position for each in current.devices):
             return refusal
         alone = host.cpus.devices.empty()
         alone.add(current.devices)
         found = with_devices_of(current, profile, size.profile, alone)
-        # A parked slot can wait for its GPUs, whatever became of them.
+        # A parked slot is never refused because of its GPUs: it can wait until they are available.
         return found if isinstance(found, HostRefusal) and not current.parked_devices else None
 
     def cpu_request_of(self, host: Host, slot: Slot, size: Resize) -> CpuRequest:
@@ -249,8 +250,8 @@ class ResizeMoves:
         """Sets the slot to the size in a newer report of its executor.
 
         A reported size is adopted even if it was not ordered. There are three such cases:
-        - A backup was restored. The number is from the lost, newer state of the resource manager:
-          it is higher than the numbers known now, or belongs to another size.
+        - A backup was restored. The reported number is from the lost, newer state of the resource
+          manager: the number is higher than the numbers known now, or belongs to another size.
         - An executor refused a resize and crashed with a full disk, but had carried out the resize.
         - An executor confirmed a resize, crashed with a full disk, and returned to the old size.
 
@@ -399,8 +400,8 @@ class ResizeMoves:
         failures = before.failures if before is not None else 0
         delay = backoff_ms(failures, settings.resize_retry_min_ms, settings.resize_retry_max_ms)
         until_ms = self.journal.now_ms + delay
-        # A changed report ends other back-offs early. After BELOW_USE (the tasks use more than the
-        # new size) it does not, because reports do not show how much a slot uses.
+        # A changed report ends most back-offs early, but not a back-off after BELOW_USE (the tasks
+        # use more than the new size), because reports do not show how much a slot uses.
         below_use = outcome.reason == Reason.BELOW_USE
         host.resize_backoffs[key] = ResizeBackoff(
             number=slot.wanted.number if slot.wanted is not None else 0,
@@ -525,8 +526,9 @@ def growth_obstacles(host: Host, slot: Slot) -> tuple[Obstacle, ...]:
     """Returns the obstacles to the growth of a slot's waiting resize; empty if the resize needs no
     growth.
 
-    It checks neither quotas nor cpus; see `QuotaChecks` and `ResizeMoves.assignment_for`. Do not
-    call it for a host that is reserved for this resize: the reservation would be an obstacle.
+    This function checks neither quotas nor cpus; see `QuotaChecks` and
+    `ResizeMoves.assignment_for`. Do not call it for a host that is reserved for this resize: the
+    reservation would be an obstacle.
     """
     needed = growth(host, slot)
     if slot.wanted is None or not needed:

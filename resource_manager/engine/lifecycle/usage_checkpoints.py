@@ -1,10 +1,10 @@
 """Stores the usage of jobs and groups, and restores it after a restart.
 
 The row of a flow is written when the flow begins to accrue usage, and then about every
-`usage_interval_ms` while it accrues. After a crash, the running slots are charged from the time of
-the row. So after a restart, usage is wrong by at most about one interval. It is too low if slots
-ended between the last row and the crash, and too high if slots started after the last row. If a job
-replaces ended slots by new slots, the two errors cancel out.
+`usage_interval_ms` while the flow accrues. After a crash, the running slots are charged from the
+time of the row. So after a restart, usage is wrong by at most about one interval. It is too low if
+slots ended between the last row and the crash, and too high if slots started after the last row. If
+a job replaces ended slots by new slots, the two errors cancel out.
 
 Example: a slot of cost 1.0 per second runs, and the interval is 10 s. A row at second 100 has the
 usage 40. The process crashes at 107, and the next process starts at 112. The restored usage is 40 +

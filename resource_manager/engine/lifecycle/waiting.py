@@ -58,7 +58,8 @@ _MEMBER_REASONS = frozenset(
 """Reasons for which a member would also wait without its gang."""
 
 TO_WAIT = "; request less, or let it wait for another executor (allow_pending)"
-"""End of a refusal. The command line has a hint that names its option instead."""
+"""The end of the message of a refusal. The command line shows a hint with its own option instead.
+"""
 
 VERDICTS_MAX = 1_000
 """The feasibility of at most this many kinds of gangs is cached."""
@@ -118,8 +119,8 @@ class WaitingReasons:
                 return Reason.WAITING_RESERVATION
             case Feasibility.POSSIBLE:
                 pass
-        # No host has more than all hosts together, and a comparison of sums is cheaper than a pass
-        # over all hosts.
+        # If the request needs more than the sums, it cannot fit on one host. A comparison with the
+        # sums is cheaper than a pass over all hosts.
         sums = free_sums(self.hosts, scheduling_class)
         amounts = list[Need](needs_of(scheduling_class).amounts)
         # `amounts` has two entries: for hosts with one memory pool, and for hosts with separate
@@ -191,7 +192,7 @@ class WaitingReasons:
             reason = self.waiting_reason(scheduling_class)
             if reason not in _MEMBER_REASONS:
                 whole = self._gang_reason(waiting.kind)
-                # If the member does not fit even alone, its own reason helps more than
+                # If the member does not fit even alone, its own reason helps users more than
                 # WAITING_GANG.
                 if whole is not Reason.WAITING_GANG or has_room(self.hosts, scheduling_class):
                     reason = whole

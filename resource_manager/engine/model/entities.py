@@ -2,7 +2,8 @@
 
 Stored fields come first in each class. Fields below the comment "runtime" are never stored; they
 are derived after a restart. Times named `_time_ms` are wall-clock milliseconds since 1970, mostly
-for people. Times named `_at_ms` are monotonic milliseconds of this process; decisions use these.
+for people. Times named `_at_ms` are monotonic milliseconds of this process. Decisions use only
+monotonic times.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ class RequestRange:
 
     spec: RangeSpec
     job_id: str
-    arrival_number: int  # number of its first member; the next members have the next numbers
+    arrival_number: int  # of the first member; the next members have the next arrival numbers
     create_time_ms: int
     # indexes of members that have ended
     ended: dict[Ended, IntervalSet] = field(default_factory=dict)
@@ -132,7 +133,7 @@ class Group:
     """A resource group. A dimension that is missing in `minimum` or `maximum` has no such limit."""
 
     name: str
-    parent: str = ""  # empty: none
+    parent: str = ""  # name of the parent group; empty: the group has no parent
     weight: float = 1.0
     # guaranteed amounts: the group is served first until its slots have booked this much
     minimum: Amounts = field(default_factory=dict)
@@ -147,8 +148,9 @@ class UsageRecord:
 
     flow_id: str  # "group/NAME" or "job/ID"
     measure: str  # unit of `service`, see `Measure`
-    service: float  # decayed
-    raised: float  # sum of the raises, decayed
+    service: float  # the usage, decayed until `time_ms`
+    # amounts that count in addition to `service`, because the flow was raised; decayed
+    raised: float
     time_ms: int  # wall clock
     durations: str = ""  # for a job: the durations of its threads, as JSON text
 
@@ -160,7 +162,7 @@ class Gang:
     spec: GangSpec
     job_id: str
     arrival_number: int  # arrival number of its first member
-    waiting_since_time_ms: int  # when it was last queued
+    waiting_since_time_ms: int  # time when the gang was last queued
     # runtime
     state: GangState = GangState.WAITING
     members: list[str] = field(default_factory=list)  # allocation ids, in order of arrival
@@ -251,9 +253,10 @@ class Slot:
     cpus: str = ""  # empty: the executor's shared pool
     state: SlotState = SlotState.PENDING
     allocated_time_ms: int | None = None
-    isolation: Isolation | None = None  # as the executor reported it
+    isolation: Isolation | None = None  # the isolation that the executor reported
     resize_number: int = 0  # number of the last requested resize
-    ordered: Resize | None = None  # sent to the executor, or in its next command; not confirmed yet
+    # the ordered resize: sent to the executor, or part of its next command; not confirmed yet
+    ordered: Resize | None = None
     wanted: Resize | None = None  # the waiting resize: queued, in back-off, or after `ordered`
     assignment: CpuAssignment | None = None  # None: the slot runs in the whole shared pool (QoS LS)
     # runtime
@@ -265,7 +268,7 @@ class Slot:
     )
     grace_ms: int | None = None  # grace period of the next free command
     thread_since_ms: int | None = None  # monotonic begin of its thread; None: unknown
-    # id of the request for which the slot was last reused; empty: none, or unknown
+    # id of the request for which the slot was last reused; empty: not reused, or not known
     works_for: str = ""
 
     @property
@@ -303,7 +306,7 @@ class Registration:
     protocol_version: str = ""
     software_version: str = ""
     provided_as: str = ""  # shape with which a provider started it; empty: no provider started it
-    host_cpus: str = "{}"  # HostCpus as compact JSON text, for the same reason
+    host_cpus: str = "{}"  # HostCpus as compact JSON text, to save memory
 
 
 @dataclass(slots=True)
@@ -312,7 +315,7 @@ class Provision:
     that no part of the executor is left.
     """
 
-    executor_id: str  # the name with which it registers; no other executor gets this name
+    executor_id: str  # the id with which it registers; no other executor gets this id
     shape: str
     number: int  # provisions are numbered in the order of their requests
     cause: str  # why the executor was requested, for people
@@ -328,7 +331,7 @@ class Provision:
 
 @dataclass(frozen=True, slots=True)
 class Cordon:
-    """A device to which an operator has forbidden new slots."""
+    """A device that gets no new slots, because an operator has cordoned it."""
 
     type: str
     uuid: str
@@ -364,7 +367,7 @@ class CpuState:
     kubelet_cpus: CpuSet = EMPTY  # allocated by a kubelet to its containers
     kubelet_memory: tuple[tuple[int, int], ...] = ()  # allocated by a kubelet: NUMA node, bytes
     kubelet_policy: HostPolicy = NOTHING_SET
-    kubelet: str = ""  # KubeletReport as compact JSON text, for people; empty: there is none
+    kubelet: str = ""  # KubeletReport as compact JSON text, for people; empty: no kubelet is known
     host_policy_number: int = 0  # number of the settings that the executor has applied
     squeezed_cpus: CpuSet = EMPTY
     notes: tuple[str, ...] = ()

@@ -73,8 +73,8 @@ class RequestsSubmitted:
     """A job master submits slot requests. Answer: list[ItemOutcome] in the order sent.
 
     A large call is split into several events. The first event checks the limits for all these
-    events. Its `following` has the requests of the later events. The later events have `admitted`
-    set.
+    events. In the first event, `following` has the requests of the later events. In the later
+    events, `admitted` is True.
     """
 
     at: Instant

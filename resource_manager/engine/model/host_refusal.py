@@ -1,4 +1,6 @@
-"""Why one host cannot give a slot its cpus, NUMA nodes or devices, even if the amounts are free."""
+"""Defines why one host cannot give a slot its cpus, NUMA nodes or devices, even if the amounts are
+free.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from enum import StrEnum
 
 
 class HostBlocker(StrEnum):
-    """The reason of a refusal. The enums of cpus and devices derive from it."""
+    """The reason why a host refuses a slot. `CpuBlocker` and `DeviceBlocker` derive from it."""
 
     @property
     def lasting(self) -> bool:
@@ -17,7 +19,7 @@ class HostBlocker(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HostRefusal:
-    """Why one host cannot serve one request."""
+    """The refusal of one request by one host."""
 
     blocker: HostBlocker
     text: str  # one sentence without a full stop: the needed amount and the present amount

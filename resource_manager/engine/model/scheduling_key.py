@@ -1,7 +1,7 @@
 """The scheduling key, by which equal requests form a scheduling class, and the common columns of
 the capacity index.
 
-The index counts memory in grains (`in_grains`). Constraints can add columns of their own; see
+The index counts memory in grains (`in_grains`). Constraints can add further columns; see
 `placement/constraint.py`.
 """
 
@@ -51,10 +51,10 @@ _MEMORY = frozenset({MEMORY_BYTES, *MEMORY_PARTS})
 
 
 class Needs(NamedTuple):
-    """The least that a host must have in each column of the index to serve one request.
+    """The lowest value that a host must have in each column of the index to serve one request.
 
-    A host with less cannot serve the request. A host with this much can serve the request, unless
-    the request is `topology_constrained`.
+    A host with a lower value cannot serve the request. A host that has all these values can serve
+    the request, unless the request is `topology_constrained`.
 
     Attributes:
         pooled: the columns for a host with one memory pool.

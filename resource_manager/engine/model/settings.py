@@ -41,7 +41,7 @@ class ExecutorShape:
     slots_max: int = 0  # 0: no limit
     cost: float = 1.0  # relative to other shapes
     count_max: int = 0  # largest number of executors of this shape at a time; 0: no limit
-    start_timeout_ms: int = 120 * SECOND_MS  # time within which it must register
+    start_timeout_ms: int = 120 * SECOND_MS  # time within which an executor must register
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,8 @@ class EngineSettings:
     strategy: Strategy = "pack"
     pack_candidates: int = 8  # "pack" compares at most this many hosts; 1 is first fit
     label_indexes_max: int = 64  # largest number of label selectors with their own index
-    # one `Decide` tries at most this many scheduling classes without success; the next continues
+    # one `Decide` tries at most this many scheduling classes without success; the next `Decide`
+    # tries the other classes
     classes_tried_max: int = 300
     # one `Decide` checks cpus and NUMA nodes on at most this many hosts without success
     hosts_asked_max: int = 256
@@ -112,7 +113,7 @@ class EngineSettings:
     job_requests_max: int = 1_000_000  # live requests of one job
     job_scheduling_classes_max: int = 10_000  # scheduling classes among a job's pending requests
     requests_max: int = 2_000_000  # live requests of all jobs; each takes about 1 KiB of memory
-    # a request is rejected if for this time no executor could host it, even when empty
+    # a request is rejected if no executor could host it, even when empty, for this time
     infeasible_after_ms: int = 30 * SECOND_MS
 
     # Jobs.

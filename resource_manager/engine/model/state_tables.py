@@ -57,15 +57,15 @@ class StateTable(Generic[StateT, InputT]):
 class RequestInput(StrEnum):
     """The inputs of the state machine of requests."""
 
-    PLACE = "PLACE"  # capacity was booked for it
-    CONFIRM = "CONFIRM"  # its executor carved the slot
+    PLACE = "PLACE"  # capacity was booked for the request
+    CONFIRM = "CONFIRM"  # the executor has carved the slot
     # the placement failed or the slot was lost: back to its old place in the queue
     REQUEUE = "REQUEUE"
     # a lost executor returned with the slot before the request was placed again
     RECLAIM = "RECLAIM"
-    CANCEL = "CANCEL"  # withdrawn before it was granted
+    CANCEL = "CANCEL"  # the request was withdrawn before it was granted
     RELEASE = "RELEASE"  # the granted slot was given back
-    REUSE = "REUSE"  # another slot of its job is reused for its work
+    REUSE = "REUSE"  # another slot of the job is reused for the work of this request
     DECLINE = "DECLINE"  # the executor's direct offer was not accepted
     REJECT = "REJECT"  # the request must no longer wait, for example because it is infeasible
     LOSE = "LOSE"  # the granted slot was lost, and the request does not want another slot
@@ -99,10 +99,11 @@ REQUEST = StateTable(
 class SlotInput(StrEnum):
     """The inputs of the state machine of slots."""
 
-    CONFIRM = "CONFIRM"  # its executor carved it
+    CONFIRM = "CONFIRM"  # the executor has carved the slot
     FREE = "FREE"  # the slot must be freed, or its executor is lost
-    RECLAIM = "RECLAIM"  # its lost executor returned with it while its request was still queued
-    VANISH = "VANISH"  # it does not exist on its executor, so its capacity is free
+    # the lost executor returned with the slot while its request was still queued
+    RECLAIM = "RECLAIM"
+    VANISH = "VANISH"  # the slot does not exist on its executor, so its capacity is free
 
 
 SLOT = StateTable(
@@ -168,10 +169,10 @@ RESIZE = StateTable(
 class GangInput(StrEnum):
     """The inputs of the state machine of gangs."""
 
-    PLACE = "PLACE"  # capacity was booked for all its members that have not ended
+    PLACE = "PLACE"  # capacity was booked for all members that have not ended
     GRANT = "GRANT"  # the last slot of its members was carved
     BREAK = "BREAK"  # a slot was lost or refused: all members go back to their place in the queue
-    END = "END"  # its members are cancelled or rejected
+    END = "END"  # the members are cancelled or rejected
 
 
 _G = GangState
@@ -195,7 +196,7 @@ GANG = StateTable(
 class JobInput(StrEnum):
     """The inputs of the state machine of jobs."""
 
-    END = "END"  # its owner or an operator ends it, or its lease has expired
+    END = "END"  # the job master or an operator ends the job, or the lease has expired
 
 
 JOB = StateTable(
@@ -211,9 +212,9 @@ JOB = StateTable(
 class RegistrationInput(StrEnum):
     """The inputs of the state machine of an executor's registration."""
 
-    REGISTER = "REGISTER"  # it registers, with its capacity and slots
+    REGISTER = "REGISTER"  # the executor registers, with its capacity and slots
     DISTRUST = "DISTRUST"  # commands do not arrive, or are refused: it must register again
-    FALL_SILENT = "FALL_SILENT"  # no message has arrived from it for too long, or it has ended
+    FALL_SILENT = "FALL_SILENT"  # it has sent no message for too long, or has ended
 
 
 _E = ExecutorState
@@ -272,7 +273,7 @@ class Reachability(StrEnum):
 class ReachInput(StrEnum):
     """The results of calls to an executor."""
 
-    FAIL = "FAIL"  # commands do not arrive although it reports
+    FAIL = "FAIL"  # commands do not arrive, although the executor reports
     ANSWER = "ANSWER"  # a probe was answered
 
 

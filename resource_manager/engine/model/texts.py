@@ -14,24 +14,24 @@ from finegrain.resources import (
 from finegrain.units import format_bytes_exactly, format_cpu
 
 WHOLE_GPUS = f"{DEVICE_PREFIX}gpu"
-"""The dimension of GPUs in texts, in hundredths: equal shares of their compute and memory."""
+"""The dimension of GPUs in texts, in hundredths of a GPU: equal shares of compute and memory."""
 
 
 def profile_text(profile: ResourceProfile | None) -> str:
-    """Returns the amounts of a profile: "1 cpu, 1Gi memory"."""
+    """Returns the amounts of a profile, such as "1 cpu, 1Gi memory"."""
     if profile is None:
         return "a default slot"
     return amounts_text(booking(profile, separate_pools=False))
 
 
 def amounts_text(amounts: Amounts) -> str:
-    """Returns amounts: "1 cpu, 1Gi memory, 2 gpu"."""
+    """Returns the amounts, such as "1 cpu, 1Gi memory, 2 gpu"."""
     parts = _with_whole_gpus(amounts)
     return ", ".join(amount_text(name, amount) for name, amount in parts.items())
 
 
 def largest_text(requested: Amounts, largest: Amounts) -> str:
-    """Returns what is short on every executor: "cpu: requested 64, largest executor 2".
+    """Returns the dimensions that are short, such as "cpu: requested 64, largest executor 2".
 
     Args:
         requested: the amounts of the request.
@@ -47,7 +47,7 @@ def largest_text(requested: Amounts, largest: Amounts) -> str:
 
 
 def _with_whole_gpus(amounts: Amounts) -> Amounts:
-    """Returns the amounts with GPUs counted as `--gpu` counts them, unless their parts differ."""
+    """Replaces the two dimensions of GPU shares by `WHOLE_GPUS`, if their amounts are equal."""
     core, ratio = DEVICE_PREFIX + GPU_CORE, DEVICE_PREFIX + GPU_MEMORY_RATIO
     if core not in amounts or amounts[core] != amounts.get(ratio):
         return amounts
@@ -63,7 +63,7 @@ def _rounded_text(name: str, amount: int) -> str:
 
 
 def amount_text(name: str, *amounts: int, of: str = " of ") -> str:
-    """Returns one amount, or several of one dimension: "1 cpu", "5 of 4 cpu"."""
+    """Returns one amount, or several amounts of one dimension, such as "1 cpu" or "5 of 4 cpu"."""
     unit = name.removeprefix(EXTENDED_PREFIX).removeprefix(DEVICE_PREFIX)
     if _is_cpu(name) or name.endswith("_bytes"):
         unit = name.removesuffix("_milli").removesuffix("_bytes").replace("_", " ")
@@ -71,7 +71,7 @@ def amount_text(name: str, *amounts: int, of: str = " of ") -> str:
 
 
 def number_text(name: str, amount: int) -> str:
-    """Returns an amount without its dimension: "1", "5Gi"."""
+    """Returns an amount without its dimension, such as "1" or "5Gi"."""
     if _is_cpu(name):
         return format_cpu(amount)
     if name == WHOLE_GPUS:
