@@ -1,4 +1,4 @@
-"""Starts the parts of a resource manager in sequence, and stops them in reverse.
+"""Starts the parts of a resource manager in order, and stops them in reverse order.
 
 The steps are: lock the state directory, read the certificates, bind the ports, and become the
 leader or wait as a standby. Until the state is read, callers get UNAVAILABLE. A wrong configuration
@@ -59,9 +59,8 @@ from resource_manager.wiring import (
 
 EXIT_OK, EXIT_FAILED, EXIT_STEPPED_DOWN = 0, 1, 4
 EXIT_REPLACED = 5
-"""Only `serve` returns this: a standby led and was replaced.
-
-`run` then starts the program again.
+"""Exit code of `serve` only: a standby has led and was replaced. `run` then starts the program
+again.
 """
 STOP_GRACE_S = 2.0  # time for calls in progress when the server stops
 COLLECTOR_THRESHOLDS = (10_000, 10, 10)
@@ -119,10 +118,11 @@ class _Running:
             await leadership.wait_and_take(self.dispatcher, waiting)
         else:
             await leadership.take(self.dispatcher)
-        # These are in the database, which a standby opens only when it takes leadership.
+        # The authority and the members are in the database. A standby opens it only when it becomes
+        # the leader.
         await check_authority(self.components.runner, self.components.own_files)
         await self.components.members.load()
-        # From here on calls are served. The health service reports this right after.
+        # Calls are served from here on, and the health service reports this.
         leadership.begin()
         self.provisioning.begin()
         await self.server.set_serving(True)
@@ -230,8 +230,8 @@ async def _resource_manager(options: ResourceManagerOptions) -> AsyncIterator[_R
         server = make_server(components, hub, identities.calls)
         address = await server.start(serving=False)
         components.leadership.address = components.driver.address = advertised(options, address)
-        # The server is stopped in two places. The one further below, which runs first, gives calls
-        # in progress time to end. This one is for errors before that place.
+        # The server is stopped in two places. This callback is for errors before the second callback
+        # is pushed. The second callback (below) runs first, and gives calls in progress time to end.
         stack.push_async_callback(server.stop, 0)
         await identities.serve_joining(stack)
         login = LoginSocket(state_dir / SOCKET_FILE, identities.issuer, components.members)
@@ -260,7 +260,7 @@ async def _resource_manager(options: ResourceManagerOptions) -> AsyncIterator[_R
         # This runs before the runner stops, so that calls in progress are still committed.
         stack.push_async_callback(server.stop, STOP_GRACE_S)
         metrics_address = await serve_metrics(components, stack)
-        # This is pushed last, so it runs first. No tool then finds the address of a port that is
+        # This is pushed last, so it runs first. Then no tool finds the address of a port that is
         # closing.
         stack.callback(remove_endpoint, state_dir)
         dispatcher = Dispatcher(links, hub, metrics, provisioning)
@@ -290,7 +290,7 @@ async def _until_the_end(
         if lead_task.done() and not runner.fatal.done():
             if isinstance(error := lead_task.exception(), Contested):
                 runner.fatal.set_result(error)
-            lead_task.result()  # raises the error if it could not become the leader
+            lead_task.result()  # raises the error if this process could not become the leader
         await end
     except Contested:
         pass  # the error is reported below, with the command that helps

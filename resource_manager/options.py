@@ -1,6 +1,6 @@
 """All options of the resource manager.
 
-The command line fills them. No default here depends on the host.
+The command line sets them. No default here depends on the host.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ class ResourceManagerOptions:
     )
     advertise_address: str = ""  # address for other processes; empty: the bound address
     standby: bool = False  # True: wait while another process leads; False: end
-    join_listen: str | None = None  # address of the join port; None: see below; empty: no port
-    join_advertise: str = ""  # its address for other processes; empty: the advertised host
+    # address of the join port; None: `JOIN_PORT_DISTANCE` above the main port; empty: no join port
+    join_listen: str | None = None
+    # address of the join port for other processes; empty: on the host of the advertised address
+    join_advertise: str = ""
     log: LogOptions = field(default_factory=LogOptions)
     strategy: str = "pack"  # pack, spread, balanced
     report_interval_ms: int = 3_000
@@ -57,7 +59,7 @@ class ResourceManagerOptions:
 
     @property
     def join_address(self) -> str:
-        """Address at which the join port listens; empty: there is none."""
+        """Address at which the join port listens; empty: there is no join port."""
         if self.join_listen is not None:
             return self.join_listen
         host, port = parse_address(self.listen.address, "listen.address")

@@ -144,8 +144,8 @@ async def make_components(
     Raises:
         FinegrainError: a file, a certificate or the database cannot be used.
     """
-    # Stage 1: configuration and certificates. So mistakes in them are reported before a database
-    # is opened.
+    # Stage 1: configuration and certificates. They are read first, so that mistakes in them are
+    # reported before a database is opened.
     providers = read_providers(options)
     settings = settings_of(options, providers.provisioning)
     own_files = open_own_files(state_dir)
@@ -223,7 +223,7 @@ def make_server(
 
 
 class Identities:
-    """What issues certificates and tokens: the services of identity.proto with their addresses.
+    """Issues certificates and tokens: the services of identity.proto, with their addresses.
 
     Attributes:
         join_address: "host:port" of the join port for other processes; empty: there is none.

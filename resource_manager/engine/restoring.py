@@ -76,7 +76,7 @@ def restore(snapshot: Snapshot, settings: EngineSettings, at: Instant) -> State:
         _restore_range(state, row)
     for request in sorted(snapshot.requests, key=lambda request: request.arrival_number):
         _restore_request(state, request)
-    # By generation, because `_match` expects the older slots of a request first.
+    # Slots are sorted by generation, because `_match` expects the older slots of a request first.
     for slot in sorted(snapshot.slots, key=lambda slot: (slot.allocation_id, slot.generation)):
         _restore_slot(state, slot)
     # Usage: groups and jobs become flows, and the flows are charged for their slots.
@@ -272,7 +272,7 @@ def _count_live(state: State, job: Job, count: int) -> None:
     job.live_requests += count
     state.requests.live += count
     # The previous process stopped before it had ended all requests of an ended job. The next
-    # `Decide` events end the rest.
+    # `Decide` events end the remaining requests.
     if count and job.state is JobState.ENDED:
         state.endings.setdefault(job.job_id, Ending())
 
@@ -320,10 +320,10 @@ def _match(transitions: Transitions, request: Request | None, slot: Slot) -> Non
     """Derives the states of a request and one of its slots from both rows. The caller must pass
     older slots first.
 
-    The row of a request is not written when the request is placed or granted. It has the state and
-    generation from when the request was last pending or ended. Example: the row is pending with
-    generation 2, and a slot has generation 3. Then that slot is the request's current slot. A slot
-    that belongs to no remaining request is being freed.
+    The row of a request is not written when the request is placed or granted. The row has the state
+    and generation from when the request was last pending or ended. Example: the row is pending with
+    generation 2, and a slot has generation 3. Then the slot with generation 3 is the request's
+    current slot. A slot that is not the current slot of a live request is being freed.
     """
     lives = request is not None and (
         request.generation < slot.generation

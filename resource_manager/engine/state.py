@@ -86,7 +86,8 @@ class State:
         self.new_parts: list[Part] = []
         self.elastic = Elastic(settings.provisioning)
         self.reservations = Reservations()
-        self.considered_arrival = 0  # last arrival number at the last decision
+        # the last arrival number that the last `Decide` has considered
+        self.considered_arrival = 0
         # executors that this process has answered; they may know its epoch from the answer
         self.answered_executors: set[str] = set()
         # Objects that change the states of entities, and keep the ledgers in step with the changes.

@@ -196,7 +196,7 @@ def _handle(state: State, event: Event) -> object:  # noqa: C901, PLR0912, PLR09
 
 
 def _fire_timers(state: State) -> None:
-    """Handles due timers until the step is full. The next `Decide` handles the rest."""
+    """Handles due timers until the step is full. The next `Decide` handles the remaining timers."""
     due = state.timers.due(state.journal.now_ms)
     # `due` is lazy: timers that are not taken from it stay in `left_over`.
     for timer, entity_id in islice(due, TIMERS_AT_ONCE):

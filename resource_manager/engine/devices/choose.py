@@ -94,7 +94,7 @@ FULLEST_FIRST = Preference()
 
 Given = list[tuple[int, tuple[str, ...]]]
 """Positions of the devices that a slot gets, each with the bus ids of the slot's virtual functions
-there.
+on this device.
 """
 
 
@@ -184,10 +184,12 @@ class _Choice:
         self._groups = list(dict.fromkeys(devices[at].pcie_group for at, _ in near))
 
     def devices_beside(self, others: Iterable[DeviceRequest]) -> Given | HostRefusal:
-        """Returns the devices that the slot gets, if devices of other types must be near to them.
+        """Returns the devices that the slot gets, if it also requests devices of other types near
+        them.
 
-        It takes them from PCIe groups where all other types have a free device. If these groups
-        have too few, it takes any, and the choice of the others then says what is missing.
+        The devices are taken from PCIe groups where each other type has a free device, if there are
+        enough such devices. Otherwise they are taken from any PCIe groups. Then the choice of the
+        other types fails, and its refusal says which devices are missing.
         """
         self._within = set.intersection(
             *({self._layout.devices[at].pcie_group for at in self._free(each)} for each in others)

@@ -142,7 +142,7 @@ class DeviceLayout:
         """
         chosen = [start]
         while len(chosen) < count:
-            # Compared in the same way as whole sets: first the worst pair, then the sum.
+            # GPUs are compared in the same way as whole sets: first the worst pair, then the sum.
             values = [(self._connection(chosen, at), -at) for at in positions if at not in chosen]
             chosen.append(-max(values)[1])
         return bits_of(chosen)

@@ -21,7 +21,7 @@ from resource_manager.engine.model.host_refusal import HostRefusal
 
 
 def parked(assignment: CpuAssignment) -> CpuAssignment:
-    """Returns what a slot has without its GPUs."""
+    """Returns the assignment of a slot while it is parked: without its GPUs."""
     gpus = tuple(each for each in assignment.devices if each.type == GPU)
     if not gpus:
         return assignment
@@ -32,12 +32,13 @@ def parked(assignment: CpuAssignment) -> CpuAssignment:
 def regained(
     wanted: tuple[DeviceShare, ...], request: DeviceRequest, ledger: DeviceLedger
 ) -> tuple[DeviceShare, ...] | HostRefusal:
-    """Returns the shares that a parked slot gets, in the order of those that it had.
+    """Returns the shares that a parked slot gets when it is unparked, in the order of `wanted`.
 
     Args:
-        wanted: the shares that it had, with the amounts that it wants of them now.
-        request: what it requests of GPUs.
-        ledger: of its host.
+        wanted: the shares that the slot had before it was parked, with the amounts that it needs
+            now.
+        request: the GPUs that the slot requests.
+        ledger: the device ledger of the slot's host.
     """
     refusal = None
     for share in wanted:

@@ -9,8 +9,9 @@ half of a GPU has less than half of the value, because it serves fewer requests.
 strands the least value on the GPU with the smallest free part that is sufficient.
 
 Example: half of a GPU has the value 353. A slot needs 30 hundredths. On a GPU with 50 hundredths
-free, the rest has the value 89, so this GPU loses 264. On a completely free GPU, the rest has the
-value 585, so this GPU loses 415. So the GPU with 50 hundredths free is better.
+free, the remaining 20 have the value 89, so this GPU loses 264. On a completely free GPU, the
+remaining 70 have the value 585, so this GPU loses 415. So the GPU with 50 hundredths free is
+better.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from resource_manager.engine.model.host_refusal import HostBlocker, HostRefusal
 
 
 class DeviceBlocker(HostBlocker):
-    """The reason of a refusal. Reasons of the first group stay while request and host are the same.
-    Reasons of the second group may disappear when other slots end or devices recover.
+    """Why a host refuses a slot. Reasons of the first group stay while request and host are the
+    same. Reasons of the second group may disappear when other slots end or devices recover.
     """
 
     # the host has no devices of the type that meet the conditions

@@ -1,10 +1,10 @@
-"""The devices of a slot after a resize.
+"""Computes the devices of a slot after a resize.
 
-A resize does not move a slot: it keeps its devices, and has another share of each. Only parking and
-unparking change the devices themselves (`parking.py`).
+A resize does not move a slot: the slot keeps its devices, and gets another share of each device.
+Only parking and unparking change the devices themselves (`parking.py`).
 
-Example: a slot has half of GPU 0, and another slot has a quarter of it. The first one can grow to
-three quarters. It has to wait for more, even if GPU 1 is free.
+Example: a slot has half of GPU 0, and another slot has a quarter of GPU 0. The first slot can grow
+to three quarters. For a larger share it has to wait, even if GPU 1 is free.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ def with_devices_of(
     profile: ResourceProfile,
     ledger: DeviceLedger,
 ) -> CpuAssignment | HostRefusal:
-    """Returns what a slot has after a resize. Changes nothing.
+    """Returns the assignment of a slot after a resize, or why the slot cannot have it. Changes
+    nothing.
 
     Args:
-        assignment: what it has now.
-        before: its present profile.
-        profile: the new one. It may park or unpark the slot.
-        ledger: of its host; it contains what the slot has now.
+        assignment: the present assignment of the slot.
+        before: the present profile.
+        profile: the new profile. It may park or unpark the slot.
+        ledger: the device ledger of the slot's host; it contains the present shares of the slot.
     """
     requests = {each.type: each for each in profile.devices}
     if GPU not in requests:
@@ -48,8 +49,8 @@ def with_devices_of(
         devices = sorted((*assignment.devices, *found), key=lambda each: (each.type, each.minor))
         assignment = replace(assignment, devices=tuple(devices), parked_devices=())
         del requests[GPU]
-    # A share is computed again only if the slot asks for another one: its device may have become
-    # smaller since.
+    # A share that does not change is not computed again, because its device may have become smaller
+    # since the placement.
     same = {each.type for each in before.devices if requests.get(each.type) == each}
     return _resized(assignment, {k: each for k, each in requests.items() if k not in same}, ledger)
 
@@ -57,7 +58,7 @@ def with_devices_of(
 def _resized(
     assignment: CpuAssignment, requests: dict[str, DeviceRequest], ledger: DeviceLedger
 ) -> CpuAssignment | HostRefusal:
-    """Returns the slot's devices with other shares of these types."""
+    """Returns the assignment with other shares of the devices of these types."""
     devices = []
     for share in assignment.devices:
         request = requests.get(share.type)
@@ -72,14 +73,14 @@ def _resized(
 
 
 def _sized(share: DeviceShare, request: DeviceRequest, ledger: DeviceLedger) -> DeviceShare:
-    """Returns the share of a device that a request means: memory both in bytes and as a ratio."""
+    """Returns the share of a device for a request, with the memory both in bytes and as a ratio."""
     at = ledger.layout.position.get((share.type, share.uuid))
     total = ledger.layout.totals[at] if at is not None else {}
     return replace(share, amounts=pairs(completed(dict(request.amounts), total)))
 
 
 def _refusal(share: DeviceShare, wanted: DeviceShare, ledger: DeviceLedger) -> HostRefusal | None:
-    """Returns why a slot cannot have another share of its device now; None: it can."""
+    """Returns why a slot cannot have another share of its device now; None: it can have it."""
     growth = shortfall(dict(wanted.amounts), dict(share.amounts))
     at = ledger.layout.position.get((share.type, share.uuid))
     if at is not None and not growth:

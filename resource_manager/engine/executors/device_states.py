@@ -3,8 +3,8 @@ processes that belong to no slot.
 
 A device that is not healthy, or that other processes use, gets no new slots, but its slots are not
 ended. Each change is written to the cluster's history, and each job that has a slot on the device
-gets an event. If the work of a slot cannot continue, the slot may be ended. This is done if its
-request has `restart_on_device_loss`. The request then returns to its old place in the queue.
+gets an event. If the work of a slot cannot continue, and its request has `restart_on_device_loss`,
+the slot is ended. The request then returns to its old place in the queue.
 """
 
 from __future__ import annotations

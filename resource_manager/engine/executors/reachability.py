@@ -33,8 +33,8 @@ def delivery_overdue(journal: Journal, settings: EngineSettings, host: Host) -> 
     Called after a report of the executor. An executor that does not report becomes lost instead.
 
     Args:
-        journal: has the current time.
-        settings: has the limit, `unreachable_after_ms`.
+        journal: the journal; it has the current time.
+        settings: the settings, with the limit `unreachable_after_ms`.
         host: the executor.
     """
     command = host.in_flight
@@ -51,9 +51,10 @@ def find_unreachable(
     The command in flight is dropped, because the registration will show its outcome.
 
     Args:
-        journal: receives the event.
+        journal: the journal, to which the event is written.
         transitions: the state tables.
-        usage: updated, because slots can no longer be placed on the host.
+        usage: the usage accounting; it is updated, because slots can no longer be placed on the
+            host.
         host: the executor.
     """
     reach = host.reach
@@ -81,11 +82,11 @@ def unreachable_registered(
     """Plans the next probe of an unreachable executor that has registered.
 
     Args:
-        journal: has the current time.
-        settings: has the limits of the pause between probes.
-        timers: the timer of the probe is armed here.
+        journal: the journal; it has the current time.
+        settings: the settings, with the limits of the pause between probes.
+        timers: the timers, where the timer of the probe is armed.
         host: the executor.
-        changed: true if the cause may have been removed, so that the probe is made at once.
+        changed: True if the cause may have been removed, so that the probe is made at once.
     """
     reach = host.reach
     # Earlier failures no longer count, so the first pause is short again.
@@ -108,8 +109,8 @@ def probe_timer_fired(state: State, executor_id: str) -> None:
     if state.journal.now_ms < reach.probe_at_ms:
         state.timers.arm(Timer.PROBE, executor_id, reach.probe_at_ms)
         return
-    # The probe counts as failed until it is answered, so that a probe without an answer lengthens
-    # the pause, too.
+    # The probe counts as failed until the executor answers it. So a probe without an answer
+    # lengthens the pause, too.
     reach.failures += 1
     state.journal.effects.append(ProbeExecutor(executor_id, host.executor.registration.address))
     _plan_probe(state.timers, host, state.journal.now_ms + _pause_ms(state.settings, reach))
@@ -145,7 +146,9 @@ def executor_probed(state: State, event: ExecutorProbed) -> None:
 
 
 def command_arrived(host: Host) -> None:
-    """Records that a command was answered, so the executor is reachable. Resets its failures."""
+    """Records that a command was answered, so the executor is reachable. Resets its failure
+    counters.
+    """
     # Only a probe ends unreachability. The answer to an old command may be late.
     if not host.reach.unreachable:
         host.reach = Reach()
@@ -168,5 +171,6 @@ def _plan_probe(timers: Timers, host: Host, at_ms: int) -> None:
 
 
 def _pause_ms(settings: EngineSettings, reach: Reach) -> int:
-    # Minus 1, because `failures` includes the current failure, and the first pause is the shortest.
+    # `failures` includes the current failure. 1 is subtracted, so that the first pause is the
+    # shortest.
     return backoff_ms(max(0, reach.failures - 1), settings.probe_min_ms, settings.probe_max_ms)

@@ -139,8 +139,8 @@ def _adopt(state: State, host: Host | None, registration: Registration) -> Host:
     else:
         executor = host.executor
         if host.reach.unreachable:
-            # If the executor registers on its own, it may have been restarted or repaired. So it is
-            # probed at once.
+            # If no registration was expected, the executor may have been restarted or repaired. So
+            # the executor is probed at once.
             as_expected = executor.state is ExecutorState.UNCONFIRMED
             moved = executor.registration.address != registration.address
             unreachable_registered(
@@ -273,7 +273,8 @@ def drain_timer_fired(state: State, executor_id: str) -> None:
     # The drain has ended, or has no deadline.
     if host is None or host.executor.drain_deadline_at_ms is None:
         return
-    if state.journal.now_ms < host.executor.drain_deadline_at_ms:  # a later drain request moved it
+    # A later drain request has moved the deadline.
+    if state.journal.now_ms < host.executor.drain_deadline_at_ms:
         state.timers.arm(Timer.DRAIN, executor_id, host.executor.drain_deadline_at_ms)
         return
     message = (
@@ -290,7 +291,7 @@ def forget_executor(state: State, event: ForgetRequested) -> None:
         FailedPrecondition: the executor is not lost.
     """
     host = known_host(state.hosts, event.executor_id)
-    # An executor that is not lost still reports. After its deletion, its slots would belong to no
+    # An executor that is not lost still reports. If it were deleted, its slots would belong to no
     # request.
     if host.executor.state is not ExecutorState.LOST:
         raise FailedPrecondition(

@@ -96,7 +96,7 @@ def slots_reported(state: State, event: SlotsReported) -> ReportAnswer:
         or host.executor.registration.instance_id != event.instance_id
         or host.executor.registration_number != event.registration_number
     ):
-        # The report is of an older registration. If the executor has registered again in the
+        # The report belongs to an older registration. If the executor has registered again in the
         # meantime, it ignores this answer. Otherwise the executor must register, because all its
         # reports would be ignored.
         return ReportAnswer(register_again=True)
@@ -144,8 +144,8 @@ def adopt_report(
     # report.
     if report.report_number <= executor.report_number:
         return AdoptedReport(adopted=False)
-    # The report says only that nothing changed since its base report, which was not adopted last.
-    # The caller requests a full report.
+    # The report says only that nothing has changed since its base report, but another report was
+    # adopted last. The caller requests a full report.
     if report.unchanged and report.base_report_number != executor.report_number:
         return AdoptedReport(adopted=False, base_missing=True)
     # The report is adopted from here on.
@@ -201,11 +201,11 @@ def adopt_report(
         state.hosts.indexes.log_growth(host, state.queue)
     if host.resize_backoffs:
         state.resizes.end_backoffs(host)
-    # This comes after `end_refusals`, because these refusals follow from this report, which must
-    # not end them at once.
+    # This comes after `end_refusals`. Otherwise, this report would at once end the refusals that it
+    # causes.
     for slot in broken:
         remember_refusal(state, host, slot)
-    # The executor already ends the slots that it reports as FREEING, so they need no order.
+    # The executor is already ending the slots that it reports as FREEING, so they need no order.
     host.unowned = tuple(
         key
         for key, seen in reported.items()
@@ -218,8 +218,8 @@ def settle(state: State, host: Host) -> None:
     """Removes the slots that are missing from the last adopted report (rules 3 and 4)."""
     if host.reported.keys() >= host.slots.keys():
         return
-    # Collected first, because if one slot of a gang is lost, other slots of the gang may change.
-    # `contains` is false for slots that the report cannot show yet (rule 3).
+    # The slots are collected first, because if one slot of a gang is lost, other slots of the gang
+    # may change. `contains` is false for slots that the report cannot show yet (rule 3).
     missing = [
         slot for key, slot in host.slots.items() if key not in host.reported and host.contains(slot)
     ]
@@ -333,8 +333,8 @@ def refuse_seen_epoch(state: State, executor_id: str, rm_epoch: int) -> None:
         EpochSeen: the executor has seen a higher epoch, or the same epoch from another process.
     """
     own = state.rm_epoch
-    # An executor learns the epoch of this process only from its answers. If an executor without
-    # such an answer knows the epoch, another process uses the same epoch.
+    # An executor learns the epoch of this process only from the answers of this process. If the
+    # executor has received no such answer but knows the epoch, another process uses the same epoch.
     known = own if executor_id in state.answered_executors else own - 1
     if rm_epoch > known:
         raise EpochSeen(executor_id, rm_epoch, own)

@@ -45,8 +45,8 @@ CLUSTER = ""
 class Announced:
     """An executor's announcement of its cpus, as far as this module needs it."""
 
-    slot_cpus: CpuSet = EMPTY  # cpus that its announced total counts
-    # cpus that its configuration reserves, in addition to `slot_cpus`
+    slot_cpus: CpuSet = EMPTY  # cpus that the announced total counts
+    # cpus that the executor's configuration reserves, in addition to `slot_cpus`
     reserved_cpus: CpuSet = EMPTY
     isolated_cpus: CpuSet = EMPTY  # cpus that are in no shared pool
     policy: HostPolicy = NOTHING_SET

@@ -109,7 +109,7 @@ class Host(CpuAllocator):
         frees_paused_until_ms: no FreeSlots command is sent before this time (monotonic clock).
         refusals: the scheduling classes that the executor refused.
         reach: whether the resource manager can connect to the executor.
-        shrunk: True if its slots have booked more than the host has now.
+        shrunk: True if slots have booked more than the host has now.
         reserved: capacity that is kept for the owner of a reservation; None: nothing is reserved.
         described: the registration from which the index columns were computed; None: the columns
             are outdated.
@@ -310,8 +310,9 @@ class Host(CpuAllocator):
             ordered: the resize in flight; None: there is none.
         """
         key = (slot.allocation_id, slot.generation)
-        # The old booking is subtracted from both sums before the slot is changed. It depends on
-        # the assignment as well, because devices that the host no longer has are not booked.
+        # The old booking is subtracted from both sums before the slot is changed. The booking
+        # depends on the assignment as well, because devices that the host no longer has are not
+        # booked.
         decrease(self.booked, slot.booked)
         decrease(self.unreported, self.unreported_of(key, slot))
         slot.profile, slot.assignment, slot.ordered = profile, assignment, ordered
@@ -468,7 +469,8 @@ class Host(CpuAllocator):
         return refusal is not None and refusal.active
 
     def end_refusals(self, now_ms: int) -> bool:
-        """Ends each refusal that has expired, or since which the reported state has changed.
+        """Ends each refusal whose pause is over, or whose `state_seen` is not the reported state
+        any more.
 
         Returns:
             True if at least one refusal ended.

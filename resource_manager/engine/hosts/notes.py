@@ -51,7 +51,8 @@ StateSeen = tuple[frozenset[SlotKey], tuple[tuple[str, int], ...]]
 
 @dataclass(slots=True)
 class Refusal:
-    """An executor has refused a slot of a scheduling class, although its ledger had room for it.
+    """An executor has refused a slot of a scheduling class, although the ledger had room for the
+    slot.
 
     While the refusal is active, the host is not chosen for the class. The refusal ends at
     `until_ms`, or earlier if the reported state differs from `state_seen` (None: only at
@@ -164,5 +165,5 @@ class Reach:
     unreachable: bool = False
     cause: str = ""  # cause of the last failure, for people
     failures: int = 0  # failed probes and deliveries since the executor last answered a command
-    refused: int = 0  # commands that the executor refused since then
+    refused: int = 0  # commands that the executor refused since it last answered a command
     probe_at_ms: int = 0

@@ -87,7 +87,8 @@ def _job_queue(
     if job_queue.position != INACTIVE and job_queue.position > job_queue.numbers.first:
         first = job_queue.numbers.first
         yield f"{title} has the position {job_queue.position}, after its first request {first}"
-    # It is enough to check one request of each run, because all requests of a run are equal.
+    # It is enough to check one request of each interval, because all requests of an interval are
+    # equal.
     for start, _ in job_queue.numbers.runs():
         request = requests.at(start)
         if request.job_id != job_id or queue.class_of(request.spec) is not scheduling_class:

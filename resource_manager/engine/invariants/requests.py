@@ -65,7 +65,8 @@ def request_problems(state: State, number: int) -> Iterator[str]:
     if gang_id and gang_id not in state.gangs.by_id:
         yield f"{title} belongs to gang {gang_id}, which is not known"
     waits = request in state.queue or state.gangs.waits(request)
-    over = request.job_id in state.endings  # then it may have left the queue already
+    # If the job is ending, the request may have left the queue already.
+    over = request.job_id in state.endings
     if waits != (request.state is RequestState.PENDING) and (waits or not over):
         yield f"{title} is {request.state}, in queue: {waits}"
     if request.state in ENDED_REQUEST_STATES and request.end_time_ms is None:

@@ -1,6 +1,6 @@
 """Registers jobs, keeps them alive, ends them and deletes them.
 
-A job ends when its lease expires. The requests of a large job end in several steps
+A job ends on request, or when its lease expires. The requests of a large job end in several steps
 (`Journal.is_full`), so that other jobs need not wait.
 """
 
