@@ -302,7 +302,7 @@ EXPLANATION = Explanation(
         executors=(ReservedExecutor("host-a", {"cpu_milli": 2000}, {"cpu_milli": 500}),),
         since_time=MOMENT,
         passed_over_since_time=MOMENT,
-        summary="it has 2 cpu reserved on host-a; 0.5 cpu of that not free yet",
+        summary="it has 2 cpu reserved on host-a; not free yet: 0.5 cpu",
     ),
     held_for_others=(
         Reservation(

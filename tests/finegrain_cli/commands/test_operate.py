@@ -128,7 +128,7 @@ def test_explain_tells_who_comes_first_what_stops_it_and_what_is_held(
     assert told == [
         "order    group default is served after group medium: its virtual time is 412.0",
         "maximum  group nightly has 7.5 cpu of at most 8, and 64 more are requested",
-        "reserved it has 2 cpu reserved on host-a; 0.5 cpu of that not free yet",
+        "reserved it has 2 cpu reserved on host-a; not free yet: 0.5 cpu",
         "reserved wide has capacity reserved on host-b",
     ]
 
