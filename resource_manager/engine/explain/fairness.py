@@ -192,16 +192,16 @@ def _sentence(
     """
     group, before, backlogged = place
     if first is None:
-        order = f"{flow.title} is served next, of {backlogged} that have work waiting"
+        order = f"{flow.title} is served next, out of {backlogged} with queued requests"
         if backlogged == 1:
             where = f"one of group {group}" if group else "group"
-            order = f"{flow.title} is the only {where} that has work waiting"
+            order = f"{flow.title} is the only {where} with queued requests"
     else:
         more = f" and {before - 1} more" if before > 1 else ""
         order = f"{flow.title} is served after {first.title}{more}"
     other = first or next_after
     against = f", against {_against_text(flow, other)}" if other is not None else ""
-    where = f"; it is number {before + 1} of {backlogged} that have work waiting" if before else ""
+    where = f"; it is number {before + 1} of {backlogged} with queued requests" if before else ""
     return f"{order}: {_own_text(flow, other, unit)}{against}{where}"
 
 

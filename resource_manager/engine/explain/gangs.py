@@ -197,7 +197,9 @@ def _summary(
     at = _where(where, spots)
     parts = [f"{placeable} of {members} members fit now{at}" if placeable else "no member fits now"]
     if placeable == members:
-        parts = [f"all {members} members fit now{at}; the next scheduling cycle tries it"]
+        parts = [
+            f"all {members} members fit now{at}; the next scheduling cycle tries to place them"
+        ]
     else:
         if unknown:
             parts.append(
@@ -205,7 +207,7 @@ def _summary(
             )
         parts += _remedies(hosts, where, member_requests, spots)
     if any(member.elsewhere for member in member_requests):
-        parts.append("executors that still hold older slots of its members are left out")
+        parts.append("executors that still have older slots of its members are left out")
     if any(hosts[name].refuses(each) for name in hosts.refusing for each in member_requests):
         parts.append("an executor that refused an equal slot recently is tried again later")
     return "; ".join(parts)

@@ -161,7 +161,7 @@ def _target_of(settings: EngineSettings, event: ResizeRequested, policy: CpuPoli
         raise InvalidArgument(
             "cpu_limit_milli",
             limit,
-            f"at least the profile's cpu_milli, {profile.cpu_milli}, or 0 for the same",
+            f"at least the profile's cpu_milli, {profile.cpu_milli}, or 0 for the same amount",
         )
     _check_class(profile.cpu_milli, limit, policy.qos)
     # Store the effective limit, so that equal sizes compare as equal.
@@ -214,9 +214,9 @@ def _refuse_number(slot: Slot, number: int) -> None:
             f"resize {number} of slot {slot.allocation_id} exists with another size, or is finished"
         )
     else:
-        text = f"resize {number} of slot {slot.allocation_id} is not the next one"
+        text = f"resize {number} of slot {slot.allocation_id} is not the next resize"
     raise FailedPrecondition(
-        f"{text}; the last number was {last}: look at the slot, and send the number {last + 1}",
+        f"{text}; the last number was {last}: check the slot, and send the number {last + 1}",
         reason=Reason.STALE_RESIZE,
         details={"resize_number": last, "asked": number},
     )

@@ -108,7 +108,7 @@ def _refuse_beyond_limits(
     if live + new > most:
         raise ResourceExhausted(
             f"job {job.job_id} has {live} live requests and submits {new} more, but one job may"
-            f" have at most {most}; cancel or release some first",
+            f" have at most {most}; cancel or release some requests first",
             details={"live": live, "asked": new, "job_requests_max": most},
             retry_after_s=5.0,
         )
@@ -116,7 +116,8 @@ def _refuse_beyond_limits(
     if live + new > most:
         raise ResourceExhausted(
             f"all jobs together have {live} live requests, and this call submits {new} more, but"
-            f" at most {most} are allowed; try again when some have ended, or raise requests_max",
+            f" at most {most} are allowed; try again when some requests have ended, or raise"
+            " requests_max",
             details={"live": live, "asked": new, "requests_max": most},
             retry_after_s=5.0,
         )
@@ -134,7 +135,7 @@ def _refuse_beyond_limits(
         raise ResourceExhausted(
             f"job {job.job_id} has waiting requests of {waiting} different kinds (profile, labels,"
             f" cpu policy; counted per gang), and submits {new} more kinds, but one job may have at"
-            f" most {most}; use fewer kinds, or submit the rest when some requests are granted",
+            f" most {most}; use fewer kinds, or submit the other requests when some are granted",
             details={"waiting": waiting, "asked": new, "job_scheduling_classes_max": most},
             retry_after_s=5.0,
         )

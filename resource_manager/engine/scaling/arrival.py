@@ -165,9 +165,9 @@ def _judge(
 
 
 _LACKS: dict[Constraint, str] = {
-    LABELS: "it lacks the labels of",
-    AMOUNTS: "it is too small for",
-    CPUS: "its cpus and NUMA nodes do not suit",
+    LABELS: "it lacks labels that are required by requests of",
+    AMOUNTS: "it is too small for requests of",
+    CPUS: "its cpus and NUMA nodes do not suit requests of",
 }
 
 
@@ -188,7 +188,7 @@ def _lacks(gangs: GangLedger, host: Host, content: Content) -> Iterator[str]:
             continue
         member = waiting.kind.member_requests[number]
         if not host.carries(member.labels):
-            yield f"it lacks the labels of members of {gang_text(gangs, gang_id)}"
+            yield f"it lacks labels that are required by members of {gang_text(gangs, gang_id)}"
         need = host.booking_for(member)
         sums = together.setdefault(gang_id, {})
         for name, amount in need.items():

@@ -45,7 +45,7 @@ def provision_ended(state: State, event: ProvisionEnded) -> None:
     provision = state.provisions.pop(event.executor_id, None)
     if provision is None:
         return
-    message = event.message or "its provider reports that nothing of it is left"
+    message = event.message or "its provider reports that no part of it is left"
     # If the executor never registered, further executors of its shape may fail, too.
     if provision.state in PENDING:
         state.provision_moves.back_off(

@@ -94,8 +94,8 @@ def command_refused(state: State, event: CommandRefused) -> None:
     host.reach.refused += 1
     if host.reach.refused >= state.settings.refused_commands_max:
         host.reach.cause = (
-            f"{why} with {event.reason}, and {host.reach.refused - 1} before that; another executor"
-            " may listen at this address"
+            f"{why} with {event.reason}, and {host.reach.refused - 1} earlier commands; another"
+            " executor may listen at this address"
         )
         find_unreachable(state.journal, state.transitions, state.usage, host)
         return

@@ -126,7 +126,7 @@ async def test_both_steps_of_the_choice_are_explained(tmp_path: Path) -> None:
         )
         assert second.flow.job_name == "nightly"
         assert second.summary.startswith(
-            f"job nightly ({small.job_id}) is the only one of group default that has work waiting:"
+            f"job nightly ({small.job_id}) is the only one of group default with queued requests:"
             " its virtual time is "
         )
 

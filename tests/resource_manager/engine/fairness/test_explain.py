@@ -47,14 +47,14 @@ def test_the_group_comes_first_and_then_the_job() -> None:
     assert first.summary == (
         "group default is served after group medium: its virtual time is 412.0 (usage 412.0"
         " share-seconds / weight 1), against 103.0 (usage 412.0 / weight 4) of group medium;"
-        " it is number 2 of 3 that have work waiting"
+        " it is number 2 of 3 with queued requests"
     )
     assert second.summary == (
         "job a is served after job b: its virtual time is 412.0 (usage 412.0 share-seconds /"
-        " weight 1), against 0.0 of job b; it is number 2 of 2 that have work waiting"
+        " weight 1), against 0.0 of job b; it is number 2 of 2 with queued requests"
     )
     assert told(made, "m")[0].summary == (
-        "group medium is served next, of 3 that have work waiting: its virtual time is 103.0"
+        "group medium is served next, out of 3 with queued requests: its virtual time is 103.0"
         " (usage 412.0 share-seconds / weight 4), against 412.0 of group default"
     )
     assert told(made, "l")[0].summary.startswith(
@@ -90,12 +90,12 @@ def test_a_minimum_that_is_not_reached_comes_before_virtual_time() -> None:
     made.place("l", CORE, 1, 9.0)
     made.advance(made.clock.now_ms + 1_000)
     assert told(made, "l")[0].summary == (
-        "group low is served next, of 3 that have work waiting: it has 25 % of its guaranteed"
+        "group low is served next, out of 3 with queued requests: it has 25 % of its guaranteed"
         " minimum, against group medium, which has reached its minimum or has no minimum"
     )
     assert told(made, "m")[0].summary.endswith(
         "against 25 % of the guaranteed minimum of group low;"
-        " it is number 2 of 3 that have work waiting"
+        " it is number 2 of 3 with queued requests"
     )
     assert told(made, "m")[0].ahead[0].minimum_reached == 250_000
 
@@ -105,7 +105,7 @@ def test_of_equals_the_one_that_has_waited_longest_is_first() -> None:
     (_, second) = told(made, "b")
     assert second.summary.endswith(
         "against 0.0 of job a; of equal flows, the flow that has waited longest is first;"
-        " it is number 2 of 2 that have work waiting"
+        " it is number 2 of 2 with queued requests"
     )
 
 

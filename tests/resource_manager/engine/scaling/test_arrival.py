@@ -60,5 +60,5 @@ def test_an_executor_without_them_is_a_failure_that_names_the_gang() -> None:
     assert cluster.running() == []
     assert cluster.state.elastic.backoffs["four"].last_failure == (
         f"{asked_for}: registered with 4 cpu, 64Gi memory (promised: 4 cpu, 64Gi memory);"
-        " it lacks the labels of members of gang gang of 2"
+        " it lacks labels that are required by members of gang gang of 2"
     )
