@@ -26,14 +26,15 @@ if _version_not_supported:
 
 
 class ClusterServiceStub(object):
-    """Lists, history and the changes that operators can make.
+    """Lists, history and the changes that administrators can make.
 
-    Reading needs the role `viewer`, `user` or `operator`. Every call that changes something (drain, undrain, forget,
-    release, resize, end, set and delete groups, set host policies) needs the role `operator`.
+    An administrator is a caller with the role `operator`. Every call that changes something (drain, undrain, forget,
+    release, resize, end, set and delete groups, set host policies) needs this role. Calls that only read need the role
+    `viewer`, `user` or `operator`.
 
-    Lists are paged. `page_size` 0 means 1,000; values above 10,000 are reduced to 10,000. Pass `next_page_token` on
-    unchanged. A page token stays usable as long as the RM runs. Entities that are added or removed between two calls may
-    be missing.
+    Lists are paged. `page_size` 0 means 1,000; values above 10,000 are reduced to 10,000. To get the next page, send
+    `next_page_token` of the answer as `page_token`, unchanged. A page token stays valid as long as the RM runs. Entries
+    that are added or removed between two calls may be missing.
     """
 
     def __init__(self, channel):
@@ -165,74 +166,76 @@ class ClusterServiceStub(object):
 
 
 class ClusterServiceServicer(object):
-    """Lists, history and the changes that operators can make.
+    """Lists, history and the changes that administrators can make.
 
-    Reading needs the role `viewer`, `user` or `operator`. Every call that changes something (drain, undrain, forget,
-    release, resize, end, set and delete groups, set host policies) needs the role `operator`.
+    An administrator is a caller with the role `operator`. Every call that changes something (drain, undrain, forget,
+    release, resize, end, set and delete groups, set host policies) needs this role. Calls that only read need the role
+    `viewer`, `user` or `operator`.
 
-    Lists are paged. `page_size` 0 means 1,000; values above 10,000 are reduced to 10,000. Pass `next_page_token` on
-    unchanged. A page token stays usable as long as the RM runs. Entities that are added or removed between two calls may
-    be missing.
+    Lists are paged. `page_size` 0 means 1,000; values above 10,000 are reduced to 10,000. To get the next page, send
+    `next_page_token` of the answer as `page_token`, unchanged. A page token stays valid as long as the RM runs. Entries
+    that are added or removed between two calls may be missing.
     """
 
     def GetCluster(self, request, context):
-        """The RM itself and the sums of the cluster.
+        """Returns the state of the RM and the sums of the cluster.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListExecutors(self, request, context):
-        """Executors in order of id.
+        """Lists executors in order of id.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetExecutor(self, request, context):
-        """One executor with its topology and slots.
+        """Returns one executor with its topology and slots.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListSlots(self, request, context):
-        """Slots that exist, in order of executor and allocation id.
+        """Lists the slots that exist, in order of executor and allocation id.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListRequests(self, request, context):
-        """Requests in queue order.
+        """Lists requests in queue order.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListJobs(self, request, context):
-        """Jobs in order of arrival.
+        """Lists jobs in order of arrival.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListEvents(self, request, context):
-        """Events of the cluster, the oldest first.
+        """Lists events of the cluster, the oldest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DrainExecutor(self, request, context):
-        """Stops new slots on an executor. With a deadline, the RM removes the slots that still exist at this time.
+        """Drains an executor: the RM places no new slots on it. With a deadline, the RM also removes the slots that still
+        exist at this time.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UndrainExecutor(self, request, context):
-        """Lets an executor take new slots again.
+        """Ends the drain of an executor: the RM places new slots on it again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -267,14 +270,15 @@ class ClusterServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListProviders(self, request, context):
-        """Executor shapes that the RM can request from providers, and the requested executors with the reasons.
+        """Lists the executor shapes that the RM can request from providers, and the executors that it has requested, with the
+        reasons.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListGroups(self, request, context):
-        """Resource groups with their weights, limits and used amounts, parents before children.
+        """Lists resource groups with their weights, limits and used amounts, parents before children.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -289,8 +293,8 @@ class ClusterServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DeleteGroup(self, request, context):
-        """Deletes a resource group. It must have no job that has not ended, and no group below it. "default" cannot be
-        deleted.
+        """Deletes a resource group. All its jobs must have ended, and it must have no group below it. The group "default"
+        cannot be deleted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -304,23 +308,23 @@ class ClusterServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetTopology(self, request, context):
-        """One executor's cpus and NUMA nodes: their location, the slots that have them, and the settings in effect with their
-        sources.
+        """Returns one executor's cpus and NUMA nodes: their location, the slots that have them, and the settings in effect
+        with their sources.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListDevices(self, request, context):
-        """Devices of executors: capacity and allocated amounts of each device, and why a device gets no new work.
+        """Lists devices of executors: capacity and allocated amounts of each device, and why a device gets no new work.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CordonDevice(self, request, context):
-        """Stops new work on one device. Existing slots on it stay. The cordon stays until UncordonDevice, also if the
-        executor restarts, or the device returns under another minor number.
+        """Cordons one device: no new slot gets it. Slots that have the device keep it. The cordon stays until UncordonDevice
+        is called, even if the executor restarts or the device returns under another minor number.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -334,7 +338,7 @@ class ClusterServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetHostPolicy(self, request, context):
-        """The settings of a host or of the cluster, and their sources.
+        """Returns the settings of a host or of the cluster, and their sources.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -480,14 +484,15 @@ def add_ClusterServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ClusterService(object):
-    """Lists, history and the changes that operators can make.
+    """Lists, history and the changes that administrators can make.
 
-    Reading needs the role `viewer`, `user` or `operator`. Every call that changes something (drain, undrain, forget,
-    release, resize, end, set and delete groups, set host policies) needs the role `operator`.
+    An administrator is a caller with the role `operator`. Every call that changes something (drain, undrain, forget,
+    release, resize, end, set and delete groups, set host policies) needs this role. Calls that only read need the role
+    `viewer`, `user` or `operator`.
 
-    Lists are paged. `page_size` 0 means 1,000; values above 10,000 are reduced to 10,000. Pass `next_page_token` on
-    unchanged. A page token stays usable as long as the RM runs. Entities that are added or removed between two calls may
-    be missing.
+    Lists are paged. `page_size` 0 means 1,000; values above 10,000 are reduced to 10,000. To get the next page, send
+    `next_page_token` of the answer as `page_token`, unchanged. A page token stays valid as long as the RM runs. Entries
+    that are added or removed between two calls may be missing.
     """
 
     @staticmethod

@@ -31,14 +31,14 @@ class _QosClassEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumT
     QOS_CLASS_UNSPECIFIED: _QosClass.ValueType  # 0
     """Not set: LS."""
     QOS_CLASS_LSE: _QosClass.ValueType  # 1
-    """Dedicated cpus, shared with no other slot."""
+    """The slot has dedicated cpus, on which no other slot runs."""
     QOS_CLASS_LSR: _QosClass.ValueType  # 2
-    """Dedicated cpus, shared with best-effort slots only."""
+    """The slot has dedicated cpus, on which only best-effort slots also run."""
     QOS_CLASS_LS: _QosClass.ValueType  # 3
-    """The shared pool: every cpu that no LSE or LSR slot has."""
+    """The slot runs in the shared pool: the cpus that no LSE or LSR slot has."""
     QOS_CLASS_BE: _QosClass.ValueType  # 4
-    """The best-effort pool: every cpu that no LSE slot has. A BE slot books a separate capacity
-    (`ResourceAmounts.best_effort_cpu_milli`) and never displaces others.
+    """The slot runs in the best-effort pool: the cpus that no LSE slot has. The RM books a BE slot against a separate
+    capacity (`ResourceAmounts.best_effort_cpu_milli`). A BE slot never displaces slots of other classes.
     """
 
 class QosClass(_QosClass, metaclass=_QosClassEnumTypeWrapper):
@@ -47,14 +47,14 @@ class QosClass(_QosClass, metaclass=_QosClassEnumTypeWrapper):
 QOS_CLASS_UNSPECIFIED: QosClass.ValueType  # 0
 """Not set: LS."""
 QOS_CLASS_LSE: QosClass.ValueType  # 1
-"""Dedicated cpus, shared with no other slot."""
+"""The slot has dedicated cpus, on which no other slot runs."""
 QOS_CLASS_LSR: QosClass.ValueType  # 2
-"""Dedicated cpus, shared with best-effort slots only."""
+"""The slot has dedicated cpus, on which only best-effort slots also run."""
 QOS_CLASS_LS: QosClass.ValueType  # 3
-"""The shared pool: every cpu that no LSE or LSR slot has."""
+"""The slot runs in the shared pool: the cpus that no LSE or LSR slot has."""
 QOS_CLASS_BE: QosClass.ValueType  # 4
-"""The best-effort pool: every cpu that no LSE slot has. A BE slot books a separate capacity
-(`ResourceAmounts.best_effort_cpu_milli`) and never displaces others.
+"""The slot runs in the best-effort pool: the cpus that no LSE slot has. The RM books a BE slot against a separate
+capacity (`ResourceAmounts.best_effort_cpu_milli`). A BE slot never displaces slots of other classes.
 """
 global___QosClass = QosClass
 
@@ -67,13 +67,15 @@ class _BindPolicyEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enu
     BIND_POLICY_UNSPECIFIED: _BindPolicy.ValueType  # 0
     """Not set: the default of the host or the cluster."""
     BIND_POLICY_NONE: _BindPolicy.ValueType  # 1
-    """Any cpus."""
+    """The slot gets any cpus."""
     BIND_POLICY_FULL_PCPUS: _BindPolicy.ValueType  # 2
-    """LSE, LSR: whole physical cores, as few as possible."""
+    """For LSE and LSR: the slot gets whole physical cores, as few as possible."""
     BIND_POLICY_SPREAD_BY_PCPUS: _BindPolicy.ValueType  # 3
-    """LSE, LSR: one hardware thread of each physical core, as long as there are cores."""
+    """For LSE and LSR: the slot gets one hardware thread of each physical core. It gets a second thread of a core only if
+    there are not enough cores.
+    """
     BIND_POLICY_CONSTRAINED_BURST: _BindPolicy.ValueType  # 4
-    """LS: the shared pool of one NUMA node that is large enough for the slot's `cpu_limit_milli`."""
+    """For LS: the slot gets the shared pool of one NUMA node that is large enough for the slot's `cpu_limit_milli`."""
 
 class BindPolicy(_BindPolicy, metaclass=_BindPolicyEnumTypeWrapper):
     """Which cpus a slot gets."""
@@ -81,13 +83,15 @@ class BindPolicy(_BindPolicy, metaclass=_BindPolicyEnumTypeWrapper):
 BIND_POLICY_UNSPECIFIED: BindPolicy.ValueType  # 0
 """Not set: the default of the host or the cluster."""
 BIND_POLICY_NONE: BindPolicy.ValueType  # 1
-"""Any cpus."""
+"""The slot gets any cpus."""
 BIND_POLICY_FULL_PCPUS: BindPolicy.ValueType  # 2
-"""LSE, LSR: whole physical cores, as few as possible."""
+"""For LSE and LSR: the slot gets whole physical cores, as few as possible."""
 BIND_POLICY_SPREAD_BY_PCPUS: BindPolicy.ValueType  # 3
-"""LSE, LSR: one hardware thread of each physical core, as long as there are cores."""
+"""For LSE and LSR: the slot gets one hardware thread of each physical core. It gets a second thread of a core only if
+there are not enough cores.
+"""
 BIND_POLICY_CONSTRAINED_BURST: BindPolicy.ValueType  # 4
-"""LS: the shared pool of one NUMA node that is large enough for the slot's `cpu_limit_milli`."""
+"""For LS: the slot gets the shared pool of one NUMA node that is large enough for the slot's `cpu_limit_milli`."""
 global___BindPolicy = BindPolicy
 
 class _ExclusivePolicy:
@@ -103,10 +107,10 @@ class _ExclusivePolicyEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper
     EXCLUSIVE_POLICY_PCPU_LEVEL: _ExclusivePolicy.ValueType  # 2
     """Physical cores."""
     EXCLUSIVE_POLICY_NUMA_NODE_LEVEL: _ExclusivePolicy.ValueType  # 3
-    """NUMA nodes. If the policy is only preferred and the host has no such node: physical cores."""
+    """NUMA nodes. If the policy is only preferred and the host has no node to give, the policy applies to physical cores."""
 
 class ExclusivePolicy(_ExclusivePolicy, metaclass=_ExclusivePolicyEnumTypeWrapper):
-    """What a slot with dedicated cpus does not share with other slots of the same exclusive policy."""
+    """The part of the host that a slot with dedicated cpus does not share with other slots of the same exclusive policy."""
 
 EXCLUSIVE_POLICY_UNSPECIFIED: ExclusivePolicy.ValueType  # 0
 """Not set: the default of the host or the cluster."""
@@ -115,7 +119,7 @@ EXCLUSIVE_POLICY_NONE: ExclusivePolicy.ValueType  # 1
 EXCLUSIVE_POLICY_PCPU_LEVEL: ExclusivePolicy.ValueType  # 2
 """Physical cores."""
 EXCLUSIVE_POLICY_NUMA_NODE_LEVEL: ExclusivePolicy.ValueType  # 3
-"""NUMA nodes. If the policy is only preferred and the host has no such node: physical cores."""
+"""NUMA nodes. If the policy is only preferred and the host has no node to give, the policy applies to physical cores."""
 global___ExclusivePolicy = ExclusivePolicy
 
 class _NumaPolicy:
@@ -127,27 +131,31 @@ class _NumaPolicyEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enu
     NUMA_POLICY_UNSPECIFIED: _NumaPolicy.ValueType  # 0
     """Not set: the default of the host or the cluster."""
     NUMA_POLICY_NONE: _NumaPolicy.ValueType  # 1
-    """On any nodes."""
+    """Any nodes."""
     NUMA_POLICY_BEST_EFFORT: _NumaPolicy.ValueType  # 2
-    """Aligned if possible, otherwise on any nodes."""
+    """As few nodes as possible; if this is not possible, any nodes."""
     NUMA_POLICY_RESTRICTED: _NumaPolicy.ValueType  # 3
-    """On as few nodes as the empty host would need. If this is required but not possible, the host is not used."""
+    """As few nodes as the slot would need on the empty host. If this is required but not possible, the slot is not placed
+    on the host.
+    """
     NUMA_POLICY_SINGLE_NUMA_NODE: _NumaPolicy.ValueType  # 4
-    """On one node. If this is required but not possible, the host is not used."""
+    """One node. If this is required but not possible, the slot is not placed on the host."""
 
 class NumaPolicy(_NumaPolicy, metaclass=_NumaPolicyEnumTypeWrapper):
-    """How a slot's resources are placed on NUMA nodes."""
+    """The NUMA nodes that a slot's resources come from."""
 
 NUMA_POLICY_UNSPECIFIED: NumaPolicy.ValueType  # 0
 """Not set: the default of the host or the cluster."""
 NUMA_POLICY_NONE: NumaPolicy.ValueType  # 1
-"""On any nodes."""
+"""Any nodes."""
 NUMA_POLICY_BEST_EFFORT: NumaPolicy.ValueType  # 2
-"""Aligned if possible, otherwise on any nodes."""
+"""As few nodes as possible; if this is not possible, any nodes."""
 NUMA_POLICY_RESTRICTED: NumaPolicy.ValueType  # 3
-"""On as few nodes as the empty host would need. If this is required but not possible, the host is not used."""
+"""As few nodes as the slot would need on the empty host. If this is required but not possible, the slot is not placed
+on the host.
+"""
 NUMA_POLICY_SINGLE_NUMA_NODE: NumaPolicy.ValueType  # 4
-"""On one node. If this is required but not possible, the host is not used."""
+"""One node. If this is required but not possible, the slot is not placed on the host."""
 global___NumaPolicy = NumaPolicy
 
 class _NumaStrategy:
@@ -166,7 +174,7 @@ class _NumaStrategyEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._E
     """As few nodes as possible, with the same amount on each."""
 
 class NumaStrategy(_NumaStrategy, metaclass=_NumaStrategyEnumTypeWrapper):
-    """Which NUMA node is taken first."""
+    """The NUMA node that a slot gets first."""
 
 NUMA_STRATEGY_UNSPECIFIED: NumaStrategy.ValueType  # 0
 """Not set."""
@@ -187,7 +195,7 @@ class _HostBindPolicyEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper.
     HOST_BIND_POLICY_UNSPECIFIED: _HostBindPolicy.ValueType  # 0
     """Not set."""
     HOST_BIND_POLICY_NONE: _HostBindPolicy.ValueType  # 1
-    """Nothing."""
+    """No requirement."""
     HOST_BIND_POLICY_FULL_PCPUS_ONLY: _HostBindPolicy.ValueType  # 2
     """Whole physical cores."""
     HOST_BIND_POLICY_SPREAD_BY_PCPUS: _HostBindPolicy.ValueType  # 3
@@ -199,7 +207,7 @@ class HostBindPolicy(_HostBindPolicy, metaclass=_HostBindPolicyEnumTypeWrapper):
 HOST_BIND_POLICY_UNSPECIFIED: HostBindPolicy.ValueType  # 0
 """Not set."""
 HOST_BIND_POLICY_NONE: HostBindPolicy.ValueType  # 1
-"""Nothing."""
+"""No requirement."""
 HOST_BIND_POLICY_FULL_PCPUS_ONLY: HostBindPolicy.ValueType  # 2
 """Whole physical cores."""
 HOST_BIND_POLICY_SPREAD_BY_PCPUS: HostBindPolicy.ValueType  # 3
@@ -213,30 +221,34 @@ class _Strength:
 class _StrengthEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_Strength.ValueType], builtins.type):
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     STRENGTH_UNSPECIFIED: _Strength.ValueType  # 0
-    """Not set: PREFERRED, but REQUIRED for the NUMA policies RESTRICTED and SINGLE_NUMA_NODE."""
+    """Not set. This means REQUIRED for the NUMA policies RESTRICTED and SINGLE_NUMA_NODE, and PREFERRED for all other
+    policies.
+    """
     STRENGTH_PREFERRED: _Strength.ValueType  # 1
-    """The slot may still be placed on that host; `CpuAssignment.notes` lists the policies that were not met."""
+    """The RM may still place the slot on the host. Then `CpuAssignment.notes` lists the policies that were not met."""
     STRENGTH_REQUIRED: _Strength.ValueType  # 2
-    """The slot is not placed on that host."""
+    """The RM does not place the slot on the host."""
 
 class Strength(_Strength, metaclass=_StrengthEnumTypeWrapper):
-    """What happens if a host cannot satisfy a policy."""
+    """What the RM does if a host cannot satisfy a policy."""
 
 STRENGTH_UNSPECIFIED: Strength.ValueType  # 0
-"""Not set: PREFERRED, but REQUIRED for the NUMA policies RESTRICTED and SINGLE_NUMA_NODE."""
+"""Not set. This means REQUIRED for the NUMA policies RESTRICTED and SINGLE_NUMA_NODE, and PREFERRED for all other
+policies.
+"""
 STRENGTH_PREFERRED: Strength.ValueType  # 1
-"""The slot may still be placed on that host; `CpuAssignment.notes` lists the policies that were not met."""
+"""The RM may still place the slot on the host. Then `CpuAssignment.notes` lists the policies that were not met."""
 STRENGTH_REQUIRED: Strength.ValueType  # 2
-"""The slot is not placed on that host."""
+"""The RM does not place the slot on the host."""
 global___Strength = Strength
 
 @typing.final
 class CpuPolicy(google.protobuf.message.Message):
     """The policies of a request for its cpus.
 
-    LSE and LSR need `cpu_milli` in whole cpus (multiples of 1000) and no `cpu_limit_milli` above it. These slots have no
-    CPU quota, because no other LSE, LSR or LS slot runs on their cpus. LS and BE slots cannot require anything about
-    single cpus.
+    A request with LSE or LSR needs a `cpu_milli` of whole cpus (multiples of 1000), and no higher `cpu_limit_milli`. LSE
+    and LSR slots have no CPU quota, because no other LSE, LSR or LS slot runs on their cpus. LS and BE slots cannot have
+    requirements for particular cpus.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -249,17 +261,17 @@ class CpuPolicy(google.protobuf.message.Message):
     NUMA_FIELD_NUMBER: builtins.int
     NUMA_STRENGTH_FIELD_NUMBER: builtins.int
     qos: global___QosClass.ValueType
-    """How exclusive its cpus are."""
+    """How exclusive the slot's cpus are."""
     bind: global___BindPolicy.ValueType
-    """Which cpus it gets."""
+    """Which cpus the slot gets."""
     bind_strength: global___Strength.ValueType
     """Whether `bind` is required."""
     exclusive: global___ExclusivePolicy.ValueType
-    """What the slot must not share."""
+    """What the slot does not share with other slots."""
     exclusive_strength: global___Strength.ValueType
     """Whether `exclusive` is required."""
     numa: global___NumaPolicy.ValueType
-    """How it is placed on NUMA nodes."""
+    """Which NUMA nodes the slot's resources come from."""
     numa_strength: global___Strength.ValueType
     """Whether `numa` is required."""
     def __init__(
@@ -294,35 +306,35 @@ class CpuAssignment(google.protobuf.message.Message):
     DEVICES_FIELD_NUMBER: builtins.int
     PARKED_DEVICES_FIELD_NUMBER: builtins.int
     qos: global___QosClass.ValueType
-    """Its QoS class."""
+    """QoS class of the slot."""
     cpus: builtins.str
-    """Its dedicated cpus, as a cpu list; empty: it runs in shared pools."""
+    """Dedicated cpus of the slot, as a cpu list; empty: the slot runs in shared pools."""
     bind: global___BindPolicy.ValueType
-    """The policy by which these cpus were chosen."""
+    """The policy by which the RM chose these cpus."""
     exclusive: global___ExclusivePolicy.ValueType
-    """The level of exclusiveness that it got."""
+    """The exclusive policy that the slot got."""
     memory_nodes: builtins.str
-    """NUMA nodes whose memory it may use, as a list; empty: all."""
+    """NUMA nodes whose memory the slot may use, as a list; empty: all nodes."""
     @property
     def numa(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___NodeShare]:
-        """Its amounts on each NUMA node that it is bound to; empty: it is bound to no node."""
+        """The slot's amounts on each NUMA node that it is bound to; empty: the slot is bound to no node."""
 
     @property
     def pools(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___PoolName]:
-        """The shared pools that it runs in; empty: all of its class."""
+        """The shared pools that the slot runs in; empty: all shared pools of its class."""
 
     @property
     def notes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Preferences that were not met, one sentence each."""
+        """The preferred policies that were not met, one sentence for each."""
 
     @property
     def devices(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.devices_pb2.DeviceShare]:
-        """Its devices, by type and minor."""
+        """The slot's devices, ordered by type and minor number."""
 
     @property
     def parked_devices(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.devices_pb2.DeviceShare]:
-        """The GPUs that the slot had before it was parked. It no longer has them; the contents of their memory are in the
-        host's memory. Empty: the slot is not parked.
+        """The GPUs that the slot had before it was parked. The slot no longer has these GPUs; the contents of their memory
+        are in the host's memory. Empty: the slot is not parked.
         """
 
     def __init__(
@@ -407,9 +419,10 @@ global___PoolName = PoolName
 
 @typing.final
 class HostPolicy(google.protobuf.message.Message):
-    """Settings of a host, from one source. The sources, in order: an operator at runtime, the executor's configuration, a
-    kubelet on the same host, the operator for the whole cluster. For each setting, the first source that has a value
-    decides. The exception is `reserved_cpus`: the cpus of all sources together are reserved.
+    """Settings of a host, from one source. The sources, in order of priority, are: an administrator's setting for this host
+    at runtime; the executor's configuration; a kubelet on the same host; an administrator's setting for the whole
+    cluster. For each setting, the first source that has a value decides. The exception is `reserved_cpus`: the cpus of
+    all sources together are reserved.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -424,13 +437,13 @@ class HostPolicy(google.protobuf.message.Message):
     bind: global___HostBindPolicy.ValueType
     """The bind policy that slots with dedicated cpus must satisfy."""
     numa_strategy: global___NumaStrategy.ValueType
-    """Which NUMA node is taken first."""
+    """The NUMA node that a slot gets first."""
     alignment: global___NumaPolicy.ValueType
-    """How every slot on this host is placed on NUMA nodes."""
+    """Which NUMA nodes the resources of every slot on this host come from."""
     reserved_cpus: builtins.str
     """Cpus that no slot may have as dedicated cpus, as a cpu list; absent: not set."""
     reserved_strict: builtins.bool
-    """True: no slot runs on the reserved cpus at all. False: they are in the shared pools. Absent: not set."""
+    """True: no slot runs on the reserved cpus at all. False: the reserved cpus are in the shared pools. Absent: not set."""
     default_bind: global___BindPolicy.ValueType
     """Bind policy of requests that do not set one."""
     default_exclusive: global___ExclusivePolicy.ValueType
@@ -488,7 +501,7 @@ class EffectiveHostPolicy(google.protobuf.message.Message):
 
     @property
     def origins(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
-        """Source of each setting, by name of the field: "operator", "configuration", "kubelet", "cluster" or "built-in"."""
+        """Source of each setting, by field name: "operator", "configuration", "kubelet", "cluster" or "built-in"."""
 
     def __init__(
         self,
@@ -515,15 +528,17 @@ class HostCpus(google.protobuf.message.Message):
     NUMA_FIELD_NUMBER: builtins.int
     TIME_SHARED_FIELD_NUMBER: builtins.int
     slot_cpus: builtins.str
-    """Cpus that the executor's total counts, as a cpu list. Slots can have them as dedicated cpus, unless they are
-    reserved.
+    """Cpus that are part of the executor's total, as a cpu list. Slots can have these cpus as dedicated cpus, unless the
+    cpus are reserved.
     """
     reserved_cpus: builtins.str
-    """Cpus that the executor's configuration reserves and that its total does not count, as a cpu list."""
+    """Cpus that the executor's configuration reserves, and that are not part of the executor's total, as a cpu list."""
     isolated_cpus: builtins.str
-    """Cpus of `slot_cpus` and `reserved_cpus` onto which the kernel does not balance load. They are in no shared pool."""
+    """Cpus of `slot_cpus` and `reserved_cpus` that the kernel keeps out of load balancing. These cpus are in no shared
+    pool.
+    """
     time_shared: builtins.bool
-    """True: other programs may use the cpus as well, so no slot gets dedicated cpus or NUMA nodes on this executor."""
+    """True: other programs may also use the cpus. Therefore no slot gets dedicated cpus or NUMA nodes on this executor."""
     @property
     def policy(self) -> global___HostPolicy:
         """Settings from the executor's configuration."""
@@ -609,7 +624,7 @@ class CpuState(google.protobuf.message.Message):
     offline_cpus: builtins.str
     """Announced cpus that are now offline, as a cpu list."""
     host_policy_number: builtins.int
-    """Number of the operator's settings that the executor follows; 0: none."""
+    """Number of the administrators' settings that the executor has applied; 0: none."""
     squeezed_cpus: builtins.str
     """The cpus to which best-effort slots are confined at present because other slots are busy, as a cpu list; empty: the
     whole best-effort pool.
@@ -620,7 +635,7 @@ class CpuState(google.protobuf.message.Message):
 
     @property
     def notes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Anything unusual, one sentence each."""
+        """Everything unusual about the cpus, one sentence for each finding."""
 
     def __init__(
         self,
@@ -638,7 +653,7 @@ global___CpuState = CpuState
 
 @typing.final
 class KubeletReport(google.protobuf.message.Message):
-    """A kubelet on the same host, as its files show it."""
+    """A kubelet on the same host, as the kubelet's files describe it."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -675,7 +690,7 @@ class KubeletReport(google.protobuf.message.Message):
     memory_manager_policy: builtins.str
     """"None" or "Static"."""
     reserved_cpus: builtins.str
-    """Cpus that the kubelet reserves, as a cpu list."""
+    """Cpus that the kubelet reserves for the system, as a cpu list."""
     @property
     def cpu_manager_options(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
         """Options of the CPU manager policy, by name."""
@@ -686,7 +701,7 @@ class KubeletReport(google.protobuf.message.Message):
 
     @property
     def containers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___KubeletContainer]:
-        """Containers with dedicated cpus."""
+        """Containers with dedicated cpus or dedicated memory."""
 
     def __init__(
         self,
@@ -707,7 +722,9 @@ global___KubeletReport = KubeletReport
 
 @typing.final
 class KubeletContainer(google.protobuf.message.Message):
-    """A container to which a kubelet gave dedicated cpus or dedicated memory. Its cpus count like those of an LSE slot."""
+    """A container to which a kubelet gave dedicated cpus or dedicated memory. The container's cpus count like the cpus of
+    an LSE slot.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -736,10 +753,10 @@ class KubeletContainer(google.protobuf.message.Message):
     container: builtins.str
     """The container's name."""
     cpus: builtins.str
-    """Its cpus, as a cpu list."""
+    """Dedicated cpus of the container, as a cpu list."""
     @property
     def memory_bytes(self) -> google.protobuf.internal.containers.ScalarMap[builtins.int, builtins.int]:
-        """Memory that it has on NUMA nodes, in bytes by node id."""
+        """Dedicated memory of the container on NUMA nodes, in bytes by node id."""
 
     def __init__(
         self,

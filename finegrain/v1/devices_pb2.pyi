@@ -6,7 +6,7 @@ explains the terms. The devices of a host are in HostTopology (resources.proto).
 
 Amounts are in hundredths of a device, so 50 is half of a device and 200 are two devices. Memory of GPUs
 ("gpu-memory") is in bytes. A dimension is the name of such an amount: "gpu-core", "gpu-memory",
-"gpu-memory-ratio", "rdma", "fpga", or the name of a type that an operator configured.
+"gpu-memory-ratio", "rdma", "fpga", or the name of a type that an administrator configured.
 """
 
 import builtins
@@ -20,7 +20,7 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class DeviceHint(google.protobuf.message.Message):
-    """How the devices of one type are chosen for a slot. Without a hint, the slot can get any devices of the type."""
+    """How the RM chooses devices of one type for a slot. Without a hint, the slot can get any devices of the type."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -39,40 +39,42 @@ class DeviceHint(google.protobuf.message.Message):
     BEST_PARTITION_FIELD_NUMBER: builtins.int
     BANDWIDTH_FIELD_NUMBER: builtins.int
     type: builtins.str
-    """Type of the devices: "gpu", "rdma", "fpga", or a type that an operator configured."""
+    """Type of the devices: "gpu", "rdma", "fpga", or a type that an administrator configured."""
     vendor: builtins.str
-    """Their vendor, for example "nvidia"; empty: any."""
+    """Vendor of the devices, for example "nvidia"; empty: any vendor."""
     model: builtins.str
-    """Words that the name of their model must contain, for example "H100"; empty: any model."""
+    """Words that the model name of the devices must contain, for example "H100"; empty: any model."""
     virtual_function: builtins.bool
-    """The slot gets a virtual function of each device for itself."""
+    """True: the slot gets a dedicated virtual function of each device."""
     every: builtins.bool
-    """True: the slot gets all devices of the host that meet the conditions, and not a fixed number."""
+    """True: the slot gets all devices of the host that meet the conditions, instead of a fixed number."""
     as_count: builtins.bool
-    """True: the amount is the number of devices, and the slot gets the smallest share (1) of each."""
+    """True: the requested amount is the number of devices, and the slot gets the smallest share (1) of each device."""
     near: builtins.str
-    """Type of other devices of the same slot that these devices should be near; empty: no such condition."""
+    """Another type of device in the same slot. The devices of this hint should be near the devices of that type. Empty:
+    no such condition.
+    """
     near_required: builtins.bool
-    """True: each of these devices must be at a PCIe group of the devices that `near` names."""
+    """True: each device of this hint must be in the PCIe group of a device that `near` names."""
     per_group: builtins.bool
-    """True: one of these devices is chosen at each PCIe group of the devices that `near` names, as far as possible. This
-    can be more devices than were requested.
+    """True: if possible, the RM chooses one device of this hint in each PCIe group that has a device that `near` names.
+    This can be more devices than were requested.
     """
     scope: builtins.str
-    """All devices must have this in common: "numa" (the NUMA node) or "pcie" (the PCIe switch or root port). Empty: no
-    condition.
+    """What all devices of this hint must have in common: "numa" (the NUMA node) or "pcie" (the PCIe switch or root port).
+    Empty: nothing.
     """
     best_partition: builtins.bool
-    """True: on hosts that report partitions of GPUs, only the best partitions are used."""
+    """True: on hosts that report partitions of GPUs, the RM uses only the best partitions."""
     bandwidth: builtins.int
-    """Least bandwidth of a partition, in GB/s."""
+    """Minimum bandwidth of a partition, in GB/s."""
     @property
     def selector(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___LabelRule]:
-        """Conditions on their labels. All must hold."""
+        """Conditions on the labels of the devices. All conditions must hold."""
 
     @property
     def functions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___LabelRule]:
-        """Conditions on the labels of these virtual functions. All must hold."""
+        """Conditions on the labels of these virtual functions. All conditions must hold."""
 
     def __init__(
         self,
@@ -108,10 +110,10 @@ class LabelRule(google.protobuf.message.Message):
     name: builtins.str
     """Name of the label."""
     excluded: builtins.bool
-    """True: the label must have none of these values."""
+    """True: the label must have none of the values instead."""
     @property
     def values(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """The label must have one of these values."""
+        """The values: the label must have one of them."""
 
     def __init__(
         self,
@@ -154,12 +156,12 @@ class DeviceShare(google.protobuf.message.Message):
     type: builtins.str
     """Type of the device."""
     uuid: builtins.str
-    """Identity of the device; it stays the same after a restart of the host."""
+    """Identity of the device, which stays the same after a restart of the host."""
     minor: builtins.int
-    """Minor number of the device when it was given to the slot."""
+    """Minor number that the device had when the slot got it."""
     @property
     def amounts(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
-        """Amounts by dimension. Memory of a GPU is given both in bytes and as a ratio."""
+        """Amounts by dimension. Memory of a GPU appears twice: in bytes, and as a ratio."""
 
     @property
     def functions(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
@@ -196,15 +198,20 @@ class DeviceCondition(google.protobuf.message.Message):
     uuid: builtins.str
     """Identity of the device."""
     health: builtins.str
-    """"healthy", "probing" (it answers again, and must pass a probe or a delay before it is used), "unhealthy", "unknown"
-    (its driver does not answer) or "gone" (its driver no longer lists it). Only a healthy device gets new work.
+    """"healthy", "probing" (the device answers again, but must first pass a probe or wait for a delay), "unhealthy",
+    "unknown" (the driver does not answer) or "gone" (the driver no longer lists the device). New slots get only
+    healthy devices.
     """
     problem: builtins.str
     """Why the device is not healthy, and what to do."""
     work_lost: builtins.bool
-    """True: tasks that use the device cannot continue. The RM ends slots of requests with `restart_on_device_loss`."""
+    """True: tasks that use the device cannot continue. The RM ends the device's slots whose requests have
+    `restart_on_device_loss`.
+    """
     failures: builtins.int
-    """Number of failures within the last hour. With each further failure, the device stays out of use for longer."""
+    """Number of failures within the last hour. After each further failure, the executor keeps the device out of use for
+    longer.
+    """
     @property
     def foreign_uses(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ForeignUse]:
         """Uses of the device by programs that belong to no slot. Until they end, no new slot gets the device."""
@@ -276,10 +283,10 @@ class DeviceUsage(google.protobuf.message.Message):
     memory_bytes: builtins.int
     """Memory in use, in bytes, by slots and by all other programs."""
     busy_percent: builtins.int
-    """Part of the last second in which the device was busy, in percent."""
+    """Percentage of the last second in which the device was busy."""
     @property
     def slots(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SlotDeviceUsage]:
-        """Use by slots."""
+        """Use by each slot."""
 
     def __init__(
         self,
@@ -307,11 +314,11 @@ class SlotDeviceUsage(google.protobuf.message.Message):
     allocation_id: builtins.str
     """The slot."""
     generation: builtins.int
-    """Its generation."""
+    """Generation of the slot."""
     memory_bytes: builtins.int
-    """Memory of the device that its processes have, in bytes."""
+    """Memory of the device that the slot's processes have, in bytes."""
     processes: builtins.int
-    """Number of its processes that use the device."""
+    """Number of processes of the slot that use the device."""
     def __init__(
         self,
         *,
@@ -349,10 +356,10 @@ class VirtualFunction(google.protobuf.message.Message):
     BUS_ID_FIELD_NUMBER: builtins.int
     LABELS_FIELD_NUMBER: builtins.int
     bus_id: builtins.str
-    """Its PCI address."""
+    """PCI address of the virtual function."""
     @property
     def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
-        """Properties that requests can select by."""
+        """Labels of the virtual function; requests can have conditions on them."""
 
     def __init__(
         self,
@@ -381,7 +388,9 @@ class DeviceLink(google.protobuf.message.Message):
     lanes: builtins.int
     """Number of bonded NVLink or XGMI links, direct or through a switch; 0: none."""
     path: builtins.str
-    """The nearest common part of the PCIe bus, from near to far: "PIX", "PXB", "PHB", "NODE", "SYS"; empty: unknown."""
+    """The nearest part of the host that both GPUs share, from near to far: "PIX", "PXB", "PHB", "NODE", "SYS"; empty:
+    unknown.
+    """
     def __init__(
         self,
         *,
@@ -396,7 +405,7 @@ global___DeviceLink = DeviceLink
 
 @typing.final
 class DevicePartition(google.protobuf.message.Message):
-    """A set of GPUs that slots can have together."""
+    """A set of GPUs that one slot can get together."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -404,9 +413,9 @@ class DevicePartition(google.protobuf.message.Message):
     SCORE_FIELD_NUMBER: builtins.int
     BANDWIDTH_FIELD_NUMBER: builtins.int
     score: builtins.int
-    """Higher is better."""
+    """Score of the partition; partitions with higher scores are better."""
     bandwidth: builtins.int
-    """Bandwidth of a ring over its members, in GB/s; 0: unknown."""
+    """Bandwidth of a ring over the GPUs of the partition, in GB/s; 0: unknown."""
     @property
     def minors(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Minor numbers of the GPUs."""

@@ -6,7 +6,7 @@ explains the terms. The devices of a host are in HostTopology (resources.proto).
 
 Amounts are in hundredths of a device, so 50 is half of a device and 200 are two devices. Memory of GPUs
 ("gpu-memory") is in bytes. A dimension is the name of such an amount: "gpu-core", "gpu-memory",
-"gpu-memory-ratio", "rdma", "fpga", or the name of a type that an operator configured.
+"gpu-memory-ratio", "rdma", "fpga", or the name of a type that an administrator configured.
 """
 
 import abc

@@ -15,7 +15,7 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class IssuedCertificate(google.protobuf.message.Message):
-    """A certificate, with all that its holder needs beside its key."""
+    """A certificate, and everything else that its holder needs except the private key."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -30,20 +30,20 @@ class IssuedCertificate(google.protobuf.message.Message):
     certificate: builtins.str
     """The certificate as PEM text."""
     authorities: builtins.str
-    """Certificates of the cluster's authority as PEM text: one, or two while the authority is replaced. Replace the
-    earlier ones by these.
+    """Certificates of the cluster's authority as PEM text: one, or two while the authority is being replaced. The caller
+    must replace the authority's certificates that it has by these.
     """
     @property
     def addresses(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """"host:port" of the resource managers; those that the caller knows stay valid."""
+        """"host:port" of the resource managers. Addresses that the caller already knows stay valid."""
 
     @property
     def not_before(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """The certificate is valid from here on."""
+        """The certificate is valid from this time on."""
 
     @property
     def not_after(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """The certificate is not valid any more after this."""
+        """The certificate is no longer valid after this time."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ global___IssuedCertificate = IssuedCertificate
 
 @typing.final
 class EpochProof(google.protobuf.message.Message):
-    """Proof that a resource manager of this cluster has led with an epoch."""
+    """Proof that a resource manager of this cluster was the leader with this epoch."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -72,9 +72,9 @@ class EpochProof(google.protobuf.message.Message):
     rm_epoch: builtins.int
     """The epoch."""
     certificate: builtins.str
-    """Certificate of the resource manager as PEM text. It may have expired since."""
+    """Certificate of the resource manager as PEM text. The certificate may have expired since the leader signed."""
     signature: builtins.bytes
-    """Its ECDSA signature (SHA-256, DER) of the text "finegrain epoch CLUSTER NUMBER"."""
+    """The resource manager's ECDSA signature (SHA-256, DER) of the text "finegrain epoch CLUSTER NUMBER"."""
     def __init__(
         self,
         *,
@@ -88,7 +88,7 @@ global___EpochProof = EpochProof
 
 @typing.final
 class RenewCertificateRequest(google.protobuf.message.Message):
-    """Asks for a new certificate of the same key."""
+    """Asks for a new certificate with the same key."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -136,7 +136,9 @@ class CreateTokenRequest(google.protobuf.message.Message):
     ttl_s: builtins.int
     """How long the token can be used, in seconds, 1 to 604800 (a week). 0: 900."""
     certificate_life_s: builtins.int
-    """Life of the certificate in seconds. 0: the default of the role. Only for the roles "metrics", "viewer" and "user"."""
+    """Life of the certificate in seconds. 0: the default of the role. Other values are allowed only for the roles
+    "metrics", "viewer" and "user".
+    """
     def __init__(
         self,
         *,
@@ -159,14 +161,14 @@ class CreateTokenResponse(google.protobuf.message.Message):
     ID_FIELD_NUMBER: builtins.int
     EXPIRES_AT_FIELD_NUMBER: builtins.int
     token: builtins.str
-    """The token. It holds the addresses of the join port, the key of the authority and a secret, so it is all that the
-    new member needs. The RM stores only a hash of it.
+    """The token. It contains the addresses of the join port, the key of the authority and a secret. The new member needs
+    nothing else. The RM stores only a hash of the token.
     """
     id: builtins.str
     """Id of the token, for `RevokeToken`."""
     @property
     def expires_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """After this time the token is useless."""
+        """The token works until this time."""
 
     def __init__(
         self,
@@ -201,7 +203,7 @@ class ListTokensResponse(google.protobuf.message.Message):
     TOKENS_FIELD_NUMBER: builtins.int
     @property
     def tokens(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TokenInfo]:
-        """In no particular order."""
+        """The tokens, in no particular order."""
 
     def __init__(
         self,
@@ -227,10 +229,10 @@ class TokenInfo(google.protobuf.message.Message):
     identity: builtins.str
     """Identity that the token is for, as `ROLE/NAME`."""
     made_by: builtins.str
-    """Identity of the operator who made it."""
+    """Identity of the administrator who made the token."""
     @property
     def expires_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """After this time the token is useless."""
+        """The token works until this time."""
 
     def __init__(
         self,
@@ -247,7 +249,7 @@ global___TokenInfo = TokenInfo
 
 @typing.final
 class RevokeTokenRequest(google.protobuf.message.Message):
-    """Makes a token useless."""
+    """Revokes a token."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -265,7 +267,7 @@ global___RevokeTokenRequest = RevokeTokenRequest
 
 @typing.final
 class RevokeTokenResponse(google.protobuf.message.Message):
-    """The token is useless now, durably."""
+    """The RM has stored that the token is revoked."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -277,7 +279,7 @@ global___RevokeTokenResponse = RevokeTokenResponse
 
 @typing.final
 class DenyIdentityRequest(google.protobuf.message.Message):
-    """Rejects an identity or a certificate."""
+    """Denies an identity or a certificate."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -286,7 +288,7 @@ class DenyIdentityRequest(google.protobuf.message.Message):
     subject: builtins.str
     """`ROLE/NAME`, or the serial number of one certificate in hexadecimal."""
     reason: builtins.str
-    """Why, for other operators; up to 500 characters."""
+    """Why the identity is denied, as a text for other administrators; up to 500 characters."""
     def __init__(
         self,
         *,
@@ -299,7 +301,7 @@ global___DenyIdentityRequest = DenyIdentityRequest
 
 @typing.final
 class DenyIdentityResponse(google.protobuf.message.Message):
-    """It is rejected now, durably."""
+    """The RM has stored the denial and rejects the identity or certificate now."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -317,7 +319,7 @@ class AllowIdentityRequest(google.protobuf.message.Message):
 
     SUBJECT_FIELD_NUMBER: builtins.int
     subject: builtins.str
-    """As in `DenyIdentityRequest`."""
+    """The denied subject, in the form of `DenyIdentityRequest.subject`."""
     def __init__(
         self,
         *,
@@ -329,7 +331,7 @@ global___AllowIdentityRequest = AllowIdentityRequest
 
 @typing.final
 class AllowIdentityResponse(google.protobuf.message.Message):
-    """It is accepted again."""
+    """The RM accepts the identity or certificate again."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -360,7 +362,7 @@ class ListDeniedResponse(google.protobuf.message.Message):
     DENIALS_FIELD_NUMBER: builtins.int
     @property
     def denials(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Denial]:
-        """The oldest first."""
+        """The denials, the oldest first."""
 
     def __init__(
         self,
@@ -373,7 +375,7 @@ global___ListDeniedResponse = ListDeniedResponse
 
 @typing.final
 class Denial(google.protobuf.message.Message):
-    """An identity, or one certificate, that is rejected."""
+    """An identity, or one certificate, that the RM and the executors reject."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -384,12 +386,12 @@ class Denial(google.protobuf.message.Message):
     subject: builtins.str
     """`ROLE/NAME`, or the serial number of one certificate in hexadecimal."""
     reason: builtins.str
-    """Why, for other operators."""
+    """Why the identity is denied, as a text for other administrators."""
     denied_by: builtins.str
-    """Identity of the operator."""
+    """Identity of the administrator who denied the subject."""
     @property
     def denied_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """Since when."""
+        """Since when the identity is denied."""
 
     def __init__(
         self,
@@ -415,8 +417,8 @@ class JoinRequest(google.protobuf.message.Message):
     secret: builtins.str
     """The secret part of the token."""
     certificate_request: builtins.bytes
-    """A request for a certificate (PKCS #10, DER) with the caller's key. Names in it are ignored: the token decides the
-    identity.
+    """A request for a certificate (PKCS #10, DER) with the caller's key. The RM ignores names in this request: the token
+    decides the identity.
     """
     def __init__(
         self,
@@ -437,8 +439,8 @@ class JoinResponse(google.protobuf.message.Message):
     ISSUED_FIELD_NUMBER: builtins.int
     AUTHORITY_KEY_FIELD_NUMBER: builtins.int
     authority_key: builtins.str
-    """Only for tokens of the role `rm`: the private key of the cluster's authority as PEM text, with which another
-    resource manager of this cluster can sign.
+    """Set only for tokens of the role `rm`: the private key of the cluster's authority as PEM text. With this key, the
+    new resource manager can sign certificates.
     """
     @property
     def issued(self) -> global___IssuedCertificate:
@@ -467,9 +469,9 @@ class RenewExpiredRequest(google.protobuf.message.Message):
     certificate: builtins.str
     """The expired certificate as PEM text."""
     nonce: builtins.bytes
-    """Second call: the nonce from the first answer."""
+    """In the second call: the nonce from the first answer."""
     signature: builtins.bytes
-    """Second call: ECDSA signature (SHA-256, DER) of the nonce with the certificate's key."""
+    """In the second call: an ECDSA signature (SHA-256, DER) of the nonce, made with the certificate's key."""
     def __init__(
         self,
         *,
@@ -483,17 +485,17 @@ global___RenewExpiredRequest = RenewExpiredRequest
 
 @typing.final
 class RenewExpiredResponse(google.protobuf.message.Message):
-    """What the caller must sign, or the new certificate."""
+    """The nonce that the caller must sign, or the new certificate."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NONCE_FIELD_NUMBER: builtins.int
     ISSUED_FIELD_NUMBER: builtins.int
     nonce: builtins.bytes
-    """First call: sign this."""
+    """In the answer to the first call: the nonce, which the caller must sign."""
     @property
     def issued(self) -> global___IssuedCertificate:
-        """Second call."""
+        """In the answer to the second call: the new certificate."""
 
     def __init__(
         self,

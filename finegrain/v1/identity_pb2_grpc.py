@@ -28,16 +28,17 @@ if _version_not_supported:
 class IdentityServiceStub(object):
     """Certificates and identities.
 
-    Every member of a cluster has an identity: a role, and for most roles a name. The text form is `ROLE/NAME`, for example
-    `executor/web-1`, `user/alice`, or only `ROLE` for the roles `rm` and `metrics`. A certificate states the identity as
-    a URI (`spiffe://CLUSTER/ROLE/NAME`), and as one DNS name, which clients expect in a server's certificate:
-    `rm.CLUSTER.finegrain.internal`, or `NAME.ROLE.CLUSTER.finegrain.internal` with the name in lower-case base32 without
-    padding. The cluster's authority signs all certificates (ECDSA, curve P-256).
+    Every member of a cluster has an identity: a role, and for most roles a name. Its text form is `ROLE/NAME`, for
+    example `executor/web-1` or `user/alice`, but only `ROLE` for the roles `rm` and `metrics`. A certificate states the
+    identity as a URI (`spiffe://CLUSTER/ROLE/NAME`), and as one DNS name, which clients expect in a server's
+    certificate: `rm.CLUSTER.finegrain.internal`, or `NAME.ROLE.CLUSTER.finegrain.internal` with the name in lower-case
+    base32 without padding. The cluster's authority signs all certificates (ECDSA, curve P-256).
 
-    Roles: `rm` (a resource manager), `executor`, `operator` (may change the cluster), `viewer` (may read), `user` (may
-    run jobs), `metrics` (may read metrics).
+    Roles: `rm` (a resource manager), `executor`, `operator` (an administrator: may change the cluster), `viewer` (may
+    read), `user` (may run jobs), `metrics` (may read metrics).
 
-    Served by the RM on its main port, to callers with a certificate.
+    The RM serves this service on its main port, to callers with a certificate. "Administrators only" means: the call
+    needs the role `operator`.
     """
 
     def __init__(self, channel):
@@ -86,64 +87,65 @@ class IdentityServiceStub(object):
 class IdentityServiceServicer(object):
     """Certificates and identities.
 
-    Every member of a cluster has an identity: a role, and for most roles a name. The text form is `ROLE/NAME`, for example
-    `executor/web-1`, `user/alice`, or only `ROLE` for the roles `rm` and `metrics`. A certificate states the identity as
-    a URI (`spiffe://CLUSTER/ROLE/NAME`), and as one DNS name, which clients expect in a server's certificate:
-    `rm.CLUSTER.finegrain.internal`, or `NAME.ROLE.CLUSTER.finegrain.internal` with the name in lower-case base32 without
-    padding. The cluster's authority signs all certificates (ECDSA, curve P-256).
+    Every member of a cluster has an identity: a role, and for most roles a name. Its text form is `ROLE/NAME`, for
+    example `executor/web-1` or `user/alice`, but only `ROLE` for the roles `rm` and `metrics`. A certificate states the
+    identity as a URI (`spiffe://CLUSTER/ROLE/NAME`), and as one DNS name, which clients expect in a server's
+    certificate: `rm.CLUSTER.finegrain.internal`, or `NAME.ROLE.CLUSTER.finegrain.internal` with the name in lower-case
+    base32 without padding. The cluster's authority signs all certificates (ECDSA, curve P-256).
 
-    Roles: `rm` (a resource manager), `executor`, `operator` (may change the cluster), `viewer` (may read), `user` (may
-    run jobs), `metrics` (may read metrics).
+    Roles: `rm` (a resource manager), `executor`, `operator` (an administrator: may change the cluster), `viewer` (may
+    read), `user` (may run jobs), `metrics` (may read metrics).
 
-    Served by the RM on its main port, to callers with a certificate.
+    The RM serves this service on its main port, to callers with a certificate. "Administrators only" means: the call
+    needs the role `operator`.
     """
 
     def RenewCertificate(self, request, context):
-        """Signs the key of the caller's certificate again, for the same identity. Call it when half of the certificate's
-        life is over. Any role.
+        """Signs the key of the caller's certificate again, for the same identity. A member should call this when half of the
+        certificate's life is over. Every role may call this.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CreateToken(self, request, context):
-        """Makes a token with which one executor, person or program can get its first certificate. Operators only.
+        """Makes a token with which one executor, person or program can get its first certificate. Administrators only.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListTokens(self, request, context):
-        """Lists the tokens that were not used and have not expired. Operators only.
+        """Lists the tokens that were not used and have not expired. Administrators only.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RevokeToken(self, request, context):
-        """Makes a token useless. Operators only.
+        """Revokes a token: no member can join with it any more. Administrators only.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DenyIdentity(self, request, context):
-        """Rejects an identity, or one certificate, from now on. Streams of the identity at the RM end within 5 s. Executors
-        learn it with the answer to their next report. Operators only.
+        """Denies an identity, or one certificate: from now on, the RM and the executors reject it. Streams of the identity at
+        the RM end within 5 s. Executors get the denial with the answer to their next report. Administrators only.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AllowIdentity(self, request, context):
-        """Takes back a denial. Operators only.
+        """Takes back a denial. Administrators only.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListDenied(self, request, context):
-        """Lists the denials. Operators only.
+        """Lists the denials. Administrators only.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -198,16 +200,17 @@ def add_IdentityServiceServicer_to_server(servicer, server):
 class IdentityService(object):
     """Certificates and identities.
 
-    Every member of a cluster has an identity: a role, and for most roles a name. The text form is `ROLE/NAME`, for example
-    `executor/web-1`, `user/alice`, or only `ROLE` for the roles `rm` and `metrics`. A certificate states the identity as
-    a URI (`spiffe://CLUSTER/ROLE/NAME`), and as one DNS name, which clients expect in a server's certificate:
-    `rm.CLUSTER.finegrain.internal`, or `NAME.ROLE.CLUSTER.finegrain.internal` with the name in lower-case base32 without
-    padding. The cluster's authority signs all certificates (ECDSA, curve P-256).
+    Every member of a cluster has an identity: a role, and for most roles a name. Its text form is `ROLE/NAME`, for
+    example `executor/web-1` or `user/alice`, but only `ROLE` for the roles `rm` and `metrics`. A certificate states the
+    identity as a URI (`spiffe://CLUSTER/ROLE/NAME`), and as one DNS name, which clients expect in a server's
+    certificate: `rm.CLUSTER.finegrain.internal`, or `NAME.ROLE.CLUSTER.finegrain.internal` with the name in lower-case
+    base32 without padding. The cluster's authority signs all certificates (ECDSA, curve P-256).
 
-    Roles: `rm` (a resource manager), `executor`, `operator` (may change the cluster), `viewer` (may read), `user` (may
-    run jobs), `metrics` (may read metrics).
+    Roles: `rm` (a resource manager), `executor`, `operator` (an administrator: may change the cluster), `viewer` (may
+    read), `user` (may run jobs), `metrics` (may read metrics).
 
-    Served by the RM on its main port, to callers with a certificate.
+    The RM serves this service on its main port, to callers with a certificate. "Administrators only" means: the call
+    needs the role `operator`.
     """
 
     @staticmethod
@@ -401,8 +404,8 @@ class IdentityService(object):
 
 
 class JoinServiceStub(object):
-    """Served by the RM on a port of its own, where the server shows a certificate and asks its callers for none. A message
-    may have 64 KiB.
+    """The RM serves this service on a dedicated port. On this port the server shows a certificate, but callers need none. A
+    message may have at most 64 KiB.
     """
 
     def __init__(self, channel):
@@ -424,21 +427,21 @@ class JoinServiceStub(object):
 
 
 class JoinServiceServicer(object):
-    """Served by the RM on a port of its own, where the server shows a certificate and asks its callers for none. A message
-    may have 64 KiB.
+    """The RM serves this service on a dedicated port. On this port the server shows a certificate, but callers need none. A
+    message may have at most 64 KiB.
     """
 
     def Join(self, request, context):
-        """Exchanges a token for a certificate. A token works once. A repeated call with the same token and the same key gets
-        another certificate until the token expires, in case that the first answer was lost.
+        """Exchanges a token for a certificate. A token works once. There is one exception, because the first answer may be
+        lost: until the token expires, a repeated call with the same token and the same key gets another certificate.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RenewExpired(self, request, context):
-        """Renews a certificate that has expired, until 30 days after its end, in two calls. The first call names the
-        certificate and gets a nonce. The second call also sends the nonce and its signature.
+        """Renews a certificate that has expired at most 30 days ago. This takes two calls. The first call sends the
+        certificate and gets a nonce. The second call sends the certificate, the nonce, and a signature of the nonce.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -466,8 +469,8 @@ def add_JoinServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class JoinService(object):
-    """Served by the RM on a port of its own, where the server shows a certificate and asks its callers for none. A message
-    may have 64 KiB.
+    """The RM serves this service on a dedicated port. On this port the server shows a certificate, but callers need none. A
+    message may have at most 64 KiB.
     """
 
     @staticmethod

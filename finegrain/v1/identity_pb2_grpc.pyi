@@ -20,16 +20,17 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
 class IdentityServiceStub:
     """Certificates and identities.
 
-    Every member of a cluster has an identity: a role, and for most roles a name. The text form is `ROLE/NAME`, for example
-    `executor/web-1`, `user/alice`, or only `ROLE` for the roles `rm` and `metrics`. A certificate states the identity as
-    a URI (`spiffe://CLUSTER/ROLE/NAME`), and as one DNS name, which clients expect in a server's certificate:
-    `rm.CLUSTER.finegrain.internal`, or `NAME.ROLE.CLUSTER.finegrain.internal` with the name in lower-case base32 without
-    padding. The cluster's authority signs all certificates (ECDSA, curve P-256).
+    Every member of a cluster has an identity: a role, and for most roles a name. Its text form is `ROLE/NAME`, for
+    example `executor/web-1` or `user/alice`, but only `ROLE` for the roles `rm` and `metrics`. A certificate states the
+    identity as a URI (`spiffe://CLUSTER/ROLE/NAME`), and as one DNS name, which clients expect in a server's
+    certificate: `rm.CLUSTER.finegrain.internal`, or `NAME.ROLE.CLUSTER.finegrain.internal` with the name in lower-case
+    base32 without padding. The cluster's authority signs all certificates (ECDSA, curve P-256).
 
-    Roles: `rm` (a resource manager), `executor`, `operator` (may change the cluster), `viewer` (may read), `user` (may
-    run jobs), `metrics` (may read metrics).
+    Roles: `rm` (a resource manager), `executor`, `operator` (an administrator: may change the cluster), `viewer` (may
+    read), `user` (may run jobs), `metrics` (may read metrics).
 
-    Served by the RM on its main port, to callers with a certificate.
+    The RM serves this service on its main port, to callers with a certificate. "Administrators only" means: the call
+    needs the role `operator`.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -37,122 +38,124 @@ class IdentityServiceStub:
         finegrain.v1.identity_pb2.RenewCertificateRequest,
         finegrain.v1.identity_pb2.RenewCertificateResponse,
     ]
-    """Signs the key of the caller's certificate again, for the same identity. Call it when half of the certificate's
-    life is over. Any role.
+    """Signs the key of the caller's certificate again, for the same identity. A member should call this when half of the
+    certificate's life is over. Every role may call this.
     """
 
     CreateToken: grpc.UnaryUnaryMultiCallable[
         finegrain.v1.identity_pb2.CreateTokenRequest,
         finegrain.v1.identity_pb2.CreateTokenResponse,
     ]
-    """Makes a token with which one executor, person or program can get its first certificate. Operators only."""
+    """Makes a token with which one executor, person or program can get its first certificate. Administrators only."""
 
     ListTokens: grpc.UnaryUnaryMultiCallable[
         finegrain.v1.identity_pb2.ListTokensRequest,
         finegrain.v1.identity_pb2.ListTokensResponse,
     ]
-    """Lists the tokens that were not used and have not expired. Operators only."""
+    """Lists the tokens that were not used and have not expired. Administrators only."""
 
     RevokeToken: grpc.UnaryUnaryMultiCallable[
         finegrain.v1.identity_pb2.RevokeTokenRequest,
         finegrain.v1.identity_pb2.RevokeTokenResponse,
     ]
-    """Makes a token useless. Operators only."""
+    """Revokes a token: no member can join with it any more. Administrators only."""
 
     DenyIdentity: grpc.UnaryUnaryMultiCallable[
         finegrain.v1.identity_pb2.DenyIdentityRequest,
         finegrain.v1.identity_pb2.DenyIdentityResponse,
     ]
-    """Rejects an identity, or one certificate, from now on. Streams of the identity at the RM end within 5 s. Executors
-    learn it with the answer to their next report. Operators only.
+    """Denies an identity, or one certificate: from now on, the RM and the executors reject it. Streams of the identity at
+    the RM end within 5 s. Executors get the denial with the answer to their next report. Administrators only.
     """
 
     AllowIdentity: grpc.UnaryUnaryMultiCallable[
         finegrain.v1.identity_pb2.AllowIdentityRequest,
         finegrain.v1.identity_pb2.AllowIdentityResponse,
     ]
-    """Takes back a denial. Operators only."""
+    """Takes back a denial. Administrators only."""
 
     ListDenied: grpc.UnaryUnaryMultiCallable[
         finegrain.v1.identity_pb2.ListDeniedRequest,
         finegrain.v1.identity_pb2.ListDeniedResponse,
     ]
-    """Lists the denials. Operators only."""
+    """Lists the denials. Administrators only."""
 
 class IdentityServiceAsyncStub:
     """Certificates and identities.
 
-    Every member of a cluster has an identity: a role, and for most roles a name. The text form is `ROLE/NAME`, for example
-    `executor/web-1`, `user/alice`, or only `ROLE` for the roles `rm` and `metrics`. A certificate states the identity as
-    a URI (`spiffe://CLUSTER/ROLE/NAME`), and as one DNS name, which clients expect in a server's certificate:
-    `rm.CLUSTER.finegrain.internal`, or `NAME.ROLE.CLUSTER.finegrain.internal` with the name in lower-case base32 without
-    padding. The cluster's authority signs all certificates (ECDSA, curve P-256).
+    Every member of a cluster has an identity: a role, and for most roles a name. Its text form is `ROLE/NAME`, for
+    example `executor/web-1` or `user/alice`, but only `ROLE` for the roles `rm` and `metrics`. A certificate states the
+    identity as a URI (`spiffe://CLUSTER/ROLE/NAME`), and as one DNS name, which clients expect in a server's
+    certificate: `rm.CLUSTER.finegrain.internal`, or `NAME.ROLE.CLUSTER.finegrain.internal` with the name in lower-case
+    base32 without padding. The cluster's authority signs all certificates (ECDSA, curve P-256).
 
-    Roles: `rm` (a resource manager), `executor`, `operator` (may change the cluster), `viewer` (may read), `user` (may
-    run jobs), `metrics` (may read metrics).
+    Roles: `rm` (a resource manager), `executor`, `operator` (an administrator: may change the cluster), `viewer` (may
+    read), `user` (may run jobs), `metrics` (may read metrics).
 
-    Served by the RM on its main port, to callers with a certificate.
+    The RM serves this service on its main port, to callers with a certificate. "Administrators only" means: the call
+    needs the role `operator`.
     """
 
     RenewCertificate: grpc.aio.UnaryUnaryMultiCallable[
         finegrain.v1.identity_pb2.RenewCertificateRequest,
         finegrain.v1.identity_pb2.RenewCertificateResponse,
     ]
-    """Signs the key of the caller's certificate again, for the same identity. Call it when half of the certificate's
-    life is over. Any role.
+    """Signs the key of the caller's certificate again, for the same identity. A member should call this when half of the
+    certificate's life is over. Every role may call this.
     """
 
     CreateToken: grpc.aio.UnaryUnaryMultiCallable[
         finegrain.v1.identity_pb2.CreateTokenRequest,
         finegrain.v1.identity_pb2.CreateTokenResponse,
     ]
-    """Makes a token with which one executor, person or program can get its first certificate. Operators only."""
+    """Makes a token with which one executor, person or program can get its first certificate. Administrators only."""
 
     ListTokens: grpc.aio.UnaryUnaryMultiCallable[
         finegrain.v1.identity_pb2.ListTokensRequest,
         finegrain.v1.identity_pb2.ListTokensResponse,
     ]
-    """Lists the tokens that were not used and have not expired. Operators only."""
+    """Lists the tokens that were not used and have not expired. Administrators only."""
 
     RevokeToken: grpc.aio.UnaryUnaryMultiCallable[
         finegrain.v1.identity_pb2.RevokeTokenRequest,
         finegrain.v1.identity_pb2.RevokeTokenResponse,
     ]
-    """Makes a token useless. Operators only."""
+    """Revokes a token: no member can join with it any more. Administrators only."""
 
     DenyIdentity: grpc.aio.UnaryUnaryMultiCallable[
         finegrain.v1.identity_pb2.DenyIdentityRequest,
         finegrain.v1.identity_pb2.DenyIdentityResponse,
     ]
-    """Rejects an identity, or one certificate, from now on. Streams of the identity at the RM end within 5 s. Executors
-    learn it with the answer to their next report. Operators only.
+    """Denies an identity, or one certificate: from now on, the RM and the executors reject it. Streams of the identity at
+    the RM end within 5 s. Executors get the denial with the answer to their next report. Administrators only.
     """
 
     AllowIdentity: grpc.aio.UnaryUnaryMultiCallable[
         finegrain.v1.identity_pb2.AllowIdentityRequest,
         finegrain.v1.identity_pb2.AllowIdentityResponse,
     ]
-    """Takes back a denial. Operators only."""
+    """Takes back a denial. Administrators only."""
 
     ListDenied: grpc.aio.UnaryUnaryMultiCallable[
         finegrain.v1.identity_pb2.ListDeniedRequest,
         finegrain.v1.identity_pb2.ListDeniedResponse,
     ]
-    """Lists the denials. Operators only."""
+    """Lists the denials. Administrators only."""
 
 class IdentityServiceServicer(metaclass=abc.ABCMeta):
     """Certificates and identities.
 
-    Every member of a cluster has an identity: a role, and for most roles a name. The text form is `ROLE/NAME`, for example
-    `executor/web-1`, `user/alice`, or only `ROLE` for the roles `rm` and `metrics`. A certificate states the identity as
-    a URI (`spiffe://CLUSTER/ROLE/NAME`), and as one DNS name, which clients expect in a server's certificate:
-    `rm.CLUSTER.finegrain.internal`, or `NAME.ROLE.CLUSTER.finegrain.internal` with the name in lower-case base32 without
-    padding. The cluster's authority signs all certificates (ECDSA, curve P-256).
+    Every member of a cluster has an identity: a role, and for most roles a name. Its text form is `ROLE/NAME`, for
+    example `executor/web-1` or `user/alice`, but only `ROLE` for the roles `rm` and `metrics`. A certificate states the
+    identity as a URI (`spiffe://CLUSTER/ROLE/NAME`), and as one DNS name, which clients expect in a server's
+    certificate: `rm.CLUSTER.finegrain.internal`, or `NAME.ROLE.CLUSTER.finegrain.internal` with the name in lower-case
+    base32 without padding. The cluster's authority signs all certificates (ECDSA, curve P-256).
 
-    Roles: `rm` (a resource manager), `executor`, `operator` (may change the cluster), `viewer` (may read), `user` (may
-    run jobs), `metrics` (may read metrics).
+    Roles: `rm` (a resource manager), `executor`, `operator` (an administrator: may change the cluster), `viewer` (may
+    read), `user` (may run jobs), `metrics` (may read metrics).
 
-    Served by the RM on its main port, to callers with a certificate.
+    The RM serves this service on its main port, to callers with a certificate. "Administrators only" means: the call
+    needs the role `operator`.
     """
 
     @abc.abstractmethod
@@ -161,8 +164,8 @@ class IdentityServiceServicer(metaclass=abc.ABCMeta):
         request: finegrain.v1.identity_pb2.RenewCertificateRequest,
         context: _ServicerContext,
     ) -> typing.Union[finegrain.v1.identity_pb2.RenewCertificateResponse, collections.abc.Awaitable[finegrain.v1.identity_pb2.RenewCertificateResponse]]:
-        """Signs the key of the caller's certificate again, for the same identity. Call it when half of the certificate's
-        life is over. Any role.
+        """Signs the key of the caller's certificate again, for the same identity. A member should call this when half of the
+        certificate's life is over. Every role may call this.
         """
 
     @abc.abstractmethod
@@ -171,7 +174,7 @@ class IdentityServiceServicer(metaclass=abc.ABCMeta):
         request: finegrain.v1.identity_pb2.CreateTokenRequest,
         context: _ServicerContext,
     ) -> typing.Union[finegrain.v1.identity_pb2.CreateTokenResponse, collections.abc.Awaitable[finegrain.v1.identity_pb2.CreateTokenResponse]]:
-        """Makes a token with which one executor, person or program can get its first certificate. Operators only."""
+        """Makes a token with which one executor, person or program can get its first certificate. Administrators only."""
 
     @abc.abstractmethod
     def ListTokens(
@@ -179,7 +182,7 @@ class IdentityServiceServicer(metaclass=abc.ABCMeta):
         request: finegrain.v1.identity_pb2.ListTokensRequest,
         context: _ServicerContext,
     ) -> typing.Union[finegrain.v1.identity_pb2.ListTokensResponse, collections.abc.Awaitable[finegrain.v1.identity_pb2.ListTokensResponse]]:
-        """Lists the tokens that were not used and have not expired. Operators only."""
+        """Lists the tokens that were not used and have not expired. Administrators only."""
 
     @abc.abstractmethod
     def RevokeToken(
@@ -187,7 +190,7 @@ class IdentityServiceServicer(metaclass=abc.ABCMeta):
         request: finegrain.v1.identity_pb2.RevokeTokenRequest,
         context: _ServicerContext,
     ) -> typing.Union[finegrain.v1.identity_pb2.RevokeTokenResponse, collections.abc.Awaitable[finegrain.v1.identity_pb2.RevokeTokenResponse]]:
-        """Makes a token useless. Operators only."""
+        """Revokes a token: no member can join with it any more. Administrators only."""
 
     @abc.abstractmethod
     def DenyIdentity(
@@ -195,8 +198,8 @@ class IdentityServiceServicer(metaclass=abc.ABCMeta):
         request: finegrain.v1.identity_pb2.DenyIdentityRequest,
         context: _ServicerContext,
     ) -> typing.Union[finegrain.v1.identity_pb2.DenyIdentityResponse, collections.abc.Awaitable[finegrain.v1.identity_pb2.DenyIdentityResponse]]:
-        """Rejects an identity, or one certificate, from now on. Streams of the identity at the RM end within 5 s. Executors
-        learn it with the answer to their next report. Operators only.
+        """Denies an identity, or one certificate: from now on, the RM and the executors reject it. Streams of the identity at
+        the RM end within 5 s. Executors get the denial with the answer to their next report. Administrators only.
         """
 
     @abc.abstractmethod
@@ -205,7 +208,7 @@ class IdentityServiceServicer(metaclass=abc.ABCMeta):
         request: finegrain.v1.identity_pb2.AllowIdentityRequest,
         context: _ServicerContext,
     ) -> typing.Union[finegrain.v1.identity_pb2.AllowIdentityResponse, collections.abc.Awaitable[finegrain.v1.identity_pb2.AllowIdentityResponse]]:
-        """Takes back a denial. Operators only."""
+        """Takes back a denial. Administrators only."""
 
     @abc.abstractmethod
     def ListDenied(
@@ -213,13 +216,13 @@ class IdentityServiceServicer(metaclass=abc.ABCMeta):
         request: finegrain.v1.identity_pb2.ListDeniedRequest,
         context: _ServicerContext,
     ) -> typing.Union[finegrain.v1.identity_pb2.ListDeniedResponse, collections.abc.Awaitable[finegrain.v1.identity_pb2.ListDeniedResponse]]:
-        """Lists the denials. Operators only."""
+        """Lists the denials. Administrators only."""
 
 def add_IdentityServiceServicer_to_server(servicer: IdentityServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
 
 class JoinServiceStub:
-    """Served by the RM on a port of its own, where the server shows a certificate and asks its callers for none. A message
-    may have 64 KiB.
+    """The RM serves this service on a dedicated port. On this port the server shows a certificate, but callers need none. A
+    message may have at most 64 KiB.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -227,42 +230,42 @@ class JoinServiceStub:
         finegrain.v1.identity_pb2.JoinRequest,
         finegrain.v1.identity_pb2.JoinResponse,
     ]
-    """Exchanges a token for a certificate. A token works once. A repeated call with the same token and the same key gets
-    another certificate until the token expires, in case that the first answer was lost.
+    """Exchanges a token for a certificate. A token works once. There is one exception, because the first answer may be
+    lost: until the token expires, a repeated call with the same token and the same key gets another certificate.
     """
 
     RenewExpired: grpc.UnaryUnaryMultiCallable[
         finegrain.v1.identity_pb2.RenewExpiredRequest,
         finegrain.v1.identity_pb2.RenewExpiredResponse,
     ]
-    """Renews a certificate that has expired, until 30 days after its end, in two calls. The first call names the
-    certificate and gets a nonce. The second call also sends the nonce and its signature.
+    """Renews a certificate that has expired at most 30 days ago. This takes two calls. The first call sends the
+    certificate and gets a nonce. The second call sends the certificate, the nonce, and a signature of the nonce.
     """
 
 class JoinServiceAsyncStub:
-    """Served by the RM on a port of its own, where the server shows a certificate and asks its callers for none. A message
-    may have 64 KiB.
+    """The RM serves this service on a dedicated port. On this port the server shows a certificate, but callers need none. A
+    message may have at most 64 KiB.
     """
 
     Join: grpc.aio.UnaryUnaryMultiCallable[
         finegrain.v1.identity_pb2.JoinRequest,
         finegrain.v1.identity_pb2.JoinResponse,
     ]
-    """Exchanges a token for a certificate. A token works once. A repeated call with the same token and the same key gets
-    another certificate until the token expires, in case that the first answer was lost.
+    """Exchanges a token for a certificate. A token works once. There is one exception, because the first answer may be
+    lost: until the token expires, a repeated call with the same token and the same key gets another certificate.
     """
 
     RenewExpired: grpc.aio.UnaryUnaryMultiCallable[
         finegrain.v1.identity_pb2.RenewExpiredRequest,
         finegrain.v1.identity_pb2.RenewExpiredResponse,
     ]
-    """Renews a certificate that has expired, until 30 days after its end, in two calls. The first call names the
-    certificate and gets a nonce. The second call also sends the nonce and its signature.
+    """Renews a certificate that has expired at most 30 days ago. This takes two calls. The first call sends the
+    certificate and gets a nonce. The second call sends the certificate, the nonce, and a signature of the nonce.
     """
 
 class JoinServiceServicer(metaclass=abc.ABCMeta):
-    """Served by the RM on a port of its own, where the server shows a certificate and asks its callers for none. A message
-    may have 64 KiB.
+    """The RM serves this service on a dedicated port. On this port the server shows a certificate, but callers need none. A
+    message may have at most 64 KiB.
     """
 
     @abc.abstractmethod
@@ -271,8 +274,8 @@ class JoinServiceServicer(metaclass=abc.ABCMeta):
         request: finegrain.v1.identity_pb2.JoinRequest,
         context: _ServicerContext,
     ) -> typing.Union[finegrain.v1.identity_pb2.JoinResponse, collections.abc.Awaitable[finegrain.v1.identity_pb2.JoinResponse]]:
-        """Exchanges a token for a certificate. A token works once. A repeated call with the same token and the same key gets
-        another certificate until the token expires, in case that the first answer was lost.
+        """Exchanges a token for a certificate. A token works once. There is one exception, because the first answer may be
+        lost: until the token expires, a repeated call with the same token and the same key gets another certificate.
         """
 
     @abc.abstractmethod
@@ -281,8 +284,8 @@ class JoinServiceServicer(metaclass=abc.ABCMeta):
         request: finegrain.v1.identity_pb2.RenewExpiredRequest,
         context: _ServicerContext,
     ) -> typing.Union[finegrain.v1.identity_pb2.RenewExpiredResponse, collections.abc.Awaitable[finegrain.v1.identity_pb2.RenewExpiredResponse]]:
-        """Renews a certificate that has expired, until 30 days after its end, in two calls. The first call names the
-        certificate and gets a nonce. The second call also sends the nonce and its signature.
+        """Renews a certificate that has expired at most 30 days ago. This takes two calls. The first call sends the
+        certificate and gets a nonce. The second call sends the certificate, the nonce, and a signature of the nonce.
         """
 
 def add_JoinServiceServicer_to_server(servicer: JoinServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

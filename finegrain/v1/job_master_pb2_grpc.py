@@ -28,10 +28,10 @@ if _version_not_supported:
 class JobMasterServiceStub(object):
     """Takes slot offers directly from executors.
 
-    The job master shows the certificate of the job's owner. The executor expects its name and sends nothing to anybody
-    else. Take offers only from callers with the role `executor`, whose certificates the cluster's authority has signed.
-    Use the slot and the executor's address that WatchJob
-    returns.
+    The job master shows the certificate of the job's owner. The executor sends an offer only to a server whose
+    certificate has the name of the job's owner. A job master must accept offers only from callers with the role
+    `executor` whose certificates the cluster's authority has signed. It must take the slot and the executor's address
+    from WatchJob, not from the offer.
     """
 
     def __init__(self, channel):
@@ -50,16 +50,16 @@ class JobMasterServiceStub(object):
 class JobMasterServiceServicer(object):
     """Takes slot offers directly from executors.
 
-    The job master shows the certificate of the job's owner. The executor expects its name and sends nothing to anybody
-    else. Take offers only from callers with the role `executor`, whose certificates the cluster's authority has signed.
-    Use the slot and the executor's address that WatchJob
-    returns.
+    The job master shows the certificate of the job's owner. The executor sends an offer only to a server whose
+    certificate has the name of the job's owner. A job master must accept offers only from callers with the role
+    `executor` whose certificates the cluster's authority has signed. It must take the slot and the executor's address
+    from WatchJob, not from the offer.
     """
 
     def OfferSlots(self, request, context):
-        """Offers slots that were carved for this job master. The job master answers for each slot. The executor takes a slot
-        back if the job master rejects it, or does not accept it within the executor's `offer_timeout`. The same offer may
-        come more than once.
+        """Offers slots that the executor carved for this job master. The job master accepts or rejects each slot in its
+        answer. The executor removes a slot if the job master rejects it, or does not accept it within the executor's
+        `offer_timeout`. The executor may send the same offer more than once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -84,10 +84,10 @@ def add_JobMasterServiceServicer_to_server(servicer, server):
 class JobMasterService(object):
     """Takes slot offers directly from executors.
 
-    The job master shows the certificate of the job's owner. The executor expects its name and sends nothing to anybody
-    else. Take offers only from callers with the role `executor`, whose certificates the cluster's authority has signed.
-    Use the slot and the executor's address that WatchJob
-    returns.
+    The job master shows the certificate of the job's owner. The executor sends an offer only to a server whose
+    certificate has the name of the job's owner. A job master must accept offers only from callers with the role
+    `executor` whose certificates the cluster's authority has signed. It must take the slot and the executor's address
+    from WatchJob, not from the offer.
     """
 
     @staticmethod

@@ -22,10 +22,10 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
 class JobMasterServiceStub:
     """Takes slot offers directly from executors.
 
-    The job master shows the certificate of the job's owner. The executor expects its name and sends nothing to anybody
-    else. Take offers only from callers with the role `executor`, whose certificates the cluster's authority has signed.
-    Use the slot and the executor's address that WatchJob
-    returns.
+    The job master shows the certificate of the job's owner. The executor sends an offer only to a server whose
+    certificate has the name of the job's owner. A job master must accept offers only from callers with the role
+    `executor` whose certificates the cluster's authority has signed. It must take the slot and the executor's address
+    from WatchJob, not from the offer.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -33,36 +33,36 @@ class JobMasterServiceStub:
         finegrain.v1.job_master_pb2.OfferSlotsRequest,
         finegrain.v1.job_master_pb2.OfferSlotsResponse,
     ]
-    """Offers slots that were carved for this job master. The job master answers for each slot. The executor takes a slot
-    back if the job master rejects it, or does not accept it within the executor's `offer_timeout`. The same offer may
-    come more than once.
+    """Offers slots that the executor carved for this job master. The job master accepts or rejects each slot in its
+    answer. The executor removes a slot if the job master rejects it, or does not accept it within the executor's
+    `offer_timeout`. The executor may send the same offer more than once.
     """
 
 class JobMasterServiceAsyncStub:
     """Takes slot offers directly from executors.
 
-    The job master shows the certificate of the job's owner. The executor expects its name and sends nothing to anybody
-    else. Take offers only from callers with the role `executor`, whose certificates the cluster's authority has signed.
-    Use the slot and the executor's address that WatchJob
-    returns.
+    The job master shows the certificate of the job's owner. The executor sends an offer only to a server whose
+    certificate has the name of the job's owner. A job master must accept offers only from callers with the role
+    `executor` whose certificates the cluster's authority has signed. It must take the slot and the executor's address
+    from WatchJob, not from the offer.
     """
 
     OfferSlots: grpc.aio.UnaryUnaryMultiCallable[
         finegrain.v1.job_master_pb2.OfferSlotsRequest,
         finegrain.v1.job_master_pb2.OfferSlotsResponse,
     ]
-    """Offers slots that were carved for this job master. The job master answers for each slot. The executor takes a slot
-    back if the job master rejects it, or does not accept it within the executor's `offer_timeout`. The same offer may
-    come more than once.
+    """Offers slots that the executor carved for this job master. The job master accepts or rejects each slot in its
+    answer. The executor removes a slot if the job master rejects it, or does not accept it within the executor's
+    `offer_timeout`. The executor may send the same offer more than once.
     """
 
 class JobMasterServiceServicer(metaclass=abc.ABCMeta):
     """Takes slot offers directly from executors.
 
-    The job master shows the certificate of the job's owner. The executor expects its name and sends nothing to anybody
-    else. Take offers only from callers with the role `executor`, whose certificates the cluster's authority has signed.
-    Use the slot and the executor's address that WatchJob
-    returns.
+    The job master shows the certificate of the job's owner. The executor sends an offer only to a server whose
+    certificate has the name of the job's owner. A job master must accept offers only from callers with the role
+    `executor` whose certificates the cluster's authority has signed. It must take the slot and the executor's address
+    from WatchJob, not from the offer.
     """
 
     @abc.abstractmethod
@@ -71,9 +71,9 @@ class JobMasterServiceServicer(metaclass=abc.ABCMeta):
         request: finegrain.v1.job_master_pb2.OfferSlotsRequest,
         context: _ServicerContext,
     ) -> typing.Union[finegrain.v1.job_master_pb2.OfferSlotsResponse, collections.abc.Awaitable[finegrain.v1.job_master_pb2.OfferSlotsResponse]]:
-        """Offers slots that were carved for this job master. The job master answers for each slot. The executor takes a slot
-        back if the job master rejects it, or does not accept it within the executor's `offer_timeout`. The same offer may
-        come more than once.
+        """Offers slots that the executor carved for this job master. The job master accepts or rejects each slot in its
+        answer. The executor removes a slot if the job master rejects it, or does not accept it within the executor's
+        `offer_timeout`. The executor may send the same offer more than once.
         """
 
 def add_JobMasterServiceServicer_to_server(servicer: JobMasterServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -36,7 +36,7 @@ class _WhenInUseEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     WHEN_IN_USE_REFUSE: _WhenInUse.ValueType  # 1
     """The change is refused, and the slot keeps its size."""
     WHEN_IN_USE_WAIT: _WhenInUse.ValueType  # 2
-    """The change waits until the slot uses less."""
+    """The change waits until the slot's memory use is within the new size."""
 
 class WhenInUse(_WhenInUse, metaclass=_WhenInUseEnumTypeWrapper):
     """What the RM does if a slot uses more memory than its new size."""
@@ -46,7 +46,7 @@ WHEN_IN_USE_UNSPECIFIED: WhenInUse.ValueType  # 0
 WHEN_IN_USE_REFUSE: WhenInUse.ValueType  # 1
 """The change is refused, and the slot keeps its size."""
 WHEN_IN_USE_WAIT: WhenInUse.ValueType  # 2
-"""The change waits until the slot uses less."""
+"""The change waits until the slot's memory use is within the new size."""
 global___WhenInUse = WhenInUse
 
 @typing.final
@@ -77,7 +77,7 @@ class RegisterJobRequest(google.protobuf.message.Message):
     """True: the job is detached. It has no lease, and only EndJob ends it."""
     @property
     def lease(self) -> google.protobuf.duration_pb2.Duration:
-        """How long the job may be silent before the RM ends it; 0: 30 s. At least 1 s, at most 1 day."""
+        """How long the job master may be silent before the RM ends the job; 0: 30 s. At least 1 s, at most 1 day."""
 
     def __init__(
         self,
@@ -130,7 +130,9 @@ class KeepAliveRequest(google.protobuf.message.Message):
     job_id: builtins.str
     """The job."""
     acknowledged_sequence: builtins.int
-    """Highest event sequence number that the job master has processed. The RM may delete events up to it."""
+    """Sequence number of the last event that the job master has processed. The RM may delete this event and all earlier
+    ones.
+    """
     def __init__(
         self,
         *,
@@ -150,7 +152,7 @@ class KeepAliveResponse(google.protobuf.message.Message):
     LEASE_FIELD_NUMBER: builtins.int
     @property
     def lease(self) -> google.protobuf.duration_pb2.Duration:
-        """Time left from now; absent for a detached job."""
+        """Time until the lease ends; absent for a detached job."""
 
     def __init__(
         self,
@@ -189,7 +191,7 @@ global___EndJobRequest = EndJobRequest
 
 @typing.final
 class EndJobResponse(google.protobuf.message.Message):
-    """The job is ended, durably. Its slots are being freed."""
+    """The RM has stored the end of the job, and the executors are freeing its slots."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -217,13 +219,16 @@ class RequestResourceRequest(google.protobuf.message.Message):
 
     @property
     def gangs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.slots_pb2.Gang]:
-        """The gangs that some of the requests belong to (`SlotRequest.gang_id`). All members of a gang come in one call, 1 to
-        1,000 of them. If one member is refused, all are (the others with reason "GANG_REFUSED").
+        """The gangs that some of the requests belong to (`SlotRequest.gang_id`). One call must contain all members of a gang,
+        1 to 1,000 requests. If the RM refuses one member, it refuses all members (the other members with reason
+        "GANG_REFUSED").
         """
 
     @property
     def ranges(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.slots_pb2.RequestRange]:
-        """Up to 100 ranges of equal requests, queued behind `requests`. All members of a range are accepted, or none."""
+        """Up to 100 ranges of equal requests, which the RM queues behind `requests`. The RM accepts either all members of a
+        range or none.
+        """
 
     def __init__(
         self,
@@ -247,7 +252,7 @@ class RequestResourceResponse(google.protobuf.message.Message):
     RANGE_RESULTS_FIELD_NUMBER: builtins.int
     @property
     def results(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.slots_pb2.ItemResult]:
-        """An item without error is durable and queued (or was already)."""
+        """An item without error: the RM has stored and queued the request, now or in an earlier call."""
 
     @property
     def range_results(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.slots_pb2.ItemResult]:
@@ -273,7 +278,7 @@ class CancelRequestsRequest(google.protobuf.message.Message):
     ALLOCATION_IDS_FIELD_NUMBER: builtins.int
     RANGES_FIELD_NUMBER: builtins.int
     job_id: builtins.str
-    """The job that owns them."""
+    """The job that owns the requests."""
     @property
     def allocation_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Up to 10,000 allocation ids; at least one, or a range."""
@@ -303,7 +308,7 @@ class CancelRequestsResponse(google.protobuf.message.Message):
     RANGE_RESULTS_FIELD_NUMBER: builtins.int
     @property
     def results(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.slots_pb2.ItemResult]:
-        """An item without error is cancelled or released (or was already)."""
+        """An item without error: the RM has cancelled the request or released its slot, now or in an earlier call."""
 
     @property
     def range_results(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.slots_pb2.ItemResult]:
@@ -330,7 +335,7 @@ class ReleaseSlotsRequest(google.protobuf.message.Message):
     GRACE_FIELD_NUMBER: builtins.int
     RANGES_FIELD_NUMBER: builtins.int
     job_id: builtins.str
-    """The job that owns them."""
+    """The job that owns the slots."""
     @property
     def slots(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SlotRelease]:
         """Up to 10,000 slots; at least one, or a range."""
@@ -341,7 +346,7 @@ class ReleaseSlotsRequest(google.protobuf.message.Message):
 
     @property
     def ranges(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.slots_pb2.RangeMembers]:
-        """Up to 100 ranges: the current slot of each member. Members that wait are cancelled."""
+        """Up to 100 ranges: the RM releases the current slot of each member, and cancels members that wait."""
 
     def __init__(
         self,
@@ -367,7 +372,7 @@ class SlotRelease(google.protobuf.message.Message):
     allocation_id: builtins.str
     """The slot."""
     generation: builtins.int
-    """Generation of the slot; 0: the current one. With a generation below the current one, nothing happens."""
+    """Generation of the slot; 0: the current generation. If it is below the current generation, nothing happens."""
     def __init__(
         self,
         *,
@@ -388,7 +393,7 @@ class ReleaseSlotsResponse(google.protobuf.message.Message):
     RANGE_RESULTS_FIELD_NUMBER: builtins.int
     @property
     def results(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.slots_pb2.ItemResult]:
-        """A slot without error is being freed (or was freed before)."""
+        """An item without error: the executor is freeing the slot, or has freed it before."""
 
     @property
     def range_results(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.slots_pb2.ItemResult]:
@@ -414,14 +419,14 @@ class ReuseSlotsRequest(google.protobuf.message.Message):
     SLOTS_FIELD_NUMBER: builtins.int
     GRACE_FIELD_NUMBER: builtins.int
     job_id: builtins.str
-    """The job that owns them."""
+    """The job that owns the slots."""
     @property
     def slots(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SlotReuse]:
         """1 to 10,000 slots whose work is done."""
 
     @property
     def grace(self) -> google.protobuf.duration_pb2.Duration:
-        """Time between SIGTERM and SIGKILL for tasks that still run in slots that are released; absent: the executor's
+        """If a slot is released: time between SIGTERM and SIGKILL for tasks that still run in it. Absent: the executor's
         default.
         """
 
@@ -451,8 +456,8 @@ class SlotReuse(google.protobuf.message.Message):
     generation: builtins.int
     """Generation of the slot. Required."""
     for_allocation_id: builtins.str
-    """The request that the slot will serve. It must wait, belong to the same job, and have the same profile and
-    conditions as the request of the slot. Required.
+    """The request that the slot will serve. This request must be waiting, belong to the same job, and have the same
+    profile and conditions as the slot's request. Required.
     """
     def __init__(
         self,
@@ -474,8 +479,8 @@ class ReuseSlotsResponse(google.protobuf.message.Message):
     RESULTS_FIELD_NUMBER: builtins.int
     @property
     def results(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.slots_pb2.ItemResult]:
-        """No error: the RM agreed, the slot stays, and the waiting request has ended. Error: the slot is being freed (or was
-        freed before), and the request still waits.
+        """An item without error: the RM agreed, the slot stays, and the waiting request has ended. An item with an error: the
+        executor is freeing the slot or has freed it before, and the request still waits.
         """
 
     def __init__(
@@ -502,22 +507,26 @@ class ResourceManagerServiceResizeSlotRequest(google.protobuf.message.Message):
     WHEN_IN_USE_FIELD_NUMBER: builtins.int
     PARK_FIELD_NUMBER: builtins.int
     job_id: builtins.str
-    """The job that owns it."""
+    """The job that owns the slot."""
     allocation_id: builtins.str
     """The slot; its request must be GRANTED."""
     generation: builtins.int
     """Generation of the slot; 0: the current one."""
     resize_number: builtins.int
-    """Number of the change: one above `SlotStatus.resize_number`. With this number, only one of two concurrent changes
-    succeeds, and a repeated call has no further effect. 0: the RM takes the next number. A lower number is refused
-    with FAILED_PRECONDITION and reason "STALE_RESIZE"; the detail `resize_number` has the last number.
+    """Number of the change: `SlotStatus.resize_number` plus 1. With this number, only one of two concurrent changes
+    succeeds, and a repeated call changes nothing. 0: the RM takes the next number. The RM refuses a lower number with
+    FAILED_PRECONDITION and reason "STALE_RESIZE"; the detail `resize_number` has the last number.
     """
     cpu_limit_milli: builtins.int
-    """Hard CPU cap in thousandths of a core, if it should be above the booked `cpu_milli`; 0: the same as `cpu_milli`."""
+    """Hard CPU cap in thousandths of a core. Set it only for a cap above the booked `cpu_milli`; 0: the cap is
+    `cpu_milli`.
+    """
     when_in_use: global___WhenInUse.ValueType
     """What the RM does if the slot uses more memory than its new size."""
     park: builtins.bool
-    """Confirms that the profile has no GPUs because the slot gives them up. Without it, such a profile is refused."""
+    """Confirms that the profile has no GPUs because the slot gives its GPUs up. Without this confirmation, the RM refuses
+    such a profile.
+    """
     @property
     def profile(self) -> finegrain.v1.resources_pb2.ResourceProfile:
         """All resources of the slot, with their new values. Required."""
@@ -571,7 +580,7 @@ class WatchJobRequest(google.protobuf.message.Message):
     job_id: builtins.str
     """The job."""
     from_sequence: builtins.int
-    """First event wanted; 0: a snapshot of the present state, then every event after it."""
+    """Sequence number of the first event to send; 0: a snapshot of the present state, then every later event."""
     def __init__(
         self,
         *,
@@ -592,7 +601,7 @@ class WatchJobResponse(google.protobuf.message.Message):
     SNAPSHOT_FIELD_NUMBER: builtins.int
     @property
     def events(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___JobEvent]:
-        """In order, without gaps."""
+        """The events, in order and without gaps."""
 
     @property
     def snapshot(self) -> global___JobSnapshot:
@@ -625,7 +634,7 @@ class JobSnapshot(google.protobuf.message.Message):
     sequence: builtins.int
     """Sequence number of the last event that the snapshot contains."""
     more: builtins.bool
-    """True: further parts follow, with requests that are behind these in the queue."""
+    """True: further parts follow. Their requests are behind the requests of this part in the queue."""
     @property
     def requests(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RequestStatus]:
         """Requests that have not ended, in queue order."""
@@ -656,29 +665,29 @@ class JobEvent(google.protobuf.message.Message):
     SLOT_FIELD_NUMBER: builtins.int
     COUNT_FIELD_NUMBER: builtins.int
     sequence: builtins.int
-    """1, 2, 3, ... within the job."""
+    """Number of the event within the job: 1, 2, 3, ..."""
     allocation_id: builtins.str
     """The request."""
     state: finegrain.v1.slots_pb2.RequestState.ValueType
-    """Its new state. GRANTED is the slot offer; `slot` is then set. PENDING after GRANTED: the slot was lost and the
-    request is in the queue again. GRANTED again for the same generation: the slot's size changed (reason "RESIZED"),
-    or a change of its size was refused (reason "RESIZE_REFUSED").
+    """New state of the request. GRANTED offers the slot, and `slot` is set. PENDING after GRANTED: the slot was lost, and
+    the request is in the queue again. GRANTED again for the same generation: the slot's size changed (reason
+    "RESIZED"), or a change of its size was refused (reason "RESIZE_REFUSED").
     """
     reason: builtins.str
-    """Why, as a stable code; empty if the state needs no reason."""
+    """Why the request has this state, as a stable code; empty if the state needs no reason."""
     message: builtins.str
-    """The reason for people."""
+    """The reason as a text for people."""
     count: builtins.int
-    """Number of members of a range that the event is about: the named member and the members with the next indexes. All
-    of them were waiting. 0 and 1: only the named member.
+    """Number of members of a range that the event is about: the member in `allocation_id` and the members with the next
+    indexes. All these members were waiting. 0 and 1: only the member in `allocation_id`.
     """
     @property
     def event_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When the RM decided it."""
+        """When the RM decided the event."""
 
     @property
     def slot(self) -> finegrain.v1.slots_pb2.SlotStatus:
-        """The slot with its executor's address; only with GRANTED, and with events that ended a slot."""
+        """The slot with its executor's address; set only with GRANTED, and with events that ended a slot."""
 
     def __init__(
         self,
@@ -721,54 +730,57 @@ class RequestStatus(google.protobuf.message.Message):
     allocation_id: builtins.str
     """Identity of the request."""
     job_id: builtins.str
-    """The job that owns it."""
+    """The job that owns the request."""
     job_name: builtins.str
-    """Name of that job."""
+    """Name of the job."""
     state: finegrain.v1.slots_pb2.RequestState.ValueType
     """State of the request."""
     reason: builtins.str
-    """Why it is in this state. For PENDING it is one of the waiting reasons: "NOT_YET_CONSIDERED", "WAITING_CAPACITY",
-    "WAITING_FRAGMENTED", "WAITING_TOPOLOGY" (the amounts are free, but not on suitable cpus and NUMA nodes),
-    "INFEASIBLE_NOW_OFFLINE", "INFEASIBLE_NEVER", "WAITING_LABELS", "WAITING_EXECUTOR" (planned on a requested executor
-    that has not registered yet), "WAITING_GANG" (it would fit, but its gang as a whole does not),
-    "WAITING_GROUP_LIMIT" (with it, a resource group of its job would exceed its maximum), "WAITING_RESERVATION" (it
-    would fit, but the capacity is reserved for a starved request).
+    """Why the request is in this state. For PENDING, the reason is one of these: "NOT_YET_CONSIDERED",
+    "WAITING_CAPACITY", "WAITING_FRAGMENTED", "WAITING_TOPOLOGY" (the amounts are free, but not on suitable cpus and
+    NUMA nodes), "INFEASIBLE_NOW_OFFLINE", "INFEASIBLE_NEVER", "WAITING_LABELS", "WAITING_EXECUTOR" (planned on a
+    requested executor that has not registered yet), "WAITING_GANG" (the request would fit, but its gang as a whole
+    does not), "WAITING_GROUP_LIMIT" (the request would raise a resource group of its job above the group's maximum),
+    "WAITING_RESERVATION" (the request would fit, but the capacity is reserved for a starved request).
     """
     generation: builtins.int
-    """Number of its latest placement; 0: never placed, or a member of a range that has ended."""
+    """Number of the request's latest placement; 0: the request was never placed, or it is a member of a range and has
+    ended.
+    """
     arrival_number: builtins.int
     """Place in the queue: the RM's arrival number."""
     count: builtins.int
-    """Number of members of a range that this entry is about: the named member and the next ones. They are equal, and next
-    to each other in the queue. 0 and 1: only the named member.
+    """Number of members of a range that this entry is about: the member in `allocation_id` and the members with the next
+    indexes. All these members are equal, and next to each other in the queue. 0 and 1: only the member in
+    `allocation_id`.
     """
     range_id: builtins.str
-    """The range that it is a member of; empty: none. The form of an allocation id does not show this, because a plain
-    request may have an id with the same form.
+    """The range that the request is a member of; empty: none. Do not infer the range from the allocation id: a request
+    outside ranges may have an id of the same form.
     """
     @property
     def profile(self) -> finegrain.v1.resources_pb2.ResourceProfile:
-        """What was requested; absent: unknown."""
+        """The requested profile; absent: the request is unknown."""
 
     @property
     def create_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When the RM acknowledged it."""
+        """When the RM acknowledged the request."""
 
     @property
     def end_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When it ended; absent if it has not ended, and for members of ranges."""
+        """When the request ended; absent if it has not ended, and for members of ranges."""
 
     @property
     def slot(self) -> finegrain.v1.slots_pb2.SlotStatus:
-        """Its slot; absent if it has none."""
+        """The slot of the request; absent: the request has no slot."""
 
     @property
     def request(self) -> finegrain.v1.slots_pb2.SlotRequest:
-        """The request as it was sent."""
+        """The request as the job master sent it."""
 
     @property
     def gang(self) -> finegrain.v1.slots_pb2.Gang:
-        """Its gang; absent: none."""
+        """The gang of the request; absent: none."""
 
     def __init__(
         self,
@@ -808,7 +820,7 @@ class ExplainRequest(google.protobuf.message.Message):
     executor_id: builtins.str
     """Only this executor; empty: all."""
     max_executors: builtins.int
-    """Most executors listed in full, nearest to fitting first; 0: 20, at most 1,000."""
+    """Maximum number of executors in the answer's `executors`; 0: 20, at most 1,000."""
     def __init__(
         self,
         *,
@@ -847,37 +859,41 @@ class ExplainResponse(google.protobuf.message.Message):
     MORE_FIT_FIELD_NUMBER: builtins.int
     MORE_MAY_FIT_FIELD_NUMBER: builtins.int
     primary_reason: builtins.str
-    """The one primary reason, as in RequestStatus.reason."""
+    """The primary reason, one of the codes of RequestStatus.reason."""
     summary: builtins.str
-    """The reason for people, in one sentence."""
+    """The reason as a sentence for people."""
     requests_ahead: builtins.int
-    """Number of waiting requests that came earlier. `steps` shows which requests are served before it."""
+    """Number of waiting requests that arrived earlier. The order of service can differ from the order of arrival: see
+    `steps`.
+    """
     executors_considered: builtins.int
     """Number of executors that were considered."""
     executors_fitting: builtins.int
-    """Number of these executors on which it would fit now."""
+    """Number of these executors on which the request would fit now."""
     snapshot_number: builtins.int
-    """Number of the RM's state that this answer is about."""
+    """Number of the version of the RM's state that this answer describes."""
     planned_on: builtins.str
     """If the request waits for a requested executor: the id of that executor."""
     more_fit: builtins.int
     """If the request waits or has a slot: the number of further slots of this kind that the scheduler would place now on
-    the considered executors, if no other request were queued. Reserved capacity does not count, and maxima of groups
-    are not applied.
+    the considered executors, if no other request were queued. The number does not include slots on reserved capacity,
+    and ignores maxima of groups.
     """
     more_may_fit: builtins.bool
-    """True: not all executors were counted, so more slots may fit."""
+    """True: the RM did not look at all executors, so more slots may fit."""
     @property
     def request(self) -> global___RequestStatus:
         """The request and its state."""
 
     @property
     def executors(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ExecutorVerdict]:
-        """Verdicts, nearest to fitting first."""
+        """One verdict per executor. The executor on which the request comes nearest to fitting is first."""
 
     @property
     def dimensions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___DimensionStatus]:
-        """Per dimension: what was requested, and over all usable executors what is free, the largest hole, and the total."""
+        """Per dimension: the requested amount; and over all usable executors: the free amount, the largest free amount on one
+        executor, and the total.
+        """
 
     @property
     def would_fit_if(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Counterfactual]:
@@ -885,7 +901,7 @@ class ExplainResponse(google.protobuf.message.Message):
 
     @property
     def blocked_by(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.slots_pb2.SlotStatus]:
-        """Slots on the nearest executor. The request would fit on this executor if these slots ended."""
+        """Slots on the executor that is first in `executors`. If these slots ended, the request would fit there."""
 
     @property
     def gang(self) -> global___GangExplanation:
@@ -893,8 +909,8 @@ class ExplainResponse(google.protobuf.message.Message):
 
     @property
     def resizes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ResizeExplanation]:
-        """If the request is granted: the ordered and waiting changes of its slot's size, with what the executor lacks for
-        them.
+        """If the request is granted: the ordered and waiting changes of its slot's size, with the amounts that the executor
+        lacks for them.
         """
 
     @property
@@ -909,11 +925,11 @@ class ExplainResponse(google.protobuf.message.Message):
 
     @property
     def reservation(self) -> global___Reservation:
-        """Capacity that is reserved for it because it is starved; absent: none."""
+        """Capacity that is reserved for this request because it is starved; absent: none."""
 
     @property
     def held_for_others(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Reservation]:
-        """Capacity that is reserved for others, on executors where the request would otherwise fit."""
+        """Capacity that is reserved for other requests, on executors where this request would otherwise fit."""
 
     def __init__(
         self,
@@ -946,8 +962,8 @@ global___ExplainResponse = ExplainResponse
 
 @typing.final
 class ChoiceStep(google.protobuf.message.Message):
-    """One step of the choice of the request that is served next. Among the flows with waiting work below one group, the
-    flow with the least virtual time (`FlowTally.tally`) is next.
+    """One step in the choice of the next request. The RM compares the flows (groups or jobs) with waiting work below one
+    group. The flow with the lowest virtual time (`FlowTally.tally`) is next.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -959,20 +975,20 @@ class ChoiceStep(google.protobuf.message.Message):
     AHEAD_FIELD_NUMBER: builtins.int
     SUMMARY_FIELD_NUMBER: builtins.int
     group: builtins.str
-    """The group in which the choice is made; empty: among the flows at the top."""
+    """The group whose flows are compared; empty: the flows at the top are compared."""
     position: builtins.int
-    """Its place among the flows with waiting work; 1 is next."""
+    """Place of this flow among the flows with waiting work; 1 is next."""
     backlogged: builtins.int
     """Number of flows with waiting work."""
     summary: builtins.str
-    """The step for people, in one sentence."""
+    """The step as a sentence for people."""
     @property
     def flow(self) -> global___FlowTally:
         """The flow that the request belongs to."""
 
     @property
     def ahead(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___FlowTally]:
-        """The flows that are served before it, next first; up to 5."""
+        """The flows that are served before this flow, in order of service; up to 5."""
 
     def __init__(
         self,
@@ -991,7 +1007,7 @@ global___ChoiceStep = ChoiceStep
 
 @typing.final
 class FlowTally(google.protobuf.message.Message):
-    """A flow (a resource group, or a job) in the choice of the request that is served next."""
+    """A flow (a resource group or a job) in the choice of the next request."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1015,9 +1031,9 @@ class FlowTally(google.protobuf.message.Message):
     service: builtins.float
     """Recent usage: cost times seconds, decayed; see docs/fairness.md."""
     tally: builtins.float
-    """Virtual time; the flow with the least is served first. It is a sum, divided by the weight. The sum is the usage,
-    plus the amount that was added when the flow began to wait, plus the expected usage of its running slots within the
-    lookahead (docs/fairness.md).
+    """Virtual time; the flow with the lowest virtual time is served first. Virtual time is a sum, divided by the weight.
+    The sum is the usage, plus the amount that was added when the flow began to wait, plus the expected usage of its
+    running slots within the lookahead (docs/fairness.md).
     """
     running: builtins.int
     """Number of its slots that run."""
@@ -1100,7 +1116,7 @@ class Reservation(google.protobuf.message.Message):
     gang_id: builtins.str
     """Its gang; empty: none."""
     summary: builtins.str
-    """The reservation for people, in one sentence."""
+    """The reservation as a sentence for people."""
     @property
     def executors(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ReservedExecutor]:
         """The executors, with the reserved amounts."""
@@ -1111,7 +1127,7 @@ class Reservation(google.protobuf.message.Message):
 
     @property
     def passed_over_since_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """Since when others have been served before it."""
+        """Since when other requests have been served before this request."""
 
     def __init__(
         self,
@@ -1175,16 +1191,16 @@ class GangExplanation(google.protobuf.message.Message):
     members: builtins.int
     """Number of its members that have not ended."""
     placeable: builtins.int
-    """The most of these members that could be placed together now."""
+    """Largest number of these members that the RM could place together now."""
     summary: builtins.str
-    """The state for people, in one sentence, with what would make the gang fit."""
+    """The state as a sentence for people. It also says with which change the gang would fit."""
     @property
     def gang(self) -> finegrain.v1.slots_pb2.Gang:
         """The gang."""
 
     @property
     def spots(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___GangSpot]:
-        """The executors, or values of the label, where most members could be placed, best first."""
+        """The executors, or values of the label, where the most members could be placed. The best place is first."""
 
     @property
     def deadline_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
@@ -1237,7 +1253,7 @@ class ResizeExplanation(google.protobuf.message.Message):
     DIMENSIONS_FIELD_NUMBER: builtins.int
     SUMMARY_FIELD_NUMBER: builtins.int
     summary: builtins.str
-    """The reason for people, in one sentence, with what would make the change fit."""
+    """The reason as a sentence for people. It also says with which amounts the change would fit."""
     @property
     def resize(self) -> finegrain.v1.slots_pb2.SlotResize:
         """The change."""
@@ -1278,13 +1294,14 @@ class ExecutorVerdict(google.protobuf.message.Message):
     message: builtins.str
     """One sentence for people."""
     more_fit: builtins.int
-    """Number of slots of this kind that would fit there now; see ExplainResponse.more_fit."""
+    """Number of slots of this kind that would fit on the executor now; see ExplainResponse.more_fit."""
     @property
     def blockers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Stable codes of the reasons why it does not fit: "INSUFFICIENT_<DIMENSION>", "LABEL_MISMATCH", "DRAINING", "LOST",
-        "UNREACHABLE" (it reports, but the RM cannot dial it), "UNCONFIRMED", "SLOT_LIMIT", "ISOLATION" (it does not
-        enforce a limit that must be enforced), "TOTAL_TOO_SMALL", "REFUSED" (it refused this request, and the RM will try
-        it again later), "HELD" (it has room, which is reserved for another request).
+        """Stable codes of the reasons why the request does not fit: "INSUFFICIENT_<DIMENSION>", "LABEL_MISMATCH", "DRAINING",
+        "LOST", "UNREACHABLE" (the executor reports, but the RM cannot dial it), "UNCONFIRMED", "SLOT_LIMIT", "ISOLATION"
+        (the executor does not enforce a limit that the request requires), "TOTAL_TOO_SMALL", "REFUSED" (the executor
+        refused this request, and the RM will try this executor again later), "HELD" (the executor has free capacity, but
+        it is reserved for another request).
         """
 
     @property
@@ -1293,7 +1310,7 @@ class ExecutorVerdict(google.protobuf.message.Message):
 
     @property
     def cpu(self) -> global___CpuVerdict:
-        """Why its cpus and NUMA nodes do not suit the request, although the amounts are free; absent: they suit."""
+        """Why the executor's cpus and NUMA nodes do not suit the request, although the amounts are free; absent: they suit."""
 
     def __init__(
         self,
@@ -1339,7 +1356,7 @@ class CpuVerdict(google.protobuf.message.Message):
     code: builtins.str
     """Stable code, for example "NUMA_UNALIGNED", "SMT_ALIGNMENT" or "BIND_POLICY_CONFLICT"."""
     message: builtins.str
-    """The reason for people, in one sentence."""
+    """The reason as a sentence for people."""
     @property
     def numbers(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
         """The numbers behind the code, by name, for programs."""
@@ -1400,7 +1417,7 @@ class Counterfactual(google.protobuf.message.Message):
     MESSAGE_FIELD_NUMBER: builtins.int
     RELAXED_FIELD_NUMBER: builtins.int
     executor_id: builtins.str
-    """The executor on which it would then fit."""
+    """The executor on which the request would then fit."""
     message: builtins.str
     """One sentence for people, for example "fits now on host-a if memory_bytes <= 1073741824"."""
     @property
@@ -1409,8 +1426,8 @@ class Counterfactual(google.protobuf.message.Message):
 
     @property
     def relaxed(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Policies that the request must not require: "bind", "exclusive", "numa" or "qos". It may prefer them, or leave them
-        out.
+        """Policies that the request must no longer require: "bind", "exclusive", "numa" or "qos". The request may still
+        prefer these policies.
         """
 
     def __init__(
@@ -1468,30 +1485,32 @@ class RegisterExecutorRequest(google.protobuf.message.Message):
     executor_id: builtins.str
     """Name of the executor (default: host name). Required."""
     instance_id: builtins.str
-    """Random identity, kept in the executor's state directory. Another instance with the same executor_id is refused with
-    ALREADY_EXISTS as long as the first is not lost. Required.
+    """Random identity that the executor keeps in its state directory. As long as the first instance is not lost, the RM
+    refuses another instance with the same executor_id with ALREADY_EXISTS. Required.
     """
     address: builtins.str
     """Address where the RM and job masters reach its TaskExecutorService, "host:port". Required."""
     slots_max: builtins.int
-    """Most slots at one time; 0: no limit."""
+    """Maximum number of slots at one time; 0: no limit."""
     protocol_version: builtins.str
     """Version of this protocol that the executor uses, for example "1.0"."""
     software_version: builtins.str
-    """Software version; for people."""
+    """Software version, only for information."""
     boot_id: builtins.str
     """Boot id of the host. Slots that were reported with another boot id no longer exist."""
     shared_cpus: builtins.str
     """Cpus of the shared pool, as a cpu list."""
     provided_as: builtins.str
-    """The executor shape that a provider started it from (see ClusterService.ListProviders); empty: no provider did."""
+    """The executor shape from which a provider started the executor (see ClusterService.ListProviders); empty: no
+    provider started it.
+    """
     @property
     def total(self) -> finegrain.v1.resources_pb2.ResourceAmounts:
-        """Everything that slots can be carved from; reserves are already subtracted."""
+        """Total capacity for slots. Amounts that are reserved for the system are already subtracted."""
 
     @property
     def reserved(self) -> finegrain.v1.resources_pb2.ResourceAmounts:
-        """Amounts that are reserved for the system; for people."""
+        """Amounts that are reserved for the system, only for information."""
 
     @property
     def default_slot_profile(self) -> finegrain.v1.resources_pb2.ResourceProfile:
@@ -1509,7 +1528,7 @@ class RegisterExecutorRequest(google.protobuf.message.Message):
     def report(self) -> finegrain.v1.slots_pb2.SlotReport:
         """The slots that exist. The report number must be higher than every number that the RM has accepted from this
         instance. Otherwise the RM refuses the call with FAILED_PRECONDITION and reason "STALE_REGISTRATION". The detail
-        `report_number` is the number above which the executor must continue; a restarted executor needs it.
+        `report_number` has the highest accepted number, so that a restarted executor can continue above it.
         """
 
     @property
@@ -1518,13 +1537,13 @@ class RegisterExecutorRequest(google.protobuf.message.Message):
 
     @property
     def host_cpus(self) -> finegrain.v1.cpus_pb2.HostCpus:
-        """Its cpus and NUMA nodes; absent: slots cannot have dedicated cpus here."""
+        """The executor's cpus and NUMA nodes; absent: slots cannot have dedicated cpus on this executor."""
 
     @property
     def epoch_proof(self) -> finegrain.v1.identity_pb2.EpochProof:
-        """Proof of the highest epoch that the executor has seen, as it came with a command or a registration. An RM that
-        has a lower epoch stops only if the proof is valid. Without a valid proof it takes the executor out of service
-        instead: it places no more slots there until an operator undrains it.
+        """Proof of the highest epoch that the executor has seen; the executor got it with a command or a registration. An RM
+        with a lower epoch stops only if the proof is valid. Without a valid proof, the RM does not stop, but places no
+        more slots on the executor until an administrator undrains it.
         """
 
     def __init__(
@@ -1577,10 +1596,10 @@ class RegisterExecutorResponse(google.protobuf.message.Message):
     protocol_version: builtins.str
     """Version of this protocol that the RM uses."""
     host_policy_number: builtins.int
-    """Number of these settings; rises with every change. 0: the operator never made any."""
+    """Number of these settings; it rises with every change. 0: no administrator has ever made such settings."""
     @property
     def report_interval(self) -> google.protobuf.duration_pb2.Duration:
-        """How often to report."""
+        """The executor must send a report at least this often."""
 
     @property
     def lost_timeout(self) -> google.protobuf.duration_pb2.Duration:
@@ -1588,11 +1607,11 @@ class RegisterExecutorResponse(google.protobuf.message.Message):
 
     @property
     def unowned_slots(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SlotRelease]:
-        """Slots without an owner: free them."""
+        """Slots without an owner, which the executor must free."""
 
     @property
     def host_policy(self) -> finegrain.v1.cpus_pb2.HostPolicy:
-        """Settings that the operator made for this host at runtime; absent: none."""
+        """Settings that the administrator made for this host at runtime; absent: none."""
 
     @property
     def denied(self) -> global___DeniedIdentities:
@@ -1600,7 +1619,7 @@ class RegisterExecutorResponse(google.protobuf.message.Message):
 
     @property
     def epoch_proof(self) -> finegrain.v1.identity_pb2.EpochProof:
-        """Proof of `rm_epoch`. Keep it on disk, together with the epoch."""
+        """Proof of `rm_epoch`. The executor keeps it on disk, together with the epoch."""
 
     def __init__(
         self,
@@ -1623,8 +1642,8 @@ global___RegisterExecutorResponse = RegisterExecutorResponse
 
 @typing.final
 class DeniedIdentities(google.protobuf.message.Message):
-    """The identities and certificates that operators have denied, see identity.proto. Executors keep the list on disk, so
-    they also apply it while no RM is reachable.
+    """The identities and certificates that administrators have denied; see identity.proto. Executors keep the list on disk,
+    so that they can also apply it while no RM is reachable.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -1708,28 +1727,36 @@ class ReportSlotsResponse(google.protobuf.message.Message):
     rm_epoch: builtins.int
     """Epoch (incarnation) of the RM."""
     register_again: builtins.bool
-    """True: register again. The RM does not know this registration (it restarted, or forgot the executor)."""
+    """True: the executor must register again, because the RM does not know this registration (the RM restarted, or an
+    administrator had it forget the executor).
+    """
     send_full_report: builtins.bool
-    """True: send a full report at once. The RM never accepted the base of an `unchanged` report."""
+    """True: the executor must send a full report at once, because the RM never accepted the base of its `unchanged`
+    report.
+    """
     acknowledged_report_number: builtins.int
-    """Last report that the RM accepted. Ended slots up to it are acknowledged."""
+    """Number of the last report that the RM accepted. The RM acknowledges all ended slots of this report and earlier
+    ones.
+    """
     host_policy_number: builtins.int
     """Number of these settings; 0: the executor already follows the present settings."""
     @property
     def unowned_slots(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SlotRelease]:
-        """Slots without an owner: free them."""
+        """Slots without an owner, which the executor must free."""
 
     @property
     def host_policy(self) -> finegrain.v1.cpus_pb2.HostPolicy:
-        """Settings that the operator made for this host at runtime; only if the executor follows another number."""
+        """Settings that administrators made for this host at runtime; absent: none, or the executor already follows them."""
 
     @property
     def denied(self) -> global___DeniedIdentities:
-        """The identities that the executor must reject from now on; only if it applies a list with another number."""
+        """The identities that the executor must reject from now on; absent: the executor already applies this list."""
 
     @property
     def epoch_proof(self) -> finegrain.v1.identity_pb2.EpochProof:
-        """Proof of `rm_epoch`; only if the report names another epoch. Keep it on disk, together with the epoch."""
+        """Proof of `rm_epoch`, which the executor keeps on disk together with the epoch; absent: the report already names
+        this epoch.
+        """
 
     def __init__(
         self,

@@ -28,26 +28,29 @@ if _version_not_supported:
 class ResourceManagerServiceStub(object):
     """The state of the cluster: the existing slots, the waiting requests, and the order in which they are served.
 
-    Job masters: `RegisterJob` makes the caller's identity the owner of the job. Only the owner may make calls for that
-    job. Request slots with `RequestResource`, receive them through `WatchJob`, and run tasks in them at the executor's
-    TaskExecutorService. Give slots back with `ReleaseSlots`. Finish with `EndJob`.
+    A job master calls `RegisterJob`, which makes the caller's identity the owner of the job. Only the owner may make
+    calls for the job. The job master requests slots with `RequestResource`, receives them through `WatchJob`, and runs
+    tasks in them at the executor's TaskExecutorService. It gives slots back with `ReleaseSlots`, and finishes with
+    `EndJob`.
 
-    Task executors: call `RegisterExecutor` once. Then call `ReportSlots` every `report_interval`, and at once after
-    every change. For everything that an executor must do, the RM dials the executor (TaskExecutorService). The answers
-    of these two calls only reconcile: they name slots without an owner, or ask for a new registration.
+    A task executor calls `RegisterExecutor` once. Then it calls `ReportSlots` every `report_interval`, and at once after
+    every change. To give the executor a command, the RM calls the executor's TaskExecutorService. The answers to
+    `RegisterExecutor` and `ReportSlots` carry no commands: they carry settings, name slots without an owner, or ask for
+    a new registration.
 
-    Callers and the RM prove who they are by TLS certificates (see identity.proto). Expect the name of the role `rm` in
-    the RM's certificate, whatever the address. A caller whose role may not make a call gets PERMISSION_DENIED, reason
-    "ROLE_MISSING". Every call that changes something may be repeated safely: the RM recognises a repeated call by the ids in it.
+    Callers and the RM prove who they are by TLS certificates (see identity.proto). A caller must check that the RM's
+    certificate has the name of the role `rm`; the certificate does not contain the RM's address. If the caller's role
+    does not allow a call, the call fails with PERMISSION_DENIED, reason "ROLE_MISSING". A caller may safely repeat every
+    call that changes something: the RM recognises a repeated call by the ids in it.
 
     Errors carry google.rpc.ErrorInfo (domain "finegrain"; docs/errors.md lists the reasons). Bad input also carries
     google.rpc.BadRequest. Lack of capacity is never an error: the request waits.
 
-    UNAVAILABLE: try again at the next known address, with growing pauses. With the reason NOT_LEADER, another resource
-    manager leads on the same database. The detail `leader_address` of the ErrorInfo is its last known address: a hint
-    that may be stale. At the new leader, a watch continues from its
-    sequence number. RESOURCE_EXHAUSTED: too much is in progress. google.rpc.RetryInfo says when to try again, at the
-    same address.
+    UNAVAILABLE: try again at the next known address, with growing pauses. The reason NOT_LEADER means that another
+    resource manager is the leader on the same database. Then the detail `leader_address` of the ErrorInfo is the last
+    known address of the leader. This address may be out of date. At the new leader, continue a watch from its sequence
+    number. RESOURCE_EXHAUSTED: the RM has too many calls in progress. google.rpc.RetryInfo says when to try again, at
+    the same address.
     """
 
     def __init__(self, channel):
@@ -121,31 +124,34 @@ class ResourceManagerServiceStub(object):
 class ResourceManagerServiceServicer(object):
     """The state of the cluster: the existing slots, the waiting requests, and the order in which they are served.
 
-    Job masters: `RegisterJob` makes the caller's identity the owner of the job. Only the owner may make calls for that
-    job. Request slots with `RequestResource`, receive them through `WatchJob`, and run tasks in them at the executor's
-    TaskExecutorService. Give slots back with `ReleaseSlots`. Finish with `EndJob`.
+    A job master calls `RegisterJob`, which makes the caller's identity the owner of the job. Only the owner may make
+    calls for the job. The job master requests slots with `RequestResource`, receives them through `WatchJob`, and runs
+    tasks in them at the executor's TaskExecutorService. It gives slots back with `ReleaseSlots`, and finishes with
+    `EndJob`.
 
-    Task executors: call `RegisterExecutor` once. Then call `ReportSlots` every `report_interval`, and at once after
-    every change. For everything that an executor must do, the RM dials the executor (TaskExecutorService). The answers
-    of these two calls only reconcile: they name slots without an owner, or ask for a new registration.
+    A task executor calls `RegisterExecutor` once. Then it calls `ReportSlots` every `report_interval`, and at once after
+    every change. To give the executor a command, the RM calls the executor's TaskExecutorService. The answers to
+    `RegisterExecutor` and `ReportSlots` carry no commands: they carry settings, name slots without an owner, or ask for
+    a new registration.
 
-    Callers and the RM prove who they are by TLS certificates (see identity.proto). Expect the name of the role `rm` in
-    the RM's certificate, whatever the address. A caller whose role may not make a call gets PERMISSION_DENIED, reason
-    "ROLE_MISSING". Every call that changes something may be repeated safely: the RM recognises a repeated call by the ids in it.
+    Callers and the RM prove who they are by TLS certificates (see identity.proto). A caller must check that the RM's
+    certificate has the name of the role `rm`; the certificate does not contain the RM's address. If the caller's role
+    does not allow a call, the call fails with PERMISSION_DENIED, reason "ROLE_MISSING". A caller may safely repeat every
+    call that changes something: the RM recognises a repeated call by the ids in it.
 
     Errors carry google.rpc.ErrorInfo (domain "finegrain"; docs/errors.md lists the reasons). Bad input also carries
     google.rpc.BadRequest. Lack of capacity is never an error: the request waits.
 
-    UNAVAILABLE: try again at the next known address, with growing pauses. With the reason NOT_LEADER, another resource
-    manager leads on the same database. The detail `leader_address` of the ErrorInfo is its last known address: a hint
-    that may be stale. At the new leader, a watch continues from its
-    sequence number. RESOURCE_EXHAUSTED: too much is in progress. google.rpc.RetryInfo says when to try again, at the
-    same address.
+    UNAVAILABLE: try again at the next known address, with growing pauses. The reason NOT_LEADER means that another
+    resource manager is the leader on the same database. Then the detail `leader_address` of the ErrorInfo is the last
+    known address of the leader. This address may be out of date. At the new leader, continue a watch from its sequence
+    number. RESOURCE_EXHAUSTED: the RM has too many calls in progress. google.rpc.RetryInfo says when to try again, at
+    the same address.
     """
 
     def RegisterJob(self, request, context):
-        """Registers a job. If the same job id comes again with the same content and `request_id`, the answer is the same. If
-        the content or the `request_id` differs, the call fails with ALREADY_EXISTS.
+        """Registers a job. If a call repeats a job id with the same content and the same `request_id`, it gets the same
+        answer. If the content or the `request_id` differs, the call fails with ALREADY_EXISTS.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -167,7 +173,8 @@ class ResourceManagerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RequestResource(self, request, context):
-        """Requests slots. The RM answers when the requests are durable, with one result per request in the order sent.
+        """Requests slots. The RM answers when it has stored the requests. The answer has one result per request, in the order
+        sent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -193,27 +200,28 @@ class ResourceManagerServiceServicer(object):
         durable. The watch stream reports the result as another GRANTED event: with reason "RESIZED" and the slot as it is
         now, or with reason "RESIZE_REFUSED" and a message that says why.
 
-        Growth must fit on the slot's executor; until then it waits in the queue. When a slot shrinks, others can use the
-        freed capacity after the executor has confirmed the change. A size beyond the executor's total is refused at once
-        (FAILED_PRECONDITION, reason "INFEASIBLE_NEVER"). A new change replaces one that waits. A change to the slot's
-        current size withdraws it. If a request returns to the queue later, it is placed at its original size.
+        A change that grows the slot waits in the queue until the growth fits on the slot's executor. When a slot shrinks,
+        other slots can use the freed capacity as soon as the executor has confirmed the change. The RM refuses a size
+        beyond the executor's total at once (FAILED_PRECONDITION, reason "INFEASIBLE_NEVER"). A new change replaces a
+        change that still waits. A change to the slot's current size withdraws a change that still waits. If the request of
+        the slot returns to the queue later, the RM places it with its original size.
 
         A change may also park or unpark the slot. Parking frees the slot's GPUs while its processes stay. To park a slot,
         send its profile without GPUs, and set `park`. The contents of the GPUs' memory then take memory of the slot, and
         work on the GPUs waits. To unpark it, send a profile with the GPUs of the request; the change is queued until GPUs
         are free. `Device.parking` shows whether slots can be parked on a GPU. If the executor fails to park a slot, the
-        slot stays as it was and the change is refused. If it fails to unpark a slot, it tries again.
+        slot stays as it was, and the RM refuses the change. If the executor fails to unpark a slot, it tries again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReuseSlots(self, request, context):
-        """Asks to reuse slots whose work is done: a slot serves another waiting request of the same job. This saves releasing
-        one slot and carving another. The RM agrees if this job would be the next to get the capacity of the slot anyway:
-        the waiting request ends RELEASED with reason "REUSED", and the slot stays. Otherwise the RM releases the slot, as
-        with ReleaseSlots, and the result says why ("FAIR_SHARE": others must be served first). A repeated call returns the
-        same answer.
+        """Asks to reuse slots whose work is done: a slot then serves another waiting request of the same job. So no slot must
+        be released, and none carved. The RM agrees if this job would get the slot's capacity next anyway. Then the waiting
+        request ends RELEASED with reason "REUSED", and the slot stays. Otherwise the RM releases the slot, as with
+        ReleaseSlots, and the result says why ("FAIR_SHARE": requests of other jobs must be served first). A repeated call
+        returns the same answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -221,30 +229,31 @@ class ResourceManagerServiceServicer(object):
 
     def WatchJob(self, request, context):
         """Streams the events of a job's requests and slots, numbered without gaps. An open stream renews the lease. To
-        resume, send the sequence number after the last processed one. OUT_OF_RANGE means that the RM no longer keeps that
-        event. Then watch from 0: this stream begins with a snapshot.
+        resume, send the number after that of the last processed event. OUT_OF_RANGE means that the RM has deleted this
+        event. Then watch from 0: such a stream begins with a snapshot.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Explain(self, request, context):
-        """Explains why a request waits (or how it ended), and the smallest change with which it would fit now. The answer
-        holds for the present moment only, and reserves nothing.
+        """Explains why a request waits (or how it ended), and the smallest change with which the request would fit now. The
+        answer is true only at the moment when the RM gives it, and the call reserves nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RegisterExecutor(self, request, context):
-        """Announces an executor with its totals and present slots. Only an executor, for its own id.
+        """Announces an executor with its total amounts and present slots. Only an executor may call this, and only for its
+        own id.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReportSlots(self, request, context):
-        """Delivers a numbered report. It is also the heartbeat. Only an executor, for its own id.
+        """Delivers a numbered report, which is also the heartbeat. Only an executor may call this, and only for its own id.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -324,26 +333,29 @@ def add_ResourceManagerServiceServicer_to_server(servicer, server):
 class ResourceManagerService(object):
     """The state of the cluster: the existing slots, the waiting requests, and the order in which they are served.
 
-    Job masters: `RegisterJob` makes the caller's identity the owner of the job. Only the owner may make calls for that
-    job. Request slots with `RequestResource`, receive them through `WatchJob`, and run tasks in them at the executor's
-    TaskExecutorService. Give slots back with `ReleaseSlots`. Finish with `EndJob`.
+    A job master calls `RegisterJob`, which makes the caller's identity the owner of the job. Only the owner may make
+    calls for the job. The job master requests slots with `RequestResource`, receives them through `WatchJob`, and runs
+    tasks in them at the executor's TaskExecutorService. It gives slots back with `ReleaseSlots`, and finishes with
+    `EndJob`.
 
-    Task executors: call `RegisterExecutor` once. Then call `ReportSlots` every `report_interval`, and at once after
-    every change. For everything that an executor must do, the RM dials the executor (TaskExecutorService). The answers
-    of these two calls only reconcile: they name slots without an owner, or ask for a new registration.
+    A task executor calls `RegisterExecutor` once. Then it calls `ReportSlots` every `report_interval`, and at once after
+    every change. To give the executor a command, the RM calls the executor's TaskExecutorService. The answers to
+    `RegisterExecutor` and `ReportSlots` carry no commands: they carry settings, name slots without an owner, or ask for
+    a new registration.
 
-    Callers and the RM prove who they are by TLS certificates (see identity.proto). Expect the name of the role `rm` in
-    the RM's certificate, whatever the address. A caller whose role may not make a call gets PERMISSION_DENIED, reason
-    "ROLE_MISSING". Every call that changes something may be repeated safely: the RM recognises a repeated call by the ids in it.
+    Callers and the RM prove who they are by TLS certificates (see identity.proto). A caller must check that the RM's
+    certificate has the name of the role `rm`; the certificate does not contain the RM's address. If the caller's role
+    does not allow a call, the call fails with PERMISSION_DENIED, reason "ROLE_MISSING". A caller may safely repeat every
+    call that changes something: the RM recognises a repeated call by the ids in it.
 
     Errors carry google.rpc.ErrorInfo (domain "finegrain"; docs/errors.md lists the reasons). Bad input also carries
     google.rpc.BadRequest. Lack of capacity is never an error: the request waits.
 
-    UNAVAILABLE: try again at the next known address, with growing pauses. With the reason NOT_LEADER, another resource
-    manager leads on the same database. The detail `leader_address` of the ErrorInfo is its last known address: a hint
-    that may be stale. At the new leader, a watch continues from its
-    sequence number. RESOURCE_EXHAUSTED: too much is in progress. google.rpc.RetryInfo says when to try again, at the
-    same address.
+    UNAVAILABLE: try again at the next known address, with growing pauses. The reason NOT_LEADER means that another
+    resource manager is the leader on the same database. Then the detail `leader_address` of the ErrorInfo is the last
+    known address of the leader. This address may be out of date. At the new leader, continue a watch from its sequence
+    number. RESOURCE_EXHAUSTED: the RM has too many calls in progress. google.rpc.RetryInfo says when to try again, at
+    the same address.
     """
 
     @staticmethod

@@ -3,8 +3,8 @@
 isort:skip_file
 Amounts, hosts and isolation: the messages that all services share.
 
-Every amount is an integer in the unit that its name gives. Amounts are never negative. An amount of zero means the
-same as an absent amount.
+Every amount is an integer. The field's name ends with the unit. Amounts are never negative. An amount of zero means
+the same as an absent amount.
 """
 
 import builtins
@@ -22,12 +22,13 @@ class ResourceProfile(google.protobuf.message.Message):
     """The resources of one slot: the amounts that a job master requests, or that an executor has carved.
 
     A request without a profile is *unknown*: the slot gets the default slot profile of its executor. A request with a
-    profile is *specified*. It needs at least 10 `cpu_milli` and 4 MiB of memory; the operator can change both minima.
+    profile is *specified*. It needs at least 10 `cpu_milli` and 4 MiB of memory; an administrator can change both
+    minimum values.
 
-    The four memory parts are counted separately for the job master. On the host they are added: their sum is the
-    slot's memory limit. When the RM books this sum, it rounds it up to a multiple of 64 KiB.
+    The job master requests four memory parts. On the host, the sum of the four parts is the slot's memory limit. The RM
+    rounds this sum up to a multiple of 64 KiB before it books the memory.
 
-    Fields 12 to 29 are kept for hugepages and NUMA policies.
+    Field numbers 13 to 29 are kept for hugepages and NUMA policies.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -90,41 +91,41 @@ class ResourceProfile(google.protobuf.message.Message):
     DEVICE_HINTS_FIELD_NUMBER: builtins.int
     REQUIRE_ISOLATION_FIELD_NUMBER: builtins.int
     cpu_milli: builtins.int
-    """CPU time in thousandths of a core: 500 is half a core. This amount is booked. It is also the hard cap, unless the
-    request sets a higher `cpu_limit_milli`.
+    """CPU time in thousandths of a core: 500 is half a core. The RM books this amount. It is also the hard cap, unless
+    the request sets a higher `cpu_limit_milli`.
     """
     task_heap_memory_bytes: builtins.int
     """Memory for the task's own objects, in bytes. The plain option "--memory" sets this part."""
     task_off_heap_memory_bytes: builtins.int
     """Memory that the task takes outside its heap, in bytes."""
     managed_memory_bytes: builtins.int
-    """Memory that the executor divides among operators by quotas, in bytes."""
+    """Memory that the executor divides among the operators of a job graph by quotas, in bytes."""
     network_memory_bytes: builtins.int
     """Network buffers, in bytes."""
     @property
     def extended(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
-        """Countable resources that an operator declared on executors, by name (for example "license-x": 2). "ports" are
-        network ports, which each executor has; IsolationReport.ports has the ports of the slot.
-        Names match [a-z][A-Za-z0-9_.-]{0,62}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,62})?
+        """Countable resources that an administrator declared on executors, by name (for example "license-x": 2). "ports" is
+        the number of network ports; each executor has some. IsolationReport.ports has the ports of the slot. Names match
+        [a-z][A-Za-z0-9_.-]{0,62}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,62})?
         """
 
     @property
     def devices(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
-        """Devices by name of the resource. In hundredths of a device: "gpu" (compute and memory), "gpu-core",
+        """Device amounts by name of the resource. In hundredths of a device: "gpu" (compute and memory), "gpu-core",
         "gpu-memory-ratio", "rdma", "fpga" and configured types. In bytes: "gpu-memory". "gpu.shared" is the number of GPUs
-        over which the other amounts are spread. "nvidia.com/gpu" and "amd.com/gpu" count whole GPUs. The prefixes
-        "kubernetes.io/" and "koordinator.sh/" are ignored. docs/devices.md has the combinations that are allowed.
+        over which the RM spreads the other amounts. "nvidia.com/gpu" and "amd.com/gpu" count whole GPUs. The RM ignores
+        the prefixes "kubernetes.io/" and "koordinator.sh/". docs/devices.md lists the combinations that are allowed.
         """
 
     @property
     def device_hints(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.devices_pb2.DeviceHint]:
-        """How these devices are chosen; at most one hint for each type."""
+        """How the RM chooses these devices; at most one hint for each type."""
 
     @property
     def require_isolation(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
         """Lowest level of enforcement that the slot accepts, by dimension: "kernel" for "cpu" and "memory"; "visible-only",
-        "watch", "mps" or "kernel" for "gpu-core", "gpu-memory" and other types of devices. Only hosts and devices that
-        enforce at least this level are used. docs/devices.md explains the levels.
+        "watch", "mps" or "kernel" for "gpu-core", "gpu-memory" and other types of devices. The RM uses only hosts and
+        devices that enforce at least this level. docs/devices.md explains the levels.
         """
 
     def __init__(
@@ -148,8 +149,9 @@ global___ResourceProfile = ResourceProfile
 class ResourceAmounts(google.protobuf.message.Message):
     """Amounts of one executor: its total, what is available, or what is allocated.
 
-    An executor has one memory pool (`memory_bytes`). All memory parts of its slots are taken from this pool. An
-    executor can declare one pool per part instead. Then `memory_bytes` is zero, and each part is counted separately.
+    Usually, an executor has one memory pool (`memory_bytes`), and all memory parts of its slots come from this pool. An
+    executor can declare one pool per memory part instead. Then `memory_bytes` is zero, and the RM counts each part
+    separately.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -261,30 +263,30 @@ class IsolationReport(google.protobuf.message.Message):
     cpu: builtins.str
     """"quota": the kernel caps CPU time. "cpus": the slot has dedicated cpus instead. "none": the amount is only booked."""
     cpuset: builtins.str
-    """"cgroup": tasks cannot leave their cpus and memory nodes. "affinity": the executor puts tasks on their cpus, but a
-    task could change this, and memory nodes are not enforced. "none": not enforced.
+    """"cgroup": tasks cannot leave their cpus and memory nodes. "affinity": the executor sets the cpu affinity of tasks,
+    but a task could change its affinity, and memory nodes are not enforced. "none": not enforced.
     """
     memory: builtins.str
-    """"hard": the slot's task is killed if it exceeds the memory limit. "none": not enforced."""
+    """"hard": the kernel kills a task if the slot exceeds the memory limit. "none": not enforced."""
     pids: builtins.str
-    """"hard": the number of processes is capped. "none": not enforced."""
+    """"hard": the kernel caps the number of processes. "none": not enforced."""
     kill: builtins.str
-    """How the whole process tree of a slot is killed: "cgroup.kill", "freezer" or "process tree"."""
+    """How the executor kills the whole process tree of a slot: "cgroup.kill", "freezer" or "process tree"."""
     driver: builtins.str
     """The driver that enforces the limits: "v1", "v2" or "none"."""
     countable: builtins.str
-    """How the countable resources of a slot are enforced. "declared": they are only booked; the executor gives no device
-    to a task, and keeps no task from using one. "hard": all of them are huge pages, which the kernel caps. Empty: the
-    slot has no countable resources.
+    """How the countable resources of a slot are enforced. "declared": the RM only books them. The executor neither gives
+    a task the device behind such a resource nor keeps a task from using it. "hard": all countable resources of the
+    slot are huge pages, which the kernel caps. Empty: the slot has no countable resources.
     """
     gpu_core: builtins.str
-    """How strictly the compute share of a slot's GPUs is enforced: the weakest of their levels ("kernel", "mps",
+    """How strictly the compute share of a slot's GPUs is enforced: the weakest level of these GPUs ("kernel", "mps",
     "visible-only"; docs/devices.md explains them). "none": the GPUs are fake. Empty: the slot has no GPUs.
     """
     gpu_memory: builtins.str
-    """The same for the slot's share of GPU memory; the level can also be "watch"."""
+    """The weakest level for the slot's share of GPU memory, as in `gpu_core`. The level can also be "watch"."""
     devices: builtins.str
-    """The same for devices of other types."""
+    """The weakest level for the slot's devices of other types, as in `gpu_core`."""
     device_access: builtins.str
     """Whether tasks can open the device files of other slots. "cgroup": tasks can open only the device files of their
     slot. "none": tasks can open the device files of other slots, too. Empty: the executor gives out no devices with
@@ -292,16 +294,16 @@ class IsolationReport(google.protobuf.message.Message):
     """
     @property
     def notes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """One sentence for each dimension that is not enforced, with the fix."""
+        """One sentence for each dimension that is not enforced. It also says how to get enforcement."""
 
     @property
     def device_levels(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___DeviceIsolation]:
-        """The levels of each device of a slot. `gpu_core`, `gpu_memory` and `devices` name the weakest of them."""
+        """The levels of each device of a slot. `gpu_core`, `gpu_memory` and `devices` have the weakest of these levels."""
 
     @property
     def ports(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Network ports of a slot that requested the countable resource "ports", in ascending order. The executor has chosen
-        them from its range and gives them to no other slot. It does not keep tasks from using other ports.
+        """Network ports of a slot that requested the countable resource "ports", in ascending order. The executor chooses
+        these ports from its range, and gives them to no other slot. It does not keep tasks from using other ports.
         """
 
     def __init__(
@@ -328,7 +330,7 @@ global___IsolationReport = IsolationReport
 
 @typing.final
 class DeviceIsolation(google.protobuf.message.Message):
-    """How strictly a slot is kept to its share of one device."""
+    """How strictly the host keeps a slot to its share of one device."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -393,18 +395,18 @@ class HostTopology(google.protobuf.message.Message):
     online_cpus: builtins.str
     """Cpus that are online."""
     allowed_cpus: builtins.str
-    """Online cpus that the executor may use (its cpuset)."""
+    """Online cpus that the executor may use, according to its cpuset."""
     isolated_cpus: builtins.str
     """Cpus that the kernel keeps out of load balancing (isolcpus)."""
     memory_bytes: builtins.int
     """Memory of the machine in bytes."""
     device_partitions_only: builtins.bool
-    """True: a slot with several whole GPUs gets only one of these sets."""
+    """True: a slot with several whole GPUs always gets one of the sets in `device_partitions`."""
     fake_devices: builtins.bool
-    """True: the devices of this report are fake."""
+    """True: the devices are fake."""
     @property
     def cores(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Core]:
-        """Physical cores. Every online cpu belongs to exactly one."""
+        """Physical cores. Every online cpu belongs to exactly one core."""
 
     @property
     def numa_nodes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___NumaNode]:
@@ -412,7 +414,7 @@ class HostTopology(google.protobuf.message.Message):
 
     @property
     def devices(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Device]:
-        """GPUs and other devices that can be given to slots."""
+        """GPUs and other devices that slots can get."""
 
     @property
     def warnings(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
@@ -424,7 +426,7 @@ class HostTopology(google.protobuf.message.Message):
 
     @property
     def device_partitions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.devices_pb2.DevicePartition]:
-        """Sets of GPUs that a slot with several whole GPUs gets first; empty: no sets are preferred."""
+        """Preferred sets of GPUs for a slot with several whole GPUs; empty: no set is preferred."""
 
     def __init__(
         self,
@@ -458,13 +460,13 @@ class Core(google.protobuf.message.Message):
     L3_INDEX_FIELD_NUMBER: builtins.int
     KIND_FIELD_NUMBER: builtins.int
     cpus: builtins.str
-    """Its online hardware threads, as a cpu list."""
+    """The core's online hardware threads, as a cpu list."""
     package_index: builtins.int
-    """Index of its package (socket), counted from 0 in this report."""
+    """Index of the core's package (socket). Indexes start from 0."""
     numa_node_id: builtins.int
-    """Id of its NUMA node; -1 if the host does not report it."""
+    """Id of the core's NUMA node; -1 if the host does not report it."""
     l3_index: builtins.int
-    """Index of its level 3 cache group, counted from 0 in this report; -1 if the host does not report it."""
+    """Index of the core's level 3 cache group. Indexes start from 0; -1 if the host does not report the group."""
     kind: builtins.str
     """Kind of core on hybrid machines ("core", "atom", ...); empty if all cores are alike."""
     def __init__(
@@ -491,14 +493,16 @@ class NumaNode(google.protobuf.message.Message):
     MEMORY_BYTES_FIELD_NUMBER: builtins.int
     DISTANCES_FIELD_NUMBER: builtins.int
     numa_node_id: builtins.int
-    """The kernel's id: a label, not an index."""
+    """The kernel's id of the node. Ids can have gaps."""
     cpus: builtins.str
-    """Its online cpus, as a cpu list; empty for a memory-only node."""
+    """The node's online cpus, as a cpu list; empty for a node that has only memory."""
     memory_bytes: builtins.int
-    """Its memory in bytes, without hugepages that were set aside; 0 if it has none or the host does not report it."""
+    """The node's memory in bytes, without memory that is set aside for hugepages; 0 if the node has no memory or the host
+    does not report it.
+    """
     @property
     def distances(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Distances to the nodes of this report, in the order of this report; empty if unknown."""
+        """Distances from this node to all nodes, in the order of `HostTopology.numa_nodes`; empty if unknown."""
 
     def __init__(
         self,
@@ -586,7 +590,7 @@ class Device(google.protobuf.message.Message):
     LEVELS_FIELD_NUMBER: builtins.int
     PARKING_FIELD_NUMBER: builtins.int
     kind: builtins.str
-    """Type of the device: "gpu", "rdma", "fpga", a MIG profile such as "mig-1g.10gb", or a type that the operator
+    """Type of the device: "gpu", "rdma", "fpga", a MIG profile such as "mig-1g.10gb", or a type that the administrator
     configured.
     """
     uuid: builtins.str
@@ -604,40 +608,42 @@ class Device(google.protobuf.message.Message):
     local_cpus: builtins.str
     """Cpus close to the device, as a cpu list; empty if unknown."""
     unavailable_reason: builtins.str
-    """Why the device cannot be used at present; empty if it can."""
+    """Why the device cannot be used at present; empty: it can be used."""
     vendor: builtins.str
     """Vendor, for example "nvidia"; empty: unknown."""
     pcie_group: builtins.str
-    """Name of the PCIe switch or root port above it. Devices with equal names are near to each other. Empty: unknown."""
+    """Name of the PCIe switch or root port above the device. Devices with equal names are near to each other. Empty:
+    unknown.
+    """
     parent_uuid: builtins.str
-    """For a MIG instance: its GPU; empty: the device is no MIG instance."""
+    """UUID of the GPU that a MIG instance is a part of; empty: the device is no MIG instance."""
     whole_only: builtins.bool
-    """True: the device is only given out whole."""
+    """True: a slot can get only the whole device, and no part of it."""
     driver_bytes: builtins.int
     """Memory that the driver reserves, in bytes; it is not part of the capacity."""
     parking: builtins.str
-    """How slots that have it can be parked (ResourceManagerService.ResizeSlot): "same-gpu" (they return to the GPUs
-    that they had), "any-gpu" (a slot with one GPU may also return to another GPU of the same model), or empty (they
-    cannot be parked).
+    """How slots that have the device can be parked (ResourceManagerService.ResizeSlot). "same-gpu": a slot returns to the
+    GPUs that it had. "any-gpu": a slot with one GPU may also return to another GPU of the same model. Empty: the slots
+    cannot be parked.
     """
     @property
     def capacity(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
-        """Capacity for slots when the device is usable, by dimension. A device without capacity is shown, but never given
-        out.
+        """Capacity for slots when the device is usable, by dimension. A device without capacity appears in lists, but no slot
+        gets it.
         """
 
     @property
     def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
-        """Further properties that requests can select by."""
+        """Labels of the device; requests can have conditions on them."""
 
     @property
     def functions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.devices_pb2.VirtualFunction]:
-        """Virtual functions; each can be dedicated to one slot."""
+        """Virtual functions of the device. Each virtual function can be dedicated to one slot."""
 
     @property
     def levels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
-        """Levels of enforcement that the executor has for the device, as in DeviceIsolation. By dimension: for a slot with a
-        share of the device. Under "whole": for a slot with the whole device.
+        """Levels of enforcement that the executor has for the device, with the words of DeviceIsolation. The entry of a
+        dimension applies to a slot with a part of the device. The entry "whole" applies to a slot with the whole device.
         """
 
     def __init__(

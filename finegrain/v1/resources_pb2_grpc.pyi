@@ -3,8 +3,8 @@
 isort:skip_file
 Amounts, hosts and isolation: the messages that all services share.
 
-Every amount is an integer in the unit that its name gives. Amounts are never negative. An amount of zero means the
-same as an absent amount.
+Every amount is an integer. The field's name ends with the unit. Amounts are never negative. An amount of zero means
+the same as an absent amount.
 """
 
 import abc

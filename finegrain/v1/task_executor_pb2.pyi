@@ -34,13 +34,13 @@ class _TaskStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     TASK_STATE_UNSPECIFIED: _TaskState.ValueType  # 0
     """Unspecified; no message has this value."""
     TASK_STATE_STARTING: _TaskState.ValueType  # 1
-    """Accepted; the executor is creating its process."""
+    """The executor has accepted the task and is creating its process."""
     TASK_STATE_RUNNING: _TaskState.ValueType  # 2
-    """Its process runs."""
+    """The task's process runs."""
     TASK_STATE_EXITED: _TaskState.ValueType  # 3
-    """Its process and all its children have ended; `exit` says how."""
+    """The task's process and all its children have ended; `exit` says how."""
     TASK_STATE_FAILED: _TaskState.ValueType  # 4
-    """It never ran; `error` says why."""
+    """The task never ran; `error` says why."""
 
 class TaskState(_TaskState, metaclass=_TaskStateEnumTypeWrapper):
     """State of a task."""
@@ -48,13 +48,13 @@ class TaskState(_TaskState, metaclass=_TaskStateEnumTypeWrapper):
 TASK_STATE_UNSPECIFIED: TaskState.ValueType  # 0
 """Unspecified; no message has this value."""
 TASK_STATE_STARTING: TaskState.ValueType  # 1
-"""Accepted; the executor is creating its process."""
+"""The executor has accepted the task and is creating its process."""
 TASK_STATE_RUNNING: TaskState.ValueType  # 2
-"""Its process runs."""
+"""The task's process runs."""
 TASK_STATE_EXITED: TaskState.ValueType  # 3
-"""Its process and all its children have ended; `exit` says how."""
+"""The task's process and all its children have ended; `exit` says how."""
 TASK_STATE_FAILED: TaskState.ValueType  # 4
-"""It never ran; `error` says why."""
+"""The task never ran; `error` says why."""
 global___TaskState = TaskState
 
 class _QuotaEnforcement:
@@ -66,11 +66,11 @@ class _QuotaEnforcementEnumTypeWrapper(google.protobuf.internal.enum_type_wrappe
     QUOTA_ENFORCEMENT_UNSPECIFIED: _QuotaEnforcement.ValueType  # 0
     """Unspecified; no message has this value."""
     QUOTA_ENFORCEMENT_DECLARED: _QuotaEnforcement.ValueType  # 1
-    """Nothing: the operator only knows its quota."""
+    """Nothing limits the operator: it only knows its quota."""
     QUOTA_ENFORCEMENT_POOL: _QuotaEnforcement.ValueType  # 2
-    """A memory pool of the client library, in the task."""
+    """A memory pool of the client library, in the task, limits the operator."""
     QUOTA_ENFORCEMENT_CGROUP: _QuotaEnforcement.ValueType  # 3
-    """The kernel: it enforces the memory limit of the task, and the quota is a part of this limit."""
+    """The kernel limits the operator: it enforces the memory limit of the task, and the quota is a part of this limit."""
 
 class QuotaEnforcement(_QuotaEnforcement, metaclass=_QuotaEnforcementEnumTypeWrapper):
     """What keeps an operator to its quota."""
@@ -78,11 +78,11 @@ class QuotaEnforcement(_QuotaEnforcement, metaclass=_QuotaEnforcementEnumTypeWra
 QUOTA_ENFORCEMENT_UNSPECIFIED: QuotaEnforcement.ValueType  # 0
 """Unspecified; no message has this value."""
 QUOTA_ENFORCEMENT_DECLARED: QuotaEnforcement.ValueType  # 1
-"""Nothing: the operator only knows its quota."""
+"""Nothing limits the operator: it only knows its quota."""
 QUOTA_ENFORCEMENT_POOL: QuotaEnforcement.ValueType  # 2
-"""A memory pool of the client library, in the task."""
+"""A memory pool of the client library, in the task, limits the operator."""
 QUOTA_ENFORCEMENT_CGROUP: QuotaEnforcement.ValueType  # 3
-"""The kernel: it enforces the memory limit of the task, and the quota is a part of this limit."""
+"""The kernel limits the operator: it enforces the memory limit of the task, and the quota is a part of this limit."""
 global___QuotaEnforcement = QuotaEnforcement
 
 @typing.final
@@ -95,7 +95,9 @@ class SlotAllocation(google.protobuf.message.Message):
     TARGET_ADDRESS_FIELD_NUMBER: builtins.int
     OWNER_FIELD_NUMBER: builtins.int
     target_address: builtins.str
-    """Where to offer the slot directly; empty: nowhere."""
+    """"host:port" of the JobMasterService to which the executor offers the slot directly; empty: the executor does not
+    offer it.
+    """
     owner: builtins.str
     """Identity of the job's owner, as `ROLE/NAME`. Only this caller may use the slot."""
     @property
@@ -133,8 +135,8 @@ class AllocateSlotsRequest(google.protobuf.message.Message):
     command_number: builtins.int
     """Number of the command."""
     executor_id: builtins.str
-    """The executor that the command is for. Another executor that listens at this address refuses the command with
-    ALREADY_EXISTS and reason "INSTANCE_CONFLICT". Empty: any executor that listens there.
+    """The executor that must run the command. If another executor listens at the called address, it refuses the command
+    with ALREADY_EXISTS and reason "INSTANCE_CONFLICT". Empty: whichever executor listens there runs the command.
     """
     @property
     def allocations(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SlotAllocation]:
@@ -142,7 +144,9 @@ class AllocateSlotsRequest(google.protobuf.message.Message):
 
     @property
     def epoch_proof(self) -> finegrain.v1.identity_pb2.EpochProof:
-        """Proof of `rm_epoch`; only in the first commands of an RM to this executor. Keep it on disk, with the epoch."""
+        """Proof of `rm_epoch`; set only in the first commands of an RM to this executor. The executor keeps the proof on
+        disk, together with the epoch.
+        """
 
     def __init__(
         self,
@@ -173,7 +177,7 @@ class AllocateSlotsResponse(google.protobuf.message.Message):
 
     @property
     def report(self) -> finegrain.v1.slots_pb2.SlotReport:
-        """The true state after this command."""
+        """The executor's state after this command."""
 
     def __init__(
         self,
@@ -205,16 +209,18 @@ class FreeSlotsRequest(google.protobuf.message.Message):
     command_number: builtins.int
     """Number of the command."""
     executor_id: builtins.str
-    """The executor that the command is for. Another executor that listens at this address refuses the command with
-    ALREADY_EXISTS and reason "INSTANCE_CONFLICT". Empty: any executor that listens there.
+    """The executor that must run the command. If another executor listens at the called address, it refuses the command
+    with ALREADY_EXISTS and reason "INSTANCE_CONFLICT". Empty: whichever executor listens there runs the command.
     """
     @property
     def slots(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SlotFree]:
-        """1 to 10,000 slots. A slot that does not exist is no error."""
+        """1 to 10,000 slots. If a slot does not exist, its result has no error."""
 
     @property
     def epoch_proof(self) -> finegrain.v1.identity_pb2.EpochProof:
-        """Proof of `rm_epoch`; only in the first commands of an RM to this executor. Keep it on disk, with the epoch."""
+        """Proof of `rm_epoch`; set only in the first commands of an RM to this executor. The executor keeps the proof on
+        disk, together with the epoch.
+        """
 
     def __init__(
         self,
@@ -274,7 +280,7 @@ class FreeSlotsResponse(google.protobuf.message.Message):
 
     @property
     def report(self) -> finegrain.v1.slots_pb2.SlotReport:
-        """The true state after this command."""
+        """The executor's state after this command."""
 
     def __init__(
         self,
@@ -312,16 +318,16 @@ class TaskExecutorServiceResizeSlotRequest(google.protobuf.message.Message):
     command_number: builtins.int
     """Number of the command."""
     executor_id: builtins.str
-    """The executor that the command is for. Another executor that listens at this address refuses the command with
-    ALREADY_EXISTS and reason "INSTANCE_CONFLICT".
+    """The executor that must run the command. If another executor listens at the called address, it refuses the command
+    with ALREADY_EXISTS and reason "INSTANCE_CONFLICT".
     """
     allocation_id: builtins.str
     """The slot."""
     generation: builtins.int
     """Generation of the slot."""
     resize_number: builtins.int
-    """Number of the change; higher than every number that the executor knows for this slot. The same number with the
-    same content is the same change.
+    """Number of the change. It must be higher than every number that the executor knows for this slot. If the RM repeats
+    the last number with the same content, the executor changes nothing again.
     """
     memory_bytes: builtins.int
     """The new memory limit and booking, in bytes: the sum of the profile's memory parts, rounded up to 64 KiB."""
@@ -337,7 +343,9 @@ class TaskExecutorServiceResizeSlotRequest(google.protobuf.message.Message):
 
     @property
     def epoch_proof(self) -> finegrain.v1.identity_pb2.EpochProof:
-        """Proof of `rm_epoch`; only in the first commands of an RM to this executor. Keep it on disk, with the epoch."""
+        """Proof of `rm_epoch`; set only in the first commands of an RM to this executor. The executor keeps the proof on
+        disk, together with the epoch.
+        """
 
     def __init__(
         self,
@@ -374,7 +382,7 @@ class TaskExecutorServiceResizeSlotResponse(google.protobuf.message.Message):
 
     @property
     def report(self) -> finegrain.v1.slots_pb2.SlotReport:
-        """The true state after this command."""
+        """The executor's state after this command."""
 
     def __init__(
         self,
@@ -418,29 +426,34 @@ class TaskSpec(google.protobuf.message.Message):
     OUTPUT_LIMIT_BYTES_FIELD_NUMBER: builtins.int
     OUTPUT_HOLDER_FIELD_NUMBER: builtins.int
     cwd: builtins.str
-    """Absolute working directory; empty: a scratch directory of the task, which is removed with the task."""
+    """Absolute path of the working directory; empty: a scratch directory, which the executor removes together with the
+    task.
+    """
     user: builtins.str
-    """User to run as; empty: the executor's `task_user`."""
+    """User that the task runs as; empty: the executor's `task_user`."""
     stdin: builtins.bool
-    """True: standard input is a pipe fed by WriteTaskInput; false: /dev/null."""
+    """True: standard input is a pipe, to which WriteTaskInput writes. False: standard input is /dev/null."""
     output_limit_bytes: builtins.int
-    """Output that is kept on disk per stream, in bytes; 0: the executor's limit, which is also the maximum. If a stream
-    has more output, the executor keeps the first half of the limit and about as much of the end. It drops and counts
-    the bytes in between. While a reader holds the output (see `WatchTaskRequest.holder`), nothing is dropped.
+    """Bytes of output that the executor keeps on disk for each stream; 0: the executor's limit, which is also the
+    maximum. If a stream has more output, the executor keeps the beginning (half of the limit) and about as much of the
+    end. It drops and counts the bytes in between. While a reader holds the output (see `WatchTaskRequest.holder`), the
+    executor drops nothing.
     """
     output_holder: builtins.str
-    """Id of the reader that will hold the output; its WatchTask has the same `holder`. The output is held from the
-    start of the task, and the reader has 60 s to call WatchTask. Empty: no holder yet.
+    """Id of the reader that will hold the output; the reader calls WatchTask with this id as `holder`. The executor holds
+    the output from the start of the task on, and the reader has 60 s to call WatchTask. Empty: no holder yet.
     """
     @property
     def argv(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Program and arguments; no shell. A program without a slash is looked up in the task's PATH. Required,
-        128 KiB at most.
+        """Program and arguments. The executor runs no shell. If the program has no slash, the executor looks it up in the
+        task's PATH. Required, 128 KiB at most.
         """
 
     @property
     def env(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
-        """The whole environment. PATH and HOME have defaults. The executor adds FINEGRAIN_*."""
+        """The whole environment of the task. PATH and HOME have defaults. The executor adds variables whose names begin with
+        FINEGRAIN_.
+        """
 
     @property
     def timeout(self) -> google.protobuf.duration_pb2.Duration:
@@ -488,7 +501,7 @@ class SubmitTaskRequest(google.protobuf.message.Message):
     """
     @property
     def spec(self) -> global___TaskSpec:
-        """What to run."""
+        """The command to run."""
 
     @property
     def operator_task(self) -> global___OperatorTask:
@@ -525,11 +538,12 @@ class OperatorTask(google.protobuf.message.Message):
     subtask_index: builtins.int
     """Index of the subtask, from 0."""
     parallelism: builtins.int
-    """Number of subtasks; more than `subtask_index`."""
+    """Number of subtasks. It must be more than `subtask_index`."""
     @property
     def operators(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TaskOperator]:
-        """The operators, in order along the edges; 1 to 1,000. The executor registers all of them or none before the task
-        starts. It frees their quotas when the task has ended. The errors are those of RegisterManagedMemory.
+        """The operators, in order along the edges; 1 to 1,000. Before the task starts, the executor registers either all of
+        these operators or none. It frees their quotas when the task has ended. The errors are the same as for
+        RegisterManagedMemory.
         """
 
     @property
@@ -564,8 +578,8 @@ class TaskOperator(google.protobuf.message.Message):
     operator_id: builtins.str
     """Name of the operator, unique in the slot. Letters, digits, ".", "_" and "-"; 128 characters at most."""
     fraction: builtins.str
-    """Its exact part of the slot's managed memory: "3/4", "0.75" or "1". It is more than 0 and at most 1. Numerator and
-    denominator have at most 40 digits each. Empty: the operator uses no managed memory.
+    """The operator's exact part of the slot's managed memory, for example "3/4", "0.75" or "1". It must be more than 0
+    and at most 1. Numerator and denominator have at most 40 digits each. Empty: the operator uses no managed memory.
     """
     def __init__(
         self,
@@ -579,7 +593,7 @@ global___TaskOperator = TaskOperator
 
 @typing.final
 class TaskPeer(google.protobuf.message.Message):
-    """A task to exchange data with."""
+    """A task that another task exchanges data with."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -588,14 +602,14 @@ class TaskPeer(google.protobuf.message.Message):
     HOST_FIELD_NUMBER: builtins.int
     PORTS_FIELD_NUMBER: builtins.int
     operator_id: builtins.str
-    """Name of its operator at the other end of the edge."""
+    """Name of the peer's operator, at the other end of the edge."""
     subtask_index: builtins.int
-    """Index of its subtask."""
+    """Index of the peer's subtask."""
     host: builtins.str
-    """Host name or address."""
+    """Host name or address of the peer."""
     @property
     def ports(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Ports that it listens on."""
+        """Ports that the peer listens on."""
 
     def __init__(
         self,
@@ -626,14 +640,14 @@ class OperatorStatus(google.protobuf.message.Message):
     operator_id: builtins.str
     """Name of the operator."""
     fraction: builtins.str
-    """Its exact part of the slot's managed memory; empty: none."""
+    """The operator's exact part of the slot's managed memory; empty: none."""
     quota_bytes: builtins.int
-    """Its quota in bytes: the fraction of the slot's managed memory, rounded down."""
+    """The operator's quota in bytes: its fraction of the slot's managed memory, rounded down."""
     quota_pages: builtins.int
-    """Its quota in pages, rounded down."""
+    """The operator's quota in pages, rounded down."""
     used_bytes: builtins.int
-    """Memory in use, in bytes; 0: not known. With POOL, the pool reports it. With CGROUP, the kernel counts it for the
-    whole task.
+    """Memory in use, in bytes; 0: not known. With POOL, the pool reports the memory of this operator. With CGROUP, the
+    kernel reports the memory of the whole task.
     """
     enforcement: global___QuotaEnforcement.ValueType
     """How the quota is enforced."""
@@ -642,7 +656,7 @@ class OperatorStatus(google.protobuf.message.Message):
     slot, plus memory that it borrows.
     """
     revoked_bytes: builtins.int
-    """Borrowed memory that the operator must release now, in bytes, because its owner needs it."""
+    """Borrowed memory, in bytes, that the operator must release now because the operator that lent it needs it."""
     def __init__(
         self,
         *,
@@ -677,9 +691,9 @@ class RegisterManagedMemoryRequest(google.protobuf.message.Message):
     operator_id: builtins.str
     """The operator."""
     fraction: builtins.str
-    """As in TaskOperator; required."""
+    """The fraction, in the form of TaskOperator.fraction. Required."""
     task_id: builtins.str
-    """The quota is freed when this task of the slot has ended; empty: with the slot."""
+    """The executor frees the quota when this task of the slot has ended; empty: when the slot ends."""
     def __init__(
         self,
         *,
@@ -695,7 +709,7 @@ global___RegisterManagedMemoryRequest = RegisterManagedMemoryRequest
 
 @typing.final
 class RegisterManagedMemoryResponse(google.protobuf.message.Message):
-    """The quota of the operator. It changes with the size of the slot."""
+    """The quota of the operator. If the slot is resized, the quota changes."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -705,7 +719,7 @@ class RegisterManagedMemoryResponse(google.protobuf.message.Message):
     memory_bytes: builtins.int
     """The fraction of the slot's managed memory, rounded down (computeMemorySize)."""
     pages: builtins.int
-    """The number of whole pages in it (computeNumberOfPages)."""
+    """The number of whole pages in the quota (computeNumberOfPages)."""
     page_bytes: builtins.int
     """Bytes of one page."""
     def __init__(
@@ -728,10 +742,10 @@ class SetTaskPeersRequest(google.protobuf.message.Message):
     TASK_ID_FIELD_NUMBER: builtins.int
     PEERS_FIELD_NUMBER: builtins.int
     task_id: builtins.str
-    """The task; submitted with `operator_task`."""
+    """The task. It must have been submitted with `operator_task`."""
     @property
     def peers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TaskPeer]:
-        """All its peers; 4,000 at most."""
+        """All peers of the task; 4,000 at most."""
 
     def __init__(
         self,
@@ -745,7 +759,7 @@ global___SetTaskPeersRequest = SetTaskPeersRequest
 
 @typing.final
 class SetTaskPeersResponse(google.protobuf.message.Message):
-    """The peers are replaced and stored."""
+    """The executor has replaced and stored the peers."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -757,7 +771,7 @@ global___SetTaskPeersResponse = SetTaskPeersResponse
 
 @typing.final
 class SubmitTaskResponse(google.protobuf.message.Message):
-    """The task was started, or could not be started."""
+    """The executor has started the task, or could not start it."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -795,30 +809,30 @@ class TaskStatus(google.protobuf.message.Message):
     OPERATORS_FIELD_NUMBER: builtins.int
     MEMORY_LIMIT_BYTES_FIELD_NUMBER: builtins.int
     task_id: builtins.str
-    """Identity."""
+    """Identity of the task."""
     allocation_id: builtins.str
-    """The slot it runs in."""
+    """The slot that the task runs in."""
     generation: builtins.int
     """Generation of the slot."""
     job_id: builtins.str
-    """The job that owns it."""
+    """The job that owns the task."""
     state: global___TaskState.ValueType
     """State of the task."""
     pid: builtins.int
-    """Process id on its host."""
+    """Process id on the host."""
     memory_limit_bytes: builtins.int
-    """Its memory limit within the limit of its slot, in bytes; 0: only the slot's limit applies."""
+    """Memory limit of the task, in bytes, below the limit of the slot; 0: only the slot's limit applies."""
     @property
     def start_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When its process was created."""
+        """When the executor created the task's process."""
 
     @property
     def exit(self) -> global___TaskExit:
-        """How it ended; only when EXITED."""
+        """How the task ended; set only when EXITED."""
 
     @property
     def error(self) -> finegrain.v1.slots_pb2.ItemError:
-        """Why it never ran; only when FAILED. Reasons: "COMMAND_NOT_FOUND", "COMMAND_NOT_EXECUTABLE",
+        """Why the task never ran; set only when FAILED. Reasons: "COMMAND_NOT_FOUND", "COMMAND_NOT_EXECUTABLE",
         "CWD_UNAVAILABLE", "USER_NOT_ALLOWED", "LIMIT_TOO_SMALL", "START_FAILED".
         """
 
@@ -828,7 +842,7 @@ class TaskStatus(google.protobuf.message.Message):
 
     @property
     def operators(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___OperatorStatus]:
-        """The operators of its OperatorTask, and operators that were registered for the task later."""
+        """The operators of the task's OperatorTask, and operators that were registered for the task later."""
 
     def __init__(
         self,
@@ -872,41 +886,41 @@ class TaskExit(google.protobuf.message.Message):
     END_MESSAGE_FIELD_NUMBER: builtins.int
     PEAK_GPU_MEMORY_BYTES_FIELD_NUMBER: builtins.int
     exit_code: builtins.int
-    """Exit status; meaningful when `signal` is 0."""
+    """Exit status; it has a meaning only if `signal` is 0."""
     signal: builtins.int
-    """Signal that ended it; 0: none."""
+    """Signal that ended the task; 0: none."""
     oom_killed: builtins.bool
-    """The kernel killed it because the slot had no memory left."""
+    """True: the kernel killed the task because the slot had no memory left."""
     timed_out: builtins.bool
-    """The executor ended it because its timeout was over."""
+    """True: the executor ended the task at its timeout."""
     cancelled: builtins.bool
-    """It was ended by CancelTask or with its slot."""
+    """True: CancelTask, or the end of the slot, ended the task."""
     peak_memory_bytes: builtins.int
     """Largest memory use of the task in bytes; 0: not measured."""
     cpu_time_us: builtins.int
-    """CPU time of all its processes in microseconds."""
+    """CPU time of all processes of the task, in microseconds."""
     stdout_bytes: builtins.int
-    """Bytes written to standard output, including dropped ones."""
+    """Bytes that the task wrote to standard output, including dropped bytes."""
     stderr_bytes: builtins.int
-    """Bytes written to standard error, including dropped ones."""
+    """Bytes that the task wrote to standard error, including dropped bytes."""
     dropped_bytes: builtins.int
-    """Bytes of both streams that were lost, because the log or the disk was full. Bytes that the holder has acknowledged
-    are never counted. If this is not 0, output was lost ("OUTPUT_LOST").
+    """Bytes of both streams that were lost because the log or the disk was full. Bytes that the holder has acknowledged
+    do not count. If the number is not 0, output was lost ("OUTPUT_LOST").
     """
     end_reason: builtins.str
     """Why the executor ended the task: "GPU_MEMORY_EXCEEDED" (the tasks of its slot used more than the slot's share of
     the memory of a GPU), "MANAGED_MEMORY_REVOKED" (an operator did not give borrowed managed memory back in time).
-    Empty: the executor did not end it.
+    Empty: the executor did not end the task.
     """
     end_message: builtins.str
     """The reason as a sentence, with amounts; empty without a reason."""
     peak_gpu_memory_bytes: builtins.int
-    """Peak memory of GPUs that its slot used while the task ran, in bytes, from readings of the driver about once a
-    second; 0: not measured.
+    """Peak GPU memory of the slot while the task ran, in bytes. The executor reads it from the driver about once a
+    second. 0: not measured.
     """
     @property
     def end_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When it ended."""
+        """When the task ended."""
 
     def __init__(
         self,
@@ -1019,7 +1033,7 @@ class WriteTaskInputRequest(google.protobuf.message.Message):
     data: builtins.bytes
     """The bytes, 64 KiB at most."""
     eof: builtins.bool
-    """No more data will come: close the pipe."""
+    """True: the caller sends no more data, and the executor closes the pipe."""
     def __init__(
         self,
         *,
@@ -1034,7 +1048,7 @@ global___WriteTaskInputRequest = WriteTaskInputRequest
 
 @typing.final
 class WriteTaskInputResponse(google.protobuf.message.Message):
-    """The number of accepted bytes."""
+    """The bytes that the executor has accepted."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1064,24 +1078,24 @@ class WatchTaskRequest(google.protobuf.message.Message):
     task_id: builtins.str
     """The task."""
     stdout_offset: builtins.int
-    """First byte of standard output wanted."""
+    """Position of the first byte of standard output to send."""
     stderr_offset: builtins.int
-    """First byte of standard error wanted."""
+    """Position of the first byte of standard error to send."""
     no_output: builtins.bool
-    """True: only changes of state, no output."""
+    """True: send only changes of state, and no output."""
     holder: builtins.str
-    """An id that makes this reader the holder of the task's output. The reader chooses it (UUIDv7), and uses it again
-    after a reconnect. Empty: the reader does not hold the output. Only the owner of the task may hold its output. A
-    task has one holder: while another reader holds the output, the call fails with ALREADY_EXISTS.
+    """An id that makes this reader the holder of the task's output. The reader chooses the id (UUIDv7), and uses the same
+    id again after a reconnect. Empty: the reader does not hold the output. Only the owner of the task may hold its
+    output. A task has at most one holder: while another reader holds the output, the call fails with ALREADY_EXISTS.
 
-    A holder loses no output. It acknowledges the bytes that it has processed with AcknowledgeOutput; the offsets of
-    this request acknowledge all earlier bytes, too. When the log of a stream has reached its limit, the executor
-    removes acknowledged bytes. If all bytes in the log are unacknowledged, the executor stops reading the task's
-    pipe, so that the task waits, as it does in a shell pipeline.
+    A holder loses no output. It calls AcknowledgeOutput to acknowledge the bytes that it has processed. The offsets in
+    WatchTaskRequest also acknowledge all earlier bytes. When the log of a stream has reached its limit, the executor
+    removes acknowledged bytes. If all bytes in the log are unacknowledged, the executor stops reading the task's pipe,
+    so that the task waits, as it does in a shell pipeline.
 
-    The output is held as long as this stream is open, and for 60 s after that. Restarts of the executor and of its
-    helper do not extend this time. Then output is dropped as without a holder; a later call can hold it again. Held
-    output is also dropped if the executor's disk is full for 60 s.
+    The executor holds the output as long as this stream is open, and for 60 s after its end. Restarts of the executor
+    and of its helper do not extend these 60 s. After that, the executor drops output as without a holder, but a later
+    call can hold the output again. The executor also drops held output if its disk is full for 60 s.
     """
     def __init__(
         self,
@@ -1106,7 +1120,7 @@ class WatchTaskResponse(google.protobuf.message.Message):
     OUTPUT_FIELD_NUMBER: builtins.int
     @property
     def task(self) -> global___TaskStatus:
-        """The task after the change; in the last message it is EXITED or FAILED."""
+        """The task after the change. In the last message, the task is EXITED or FAILED."""
 
     @property
     def output(self) -> global___OutputChunk:
@@ -1135,9 +1149,9 @@ class OutputChunk(google.protobuf.message.Message):
     stream: builtins.int
     """1: standard output; 2: standard error."""
     offset: builtins.int
-    """Position of the first byte. If it is higher than the end of the previous chunk of the stream (or than the offset
-    of the request), the bytes in between are missing: the executor has dropped them, or has removed them because the
-    holder had acknowledged them.
+    """Position of the first byte. If this position is higher than the end of the previous chunk of the stream (or than
+    the offset of the request), the bytes in between are missing. Either the executor has dropped them, or it has
+    removed them because the holder had acknowledged them.
     """
     data: builtins.bytes
     """The bytes."""
@@ -1154,7 +1168,7 @@ global___OutputChunk = OutputChunk
 
 @typing.final
 class AcknowledgeOutputRequest(google.protobuf.message.Message):
-    """Acknowledges output. The call may be repeated; lower offsets change nothing."""
+    """Acknowledges output. A caller may repeat the call; lower offsets change nothing."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1169,7 +1183,7 @@ class AcknowledgeOutputRequest(google.protobuf.message.Message):
     stdout_offset: builtins.int
     """The holder has processed all bytes of standard output before this position."""
     stderr_offset: builtins.int
-    """The same for standard error."""
+    """The holder has processed all bytes of standard error before this position."""
     def __init__(
         self,
         *,
@@ -1190,8 +1204,9 @@ class AcknowledgeOutputResponse(google.protobuf.message.Message):
 
     LIMIT_BYTES_FIELD_NUMBER: builtins.int
     limit_bytes: builtins.int
-    """Unacknowledged bytes of each stream that the executor stores before the task waits. A holder that acknowledges about
-    every quarter of it neither delays the task nor calls often. 0: the task has ended, or its output cannot be held.
+    """Bytes of each stream that the executor stores without an acknowledgement before the task must wait. A good interval
+    for acknowledgements is a quarter of this number: the task then rarely waits, and there are few calls. 0: the task
+    has ended, or its output cannot be held.
     """
     def __init__(
         self,
@@ -1229,7 +1244,7 @@ class ListTasksResponse(google.protobuf.message.Message):
     TASKS_FIELD_NUMBER: builtins.int
     @property
     def tasks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TaskStatus]:
-        """In order of submission."""
+        """The tasks, in order of submission."""
 
     def __init__(
         self,

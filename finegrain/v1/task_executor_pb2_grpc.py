@@ -28,23 +28,26 @@ if _version_not_supported:
 class TaskExecutorServiceStub(object):
     """One host's slots and the tasks in them.
 
-    Callers and the executor prove who they are by TLS certificates (see identity.proto). Expect the name of
-    `executor/ID` in the executor's certificate, whatever the address.
+    Callers and the executor prove who they are by TLS certificates (see identity.proto). A caller must check that the
+    executor's certificate has the name of `executor/ID`; the certificate does not contain the executor's address.
 
-    The RM carves, frees and resizes slots; these calls need the role `rm`. The RM's commands (AllocateSlots,
-    FreeSlots, ResizeSlot) share one sequence of numbers within (`rm_epoch`, `registration_number`): each command has the
-    number after the last one, and at most one command is in flight. If a number comes again with the same content, the
-    executor repeats the recorded answer. Errors have the code FAILED_PRECONDITION and one of these reasons:
+    The RM carves, frees and resizes slots with the commands AllocateSlots, FreeSlots and ResizeSlot. They need the role
+    `rm`. Within one (`rm_epoch`, `registration_number`), the three commands share one sequence of numbers: each command
+    has the number of the previous command plus 1. At most one command is in flight. If the RM sends a number again with
+    the same content, the executor repeats the recorded answer. Errors have the code FAILED_PRECONDITION and one of these
+    reasons:
 
-    - "COMMAND_OUT_OF_ORDER": the number is not the next one, and is no repetition of the last command;
-    - "STALE_EPOCH": a lower epoch;
-    - "STALE_REGISTRATION": another registration.
+    - "COMMAND_OUT_OF_ORDER": the command is neither the next one nor a repetition of the last one;
+    - "STALE_EPOCH": the epoch is lower than the highest epoch that the executor has seen;
+    - "STALE_REGISTRATION": the command is for another registration of the executor.
 
-    Job masters run tasks in the slots of their jobs. The caller's identity must be the owner of the job; another one
-    gets PERMISSION_DENIED, reason "NOT_OWNER". Operators may also cancel, watch and list the tasks of other jobs.
+    Job masters run tasks in the slots of their jobs. The caller's identity must be the owner of the job; otherwise the
+    call fails with PERMISSION_DENIED, reason "NOT_OWNER". Administrators (role `operator`) may also cancel, watch and
+    list the tasks of other jobs.
 
-    To write an executor in another language: register (ResourceManagerService.RegisterExecutor), serve this service,
-    check every AllocateSlots item against your own table, number your states, and report.
+    An executor in another language must register (ResourceManagerService.RegisterExecutor), serve this service, check
+    every item of AllocateSlots against its own table of slots, number its states (SlotReport.report_number), and send
+    reports.
     """
 
     def __init__(self, channel):
@@ -118,71 +121,75 @@ class TaskExecutorServiceStub(object):
 class TaskExecutorServiceServicer(object):
     """One host's slots and the tasks in them.
 
-    Callers and the executor prove who they are by TLS certificates (see identity.proto). Expect the name of
-    `executor/ID` in the executor's certificate, whatever the address.
+    Callers and the executor prove who they are by TLS certificates (see identity.proto). A caller must check that the
+    executor's certificate has the name of `executor/ID`; the certificate does not contain the executor's address.
 
-    The RM carves, frees and resizes slots; these calls need the role `rm`. The RM's commands (AllocateSlots,
-    FreeSlots, ResizeSlot) share one sequence of numbers within (`rm_epoch`, `registration_number`): each command has the
-    number after the last one, and at most one command is in flight. If a number comes again with the same content, the
-    executor repeats the recorded answer. Errors have the code FAILED_PRECONDITION and one of these reasons:
+    The RM carves, frees and resizes slots with the commands AllocateSlots, FreeSlots and ResizeSlot. They need the role
+    `rm`. Within one (`rm_epoch`, `registration_number`), the three commands share one sequence of numbers: each command
+    has the number of the previous command plus 1. At most one command is in flight. If the RM sends a number again with
+    the same content, the executor repeats the recorded answer. Errors have the code FAILED_PRECONDITION and one of these
+    reasons:
 
-    - "COMMAND_OUT_OF_ORDER": the number is not the next one, and is no repetition of the last command;
-    - "STALE_EPOCH": a lower epoch;
-    - "STALE_REGISTRATION": another registration.
+    - "COMMAND_OUT_OF_ORDER": the command is neither the next one nor a repetition of the last one;
+    - "STALE_EPOCH": the epoch is lower than the highest epoch that the executor has seen;
+    - "STALE_REGISTRATION": the command is for another registration of the executor.
 
-    Job masters run tasks in the slots of their jobs. The caller's identity must be the owner of the job; another one
-    gets PERMISSION_DENIED, reason "NOT_OWNER". Operators may also cancel, watch and list the tasks of other jobs.
+    Job masters run tasks in the slots of their jobs. The caller's identity must be the owner of the job; otherwise the
+    call fails with PERMISSION_DENIED, reason "NOT_OWNER". Administrators (role `operator`) may also cancel, watch and
+    list the tasks of other jobs.
 
-    To write an executor in another language: register (ResourceManagerService.RegisterExecutor), serve this service,
-    check every AllocateSlots item against your own table, number your states, and report.
+    An executor in another language must register (ResourceManagerService.RegisterExecutor), serve this service, check
+    every item of AllocateSlots against its own table of slots, number its states (SlotReport.report_number), and send
+    reports.
     """
 
     def AllocateSlots(self, request, context):
-        """Carves slots out of the free capacity. The executor refuses each item that conflicts with its own table (reason
-        "INSUFFICIENT_RESOURCES"; the details have the amounts as `asked`, `available` and `total`). The answer contains
-        the true state.
+        """Carves slots out of the free capacity. The executor refuses each item that does not fit its own table of slots
+        (reason "INSUFFICIENT_RESOURCES"; the details have the amounts as `asked`, `available` and `total`). The answer
+        contains the executor's state after the command.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FreeSlots(self, request, context):
-        """Removes slots: SIGTERM, the grace period, SIGKILL of the whole process tree; after that the capacity is available.
-        The executor answers when all slots are removed, or after a short wait. It reports the end of the other slots
-        later.
+        """Removes slots. The executor sends SIGTERM, waits for the grace period, and sends SIGKILL to the whole process tree.
+        Then the capacity is available. The executor answers when all slots are removed, or after a short wait. If a slot
+        is not removed by then, a later report shows its end.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ResizeSlot(self, request, context):
-        """Changes the limits of a slot without touching its tasks: all limits, or none. A refusal comes in the result, with
-        the true state and one of these reasons:
+        """Changes the limits of a slot without touching its tasks. The executor changes either all limits or none. If it
+        refuses the change, the result has one of these reasons:
 
         - "INSUFFICIENT_RESOURCES": the growth does not fit;
         - "BELOW_USE": the slot uses more memory than its new size, even after the kernel has reclaimed as much as
-        possible. The details contain asked and used;
+        possible. The details have the amounts as `asked` and `used`;
         - "STALE_RESIZE": the executor knows a later change;
-        - "PARK_FAILED": the slot could not be parked or unparked, and is as before;
-        - "IN_PROGRESS": the slot is being parked or unparked, which can take long. A later report shows the change. If it
-        does not, the same change in another command gets the outcome.
+        - "PARK_FAILED": the executor could not park or unpark the slot, and the slot is as before;
+        - "IN_PROGRESS": the executor is still parking or unparking the slot, which can take long. A later report shows the
+        change. If no report shows it, the RM sends the same change in another command, and the answer has the outcome.
 
         A change that moves GPUs from `assignment.devices` to `assignment.parked_devices` parks the slot. A change that
-        gives it as many GPUs again unparks it.
+        gives a parked slot as many GPUs as it had unparks the slot.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SubmitTask(self, request, context):
-        """Starts a task in a slot. The same task id with the same content is the same task.
+        """Starts a task in a slot. If a call repeats a task id with the same content, it starts no second task.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CancelTask(self, request, context):
-        """Ends a task: SIGTERM, the grace period, SIGKILL of all its processes. Ending an ended task is allowed.
+        """Ends a task. The executor sends SIGTERM, waits for the grace period, and sends SIGKILL to all processes of the
+        task. Ending an ended task is allowed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -204,7 +211,8 @@ class TaskExecutorServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchTask(self, request, context):
-        """Streams the state and the output of a task from given offsets, until the task has ended and all output was sent.
+        """Streams the state of a task, and its output from the given offsets on, until the task has ended and all output is
+        sent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -219,27 +227,28 @@ class TaskExecutorServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListTasks(self, request, context):
-        """Lists the tasks of a job on this executor, including ended ones as long as their slot exists.
+        """Lists the tasks of a job on this executor. The list includes ended tasks as long as their slot exists.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RegisterManagedMemory(self, request, context):
-        """Gives an operator a fraction of the managed memory of a slot; returns its quota. SubmitTask does the same for the
-        operators of a task. The same operator with the same fraction again gets the same quota. Errors:
+        """Gives an operator of a job graph a fraction of the managed memory of a slot, and returns the operator's quota.
+        SubmitTask does the same for the operators of a task. A repeated call with the same operator and fraction gets the
+        same quota. Errors:
 
         - ALREADY_EXISTS: the operator has another fraction, or belongs to another task that has not ended;
         - FAILED_PRECONDITION, reason "MANAGED_MEMORY_EXCEEDED": the fractions in the slot would add up to more than 1. The
-        details contain asked and available.
+        details have the amounts as `asked` and `available`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetTaskPeers(self, request, context):
-        """Replaces the peers of a task. The task reads them with GetPeers at the socket of its slot. The environment of the
-        task still has the peers of SubmitTask.
+        """Replaces the peers of a task. The task reads its peers with GetPeers at the socket of its slot. The environment of
+        the task does not change: it still has the peers of SubmitTask.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -319,23 +328,26 @@ def add_TaskExecutorServiceServicer_to_server(servicer, server):
 class TaskExecutorService(object):
     """One host's slots and the tasks in them.
 
-    Callers and the executor prove who they are by TLS certificates (see identity.proto). Expect the name of
-    `executor/ID` in the executor's certificate, whatever the address.
+    Callers and the executor prove who they are by TLS certificates (see identity.proto). A caller must check that the
+    executor's certificate has the name of `executor/ID`; the certificate does not contain the executor's address.
 
-    The RM carves, frees and resizes slots; these calls need the role `rm`. The RM's commands (AllocateSlots,
-    FreeSlots, ResizeSlot) share one sequence of numbers within (`rm_epoch`, `registration_number`): each command has the
-    number after the last one, and at most one command is in flight. If a number comes again with the same content, the
-    executor repeats the recorded answer. Errors have the code FAILED_PRECONDITION and one of these reasons:
+    The RM carves, frees and resizes slots with the commands AllocateSlots, FreeSlots and ResizeSlot. They need the role
+    `rm`. Within one (`rm_epoch`, `registration_number`), the three commands share one sequence of numbers: each command
+    has the number of the previous command plus 1. At most one command is in flight. If the RM sends a number again with
+    the same content, the executor repeats the recorded answer. Errors have the code FAILED_PRECONDITION and one of these
+    reasons:
 
-    - "COMMAND_OUT_OF_ORDER": the number is not the next one, and is no repetition of the last command;
-    - "STALE_EPOCH": a lower epoch;
-    - "STALE_REGISTRATION": another registration.
+    - "COMMAND_OUT_OF_ORDER": the command is neither the next one nor a repetition of the last one;
+    - "STALE_EPOCH": the epoch is lower than the highest epoch that the executor has seen;
+    - "STALE_REGISTRATION": the command is for another registration of the executor.
 
-    Job masters run tasks in the slots of their jobs. The caller's identity must be the owner of the job; another one
-    gets PERMISSION_DENIED, reason "NOT_OWNER". Operators may also cancel, watch and list the tasks of other jobs.
+    Job masters run tasks in the slots of their jobs. The caller's identity must be the owner of the job; otherwise the
+    call fails with PERMISSION_DENIED, reason "NOT_OWNER". Administrators (role `operator`) may also cancel, watch and
+    list the tasks of other jobs.
 
-    To write an executor in another language: register (ResourceManagerService.RegisterExecutor), serve this service,
-    check every AllocateSlots item against your own table, number your states, and report.
+    An executor in another language must register (ResourceManagerService.RegisterExecutor), serve this service, check
+    every item of AllocateSlots against its own table of slots, number its states (SlotReport.report_number), and send
+    reports.
     """
 
     @staticmethod
