@@ -4,6 +4,8 @@ If only the client is installed (plain `pip install finegrain`), the command lin
 missing. The script then prints one clear line instead of a traceback.
 """
 
+import atexit
+import gc
 import os
 import signal
 import sys
@@ -15,6 +17,9 @@ _EXIT_USAGE = 2
 
 def main() -> None:
     """Runs the command line; exits with 2 and an install hint if its dependencies are missing."""
+    # Python would search all objects for cycles once more at exit, for a fifth of the CPU time of a
+    # short command.
+    atexit.register(gc.freeze)
     _fill_closed_descriptors()
     # Ctrl-C during the imports ends the process without a traceback. The command line sets the
     # usual handler again before it calls a command.

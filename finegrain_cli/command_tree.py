@@ -180,15 +180,36 @@ class _FastParameter:
         return self
 
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        _check_not_empty(param, value, ctx)
         found = _unconverted(self._parameter, value)
         if found is not None:
             return found.value
         try:
             return self._typers().coerce(value, param=param, ctx=ctx)
         except typer.BadParameter as error:
-            # pydantic writes the class of its error in front of the sentence.
+            # pydantic writes the class of its error in front of the sentence, and names no value.
             error.message = error.message.removeprefix("Value error, ")
+            _, prefix, expected = error.message.partition("Input should be ")
+            if prefix:
+                expected = expected.partition(", unable to parse")[0]
+                number = "" if expected.startswith("a ") else "a number "
+                error.message = f"it is {value!r}; expected {number}{expected}"
             raise
+
+
+def _check_not_empty(parameter: Any, value: Any, ctx: Any) -> None:
+    """Checks that a typed option has a value, if an empty value would mean that it is not given.
+
+    Raises:
+        BadParameter: the value is empty, as in a script whose variable is not set.
+    """
+    if parameter.param_type_name != "option" or parameter.default is None:
+        return
+    if value == "" or (parameter.multiple and "" in (value or ())):
+        source = ctx.get_parameter_source(parameter.name)
+        if source is not None and source.name == "COMMANDLINE":
+            message = "it is empty; give a value, or leave the option out"
+            raise typer.BadParameter(message, ctx=ctx, param=parameter)
 
 
 class _Found:

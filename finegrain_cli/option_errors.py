@@ -18,18 +18,27 @@ _OPTIONS: Final = {
     "extended": "resource",
     "labels": "label",
     "env": "env",
+    "cwd": "cwd",
+    "group": "group",
+    "weight": "weight",
+    "cpu_policy.qos": "qos",
 }
 """Parameter of the command by name of the field."""
 
+_ANY_FIELD: Final = "|".join(map(re.escape, _OPTIONS))
 _ABOUT: Final = re.compile(
     r"(?<![\w.])(?:requests\[\d+\]\.|spec\.)?(?:profile\.|\*_)*"
-    rf"(?P<field>{'|'.join(_OPTIONS)})(?P<part> key|\[[^]]*\])? is (?P<value>.+?);"
+    rf"(?P<field>{_ANY_FIELD})(?P<part> key|\[[^]]*\])? is (?P<value>.+?);"
     r" expected (?P<expected>.+)",
     re.DOTALL,
 )
 _NUMBER: Final = re.compile(r"(?<![\w.])\d{2,18}(?![\w.])")
-_NAME: Final = re.compile(rf"\b(?:the profile's )?({'|'.join(_OPTIONS)})\b")
+# Other names are also plain words.
+_TECHNICAL: Final = "|".join(re.escape(name) for name in _OPTIONS if re.search("[_.]", name))
+_NAME: Final = re.compile(rf"\b(?:the profile's )?({_TECHNICAL})\b")
 _ADVICE: Final = "; request less, or let it wait for another executor (allow_pending)"
+_ID: Final = re.compile(r"^allocation_ids\[\d+\] is ")
+_IN_PYTHON: Final = " (half a core is cpu_milli=500)"
 _NO_PROFILE: Final = ", or no profile at all for a default slot"
 
 
@@ -44,6 +53,8 @@ def name_options(error: FinegrainError, typed: Mapping[str, object]) -> None:
     """
     # The advice to job masters is a parameter of the library; the hint names the option.
     error.message = error.message.replace(_ADVICE, "")
+    # The name of the argument in usage lines; SLOT and REQUEST name one id as well.
+    error.message = _ID.sub("ID is ", error.message)
     found = _ABOUT.search(error.message)
     if found is None:
         return
@@ -59,11 +70,16 @@ def name_options(error: FinegrainError, typed: Mapping[str, object]) -> None:
     if isinstance(text, list | tuple):
         part = (found["part"] or "").removeprefix("[").removesuffix("]")
         option, value = f"{option} {part.strip()}", found["value"]
-    expected = _in_units(field, found["expected"].replace(_NO_PROFILE, ""))
+    expected = _in_units(field, found["expected"])
     reworded = f"{option} is {value}; expected {expected}"
     error.message = error.message[: found.start()] + reworded
     if "field" in error.details:
         error.details |= {"field": option, "value": value, "expected": expected}
+
+
+def advised(message: str) -> str:
+    """Returns a refusal of requests with the advice for the command line, not for the library."""
+    return message.replace(_ADVICE, "; request less, or use --allow-pending to wait for another")
 
 
 def _flag(parameter: str) -> str:
@@ -72,6 +88,8 @@ def _flag(parameter: str) -> str:
 
 def _in_units(field: str, expected: str) -> str:
     """Returns the expectation with option names, and with amounts in the unit of the option."""
+    for only_in_programs in (_NO_PROFILE, _IN_PYTHON):
+        expected = expected.replace(only_in_programs, "")
     if field.endswith("_milli"):
         expected = _NUMBER.sub(lambda number: format_cpu(int(number[0])), expected)
     elif field.endswith("_bytes"):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from finegrain.units import format_duration
 from finegrain_cli.batch.naming import short_name
+from finegrain_cli.option_errors import advised
 from finegrain_cli.text.output import API_VERSION, OutputFormat, print_json_line, print_object
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def _text(batch: BatchStatus, failures: list[ThreadResult]) -> str:
         f"took     {format_duration(progress.elapsed_s)}",
     ]
     if progress.message:
-        lines.append(f"stopped  {progress.message}")
+        lines.append(f"stopped  {advised(progress.message)}")
     if batch.results_dir:
         lines.append(f"results  {batch.results_dir}")
     if batch.job_id:

@@ -26,6 +26,8 @@ from finegrain_cli.connection import open_cluster
 from finegrain_cli.device_options import DeviceOptions
 from finegrain_cli.naming import full_allocation_id
 from finegrain_cli.slot_options import (
+    DeviceOption,
+    FpgaOption,
     GpuCoreOption,
     GpuMemoryOption,
     GpuMemoryRatioOption,
@@ -82,6 +84,8 @@ def resize(
     gpu_memory: GpuMemoryOption = "",
     gpu_memory_ratio: GpuMemoryRatioOption = 0,
     rdma: RdmaOption = "",
+    fpga: FpgaOption = "",
+    device: DeviceOption = [],  # noqa: B006
     wait_for_use: Annotated[
         bool,
         typer.Option(
@@ -132,6 +136,8 @@ def resize(
         gpu_memory=gpu_memory,
         gpu_memory_ratio=gpu_memory_ratio,
         rdma=rdma,
+        fpga=fpga,
+        device=tuple(device),
     )
     devices = options.named() or None
     if not (withdraw or cpu or memory or cpu_limit or extended or devices):

@@ -312,6 +312,7 @@ def _gang(
     if word not in PLACEMENTS or bool(label) != (word == "same-label"):
         expected = "anywhere, same-executor, same-label:KEY (such as same-label:rack), or spread"
         raise InvalidArgument("--gang-placement", placement, expected)
-    return GangOptions(
-        members, word.replace("-", "_").upper(), label, seconds("--gang-timeout", timeout)
-    )
+    timeout_s = seconds("--gang-timeout", timeout)
+    if timeout_s == 0:
+        raise InvalidArgument("--gang-timeout", timeout, "more than 0, or no limit without it")
+    return GangOptions(members, word.replace("-", "_").upper(), label, timeout_s)

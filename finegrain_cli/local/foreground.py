@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from finegrain.directories import default_credentials_file
 from finegrain.errors import FinegrainError
 from finegrain.identity import Role
 from finegrain.resources import CPU_MILLI, MEMORY_BYTES, MIB
@@ -126,8 +127,11 @@ def _announce(cluster: LocalCluster, output: OutputFormat) -> None:
     say("  finegrain status")
     say("from elsewhere as the same user:")
     say(f"  export FINEGRAIN_CREDENTIALS={cluster.credentials_file}")
-    say(f"as another user of this host, once, within {GUEST_TTL_S // 3600} hours:")
+    say(f"as another user of this host, once, within {GUEST_TTL_S // 3600} hours (user/{GUEST}):")
     say(f"  finegrain login --token {guest.token}")
+    say("for a user with a name: finegrain token create --user NAME")
+    if (file := default_credentials_file()).exists():
+        say(f"until this stops, your commands use this cluster, not the one in {file}")
     say("Ctrl-C stops everything.")
 
 

@@ -226,6 +226,15 @@ def test_a_token_that_is_none_is_not_repeated(finegrain: Finegrain) -> None:
     assert "garbled" not in refused.stderr
 
 
+def test_an_empty_token_is_not_taken_for_none(finegrain: Finegrain, rm_dir: Path) -> None:
+    with login_socket(rm_dir) as asked:
+        refused = finegrain("login", "--token", "")
+
+    assert refused.exit_code == 2
+    assert "'--token': it is empty; give a value, or leave the option out" in refused.stderr
+    assert asked == []
+
+
 def test_a_token_is_not_used_up_for_a_file_that_may_not_be_replaced(finegrain: Finegrain) -> None:
     path = default_credentials_file()
     path.parent.mkdir(parents=True)

@@ -36,9 +36,41 @@ from resource_manager.engine.lifecycle.waiting import TO_WAIT
             "--env CUDA_VISIBLE_DEVICES is '0'; expected nothing",
         ),
         ("requests[0].pids_max", 9, "0 to 8", {"pids": 9}, "--pids is '9'; expected 0 to 8"),
+        (
+            "pids_max",
+            9,
+            "0 to 8 (half a core is cpu_milli=500)",
+            {"pids": 9},
+            "--pids is '9'; expected 0 to 8",
+        ),
+        (
+            "spec.cwd",
+            "here",
+            "an absolute path",
+            {"cwd": "here"},
+            "--cwd is 'here'; expected an absolute path",
+        ),
+        (
+            "cpu_milli",
+            500,
+            "whole cpus with qos LSE; or cpu_policy.qos LS for a group of parts",
+            {"cpu": "0.5"},
+            "--cpu is '0.5'; expected whole cpus with qos LSE; or --qos LS for a group of parts",
+        ),
+        ("allocation_ids[0]", "x", "an id", {"request": "x"}, "ID is 'x'; expected an id"),
         ("requests[0].pids_max", 9, "0 to 8", {}, "requests[0].pids_max is 9; expected 0 to 8"),
     ],
-    ids=["cpu limit", "one of several", "variable", "number", "not an option"],
+    ids=[
+        "cpu limit",
+        "one of several",
+        "variable",
+        "number",
+        "unit of programs",
+        "directory",
+        "policy",
+        "id",
+        "not an option",
+    ],
 )
 def test_the_option_and_the_value_as_typed_are_named(
     field: str, value: object, expected: str, typed: dict[str, object], told: str

@@ -183,7 +183,29 @@ def check_resize(running: Up) -> None:
         assert "--gpu" in refused.stderr
 
 
-def test_what_is_not_enforced_is_said_with_reason_and_fix() -> None:
+def run_as_guest(login: str, home: Path) -> str:
+    """Logs in with the printed command as if with another home; returns who that user then is."""
+    environment = {**os.environ, "HOME": str(home), "FINEGRAIN_RUN_DIR": str(home)}
+    environment = {key: text for key, text in environment.items() if not key.startswith("XDG_")}
+    commands = (
+        login.split()[1:],
+        ["run", "--cpu", "0.1", "--memory", "32M", "--", "true"],
+        ["whoami", "-o", "json"],
+    )
+    for command in commands:
+        done = subprocess.run(
+            [*COMMAND, *command],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+    return str(json.loads(done.stdout)["identity"])
+
+
+def test_what_is_not_enforced_is_said_with_reason_and_fix(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [*COMMAND, "up", "--isolation", "none"], stderr=subprocess.PIPE, text=True
     )
@@ -192,8 +214,10 @@ def test_what_is_not_enforced_is_said_with_reason_and_fix() -> None:
     for line in process.stderr:
         lines.append(line.strip())
         if line.startswith("Ctrl-C"):
+            guest = run_as_guest(next(each for each in lines if "login --token" in each), tmp_path)
             process.send_signal(signal.SIGINT)
     assert process.wait(PATIENCE_S) == 0
+    assert guest == "user/guest"
 
     told = [line.split(maxsplit=2)[2] for line in lines if line.startswith("not enforced")]
     assert any("memory is booked, but a task can use more" in each for each in told)
@@ -279,9 +303,9 @@ def test_a_state_directory_with_executors_to_look_after(tmp_path: Path) -> None:
     [
         (("--memory", "lots"), "--memory is 'lots'"),
         (("--executors", "0"), "--executors"),
-        (("--executors", "2", "--cpus", "60000"), "cpus is '60000'"),
+        (("--executors", "2", "--cpus", "60000"), "--cpus is '60000'"),
         (("--executors", "2", "--scale", "2"), "--executors is 2; expected no --scale"),
-        (("--scale", "2", "--cpus", "60000"), "cpus is '60000'"),
+        (("--scale", "2", "--cpus", "60000"), "--cpus is '60000'"),
         (("--idle-timeout", "1s"), "--scale MAX as well"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",

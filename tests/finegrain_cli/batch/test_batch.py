@@ -18,6 +18,7 @@ import finegrain_client as fg
 from finegrain.errors import NotFound, Reason
 from finegrain_client.batch.status import default_folder, read_status
 from finegrain_client.batch.values import BatchState
+from resource_manager.engine.lifecycle.waiting import TO_WAIT
 from tests.finegrain_cli.batch.conftest import MakeBatch, Runners, result
 from tests.support.cli import Finegrain
 
@@ -101,11 +102,11 @@ def test_threads_that_failed_have_an_exit_code_of_their_own(
 
 def test_a_batch_that_its_policy_stopped_says_why(finegrain: Finegrain, runners: Runners) -> None:
     runners.outcomes = {0: True, 1: False}
-    runners.message = "1 thread failed, and none may"
+    runners.message = f"1 thread failed, and none may{TO_WAIT}"
     done = finegrain("batch", "--threads", "4", "--on-failure", "stop", "--", "true")
 
     assert done.exit_code == 9
-    assert "stopped  1 thread failed, and none may" in done.stdout
+    assert "stopped  1 thread failed, and none may; request less, or use --allow" in done.stdout
     assert "threads  4: 1 done, 1 failed, 2 left" in done.stdout
 
 

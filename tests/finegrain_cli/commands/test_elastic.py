@@ -47,6 +47,14 @@ def test_a_resize_may_wait_for_use_and_not_be_waited_for(
     assert cluster.done == [("resize", SLOT.allocation_id, {**UNSAID, **said})]
 
 
+def test_a_resize_changes_shares_of_any_device(finegrain: Finegrain, cluster: FakeCluster) -> None:
+    flags = ("--fpga", "0.5", "--device", "npu=0.25", "--device", "example.com/gpu=2")
+    finegrain("resize", SLOT.allocation_id, *flags)
+
+    wanted = {"devices": {"fpga": 50, "npu": 25, "example.com/gpu": 2}}
+    assert cluster.done == [("resize", SLOT.allocation_id, {**UNSAID, **wanted})]
+
+
 def test_a_change_that_waits_is_withdrawn(finegrain: Finegrain, cluster: FakeCluster) -> None:
     result = finegrain("resize", SLOT.allocation_id, "--withdraw")
 
@@ -60,8 +68,10 @@ def test_a_change_that_waits_is_withdrawn(finegrain: Finegrain, cluster: FakeClu
         ((), "at least one of --cpu"),
         (("--cpu", "lots"), "--cpu is 'lots'"),
         (("--resource", "licence=some"), "a whole number"),
+        (("--device", "npu=lots"), "--device npu is 'lots'"),
+        (("--cpu", ""), "'--cpu': it is empty; give a value, or leave the option out"),
     ],
-    ids=["nothing", "cpu", "resource"],
+    ids=["nothing", "cpu", "resource", "device", "empty"],
 )
 def test_a_size_that_is_none(
     finegrain: Finegrain, cluster: FakeCluster, flags: tuple[str, ...], told: str
