@@ -1,4 +1,4 @@
-"""Builds the view of executors from providers: the executor shapes, the ordered executors, the
+"""Builds the view of executors from providers: the executor shapes, the requested executors, the
 requests that are planned on each of them, and the requests that are not planned.
 """
 
@@ -48,7 +48,7 @@ class ShapeView:
 
 @dataclass(frozen=True, slots=True)
 class ProvidedView:
-    """An ordered executor. `deadline_time_ms` is None after the executor has registered."""
+    """A requested executor. `deadline_time_ms` is None after the executor has registered."""
 
     provision: Provision
     deadline_time_ms: int | None
@@ -121,7 +121,7 @@ def _still_planned(gangs: GangLedger, elastic: Elastic) -> dict[str, Content]:
 def _provided_view(
     gangs: GangLedger, started: Instant, provision: Provision, content: Content
 ) -> ProvidedView:
-    """Describes one ordered executor. `content` contains the requests that are planned on it."""
+    """Describes one requested executor. `content` contains the requests that are planned on it."""
     planned = counted(content.classes)
     planned += [
         f"{count} of {gang_text(gangs, gang_id)}" for gang_id, count in content.gangs.items()
@@ -174,7 +174,7 @@ def waits_for(provisions: Mapping[str, Provision], started: Instant, executor_id
     """Describes, for people, the pending executor for which a planned request waits.
 
     Args:
-        provisions: all ordered executors.
+        provisions: all requested executors.
         started: the start of this resource manager, in monotonic and wall clock time.
         executor_id: the id of the pending executor.
     """
@@ -274,7 +274,7 @@ def _unplanned(state: State) -> list[str]:
 def _why_not(
     provisions: dict[str, Provision], elastic: Elastic, wanted: SchedulingClass, room: Amounts
 ) -> str:
-    """Describes why no executor is ordered now, for each executor shape that could serve a
+    """Describes why no executor is requested now, for each executor shape that could serve a
     class.
     """
     reasons: dict[str, None] = {}

@@ -26,7 +26,9 @@ COSTLY_TRIES_MAX = 64
 """The largest number of sets of slots that are tried if each try must check a costly constraint."""
 
 DROPPED_TRIED_MAX = 100
-"""The largest number of found slots for which the code checks whether the slot could stay."""
+"""The largest number of found slots for which the code checks whether the request would fit even if
+the slot stayed.
+"""
 
 _Found = tuple[int, str, Counterfactual]
 """The size of the change in millionths, the id of the host, and the change."""

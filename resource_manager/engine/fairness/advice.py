@@ -167,7 +167,8 @@ class _Work:
         # The scaled target may be higher than the duration of long threads, so the count is limited
         # to the number of ordinary threads.
         within = min(self.finished.count_within(scaled_ms), ordinary) / ordinary
-        # Assume that the unfinished threads contain the same part of long threads.
+        # Assume that the part of long threads among the unfinished threads is the part among the
+        # finished threads.
         long = self.long * self.threads / self.finished.count
         return max(0.0, 1 - long / threads) * within
 

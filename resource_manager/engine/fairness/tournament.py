@@ -165,7 +165,7 @@ class Tournament(Generic[EntryT]):
             node >>= 1
 
     def _freshen(self, node: int, tau: float) -> None:
-        """Judges this node and the nodes below it, if their time has passed."""
+        """Judges this node, and those nodes below it whose time has passed."""
         until, left = self._until, 2 * node
         if left < self._leaves:
             if until[left] <= tau:
@@ -175,8 +175,9 @@ class Tournament(Generic[EntryT]):
         self._judge(node, tau)
 
     def _judge(self, node: int, tau: float) -> None:
-        """Sets the winner of a node, and the time until which the winner is valid. This is the time
-        at which the two lines cross, or the earlier time at which the winner of a child may change.
+        """Sets the winner of a node, and the time until which the winner is valid. The winner is
+        valid until the two lines cross, or until the winner of a child may change, if this is
+        earlier.
         """
         winner, untils = self._winner, self._until
         left = node + node

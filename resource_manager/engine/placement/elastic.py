@@ -1,7 +1,7 @@
 """Keeps the state of scaling between planning passes: executor shapes, their back-off and the last
 plan.
 
-This state is not stored: the engine computes it again after a restart. The ordered executors are
+This state is not stored: the engine computes it again after a restart. The requested executors are
 stored (`State.provisions`).
 """
 
@@ -31,15 +31,16 @@ UNBOUNDED = 1 << 53
 """Stands for "no limit" where a number is needed."""
 
 NUMBER = "provision_number"
-"""Name of the durable counter of ordered executors."""
+"""Name of the durable counter of requested executors."""
 
 PENDING = (ProvidedExecutorState.ASKED, ProvidedExecutorState.STARTED)
-"""States of executors that were ordered and have not registered yet."""
+"""States of executors that were requested and have not registered yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """The capacity of an executor that could be ordered, or of a registered executor without slots.
+    """The capacity of an executor that could be requested, or of a registered executor that has no
+    slots.
 
     Attributes:
         amounts: the amounts of the executor in columns of the capacity index, including `SLOTS`.
@@ -56,7 +57,7 @@ class Capacity:
 
 @dataclass(slots=True)
 class Backoff:
-    """The back-off of a shape whose executors failed. The engine orders no more executors of the
+    """The back-off of a shape whose executors failed. The engine requests no more executors of the
     shape before `until_ms` (monotonic).
     """
 
@@ -164,12 +165,12 @@ class Elastic:
 
     Attributes:
         provisioning: the settings of scaling.
-        shapes: the executor shapes that can be ordered, by name.
+        shapes: the executor shapes that can be requested, by name.
         capacities: the capacity of an empty executor of each shape, by name of the shape.
         backoffs: the back-off of each shape, by name of the shape.
         plan: the result of the last planning pass.
-        number: the number of the executor that was ordered last.
-        version: a counter that rises whenever an executor is ordered, or an order changes.
+        number: the number of the executor that was requested last.
+        version: a counter that rises whenever an executor is requested, or a provision changes.
         next_pass_ms: the time of the next planning pass; None: no pass is scheduled.
         steps: the remaining steps of the running planning pass; None: no planning pass is running.
         planned_inputs: the inputs of the last plan. If the inputs have not changed, no new plan is
@@ -185,8 +186,8 @@ class Elastic:
             work.
         idle_marks: the registration number and command number that each idle executor had when it
             became idle.
-        ordered_total: the total of all executors after the last order, in the dimensions to which
-            the order added capacity.
+        ordered_total: the total of all executors when executors were last requested, in the
+            dimensions to which these executors add capacity.
         present: a cache of the total of all executors that are not lost, with the version of the
             cluster for which it is valid.
         seen: by name of the shape, a copy of the executor that registered last, without slots.
@@ -260,8 +261,8 @@ class Elastic:
 def host_of(shape: ExecutorShape) -> Host:
     """Returns the ledger of an empty executor of a shape.
 
-    By default, an executor offers as much best-effort cpu as normal cpu, in addition to it. The
-    shape can configure another amount.
+    By default, the amount of best-effort cpu of an executor is equal to its amount of normal cpu.
+    The shape can configure another amount.
     """
     total = {BEST_EFFORT_CPU_MILLI: shape.total.get(CPU_MILLI, 0), **shape.total}
     registration = Registration(
@@ -293,5 +294,5 @@ def capacity_of(shape: ExecutorShape) -> Capacity:
 
 
 def of_shape(provisions: Mapping[str, Provision], name: str) -> int:
-    """Returns how many ordered executors of a shape may still exist."""
+    """Returns how many requested executors of a shape may still exist."""
     return sum(each.shape == name for each in provisions.values())

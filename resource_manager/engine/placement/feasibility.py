@@ -44,12 +44,12 @@ INFEASIBLE = frozenset({Feasibility.LABELS, Feasibility.NEVER})
 
 
 def feasibility(hosts: Hosts, elastic: Elastic, scheduling_class: SchedulingClass) -> Feasibility:
-    """Returns whether a registered executor, or an executor that can be ordered, could serve a
+    """Returns whether a registered executor, or an executor that can be requested, could serve a
     class when empty. The indexes must be up to date.
 
     Args:
         hosts: all hosts.
-        elastic: the executors that can be ordered.
+        elastic: the executors that can be requested.
         scheduling_class: the class. The function also caches the result in the class.
     """
     version = hosts.version
@@ -65,7 +65,7 @@ def _feasibility(hosts: Hosts, elastic: Elastic, scheduling_class: SchedulingCla
         # No executor has registered yet, but an executor may register at any moment.
         return Feasibility.POSSIBLE
     if elastic.shapes and elastic.fits_a_shape(scheduling_class):
-        return Feasibility.POSSIBLE  # an executor that fits can be ordered
+        return Feasibility.POSSIBLE  # an executor that fits can be requested
     labels = scheduling_class.labels
     if _some_host_could(hosts, scheduling_class, labels, ONLINE):
         return Feasibility.POSSIBLE

@@ -3,7 +3,7 @@
 No other module decides whether a request fits. Placement filters hosts by the index columns of the
 constraints, and then checks the costly constraints on the remaining hosts. `explain` shows the
 obstacles on each host. A request is infeasible if every host has an obstacle even when empty. An
-executor shape that can be ordered is checked like a host.
+executor shape that can be requested is checked like a host.
 
 To add a kind of constraint, write a subclass of `Constraint` and list it in `CONSTRAINTS`.
 CONTRIBUTING.md has an example.
@@ -414,7 +414,7 @@ class Fit:
         None: such a host could serve the request.
 
         Args:
-            at: the view of a registered host, or of an executor that could be ordered, as if the
+            at: the view of a registered host, or of an executor that could be requested, as if the
                 host were empty.
             besides: constraints that are not checked.
         """

@@ -86,8 +86,8 @@ class TentativeCpus:
         return min(most, fitting)
 
     def fit_all(self, members: Sequence[tuple[ResourceRequest, int]], host: Host) -> bool:
-        """Returns True if the cpus of a host are sufficient for all members, which get cpus in this
-        order. Each item is a request and the number of its members.
+        """Returns True if the cpus of a host are sufficient for all members, which get cpus in the
+        order of the list. Each item is a request and the number of its members.
         """
         if not any(host.needs_topology(request) for request, _ in members):
             return True

@@ -141,7 +141,7 @@ def _judge(
     planned on the executor.
 
     If the executor could not serve these requests even when empty, its shape gets a back-off.
-    Otherwise executors of this shape would be ordered and given back again and again.
+    Otherwise executors of this shape would be requested and given back again and again.
     """
     elastic, provision = provision_moves.elastic, provision_moves.provisions[host.host_id]
     shape = elastic.shapes.get(provision.shape)
@@ -157,8 +157,8 @@ def _judge(
         message += f" (promised: {amounts_text(shape.total)}); {lack}"
         provision_moves.back_off(shape.name, message)
     elif content:
-        # Executors of the shape may be ordered again. Its failures are cleared when a slot runs on
-        # the executor.
+        # Executors of the shape may be requested again. Its failures are cleared when a slot runs
+        # on the executor.
         elastic.backoffs[shape.name].until_ms = 0
     else:
         provision_moves.proved(provision)

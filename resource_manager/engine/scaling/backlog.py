@@ -1,11 +1,11 @@
 """Translates queued requests into the numbers that the planner uses, and translates a plan into
-executors to order.
+executors to request.
 
 The planner plans the first `planned_requests_max` queued requests. The following requests are left
 out, and do not count in this limit:
 - requests that an executor with room refused recently, because this executor is tried again soon;
 - requests that would exceed the maximum of a group;
-- requests that no pending executor, and no executor that can be ordered, could serve.
+- requests that no pending executor, and no executor that can be requested, could serve.
 """
 
 from __future__ import annotations
@@ -69,14 +69,15 @@ _ORDERS_PER_STEP = 100
 
 _WORK_PER_CLASS = 10
 _WORK_PER_ORDER = 50
-"""The work of handling one scheduling class, or of ordering one executor, in units of `Steps`."""
+"""The work of handling one scheduling class, or of requesting one executor, in units of `Steps`."""
 
 
 def plan_waiting(state: State) -> Steps[None]:
-    """Plans for queued requests if anything has changed, and orders the executors that are missing.
+    """Plans for queued requests if anything has changed, and requests the executors that are
+    missing.
 
     A plan may take several cycles. Requests that are placed or cancelled during these cycles are
-    left out when executors are ordered, and the next pass plans again.
+    left out when executors are requested, and the next pass plans again.
     """
     elastic, moves = state.elastic, state.provision_moves
     shapes = moves.requestable_shapes()
@@ -100,15 +101,16 @@ def plan_waiting(state: State) -> Steps[None]:
         ordered = yield from builder.order(plan.new)
     else:
         elastic.plan = _empty_plan(state.gangs, state.queue)
-    # The orders of this plan have raised the version, but they are no reason to plan again.
+    # The executors that this plan requested have raised the version, but they are no reason to plan
+    # again.
     elastic.planned_inputs = (*now[:2], now[2] + ordered, *now[3:])
 
 
 def note_totals(moves: ProvisionMoves, ordered: Iterable[ExecutorShape]) -> None:
-    """Stores the total of all executors after an order, for the invariants.
+    """Stores the total of all executors after executors were requested, for the invariants.
 
-    Only the dimensions of the ordered executors are stored. In other dimensions, executors that no
-    provider started may exceed the maximum.
+    Only the dimensions of the requested executors are stored. In other dimensions, executors that
+    no provider started may exceed the maximum.
     """
     names = {name for shape in ordered for name in shape.total}
     if names and moves.settings.provisioning.total_max:
@@ -171,7 +173,7 @@ class _BacklogBuilder:
         gangs = yield from self._first_gangs()
         queue, before = _entries(queued, [each.gang.arrival_number for each in gangs])
         self._gangs = [self._gang(each, at) for each, at in zip(gangs, before, strict=True)]
-        # The capacity that is free or can be ordered, for these kinds.
+        # The capacity that is free or can be requested, for these kinds.
         hosts = yield from free_hosts(
             state.hosts, self._demands, self._gangs, self._topology_constrained
         )
@@ -228,8 +230,8 @@ class _BacklogBuilder:
         )
 
     def order(self, new: Sequence[New]) -> Steps[int]:
-        """Orders executors up to the present limits, and records the requests that are planned on
-        each executor. Returns the number of ordered executors.
+        """Requests executors up to the present limits, and records the requests that are planned on
+        each executor. Returns the number of requested executors.
         """
         state = self._state
         elastic, moves = state.elastic, state.provision_moves
@@ -247,7 +249,7 @@ class _BacklogBuilder:
                 if content and allowed and more.get(shape.name):
                     provision = moves.request_executor(shape, cause_of(state.gangs, content))
                     elastic.plan.on[provision.executor_id] = content
-                    # The limits must include the executors that this step has ordered.
+                    # The limits must include the executors that this step has requested.
                     more[shape.name] -= 1
                     room = {name: left - shape.total.get(name, 0) for name, left in room.items()}
                     ordered[shape.name] = shape
@@ -379,7 +381,7 @@ class _BacklogBuilder:
         return GangDemand(members, where.placement, where.label, before)
 
     def _is_served(self, scheduling_class: SchedulingClass) -> bool:
-        """Returns True if a pending executor, or an executor that can be ordered, could serve one
+        """Returns True if a pending executor, or an executor that can be requested, could serve one
         request of the class.
         """
         fit = Fit(scheduling_class)

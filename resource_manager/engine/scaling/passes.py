@@ -1,4 +1,4 @@
-"""Runs the planning pass, which orders new executors and gives executors back.
+"""Runs the planning pass, which requests new executors and gives executors back.
 
 If the queue is long, a pass takes several cycles. Each cycle continues where the last cycle stopped
 (`planning/steps.py`).
@@ -43,7 +43,7 @@ some milliseconds.
 """
 
 MINIMUM = "minimum"
-"""The cause that is stored if an executor is ordered for the configured minimum and not for a
+"""The cause that is stored if an executor is requested for the configured minimum and not for a
 request.
 """
 
@@ -127,7 +127,7 @@ def _judge_by_use(
     elastic: Elastic, provision_moves: ProvisionMoves, provision: Provision, host: Host
 ) -> None:
     """Gives the shape of an executor a back-off, if the executor cannot be reached or repeatedly
-    refuses slots. Otherwise executors of this shape would be ordered and given back again and
+    refuses slots. Otherwise executors of this shape would be requested and given back again and
     again.
     """
     verdicts = elastic.verdicts
@@ -173,11 +173,11 @@ def _missing(settings: EngineSettings, provision_moves: ProvisionMoves) -> dict[
 
 
 def _request_minimum(moves: ProvisionMoves) -> None:
-    """Orders executors for the configured minimum. For each dimension, one after the other, orders
-    the cheapest set of executors that provides the missing amount.
+    """Requests executors for the configured minimum. For each dimension, one after the other,
+    requests the cheapest set of executors that provides the missing amount.
     """
     for name in sorted(_missing(moves.settings, moves)):
-        # Executors that were just ordered for another dimension count in this dimension, too.
+        # Executors that were just requested for another dimension count in this dimension, too.
         lack = _missing(moves.settings, moves).get(name, 0)
         if lack <= 0:
             continue
@@ -211,7 +211,7 @@ def _cheapest(
     if lack // unit > _PARTS_MAX:
         unit = max(unit, min(lack // _PARTS_MAX, *[shape.total[name] for shape in shapes]))
     # For `cover`, each unit is one request. If even all permitted executors together are not
-    # enough, all of them are ordered.
+    # enough, all of them are requested.
     offers = [
         Offer([shape.total[name] // unit], [((0, 1),)], max(1, round(shape.cost * COST_UNIT)))
         for shape in shapes

@@ -5,7 +5,8 @@
         fit       is there a host with room for its scheduling class?
         rank      which of these hosts is best?
         assign    book a slot on this host, with cpus and NUMA nodes if the request needs them
-    then reserve for starved requests, order executors for requests that fit nowhere, send commands
+    then reserve capacity for starved requests, request executors for requests that fit on no host,
+    and send commands
 
 Equal requests share these stages: a pass checks fit once for each scheduling class, and then places
 several requests of a job together. If no host has room for a class, the class is blocked until a
@@ -106,7 +107,7 @@ def decide(state: State) -> None:
         place_waiting(state)
     if state.queue.starvation:
         reserve_for_starved(state)
-    # Do this after all placements, because executors are ordered only for requests that fit on no
+    # Do this after all placements, because executors are requested only for requests that fit on no
     # host.
     if state.settings.provisioning.shapes or state.provisions:
         provide(state)
