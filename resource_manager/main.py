@@ -230,8 +230,9 @@ async def _resource_manager(options: ResourceManagerOptions) -> AsyncIterator[_R
         server = make_server(components, hub, identities.calls)
         address = await server.start(serving=False)
         components.leadership.address = components.driver.address = advertised(options, address)
-        # The server is stopped in two places. This callback is for errors before the second callback
-        # is pushed. The second callback (below) runs first, and gives calls in progress time to end.
+        # The server is stopped in two places. This callback is for errors before the second
+        # callback is pushed. The second callback (below) runs first, and gives calls in progress
+        # time to end.
         stack.push_async_callback(server.stop, 0)
         await identities.serve_joining(stack)
         login = LoginSocket(state_dir / SOCKET_FILE, identities.issuer, components.members)

@@ -24,10 +24,10 @@ class Given:
 
     Args:
         table: the table of the columns.
-        names: the names of the columns, in the sequence of the rows' values.
+        names: the names of the columns, in the order of the rows' values.
         rows: the rows; at least one.
-        arrays: the number of first columns that are always sent as arrays, even if all rows are
-            equal.
+        arrays: the number of leading columns that are always sent as arrays, even if all rows have
+            the same values in them.
 
     Attributes:
         single: for each column, True if all rows have the same value, which is then sent once.

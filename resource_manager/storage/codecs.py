@@ -1,4 +1,4 @@
-"""Codecs between entities and rows of a table, in the sequence of the table's columns."""
+"""Codecs between entities and rows of a table, in the order of the table's columns."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 
 An older copy of the database does not contain the numbers that were used after the copy was made:
 numbers of events that job masters have received, and generations of slots that executors still
-have. These numbers must be skipped. The caller raises the epoch.
+have. This module skips these numbers. The caller raises the epoch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ SEQUENCE_STEP = 1 << 32
 """Number of events to skip. A job writes fewer events between a backup and its restore."""
 
 GENERATION_STEP = 1_000_000
-"""Number of generations to skip. A request uses fewer generations in this time."""
+"""Number of generations to skip. A request uses fewer generations between a backup and its restore.
+"""
 
 _SKIP_EVENTS = f"""
     UPDATE jobs SET last_sequence = last_sequence + {SEQUENCE_STEP},

@@ -23,7 +23,7 @@ _INTEGER_MAX = 2**63 - 1
 
 
 class MemoryTables:
-    """The rows of every table by primary key, in the sequence of their first write."""
+    """The rows of every table by primary key, in the order of their first write."""
 
     def __init__(self) -> None:
         self._rows: dict[Table, dict[Key, Row]] = {table: {} for table in metadata.tables.values()}

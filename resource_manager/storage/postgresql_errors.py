@@ -54,7 +54,7 @@ def translated(
     Args:
         error: the driver's error.
         location: the database, for the message.
-        away: the error is about the server or the connection, not about the statement.
+        away: True if the error is about the server or the connection, and not about the statement.
     """
     state = str(getattr(error, "sqlstate", None) or "")
     # Keep only the first line. The other lines are context, and may contain values of rows.

@@ -21,7 +21,7 @@ from resource_manager.storage.postgresql_errors import postgresql_errors
 from resource_manager.storage.tables import SCHEMA_VERSION
 from resource_manager.storage.versions import check_not_ahead, check_not_behind
 
-CONNECTIONS = 3  # for the writer and two readers; the lease has a separate connection
+CONNECTIONS = 3  # one for the writer and two for readers; the lease has a separate connection
 CONNECT_TIMEOUT_S = 5
 SILENCE_MS = 10_000
 """A server that acknowledges nothing for this long counts as unreachable."""
@@ -64,7 +64,7 @@ def postgresql_engine(location: DatabaseUrl, *, connections: int = CONNECTIONS) 
         "keepalives_interval": 2,
         "keepalives_count": 3,
         "tcp_user_timeout": SILENCE_MS,
-        # Prepared statements belong to a session, and a pooler may use another one for the next
+        # Prepared statements belong to a session, and a pooler may use another session for the next
         # transaction.
         "prepare_threshold": None,
     }
@@ -101,7 +101,7 @@ def read_lease(connection: Connection, *, lock: bool = False) -> Lease:
     """Reads the lease row.
 
     Args:
-        connection: where to read. A transaction must be open.
+        connection: the connection to read from, with an open transaction.
         lock: True: no other process can take or renew the lease until the transaction ends.
 
     Raises:
@@ -169,8 +169,8 @@ def prepare(engine: Engine, location: DatabaseUrl, *, create: bool, upgrade: boo
     Args:
         engine: the database.
         location: its URL, for messages.
-        create: create the schema in an empty database.
-        upgrade: upgrade an older schema.
+        create: True: create the schema in an empty database.
+        upgrade: True: upgrade an older schema.
 
     Returns:
         The version that the database had before; 0: it was empty.
@@ -199,8 +199,8 @@ def prepare(engine: Engine, location: DatabaseUrl, *, create: bool, upgrade: boo
             remaining_ms = _try_upgrade(engine, location, give_up_at_s)
             if remaining_ms <= 0:
                 return version
-            # Set this limit only once. Otherwise the wait for a leader that renews its lease would
-            # never end.
+            # This limit is set only once. Otherwise the wait for a leader that renews its lease
+            # would never end.
             if give_up_at_s is None:
                 give_up_at_s = (
                     time.monotonic() + min(remaining_ms / 1000, LEASE_WAIT_MAX_S) + POLL_S
@@ -209,8 +209,8 @@ def prepare(engine: Engine, location: DatabaseUrl, *, create: bool, upgrade: boo
 
 
 def _try_upgrade(engine: Engine, location: DatabaseUrl, give_up_at_s: float | None) -> int:
-    """Upgrades the schema unless a process leads. Returns the rest of that lease in ms, or 0 if the
-    schema is current.
+    """Upgrades the schema unless a process leads. Returns the remaining time of the leader's lease
+    in ms, or 0 if the schema is current.
     """
     with engine.begin() as connection:
         # Two processes that start at the same time must not both create the tables.

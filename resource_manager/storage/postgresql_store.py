@@ -52,15 +52,16 @@ def boot_seconds() -> float:
 
 
 IDLE_SHARE = 0.4
-"""Share of a lease after which the server ends a transaction with an idle client.
+"""Share of a lease after which the server ends a transaction whose client is idle.
 
-Otherwise a frozen leader could lock the lease row and delay its successor. Measured with 400 ms for
-a lease of 1 s.
+Otherwise a frozen leader could lock the lease row and delay its successor. The value was tested
+with 400 ms for a lease of 1 s.
 """
 
 SURE_SHARE = 0.9
-"""Share of a lease during which the leader relies on it without a query. The rest allows for clocks
-of different speed, and for the time between a decision and the sending of its message.
+"""Share of a lease during which the leader relies on the lease without a query. The remaining time
+allows for clocks of different speed, and for the time between a decision and the sending of its
+message.
 """
 
 # The join makes the setting in `durable` take effect. All of it is one statement, so that the
@@ -94,8 +95,8 @@ _RELEASE = text(
     """
 )
 
-# A leader may also stop while it waits for another session's lock. `lock_timeout` ends this wait,
-# so that the lease row does not stay locked.
+# A leader may also be frozen while it waits for another session's lock. `lock_timeout` ends this
+# wait, so that the lease row does not stay locked.
 _FENCE = f"""
     SELECT {DURABLE}, set_config('idle_in_transaction_session_timeout', %s, true),
         set_config('lock_timeout', %s, true)
@@ -161,7 +162,7 @@ class PostgresqlStore(SqlStore):
             rm_epoch = self._take(holder, address, above_epoch)
             if rm_epoch is not None:
                 return rm_epoch
-            # This store led before, so another process has taken over, and waiting would not help.
+            # This store led before, so another process has taken over. Waiting would not help.
             if self._rm_epoch:
                 raise self._not_leader()
             lease = self._lease()
@@ -204,7 +205,9 @@ class PostgresqlStore(SqlStore):
             return self._on_lease_connection(read)
 
     def _on_lease_connection(self, query: Callable[[Connection], T]) -> T:
-        """Runs one query on the open connection. If it was broken, tries once more on a new one."""
+        """Runs one query on the open connection. If the connection was broken, tries once more on a
+        new connection.
+        """
         while True:
             used_before = self._kept is not None
             connection = self._kept = self._kept or self._single.connect()
@@ -212,8 +215,8 @@ class PostgresqlStore(SqlStore):
                 return query(connection)
             except BaseException as error:
                 self._kept = None
-                # Also after an interrupted call, because part of an answer may still be on the
-                # connection.
+                # The connection is also dropped after an interrupted call, because it may still
+                # contain a part of an answer.
                 connection.invalidate()
                 connection.close()
                 broke = isinstance(error, DBAPIError) and error.connection_invalidated
@@ -223,7 +226,7 @@ class PostgresqlStore(SqlStore):
                     raise
 
     def _extend_certainty(self, query_at_s: float) -> None:
-        # Counted from the start of the query, because the answer may have taken long.
+        # The time is counted from the start of the query, because the answer may have taken long.
         self._sure_until_s = query_at_s + self._lease_ms / 1000 * SURE_SHARE
 
     def holds_lease(self) -> bool:
@@ -252,7 +255,7 @@ class PostgresqlStore(SqlStore):
             self._extend_certainty(query_at_s)
 
     def maintain(self) -> None:
-        """See `Store.maintain`. Nothing to do: the server has autovacuum."""
+        """See `Store.maintain`. Does nothing, because the server has autovacuum."""
 
     def check(self) -> list[str]:
         """See `Store.check`."""

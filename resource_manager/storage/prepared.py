@@ -67,8 +67,8 @@ class PreparedChanges:
         event logs.
 
         Args:
-            connection: where to write. A transaction must be open.
-            statements: the statements of its database.
+            connection: the connection to write to, with an open transaction.
+            statements: the statements for this kind of database.
 
         Raises:
             InvariantBroken: a moved request or slot is not stored.

@@ -79,7 +79,7 @@ def current_version(url: str) -> int:
     """Returns the schema version of the database at `url`; 0: the database is missing or empty.
 
     Raises:
-        StoreError: it is unreachable, damaged, or belongs to another program.
+        StoreError: the database cannot be reached, is damaged, or belongs to another program.
     """
     location = DatabaseUrl.parse(url)
     if location.is_sqlite:  # a folder that cannot be read is an error, not a missing database
@@ -102,7 +102,7 @@ def upgrade(url: str, *, dry_run: bool = False) -> Upgrade:
 
     Args:
         url: the database.
-        dry_run: only return what would be done.
+        dry_run: True: only return the steps that would be done.
 
     Returns:
         What the upgrade did, or would do.
@@ -197,8 +197,8 @@ def raise_epoch(url: str, *, above_epoch: int) -> int:
         The new epoch.
 
     Raises:
-        InvalidArgument: `above_epoch` is negative, or higher than the epoch of any resource manager
-            can be.
+        InvalidArgument: `above_epoch` is negative, or higher than any resource manager's epoch can
+            be.
         StoreError: another process leads, or an error of `open_store`.
     """
     check_above_epoch(above_epoch)

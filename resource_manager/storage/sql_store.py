@@ -99,8 +99,8 @@ class SqlStore(Store):
         # Encode before the transaction begins, so that other transactions wait less for it.
         prepared = PreparedChanges(changes)
         with self._writing() as connection:
-            # Check in the transaction of the writes, so that no other process can take over in
-            # between.
+            # The check is in the same transaction as the writes, so that no other process can take
+            # over between them.
             if not self._rm_epoch or not self._fence(connection):
                 raise self._not_leader()
             prepared.apply(connection, self._statements)

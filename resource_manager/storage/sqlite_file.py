@@ -28,7 +28,7 @@ BUSY_TIMEOUT_S = 5.0
 SAFE_SQLITE = (3, 51, 3)
 """Older versions can damage a database when two connections reset the WAL at once.
 
-finegrain checkpoints from one connection only, so it does no damage. An operator's tools may.
+finegrain checkpoints from one connection only, so it does no damage. Other programs may do damage.
 """
 
 _MAGIC = b"SQLite format 3\0"
@@ -52,7 +52,7 @@ def sqlite_engine(path: Path, *, read_only: bool, connections: int) -> Engine:
 
     Args:
         path: the database file; it must exist.
-        read_only: open it read-only.
+        read_only: True: open the file read-only.
         connections: size of the connection pool.
     """
     mode = "ro" if read_only else "rw"  # never rwc: databases are created under a temporary name
@@ -193,8 +193,8 @@ def sync_file(path: Path) -> None:
 
 def put_in_place(finished: Path, path: Path) -> None:
     """Renames a finished, closed database to its final name, durably."""
-    # In this order: after a power cut, the name leads either to the old file or to the complete new
-    # one.
+    # The order matters: after a power cut, the name leads either to the old file or to the complete
+    # new file.
     sync_file(finished)
     finished.replace(path)
     sync_file(path.parent)
@@ -316,7 +316,7 @@ def _same_file(descriptor: int, path: Path) -> bool:
 
 @contextmanager
 def locked(path: Path, holder: str) -> Iterator[None]:
-    """Has the lock of the database at `path` until the context ends.
+    """Takes the lock of the database at `path`, and releases it when the context ends.
 
     Raises:
         StoreError: STORE_IN_USE; the message names the holder.

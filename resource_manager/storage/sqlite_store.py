@@ -91,7 +91,7 @@ class SqliteStore(SqlStore):
         self._must_be_open()
         # Take the lock first, because only its owner may write the epoch.
         self._lock.acquire(holder, address)
-        # Only before the first leadership. Later, `maintain` checkpoints the WAL.
+        # This is needed only before the first leadership. Later, `maintain` checkpoints the WAL.
         if not self._rm_epoch:
             self._checkpoint_leftovers()
         row = tables.leadership
@@ -153,7 +153,9 @@ class SqliteStore(SqlStore):
             self._checkpoint("PASSIVE")
 
     def maintain(self) -> None:
-        """See `Store.maintain`. Checkpoints the WAL when it has grown, empties it when idle."""
+        """See `Store.maintain`. Checkpoints the WAL when it has grown, and empties it after a quiet
+        time.
+        """
         if not self._commits or self._writer is None:
             return
         if time.monotonic() - self._last_commit_at_s >= QUIET_S:

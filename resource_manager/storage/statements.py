@@ -21,7 +21,7 @@ Rows = Sequence[tuple[Any, ...]]
 ROWS_PER_STATEMENT = 2000
 """PostgreSQL: rows sent in one statement.
 
-It limits the memory, and the pause between two statements of a transaction. The server ends a
+This limits the memory, and the pause between two statements of a transaction. The server ends a
 transaction whose pause is longer than `idle_in_transaction_session_timeout`.
 """
 
@@ -40,7 +40,7 @@ class Statements(ABC, Generic[C]):
         """Inserts rows. A row with the primary key of a stored row replaces it.
 
         Args:
-            connection: where to write. A transaction must be open.
+            connection: the connection to write to, with an open transaction.
             table: the table.
             rows: all columns in declared order; each key at most once.
         """
@@ -57,7 +57,7 @@ class Statements(ABC, Generic[C]):
         """Changes columns of stored rows. Rows that are not stored are skipped.
 
         Args:
-            connection: where to write. A transaction must be open.
+            connection: the connection to write to, with an open transaction.
             table: the table.
             key: names of the key columns.
             changed: names of the columns to change.
@@ -72,7 +72,7 @@ class Statements(ABC, Generic[C]):
         """Deletes rows by key.
 
         Args:
-            connection: where to write. A transaction must be open.
+            connection: the connection to write to, with an open transaction.
             table: the table.
             key: names of the key columns.
             keys: values of these columns, one tuple per row.
@@ -83,7 +83,7 @@ class Statements(ABC, Generic[C]):
         """Deletes the first rows of some owners, up to and including a position of each owner.
 
         Args:
-            connection: where to write. A transaction must be open.
+            connection: the connection to write to, with an open transaction.
             table: the table.
             owner: name of the column with the owner.
             position: name of the column with the position.
@@ -95,7 +95,7 @@ class Statements(ABC, Generic[C]):
         """Deletes all rows up to and including a position.
 
         Args:
-            connection: where to write. A transaction must be open.
+            connection: the connection to write to, with an open transaction.
             table: the table.
             position: name of the column with the position.
             upto: the last position to delete.
@@ -185,7 +185,7 @@ class PostgresqlStatements(SqlStatements):
     def upsert(self, connection: Connection, table: Table, rows: Rows) -> None:
         """See `Statements.upsert`."""
         names = tuple(table.columns.keys())
-        # In chunks; `ROWS_PER_STATEMENT` has the reasons.
+        # The rows are sent in chunks; see `ROWS_PER_STATEMENT` for the reasons.
         for chunk in _chunks(rows):
             given = Given(table, names, chunk)
             sql = _postgresql_upsert(table, given.single)

@@ -1,7 +1,7 @@
 """The interface of stores for durable state, and their guarantees.
 
-`sqlite_store.py` and `postgresql_store.py` implement all of it, `memory_store.py` all of it except
-durability. The same tests run on all three.
+`sqlite_store.py` and `postgresql_store.py` give all guarantees. `memory_store.py` gives all
+guarantees except durability. The same tests run on all three stores.
 """
 
 from __future__ import annotations
@@ -99,8 +99,9 @@ class Store(ABC):
             committed by a conditional write before the call returns.
 
         Raises:
-            StoreError: reason STORE_IN_USE when another process leads. The message names that
-                process; so do the details `holder` and, if it gave an address, `leader_address`.
+            StoreError: reason STORE_IN_USE: another process leads. The message names this process.
+                The details `holder` and (if the process gave an address) `leader_address` name it,
+                too.
             NotLeader: this store led, and another process took over.
         """
 
@@ -116,10 +117,10 @@ class Store(ABC):
     def holds_lease(self) -> bool:
         """Returns True if no other process can have taken over yet. Makes no query.
 
-        True: the lease that was last taken or renewed cannot have expired. Its time counts from the
-        start of that query, by this host's boot clock. False: the caller must send no message
-        before `renew` has succeeded. Always True for stores whose leadership ends only with the
-        process.
+        True: the lease that was last taken or renewed cannot have expired. The time of a lease
+        counts from the start of the query that took or renewed it, by this host's boot clock.
+        False: the caller must send no message before `renew` has succeeded. The result is always
+        True for stores whose leadership ends only with the process.
         """
 
     @abstractmethod

@@ -103,8 +103,8 @@ _texts: dict[int, tuple[object, str]] = {}
 def _shared_text(data: object) -> str:
     """Returns JSON of plain data that many rows share and that never changes.
 
-    The cache compares by identity, not by value. That is safe because it keeps the data with its
-    text, so the id cannot be used again.
+    The cache compares data by identity, not by value. This is safe, because the cache also keeps
+    the data. So Python cannot use the id of the data for another object.
     """
     known = _texts.get(id(data))
     if known is None:

@@ -1,4 +1,4 @@
-"""Checks that this software fits a database's schema version, and says what to do if not."""
+"""Checks that this software fits a database's schema version. The errors say what to do."""
 
 from __future__ import annotations
 
