@@ -14,8 +14,9 @@ SLICE_S = 0.003
 """Seconds after which a slice ends at its next possible pause."""
 
 SPARE = 2
-"""A sweep is planned to take the window divided by this number. So it ends in time even if it takes
-longer than the sweep before."""
+"""Each sweep is planned to take the window divided by this number. So a sweep ends in time even if
+it takes longer than the sweep before.
+"""
 
 
 class StateCheck:
@@ -53,8 +54,8 @@ class StateCheck:
         elapsed = (self._clock() - self._began_s) / self._period_s
         if self._sweep is None:
             return elapsed >= 1
-        # A sweep that is ahead of its plan needs no slice now. But if it takes longer than the
-        # sweep before, the remaining work is unknown, so it continues.
+        # A sweep that is ahead of its plan needs no slice now. But if the sweep has taken longer
+        # than the sweep before, its remaining work is unknown. Then a slice is due.
         return self._took_s < self._whole_s * elapsed or self._took_s >= self._whole_s
 
     def run_slice(self, state: State) -> list[str]:

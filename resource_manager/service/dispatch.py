@@ -68,7 +68,7 @@ class Dispatcher:
         self._metrics = metrics
 
     def on_effects(self, effects: Sequence[Effect]) -> None:
-        """Carries out the effects in sequence. Watchers are notified once, at the end."""
+        """Carries out the effects in order. Watchers are notified once, at the end."""
         outcomes: Counter[str] = Counter()
         cluster_news = False
         for effect in effects:

@@ -48,7 +48,7 @@ Step = Callable[[State, Event], StepResult]
 
 @dataclass(slots=True, eq=False)
 class Item:
-    """An event with the future of its caller. If `make` is None, it is a read."""
+    """An event with the future of its caller. If `make` is None, the item is a read."""
 
     future: asyncio.Future[Any]
     make: MakeEvent | None = None
@@ -193,8 +193,8 @@ class EngineDriver:
         database.
 
         Each restart raises the epoch. Without this record, after some restarts the epoch would be
-        as high as the epoch that executors know. They would then free all slots that are not in
-        this database.
+        as high as the epoch that executors know. Executors would then free all slots that are not
+        in this database.
 
         Raises:
             StoreError: the record could not be stored.
@@ -202,14 +202,15 @@ class EngineDriver:
         self.store.commit(Changes(counters={CONTESTED_EPOCH: seen_epoch}))
 
     def run_batch(self, batch: list[Item], ticked: bool) -> list[Effect]:
-        """Runs one batch. Then the batch is durable, and every item has its value or its error.
+        """Runs one batch. Afterwards, the batch is durable, and every item has its value or its
+        error.
 
         Args:
-            batch: the events and reads, in the sequence in which they are served.
+            batch: the events and reads, in the order in which they are served.
             ticked: True: run the timers too.
 
         Returns:
-            The effects, in sequence.
+            The effects, in order.
 
         Raises:
             StoreError: the commit failed.
@@ -246,7 +247,7 @@ class EngineDriver:
     def _change(self, batch: list[Item], ticked: bool) -> list[Effect]:
         started = time.perf_counter()
         effects: list[Effect] = []
-        # All events of a batch get the same time, so that their sequence does not change their
+        # All events of a batch get the same time, so that their order does not change their
         # times.
         at = self._clock()
         self._notice_stall(at)

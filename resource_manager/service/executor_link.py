@@ -80,13 +80,13 @@ class _Link:
     a call."""
 
     address: str
-    version: int  # of the certificate with which the channel was opened
+    version: int  # version of the certificate with which the channel was opened
     channel: grpc.aio.Channel
     stub: Any
 
 
 class ExecutorLinks:
-    """Keeps one channel per executor. It opens at the first command, and `forget` closes it."""
+    """Keeps one channel per executor. It is opened at the first command, and closed by `forget`."""
 
     def __init__(
         self, runner: Runner, metrics: ResourceManagerMetrics, options: LinkOptions
@@ -222,7 +222,8 @@ class ExecutorLinks:
     async def _call(self, command: Command, rm_epoch: int) -> MakeEvent:
         stub = self._stub(command.executor_id, command.address)
         timeout_s = self._options.deadline_s
-        # The proof is larger than most commands, so it is sent until one command was answered.
+        # The proof is larger than most commands, so it is sent only until the executor has answered
+        # one command.
         proof = (
             None
             if self._proven.get(command.executor_id) == rm_epoch
@@ -230,7 +231,7 @@ class ExecutorLinks:
         )
         given = {"rm_epoch": rm_epoch, "epoch_proof": proof}
         try:
-            # Send the command, and record the ids of its items in their sequence.
+            # Send the command, and record the ids of its items in their order.
             match command:
                 case SendAllocate():
                     answer = await stub.AllocateSlots(
@@ -325,7 +326,7 @@ class ExecutorLinks:
 def _outcomes(
     results: Sequence[slots_pb2.ItemResult], ids: Sequence[str]
 ) -> tuple[ItemOutcome, ...]:
-    """Returns one outcome per item, in the sequence of the command.
+    """Returns one outcome per item, in the order of the command.
 
     Raises:
         InvalidArgument: the answer does not match the command.
@@ -369,7 +370,8 @@ def _not_known(command: SendResize) -> Callable[[Any], CommandAnswered]:
 def _refused(command: Command, error: FinegrainError) -> Callable[[Any], CommandRefused]:
     """Returns the event that an executor rejected a command.
 
-    If it rejects the epoch, it must register again, and then shows the proof of the newer epoch.
+    If the executor rejects the epoch, it must register again. It then shows the proof of the newer
+    epoch.
     """
     return lambda at: CommandRefused(
         at=at,

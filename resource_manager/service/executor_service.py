@@ -1,4 +1,4 @@
-"""Executors' calls: they register and report. Commands go to executors by `executor_link`."""
+"""Executors' calls: they register and report. `executor_link.py` sends commands to executors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def check_speaks_for(executor_id: str) -> str:
     """Checks that the caller is the executor that it speaks for, and returns the id.
 
     Raises:
-        PermissionDenied: it is another one.
+        PermissionDenied: the caller is not this executor.
     """
     caller = current_caller()
     if caller.identity is None or caller.identity.name != executor_id:

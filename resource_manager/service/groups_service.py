@@ -60,7 +60,7 @@ class GroupCalls:
     async def _group(self, name: str) -> cluster_pb2.GroupStatus:
         def read(state: State) -> Paused[cluster_pb2.GroupStatus]:
             views = yield from views_at(state, now)
-            known_group(state.groups, name)  # raises if it was deleted in between
+            known_group(state.groups, name)  # raises if the group was deleted in the meantime
             return next(
                 write(cluster_pb2.GroupStatus, view) for view in views if view.group.name == name
             )
@@ -73,7 +73,9 @@ class GroupCalls:
 
 
 def views_at(state: State, clock: Callable[[], Instant]) -> Paused[list[GroupView]]:
-    """Returns all groups at the time of the last pause, and advances the fairness tree to it."""
+    """Returns all groups at the time of the last pause, and advances the fairness tree to this
+    time.
+    """
     since = yield from groups_waiting_since(state)
     state.flows.advance(clock().monotonic_ms)
     return group_views(state.flows, state.groups, since)

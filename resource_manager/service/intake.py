@@ -1,7 +1,7 @@
 """The callers' side of the writer: callers submit events and reads here, and wait for the result.
 
-`Intake` admits items up to the limits, and none while the writer cannot serve them. Urgent items
-are served before all others. `Runner` serves the batches.
+`Intake` admits items up to the limits. While the writer cannot serve items, it admits none. Urgent
+items are served before all others. `Runner` serves the batches.
 """
 
 from __future__ import annotations
@@ -74,10 +74,12 @@ class Intake(ABC):
         items: int,
         owner: str,
     ) -> list[T]:
-        """Steps the events of one large call in sequence. Other callers' events run between them.
+        """Steps the events of one large call one after the other. Between two of these events, the
+        writer may serve other callers.
 
-        The first event is stepped alone. If it is rejected, the others are not stepped. All events
-        are admitted together, so none of them is rejected later because too many items are waiting.
+        The first event is stepped alone. If it is rejected, the other events are not stepped. All
+        events are admitted together, so no event is rejected later because too many items are
+        waiting.
 
         Args:
             makes: functions that make the events from the time of their batch; at least one.
@@ -86,7 +88,7 @@ class Intake(ABC):
             owner: see `submit`.
 
         Returns:
-            The results, in the sequence of `makes`.
+            The results, in the order of `makes`.
 
         Raises:
             FinegrainError: see `submit`. Other events of the call may have had their effect.
@@ -136,9 +138,9 @@ class Intake(ABC):
 
         Args:
             begin: begins the read, which pauses between its slices. If the state is read again from
-                the database meanwhile, it begins again.
-            owner: see `read`; for each slice.
-            items: see `read`; for each slice.
+                the database meanwhile, the read begins again.
+            owner: the owner of each slice; see `read`.
+            items: the number of entries that one slice reads, for the limits.
 
         Returns:
             The result of the read.

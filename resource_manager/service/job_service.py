@@ -142,8 +142,8 @@ class JobCalls:
             answered = await self._in_chunks(
                 submission_events(job_id, checked, ranges), len(checked.specs) + len(ranges), job_id
             )
-        # The last event contains the ranges, after all requests. Their outcomes have the same
-        # sequence.
+        # The last event contains the ranges, after all requests. The outcomes are in the same
+        # order.
         of_ranges = answered[len(checked.specs) :]
         merged = checked.outcomes(answered[: len(checked.specs)])
         self._count(merged, [1] * len(merged))
@@ -283,10 +283,10 @@ class JobCalls:
     async def _in_chunks(
         self, makes: Sequence[Callable[[Instant], Event]], items: int, job_id: str
     ) -> list[ItemOutcome]:
-        """Submits the events of one call, and returns their outcomes in sequence."""
+        """Submits the events of one call, and returns their outcomes in order."""
         if not makes:
             return []
-        # An event may be smaller than a chunk, but each counts as a full chunk.
+        # An event may be smaller than a chunk, but each event counts as a full chunk.
         answers: list[list[ItemOutcome]] = await self._runner.submit_chunks(
             makes, None, items=min(items, CHUNK_ITEMS_MAX), owner=job_id
         )

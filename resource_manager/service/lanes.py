@@ -162,8 +162,8 @@ class Lanes:
         left = self._limits.batch_items_max
         alone = True  # the batch is still empty, so an item larger than a batch is allowed
         while self._queues and left > 0:
-            # The share is at least 1, so that each owner makes progress even if there are very
-            # many.
+            # The share is at least 1, so that each owner makes progress even if there are very many
+            # owners.
             share = max(1, self._limits.batch_items_max // len(self._queues))
             served = False
             for owner in list(self._queues):
@@ -192,7 +192,7 @@ class Lanes:
                     return  # the items of all queues with credit are too large for this batch
                 least = min(-queue.credit for queue in self._queues.values())
                 for queue in self._queues.values():
-                    # All queues are overdrawn, so this skips the rounds in which none could be
+                    # All queues are overdrawn. This skips the rounds in which no queue could be
                     # served.
                     queue.credit += least
 

@@ -1,4 +1,4 @@
-"""The check before every command that no other resource manager leads."""
+"""Checks before every command that no other resource manager leads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CONFIRM_PAUSE_S = 0.2
 
 
 async def may_command(runner: Runner) -> bool:
-    """Waits until it is certain which process leads. Returns False if it is another process."""
+    """Waits until it is certain which process leads. Returns False if another process leads."""
     while True:
         try:
             await runner.confirm()

@@ -1,7 +1,7 @@
 """Renews the leadership lease in a separate thread, and confirms it before answers and commands.
 
-If a process did not run for longer than its lease, it detects this here before it answers a caller
-or commands an executor. Each store implements the lease in its own way.
+If a process did not run for longer than its lease, this module detects it before the process
+answers a caller or commands an executor. Each store implements the lease in its own way.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class LeaseKeeper:
         store: the store. It must be the leader's store when `start` is called.
         interval_s: the time between two renewals, in seconds.
         on_lost: called once, on the event loop, when another process leads.
-        unsure_max_s: when the lease has been unconfirmed for longer than this, callers are
-            rejected.
+        unsure_max_s: time in seconds. Callers are rejected when the lease has been unconfirmed for
+            longer.
     """
 
     def __init__(
@@ -106,8 +106,8 @@ class LeaseKeeper:
             if self._renewal is None or self._renewal.done():
                 self._renewal = asyncio.ensure_future(self.renew())
                 self._renewal.add_done_callback(_retrieve_error)
-            # All callers wait for one shared renewal. The shield ensures that a cancelled caller
-            # does not cancel it for the others.
+            # All callers wait for one shared renewal. Because of the shield, a cancelled caller
+            # does not cancel the renewal of the other callers.
             await asyncio.shield(self._renewal)
 
     async def renew(self) -> None:

@@ -49,5 +49,6 @@ class JobOwners:
                 reason=Reason.NOT_OWNER,
                 details={"job_id": job_id, "identity": caller.name},
             )
-        # Cached only for owners, so that other callers cannot remove jobs from the cache.
+        # The owner is cached only when the owner itself calls, so that other callers cannot remove
+        # jobs from the cache.
         self.remember(job_id, known)

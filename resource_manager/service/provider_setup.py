@@ -36,8 +36,8 @@ def set_up_providers(
         options: the configuration of the resource manager.
         read: the content of the providers' file.
         state_dir: the state directory of the resource manager.
-        address: the address for connections to this resource manager; empty: unknown.
-        write_token: writes a join token for an executor to a file; None: writes none.
+        address: the address at which executors connect to this resource manager; empty: unknown.
+        write_token: writes a join token for an executor to a file; None: no token is written.
 
     Returns:
         The providers.

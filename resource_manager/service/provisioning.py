@@ -3,8 +3,8 @@
 There is at most one call in progress for each executor, and a stop cancels a start in progress. An
 outcome is submitted again until it is in the state. This module also watches the executors of
 providers: it reports and cleans up executors that ended by themselves, and stops executors that the
-state does not know. The engine's rules (`engine/provision`) decide when an executor is needed. The
-provider knows how to start it.
+state does not know. The engine's rules (`engine/scaling`) decide when an executor is needed. The
+provider knows how to start an executor.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ class Providers:
     of_shape: Mapping[str, str]  # name of the provider, by shape
     look_interval_s: float = 5.0  # pause between two checks of all executors
     stray_timeout_s: float = STRAY_TIMEOUT_S  # an executor unknown for this long is stopped
-    token_file: Callable[[str], Path] | None = None  # where an executor's join token goes
+    token_file: Callable[[str], Path] | None = None  # returns the file for an executor's join token
     write_token: WriteToken | None = None
 
     async def give_token(self, executor_id: str) -> None:
         """Writes the join token of an executor that is about to be started.
 
         Raises:
-            ProviderFailed: it cannot be written.
+            ProviderFailed: the token cannot be written.
         """
         if self.write_token is not None and self.token_file is not None:
             await self.write_token(executor_id, self.token_file(executor_id))
@@ -82,9 +82,9 @@ class Providers:
     def find(self, executor_id: str, shape: str) -> tuple[str, Provider]:
         """Returns the name and the provider of an executor.
 
-        This is the provider that has notes of the executor, otherwise the configured provider of
-        its shape. Notes have priority, because the configuration of a shape may have changed since
-        the start of the executor.
+        This is the provider that has notes of the executor, or else the configured provider of its
+        shape. Notes have priority, because the configuration of a shape may have changed since the
+        start of the executor.
 
         Args:
             executor_id: the id of the executor.
@@ -137,7 +137,7 @@ class Provisioning:
 
     Calls continue when the state is read again: executor ids are never reused, so an outcome is
     valid for every later state. Calls end when this process ends or is no longer the leader. The
-    next leader then orders them again.
+    next leader then repeats the orders.
     """
 
     def __init__(
@@ -177,7 +177,9 @@ class Provisioning:
             work.task.cancel()
 
     def drop_all(self) -> None:
-        """Cancels the calls in progress without a report: another resource manager leads."""
+        """Cancels the calls in progress and reports nothing, because another resource manager
+        leads.
+        """
         self._over = True
         if self._watcher is not None:
             self._watcher.cancel()
@@ -377,8 +379,8 @@ class Provisioning:
                 self._work_on(stray)
 
     def _note(self, executor_id: str, observation: Observation) -> None:
-        """Logs an observation if it differs from the last one. The first one is compared with a
-        running executor without a message.
+        """Logs an observation if it differs from the last observation of the executor. The first
+        observation is compared with a running executor without a message.
         """
         if observation != self._seen.get(executor_id, Observation(Presence.RUNS)):
             _log.info(
@@ -391,7 +393,7 @@ class Provisioning:
 
 
 def _provisioned_executors(state: State) -> list[StopExecutor]:
-    """Returns the executors of providers that should run, as orders to stop them."""
+    """Returns the executors of providers that should run, each as the order that would stop it."""
     return [
         StopExecutor(each.executor_id, each.shape, each.handle)
         for each in state.provisions.values()

@@ -51,8 +51,8 @@ class Recovery:
 
     def failed(self, error: BaseException, moment: float) -> FinegrainError | None:
         """Records a failure. Returns the error that ends the process, or None to try again."""
-        # After some time without failures, this failure counts as the first one, so its pause is
-        # short.
+        # After some time without failures, this failure counts as the first failure, so the pause
+        # after it is short.
         if moment - self._last_at > self._limits.quiet_s:
             self._in_a_row = 0
         self._in_a_row += 1

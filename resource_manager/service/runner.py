@@ -42,7 +42,7 @@ class RunnerLimits:
 
 
 class Listener(Protocol):
-    """Carries out the writer's decisions. The methods are called on the event loop, in sequence."""
+    """Carries out the writer's decisions. The methods are called on the event loop, in order."""
 
     def on_effects(self, effects: Sequence[Effect]) -> None:
         """Carries out the effects of a durable batch."""
@@ -219,8 +219,8 @@ class Runner(Intake):
         except NotLeader as error:
             fail(batch, Unavailable(error.message, reason=Reason.NOT_LEADER))
             self._fail(error)
-        # Executors obey a newer leader, or the database is older than their state. Nothing was
-        # stored.
+        # An executor knows a newer epoch: it obeys a newer leader, or the database is older than
+        # the state of the executors. Nothing was stored.
         except EpochSeen as error:
             fail(batch, Unavailable(error.message, reason=Reason.NOT_LEADER))
             replaced = await self._replaced()
@@ -273,8 +273,8 @@ class Runner(Intake):
     async def _reload(self, cause: BaseException) -> None:
         """Becomes the leader and reads the state again, as soon as the database can be reached.
 
-        The first attempt is made at once, unless there is an outage. Before each further attempt is
-        a pause, from `RecoveryLimits.pause_s` up to `pause_max_s`.
+        The first attempt is made at once, unless there is an outage. There is a pause before each
+        further attempt, from `RecoveryLimits.pause_s` up to `pause_max_s`.
         """
         at_once = not isinstance(cause, StoreAway)
         while not self._closing:

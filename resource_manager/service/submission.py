@@ -38,7 +38,7 @@ class Submission:
     """The checked content of one call.
 
     Attributes:
-        specs: the requests, in the sequence in which they are queued.
+        specs: the requests, in the order in which they are queued.
         positions: the position in the call of each request in `specs`.
         repeated: the outcomes of requests that repeat an id, by position. `specs` does not contain
             these requests.
@@ -51,8 +51,8 @@ class Submission:
     gangs: tuple[GangSpec, ...] = ()
 
     def outcomes(self, answered: Sequence[ItemOutcome]) -> list[ItemOutcome]:
-        """Merges the outcomes of `specs` and `repeated`, in the sequence of the call."""
-        if not self.repeated and not self.gangs:  # the usual case: the sequence has not changed
+        """Merges the outcomes of `specs` and `repeated`, in the order of the call."""
+        if not self.repeated and not self.gangs:  # the usual case: the order has not changed
             return list(answered)
         by_position = dict(zip(self.positions, answered, strict=True)) | dict(self.repeated)
         return [by_position[at] for at in range(len(by_position))]
@@ -63,10 +63,10 @@ def make_submission(
 ) -> Submission:
     """Checks the requests and gangs of a call, and brings the members of each gang together.
 
-    Example: the requests a, b (gang g), c, d (gang g) are queued in the sequence a, b, d, c.
+    Example: the requests a, b (gang g), c, d (gang g) are queued in the order a, b, d, c.
 
     Args:
-        specs: the requests, in the sequence of the call.
+        specs: the requests, in the order of the call.
         gangs: the gangs that the call declares.
         members_max: the maximum number of members of a gang.
 
@@ -93,7 +93,7 @@ def submission_events(
 ) -> list[Callable[[Instant], RequestsSubmitted]]:
     """Returns the events of one call, in order. The last event contains the ranges.
 
-    The first event also announces the content of the others (`following`), because the engine can
+    The first event also has the content of the later events (`following`), because the engine can
     reject a call only at its first event.
 
     Args:
@@ -156,7 +156,7 @@ async def give_up(
         weight: the number of items that one event counts in this queue; None: its real number.
 
     Returns:
-        One outcome per item, in sequence, when all of them are durable.
+        One outcome per item, in order, when all of them are durable.
     """
     chunks = chunks_of(items)
     if not chunks:

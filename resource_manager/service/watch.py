@@ -77,7 +77,7 @@ class _Feed:
 
     def wake(self) -> None:
         """Wakes all streams that wait for events."""
-        # Waiting streams have the old asyncio event. Later streams wait for the new one.
+        # Waiting streams have the old asyncio event. Later streams wait for the new asyncio event.
         self.news.set()
         self.news = asyncio.Event()
 
@@ -102,7 +102,7 @@ class _Part:
 class WatchHub:
     """All feeds.
 
-    `publish`, `flush` and `resync` run on the event loop, in the sequence of commits.
+    `publish`, `flush` and `resync` run on the event loop, in the order of commits.
     """
 
     def __init__(self, runner: Runner, metrics: ResourceManagerMetrics) -> None:
@@ -189,7 +189,7 @@ class WatchHub:
             alive_due = 0.0
             while True:
                 feed.reached(stream, position)
-                # Read first, so that an event that is published later wakes this stream.
+                # `news` is read first, so that an event that is published later wakes this stream.
                 news = feed.news
                 if over is None and (loop.time() >= alive_due or feed.ended):
                     over = await self._keep_alive(job_id)
@@ -253,7 +253,7 @@ class WatchHub:
         """
         if upto is not None and position >= upto:
             return []
-        # Every stream tries this until one of them succeeds, because a stream may end at any time.
+        # Every stream tries this until one stream succeeds, because a stream may end at any time.
         if feed.synced < feed.resyncs:
             # The count is taken before the read, because a reload during the read requires another
             # read.

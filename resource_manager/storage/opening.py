@@ -31,8 +31,8 @@ def open_store(
     Raises:
         ConfigurationError: the URL is not understood, or the `postgres` extra is not installed.
         StoreError: STORE_UNAVAILABLE (the database cannot be reached, or access is denied),
-        STORE_IN_USE (it is locked), STORE_SCHEMA (its schema is older or newer, or belongs to
-        another program), STORE_CORRUPT, DISK_FULL. Every message says what to do.
+            STORE_IN_USE (it is locked), STORE_SCHEMA (its schema is older or newer, or belongs to
+            another program), STORE_CORRUPT, DISK_FULL. Every message says what to do.
     """
     location = DatabaseUrl.parse(url)
     if location.is_sqlite:

@@ -75,7 +75,7 @@ def register_executor(state: State, event: ExecutorRegistered) -> RegistrationAn
         elif slot.ordered is not None:
             state.resizes.resume(slot)
     state.changes.executor(host.executor)
-    # The number is stored, so that the next leader also recognizes a late copy of this
+    # The number is stored, so that the next leader also recognises a late copy of this
     # registration.
     state.changes.counter(REGISTERED_WITH + host.host_id, event.report.report_number)
     state.journal.cluster_event(

@@ -1,4 +1,4 @@
-"""Decodes AdviseThreads, which returns the number of threads into which to split a job's work."""
+"""Decodes AdviseThreads calls, which return the number of threads to split a job's work into."""
 
 from __future__ import annotations
 

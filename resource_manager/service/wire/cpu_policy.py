@@ -56,7 +56,7 @@ def request_policy(
 
 
 def _check_strengths(policy: CpuPolicy, field: str) -> None:
-    """Checks that no policy is required that every host satisfies anyway."""
+    """Checks that each required policy excludes some hosts."""
     for name, word, required in (
         ("bind", policy.bind, policy.bind_required),
         ("exclusive", policy.exclusive, policy.exclusive_required),

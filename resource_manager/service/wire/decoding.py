@@ -1,7 +1,7 @@
 """Decodes requests, releases, registrations and reports into the engine's values.
 
-It checks the form of every field; `InvalidArgument` names the path of the field. The engine checks
-what depends on its state and settings, such as whether an id is known.
+It checks the form of every field. `InvalidArgument` names the path of the field. The engine checks
+the rules that depend on its state and settings, such as whether an id is known.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def slot_requests_from(messages: Sequence[slots_pb2.SlotRequest], first: int) ->
 
 
 def repetitions(ids: Sequence[str], field: str) -> dict[int, ItemOutcome]:
-    """Returns the refusals of items whose id an earlier item of the batch has, by position."""
+    """Returns, by position, the refusals of items that repeat the id of an earlier item."""
     first: dict[str, int] = {}
     repeated: dict[int, ItemOutcome] = {}
     for index, each in enumerate(ids):

@@ -63,10 +63,10 @@ def slot_status(
 
     Args:
         slot: the slot.
-        executor_address: where job masters reach its executor.
-        resize_message: why a resize waits, for people.
-        conditions: the conditions of its devices that are not healthy, or that foreign processes
-            use.
+        executor_address: the address at which job masters reach the executor.
+        resize_message: the reason why a resize waits, for people.
+        conditions: the conditions of the slot's devices that are not healthy, or that foreign
+            processes use.
     """
     under_way = []
     # The ordered resize comes first, because it ends before the waiting resize.
@@ -96,8 +96,8 @@ def resize_status(resize: Resize, *, ordered: bool, message: str = "") -> slots_
 
     Args:
         resize: the resize.
-        ordered: True: the executor has the command; False: the resize waits.
-        message: why it waits, for people.
+        ordered: True: the resize was ordered from the executor; False: the resize waits.
+        message: the reason why the resize waits, for people.
     """
     state = ORDERED if ordered else WAITING
     return write(slots_pb2.SlotResize, resize, state=state, message=message)

@@ -1,6 +1,7 @@
 """Decodes requests to resize a slot, and checks their form.
 
-The engine checks whether the slot exists, the size is possible, and the number is the next one.
+The engine checks whether the slot exists, the size is possible, and the number is the slot's next
+number.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Decodes ReuseSlots, which names slots and the request that each must serve next.
+"""Decodes ReuseSlots calls: slots, and for each slot the request that it must serve next.
 
-It checks the form; the engine decides whether a slot may be reused.
+This module checks the form. The engine decides whether a slot may be reused.
 """
 
 from __future__ import annotations
