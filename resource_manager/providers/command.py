@@ -2,7 +2,8 @@
 
 This module fills the operator's templates, runs them and interprets their exit status. Before a
 command runs, a note on disk names its process, and how to stop the executor. So a resource manager
-that starts after a crash can stop both, even if the shape is no longer configured.
+that starts after a crash can stop the process and the executor, even if the shape is no longer
+configured.
 
     <directory>/notes/ID.json      the executor's shape and handle, and how to stop it
     <directory>/output/ID.start    the start command, its exit status and output; also .stop and
@@ -164,7 +165,8 @@ class CommandProvider:
         if own is None:
             raise ProviderFailed(f"shape {shape} is no longer configured")
         settings: CommandShape = own.settings
-        # Stop it first, so that exactly one executor of this id runs afterwards.
+        # An executor that may already run is stopped first, so that exactly one executor of this id
+        # runs afterwards.
         if again or self.owns(executor_id):
             self._stop(executor_id, shape, "", cancellation)
         note = self._fresh_note(executor_id, own)
@@ -202,8 +204,8 @@ class CommandProvider:
                 "former value",
                 details={"executor_id": executor_id, "shape": shape},
             )
-        # End it first, because a start command that still runs could start the executor after its
-        # stop.
+        # A command that still runs is ended first, because it could start the executor after the
+        # stop command.
         _end_running(executor_id, note)
         note.handle = handle or note.handle
         if uses_handle(note.stop) and not note.handle:
@@ -336,7 +338,7 @@ class CommandProvider:
 
     def _fresh_note(self, executor_id: str, own: ConfiguredShape) -> _Note:
         settings: CommandShape = own.settings
-        # Computed only from the configuration; `_stop` adds data of an older note.
+        # This note is computed only from the configuration; `_stop` adds data of an older note.
         by_name = settings.handle == "executor_id" and not settings.handle_pattern
         return _Note(
             shape=own.shape.name,

@@ -85,7 +85,7 @@ class Outcome:
 
     @property
     def summary(self) -> str:
-        """One line for people: how it ended and the last lines of its output."""
+        """One line for people: how the command ended, and the last lines of its output."""
         if self.ended_because:
             how = self.ended_because
         elif self.exit_code < 0:
@@ -135,7 +135,8 @@ def run_command(
         cwd="/",
         start_new_session=True,  # a separate process group, so that all of it can be killed
     )
-    # The process may have ended already. No process has start time 0, so this one counts as ended.
+    # The process may have ended already. No process has start time 0, so this process counts as
+    # ended.
     process = this_process(child.pid) or Process(child.pid, 0)
     try:
         started(process)
@@ -164,7 +165,8 @@ def run_command(
 
 
 def _check_program(program: str, environment: Mapping[str, str]) -> None:
-    """Raises the error that the start of the program would give. The shell would only print it.
+    """Raises the error that the start of the program would give, because the shell would only print
+    it.
 
     Raises:
         OSError: the program does not exist or is not executable.
@@ -178,7 +180,7 @@ def _check_program(program: str, environment: Mapping[str, str]) -> None:
 def _let_run(child: subprocess.Popen[bytes]) -> None:
     """Lets the waiting shell run its program."""
     assert child.stdin is not None  # noqa: S101 - asked for
-    with suppress(BrokenPipeError):  # it was killed in the meantime
+    with suppress(BrokenPipeError):  # the shell was killed in the meantime
         child.stdin.write(b"\n")
         child.stdin.close()
 
@@ -257,7 +259,7 @@ def end_group(group: int) -> None:
     """Ends a process group: SIGTERM, then SIGKILL if a process still runs after
     `TERMINATE_WAIT_S`.
     """
-    # SIGTERM lets the command clean up. SIGKILL ends the rest.
+    # SIGTERM lets the command clean up. SIGKILL ends the processes that are left.
     for number, wait_s in ((signal.SIGTERM, TERMINATE_WAIT_S), (signal.SIGKILL, TERMINATE_WAIT_S)):
         with suppress(OSError):
             os.killpg(group, number)

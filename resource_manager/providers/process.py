@@ -113,7 +113,8 @@ class ProcessKind:
         return ReadShape(settings, shares[0].total, len(shares))
 
     def check(self, common: ProcessSettings, shapes: Mapping[str, Any], file: Path) -> None:
-        """Checks that no two shares overlap, and that this host has what all of them need.
+        """Checks that no two shares overlap, and that this host has the cpus and memory for all
+        shares.
 
         Raises:
             ConfigurationError: shares overlap, or this host lacks cpus or memory for them.
@@ -164,8 +165,8 @@ class ProcessProvider:
         self._threads = ThreadPoolExecutor(CALLS_MAX, thread_name_prefix="process-provider")
 
     async def start(self, executor_id: str, shape: str, *, again: bool) -> Started:
-        """See `Provider`. `again` has no effect, because this always checks for an existing
-        executor.
+        """See `Provider`. `again` has no effect, because this method always checks whether the
+        executor exists.
         """
         del again
         return await in_thread(self._threads, lambda _: self._start(executor_id, shape))
@@ -252,7 +253,8 @@ class ProcessProvider:
         try:
             executor.start()
         except ProviderFailed as error:
-            # UNKNOWN, because the next check tries again, as often as `may_restart` allows.
+            # The result is UNKNOWN, because the next check tries again, as often as `may_restart`
+            # allows.
             return Observation(Presence.UNKNOWN, error.message)
         return Observation(Presence.RUNS, "it was killed and was started again")
 
@@ -266,8 +268,8 @@ class ProcessProvider:
             ProviderFailed: no share is free, or it is not known which shares are in use.
         """
         executor.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Lock, so that no other process claims a share between the reading of the claims and the
-        # new claim.
+        # The lock ensures that no other process claims a share between the reading of the claims
+        # and the new claim.
         with self._claiming():
             claims = {path.name: read_claim(path) for path in executor_paths(self.directory)}
             # No share that may be in use may be given to a second executor.
@@ -276,7 +278,7 @@ class ProcessProvider:
                     f"the share of {', '.join(unreadable)} cannot be read in {self.directory}; "
                     "stop that executor, or remove its directory if none of its processes runs"
                 )
-            # Live fronts whose directories were deleted: their shares are unknown.
+            # The shares of live fronts whose directories were deleted are unknown.
             homeless = {path.parent.name for path in fronts_below(self.directory)} - claims.keys()
             if homeless:
                 raise ProviderFailed(
@@ -301,8 +303,8 @@ class ProcessProvider:
 
     @contextmanager
     def _claiming(self) -> Iterator[None]:
-        """Has the lock for claims until the context ends. All processes that use this directory
-        share it.
+        """Takes the lock for claims, and releases it when the context ends. All processes that use
+        this directory share the lock.
 
         The wait is bounded, because an earlier leader that was stopped by SIGSTOP may have the
         lock.
@@ -332,7 +334,7 @@ class ProcessProvider:
     ) -> str:
         """Returns the executor's configuration file.
 
-        It sets every key that could contradict the share.
+        The file sets every key that could contradict the share.
         """
         around, shape = self._context, own.shape
         run_dir = self.directory / "run"
@@ -340,7 +342,7 @@ class ProcessProvider:
             "listen": "127.0.0.1:0",
             "metrics_listen": "127.0.0.1:0",
             "advertise": "",
-            # Keys of the operator come here: they override what is above, and not what is below.
+            # The operator's keys come here. They override the keys above, but not the keys below.
             **self._keys(own),
             "executor_id": executor.executor_id,
             "provided_as": shape.name,
@@ -359,7 +361,8 @@ class ProcessProvider:
             },
             "slots_max": shape.slots_max,
             "default_slot_fraction": own.default_slot_fraction,
-            # Its tasks must end with it, because another executor may get the share afterwards.
+            # The tasks must end with the executor, because another executor may get the share
+            # afterwards.
             "stop_tasks_on_exit": True,
             "reserved_cpus": "",
             "reserved_memory": 0,

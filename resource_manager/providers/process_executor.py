@@ -148,7 +148,7 @@ class ExecutorDirectory:
             noted = Process(int(note["pid"]), int(note["start_ticks"]))
             if noted.is_running():
                 return noted
-            noted.reap()  # it is our child, and would stay a zombie
+            noted.reap()  # the process is a child of this process, and would stay a zombie
         return front_of(self.config_file)
 
     def start(self, *, only_to_end: bool = False) -> Process:
@@ -161,7 +161,8 @@ class ExecutorDirectory:
         Raises:
             ProviderFailed: the program cannot be run.
         """
-        # Count on disk, so that a restarted resource manager does not count from zero.
+        # The starts are counted on disk, so that a restarted resource manager does not count from
+        # zero.
         starts = int(self._note().get("starts", 0)) + 1
         to_end = {_MANAGER_VARIABLE: NOBODY_LISTENS} if only_to_end else {}
         command = [*self._program, "executor", "serve", "--config", str(self.config_file)]
@@ -169,7 +170,7 @@ class ExecutorDirectory:
             with (self.path / OUTPUT_FILE).open("ab") as output:
                 child = subprocess.Popen(
                     command,
-                    # The front outlives this process, so it must not use its pipes.
+                    # The front outlives this process, so it must not use pipes of this process.
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
@@ -240,18 +241,19 @@ class ExecutorDirectory:
             ProviderFailed: a process or control group is left, or the attempt was cancelled. The
                 directory stays, so the share stays claimed.
         """
-        # Find them by command line, because processes may run although the directory was deleted.
+        # The processes are found by command line, because they may run although the directory was
+        # deleted.
         processes = processes_of(self.path)
         if not self.exists() and not processes:
             self._remove_hidden()
             return ""
-        # Find the groups while processes still run, because the helper's note of its groups may be
-        # missing.
+        # The groups are searched while processes still run, because the helper's note of its groups
+        # may be missing.
         groups = groups_around(processes, self.executor_id)
         how = self._end(timeout_s, cancellation)
         left = self._left(groups)
-        # Use the groups found before, because groups without processes can be found only by their
-        # paths.
+        # The groups that were found before are used, because groups without processes can be found
+        # only by their paths.
         if left:
             # The helper may have written its note in the meantime.
             groups += control_groups(self.state_dir)

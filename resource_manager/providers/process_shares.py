@@ -91,7 +91,7 @@ def read_shares(table: ConfigTable, shape: str) -> tuple[Share, ...]:
 
 def overlap(shares: Sequence[Share]) -> str:
     """Returns why these shares cannot be used at the same time, as a text for people; empty if they
-    can.
+    can be used.
 
     Cost: quadratic in the number of shares.
     """
@@ -100,7 +100,7 @@ def overlap(shares: Sequence[Share]) -> str:
         common = one.cpu_set & other.cpu_set
         if not common:
             continue
-        # None means all time of the cpus, so no other share can use them.
+        # None means all time of the cpus, so no other share can use these cpus.
         if one.cpu_set != other.cpu_set or None in (one.cpu_milli, other.cpu_milli):
             return f"{one.name} ({one.cpus}) and {other.name} ({other.cpus}) share cpus {common}"
     together: dict[str, int] = {}

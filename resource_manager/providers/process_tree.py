@@ -1,8 +1,8 @@
 """Finds the processes and control groups that belong to a directory, and ends them.
 
 An executor's processes (front, helper, shims) have paths of its directory in their command lines.
-Its helper writes a note of the control groups that it creates. This module reads both each time and
-stores nothing, so it also works after a crash.
+Its helper writes a note of the control groups that it creates. This module reads command lines and
+notes each time and stores nothing, so it also works after a crash.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Process:
         found = _stat(self.pid)
         if found is not None and found[1] == self.start_ticks and found[0] in "ZX":
             # WNOHANG: another thread may have reaped it.
-            with suppress(OSError):  # it is not our child
+            with suppress(OSError):  # the process is not a child of this process
                 os.waitpid(self.pid, os.WNOHANG)
 
 
@@ -181,8 +181,8 @@ def groups_around(processes: Iterable[Process], executor_id: str) -> list[Path]:
         with suppress(OSError):
             for line in (_PROC / str(process.pid) / "cgroup").read_text().splitlines():
                 _, controllers, path = line.split(":", 2)
-                # Only the executor's group and all groups below may be removed. The groups above
-                # are not its own.
+                # Only the executor's group and all groups below may be removed. The groups above do
+                # not belong to the executor.
                 above, within, _ = f"{path}/".partition(mark)
                 if within:
                     top = Path(_CGROUPS, controllers.removeprefix("name="))
@@ -196,8 +196,8 @@ def end_forcibly(processes: Iterable[Process], groups: Iterable[Path], patience_
     Args:
         processes: the processes to kill.
         groups: control groups, with all groups below them.
-        patience_s: longest wait for each process, and for all groups together. After this time, the
-            rest stays.
+        patience_s: longest wait for each process, and for all groups together. Groups that are left
+            after this time stay.
     """
     found = list(processes)
     for process in found:

@@ -1,6 +1,6 @@
 """The interface of a provider: the component that starts and stops executors on request.
 
-The engine (`engine/provision`) decides when to start an executor, of which shape, and when to stop
+The engine (`engine/scaling`) decides when to start an executor, of which shape, and when to stop
 it. `service/provisioning.py` passes these decisions to a provider, which carries them out. Two
 providers come with finegrain: `process` (executors on this host) and `command` (the operator's own
 command templates). Another provider implements `Provider` and `ProviderKind`, and registers its
@@ -12,8 +12,8 @@ Every provider must guarantee the following, even if the resource manager is kil
   effect calls it again for the same id, with `again`. Afterwards exactly one executor of this id
   runs.
 - `stop` may be called at any time: before `start` has returned, for an executor that never started,
-  and for one that has already stopped. It returns only when nothing of that executor is left. It
-  raises an error if it does not know this.
+  and for an executor that has already stopped. `stop` returns only when nothing of the executor is
+  left. If the provider does not know whether something is left, `stop` raises an error.
 - Before a provider starts anything, the data that it needs for these guarantees is on disk, unless
   the provider can determine the data later.
 - Executors outlive the resource manager; `close` stops no executor.
@@ -47,7 +47,7 @@ class Presence(StrEnum):
 
     RUNS = "RUNS"  # it runs, or is starting
     ENDED = "ENDED"  # it ended by itself; `stop` removes processes and files that it left
-    UNKNOWN = "UNKNOWN"  # the provider does not know it
+    UNKNOWN = "UNKNOWN"  # the provider cannot tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class ProviderContext:
 
     state_dir: Path  # state directory; each provider has its files in a folder below it
     managers: tuple[str, ...]  # addresses at which executors register
-    standby: bool = False  # another one may have been leader before, on another host
+    standby: bool = False  # another resource manager may have led before, on another host
     log_level: str = "info"
 
     def token_file(self, executor_id: str) -> Path:
@@ -119,9 +119,9 @@ class ConfiguredShape:
 class Provider(Protocol):
     """Starts and stops executors.
 
-    Calls for one executor never overlap; calls for different executors may.
+    Calls for one executor never overlap, but calls for different executors may overlap.
 
-    A call may be cancelled, because the resource manager stops or no longer wants its result. It
+    A call may be cancelled, because the resource manager stops or no longer needs its result. It
     then raises CancelledError only after everything that it began has ended.
     """
 
@@ -198,7 +198,7 @@ class ProviderKind(Protocol):
         """
 
     def check(self, common: Any, shapes: Mapping[str, Any], file: Path) -> None:
-        """Checks all shapes together, after each one was decoded.
+        """Checks all shapes together, after each shape was decoded.
 
         Args:
             common: the result of `read_common`.

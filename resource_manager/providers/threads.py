@@ -65,7 +65,7 @@ async def in_thread(threads: ThreadPoolExecutor, work: Callable[[Cancellation], 
     """
     cancellation = Cancellation()
     began = threads.submit(work, cancellation)
-    # Wrap it, so that the wait does not block the event loop.
+    # The future is wrapped, so that the wait does not block the event loop.
     future = asyncio.wrap_future(began)
     cancelled: asyncio.CancelledError | None = None
     try:

@@ -75,7 +75,7 @@ class Cluster:
         events: number of cluster events, by kind.
         waiting_kinds: number of waiting requests of each kind; a gang counts as one.
         changed_nodes: nodes whose slots changed, until a reader replaces the set.
-        on_settled: called after every moment, when no decision is left.
+        on_settled: functions that are called after every moment, when no decision is left.
         executors: the simulated executors, by node.
     """
 
@@ -207,10 +207,10 @@ class Cluster:
         Args:
             name: name of the group.
             at_ms: time of the change, which precedes arrivals of jobs at the same moment.
-            weight: None: unchanged.
-            parent: None: unchanged.
-            minimum: guaranteed amounts.
-            maximum: limits.
+            weight: the new weight; None: unchanged.
+            parent: the new parent; None: unchanged.
+            minimum: the guaranteed amounts.
+            maximum: the limits.
         """
         self.at_moment(
             at_ms,
@@ -239,7 +239,7 @@ class Cluster:
     # One moment.
 
     def _next_moment(self) -> int | None:
-        # With timers alone the run is over, because nothing could arrive or end any more.
+        # If only timers are left, the run is over, because no job can arrive or end any more.
         known = [heap[0][0] for heap in (self._future, self._ending, self._orders) if heap]
         if not known:
             return None
@@ -293,7 +293,7 @@ class Cluster:
         for job_id, names in over.items():
             job = self._jobs.get(job_id)
             if job is None:
-                continue  # `end_job` has already ended it
+                continue  # `end_job` has already ended the job
             for name in names:
                 self.log.ended(job.running.pop(name), self.now_ms)
             events.append(SlotsReleased(self.at, job_id, tuple((name, 0) for name in names)))
@@ -359,7 +359,7 @@ class Cluster:
         result = step(self.state, Decide(self.at))
         took = self._stopwatch() - before
         self._take_in(result.effects)
-        self.state.changes.take()  # there is no store to write them to
+        self.state.changes.take()  # there is no store to which the changes could be written
         effort = self.effort
         effort.decisions += 1
         effort.cpu_s += took

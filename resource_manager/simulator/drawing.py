@@ -58,7 +58,9 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class Area:
-    """The capacity that each flow has over time. Flows are drawn from the bottom, in this order."""
+    """The capacity that each flow has over time. Flows are drawn from the bottom, in the order of
+    `flows`.
+    """
 
     title: str
     capacity: float

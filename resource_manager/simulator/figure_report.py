@@ -31,8 +31,8 @@ def figure_text(result: FigureResult, end_s: float = 0.0) -> str:
 
 
 def shared_end_s(results: Mapping[str, FigureResult], name: str) -> float:
-    """Returns the end of a figure's time axis. If the figure's counterpart was run, both have the
-    same end.
+    """Returns the end of a figure's time axis. If the figure's counterpart was run, both figures
+    have the same end.
     """
     mine = results[name]
     pair = [
@@ -44,7 +44,7 @@ def shared_end_s(results: Mapping[str, FigureResult], name: str) -> float:
 
 
 def comparison_text(results: Mapping[str, FigureResult]) -> str:
-    """Returns a table that compares coarse and fine submission, or an empty text. It has the
+    """Returns a table that compares coarse and fine submission, or an empty text. The table has the
     figures whose counterparts were run.
     """
     rows = []

@@ -1,11 +1,11 @@
 """Checks after every moment of a run whether capacity is idle although a waiting request fits.
 
 The check computes independently of the engine's index. For each waiting kind of request it keeps
-the number of slots that fit on each node, and updates it for nodes that changed. So a check costs
-the number of waiting kinds times the number of changed nodes. Capacity that is reserved for a
-starved request does not count as idle, nor does capacity beyond the maximum of a group. A node with
-a reservation does not count for requests with devices. Amounts do not show which devices the
-reservation needs, so the engine places these requests elsewhere.
+the number of slots that fit on each node, and updates this number for nodes that changed. So a
+check costs the number of waiting kinds times the number of changed nodes. Capacity that is reserved
+for a starved request does not count as idle, nor does capacity beyond the maximum of a group. A
+node with a reservation does not count for requests with devices. Amounts do not show which devices
+the reservation needs, so the engine places these requests elsewhere.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ class IdleCheck:
         changed = {
             name
             for name in held.keys() | self._held.keys()
-            # By identity: the engine replaces a reservation when it changes.
+            # Compared by identity, because the engine replaces the object when a reservation
+            # changes.
             if held.get(name) is not self._held.get(name)
         }
         self._held = held
@@ -143,8 +144,8 @@ def _device_room(executor: SimulatedExecutor, request: DeviceRequest) -> int:
 
 
 def _allowed(cluster: Cluster, kind: Kind) -> bool:
-    """Returns whether the maxima of the kind's group and of all groups above allow `together` such
-    slots.
+    """Returns True if the maxima of the kind's group, and of all groups above it, allow
+    `kind.together` more slots.
     """
     limited = [each for each in above(cluster.state.groups, kind.group) if each.maximum]
     if not limited:

@@ -1,6 +1,7 @@
-"""The record of all runs, with place and time. All tables, plots and measures are made from it.
+"""Records all runs, with place and time. All tables, plots and measures are computed from this
+record.
 
-It is stored in columns, so that a million runs take only tens of megabytes.
+The record is stored in columns, so that a million runs take only tens of megabytes.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ class JobRecord:
     profile: ResourceProfile
     threads: int
     gang: bool = False  # all threads start at once
-    work_ms: int = 0  # sum of its threads' durations at speed 1
-    longest_ms: int = 0  # the longest of these durations
-    rejected: str = ""  # the reason, if the job was rejected
+    work_ms: int = 0  # sum of the durations of the job's threads at speed 1
+    longest_ms: int = 0  # the longest duration of a thread at speed 1
+    rejected: str = ""  # the reason why the job was rejected; empty: it was not rejected
     started: int = 0
     finished: int = 0
     first_start_ms: int | None = None

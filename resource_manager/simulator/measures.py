@@ -97,7 +97,7 @@ def mean_while(value: Steps, condition: Steps, begin_ms: int, end_ms: int) -> tu
     that time.
     """
     whole, lasted = 0.0, 0
-    # Both are constant between changes, so the mean is exact.
+    # Value and condition are constant between changes, so the mean is exact.
     for since, until, holds in condition.pieces(begin_ms, end_ms):
         if holds:
             whole += value.integral(since, until)
@@ -107,7 +107,7 @@ def mean_while(value: Steps, condition: Steps, begin_ms: int, end_ms: int) -> tu
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The usage and demand of each group from this moment until the next one, in cost."""
+    """The usage and demand of each group from this moment until the next moment, in cost."""
 
     at_ms: int
     running: Mapping[str, float]
@@ -186,8 +186,8 @@ def share_gaps(
     """Compares a run with the ideal weighted fluid schedule.
 
     The ideal schedule divides the capacity in use at each moment among the groups that have work.
-    Capacity that rigid jobs leave idle counts as lost utilisation elsewhere, not as unfairness
-    here.
+    Capacity that rigid jobs leave idle does not count as unfairness here, because it reduces the
+    utilisation.
 
     Args:
         course: the moments of the run, in order.

@@ -59,7 +59,7 @@ class Node:
         name: name of the host.
         total: capacity for slots, without devices.
         labels: labels of the host, sorted.
-        speed: a thread runs for its duration divided by this.
+        speed: a thread runs for its duration divided by this number.
         devices: devices for slots.
     """
 
@@ -104,11 +104,12 @@ class SimulatedExecutor:
     """
 
     node: Node
-    rm_epoch: int = 0  # 0 until it has registered
+    rm_epoch: int = 0  # 0: the executor has not registered yet
     free: dict[str, int] = field(default_factory=dict)
     slots: dict[SlotKey, ReportedSlot] = field(default_factory=dict)
     lanes: dict[SlotKey, int] = field(default_factory=dict)
-    shares: dict[tuple[str, str], dict[str, int]] = field(default_factory=dict)  # still free
+    # the free amounts of each device, by type and UUID
+    shares: dict[tuple[str, str], dict[str, int]] = field(default_factory=dict)
     registration_number: int = 0
     report_number: int = 0
     command_number: int = 0
@@ -153,7 +154,8 @@ class SimulatedExecutor:
             self.command_number + 1,
         ):
             raise InvariantBroken(f"{self.node.name}: command {command.command_number} skips one")
-        # Count it before the work, because the report in the answer includes the command.
+        # The command is counted before the work, because the report in the answer includes the
+        # command.
         self.command_number = command.command_number
         if isinstance(command, SendResize):
             raise InvariantBroken(f"{self.node.name}: no resize was requested")

@@ -53,8 +53,8 @@ class Effort:
 
 
 class Kind(NamedTuple):
-    """Properties of equal requests. `together` is the number of them that must start at the same
-    time.
+    """Properties of equal requests. `together` is the number of requests that must start at the
+    same time.
     """
 
     profile: ResourceProfile

@@ -81,7 +81,7 @@ class Outcome:
     slowdown: Spread
     makespan_ms: int
     utilisation: float  # share of all cpus, from first arrival to last end
-    utilisation_while_waiting: float  # the same, for the time in which requests waited
+    utilisation_while_waiting: float  # share of all cpus, in the time in which requests waited
     waiting_time_ms: int  # length of the time in which requests waited
     shares: Sequence[ShareGap]
     groups: Sequence[GroupResult]

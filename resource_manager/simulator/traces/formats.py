@@ -27,7 +27,7 @@ def read_workload(path: Path, format_name: str = "") -> Workload:
 
     Args:
         path: path of the log.
-        format_name: empty: detected from the first line that is not blank.
+        format_name: name of the format; empty: detected from the first line that is not blank.
 
     Raises:
         InvalidArgument: the log cannot be read, has no known format, or has an invalid record.
