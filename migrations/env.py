@@ -1,7 +1,7 @@
 """Alembic's entry point: runs migrations on the connection of `resource_manager.storage.migrate`.
 
-When a developer runs `alembic revision` (with the `alembic.ini` beside this file), it opens a
-connection.
+When a developer runs `alembic revision` (with the `alembic.ini` beside this file), this module
+opens a connection itself.
 """
 
 from __future__ import annotations

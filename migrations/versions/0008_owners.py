@@ -1,6 +1,6 @@
 """Jobs have an owner, the identity that registered them, instead of the hash of a secret.
 
-Forward only. Never edited once released.
+There is no downgrade. A released migration must not be changed.
 """
 
 from alembic import op
@@ -12,7 +12,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Rename the column. Earlier jobs have no owner, so only operators can end them."""
-    # Not `alter_column`: on SQLite it would copy the table.
+    """Rename the column. Existing jobs get no owner, so only operators can end them."""
+    # `alter_column` is not used, because on SQLite it would copy the table.
     op.execute("ALTER TABLE jobs RENAME COLUMN secret_sha256 TO owner")
     op.execute("UPDATE jobs SET owner = ''")
