@@ -205,8 +205,8 @@ def _verdict(one: Verdict, more: MoreFit) -> ExecutorVerdict:
         fits=one.fits,
         blockers=one.blockers,
         dimensions=tuple(
-            Dimension(name, asked, free.get(name, 0), free.get(name, 0), total.get(name, 0))
-            for name, asked in one.asked.items()
+            Dimension(name, requested, free.get(name, 0), free.get(name, 0), total.get(name, 0))
+            for name, requested in one.requested.items()
         ),
         message=_verdict_message(one),
         cpu=one.host_refusal,
@@ -222,7 +222,7 @@ def _verdict_message(one: Verdict) -> str:
         return "fits now"
     # False sorts before True, so transient obstacles come first.
     obstacles = sorted(one.obstacles, key=lambda obstacle: not obstacle.transient)
-    texts = (obstacle.constraint.text(obstacle, one.asked, one.at) for obstacle in obstacles)
+    texts = (obstacle.constraint.text(obstacle, one.requested, one.at) for obstacle in obstacles)
     return "; ".join(filter(None, texts))
 
 

@@ -285,17 +285,17 @@ class Constraint(ABC):
 
     @abstractmethod
     def obstacles(
-        self, request: ResourceRequest, asked: Amounts, at: HostView
+        self, request: ResourceRequest, requested: Amounts, at: HostView
     ) -> tuple[Obstacle, ...]:
         """Returns the reasons why the host does not meet the condition; empty: the host meets it.
 
         Args:
             request: the request.
-            asked: the amounts that the request would book on the host.
+            requested: the amounts that the request would book on the host.
             at: the host.
         """
 
-    def text(self, obstacle: Obstacle, asked: Amounts, at: HostView) -> str:
+    def text(self, obstacle: Obstacle, requested: Amounts, at: HostView) -> str:
         """Describes an obstacle of this constraint for people, without the host's id."""
         return self.phrase
 

@@ -150,7 +150,7 @@ class CpusSuit(Constraint):
         return host.needs_topology(request) or (request.best_effort and host.lacks_best_effort_pool)
 
     def obstacles(
-        self, request: ResourceRequest, asked: Amounts, at: HostView
+        self, request: ResourceRequest, requested: Amounts, at: HostView
     ) -> tuple[Obstacle, ...]:
         """See `Constraint`."""
         host = at.host
@@ -160,17 +160,17 @@ class CpusSuit(Constraint):
         # The cached results below are valid only for the amounts of the request itself. Equal
         # bookings are one object, so a comparison of identities shows whether a remedy tries other
         # amounts.
-        is_original = asked is host.booking_for(request)
+        is_original = requested is host.booking_for(request)
         if is_original and at.is_now:  # cached; placement uses the same result
             given = host.assign(request)
         elif is_original and at.is_empty:  # hosts with equal cpus share the result
             given = host.never_suits(request)
         else:
-            given = assign(at.cpus(), cpu_request_of(request, asked))
+            given = assign(at.cpus(), cpu_request_of(request, requested))
         if not isinstance(given, HostRefusal):
             return NO_OBSTACLE
         # If the devices alone are unsuitable, `DevicesSuit` reports the obstacle.
-        if is_about_devices(given) and DEVICES.obstacles(request, asked, at):
+        if is_about_devices(given) and DEVICES.obstacles(request, requested, at):
             return NO_OBSTACLE
         return (Obstacle(self, Blocker.TOPOLOGY, not given.lasting, 1, host_refusal=given),)
 
@@ -178,12 +178,12 @@ class CpusSuit(Constraint):
         """Returns why a host does not meet the condition; None: the host meets it."""
         return next(iter(self.obstacles(request, at.host.booking_for(request), at)), None)
 
-    def text(self, obstacle: Obstacle, asked: Amounts, at: HostView) -> str:
+    def text(self, obstacle: Obstacle, requested: Amounts, at: HostView) -> str:
         """See `Constraint`."""
         refusal = obstacle.host_refusal
         if refusal is None:
             return ""
-        if refusal.blocker is CpuBlocker.CPU_NOT_ENOUGH and shortfall(asked, at.free):
+        if refusal.blocker is CpuBlocker.CPU_NOT_ENOUGH and shortfall(requested, at.free):
             return ""  # `EnoughFree` already reports the lack
         return f"{refusal.blocker}: {refusal.text}"
 
@@ -310,16 +310,16 @@ def _shared(policy: CpuPolicy) -> CpuPolicy:
 
 def _lower_amounts(host: Host, ledger: CpuLedger, wanted: CpuRequest) -> Iterator[Remedy]:
     """Yields, for each dimension, a remedy with the largest tried amount that fits."""
-    for name, asked in wanted.amounts:
+    for name, requested in wanted.amounts:
         dedicated = name == CPU_MILLI and wanted.policy.qos.is_pinned
         for amount in (
-            _fewer_cpus(ledger, asked) if dedicated else _on_one_node(ledger, name, asked)
+            _fewer_cpus(ledger, requested) if dedicated else _on_one_node(ledger, name, requested)
         ):
             amounts = tuple(sorted((dict(wanted.amounts) | {name: amount}).items()))
             if not _refused(ledger, replace(wanted, amounts=amounts)):
-                fewer = (asked - amount) // MILLI_PER_CPU
+                fewer = (requested - amount) // MILLI_PER_CPU
                 fewer_text = f" ({fewer} fewer)" if dedicated else ""
-                yield _at_most(host, name, asked, amount, fewer_text)
+                yield _at_most(host, name, requested, amount, fewer_text)
                 break
     limit_milli = wanted.cpu_limit_milli
     if wanted.policy.bind is BindPolicy.CONSTRAINED_BURST and limit_milli:
@@ -328,15 +328,15 @@ def _lower_amounts(host: Host, ledger: CpuLedger, wanted: CpuRequest) -> Iterato
                 yield _at_most(host, CPU_LIMIT, limit_milli, limit)
 
 
-def _at_most(host: Host, name: str, asked: int, amount: int, fewer_text: str = "") -> Remedy:
-    lower = Dimension(name, asked, amount, amount, host.total.get(name, 0))
+def _at_most(host: Host, name: str, requested: int, amount: int, fewer_text: str = "") -> Remedy:
+    lower = Dimension(name, requested, amount, amount, host.total.get(name, 0))
     text = f"with at most {amount_text(name, amount)}{fewer_text}"
-    return Remedy((asked - amount) * MILLION // asked, text, (lower,))
+    return Remedy((requested - amount) * MILLION // requested, text, (lower,))
 
 
-def _fewer_cpus(ledger: CpuLedger, asked: int) -> list[int]:
+def _fewer_cpus(ledger: CpuLedger, requested: int) -> list[int]:
     """Returns lower amounts of dedicated cpu to try, largest first, in thousandths of a cpu."""
-    cpus = asked // MILLI_PER_CPU
+    cpus = requested // MILLI_PER_CPU
     room = ledger.pin_room()
     # The numbers of free cpus and cores are most likely to fit. The remaining tries go to the cpu
     # counts just below the requested count.
@@ -345,14 +345,14 @@ def _fewer_cpus(ledger: CpuLedger, asked: int) -> list[int]:
     return [count * MILLI_PER_CPU for count in sorted(tried, reverse=True) if 0 < count < cpus]
 
 
-def _on_one_node(ledger: CpuLedger, name: str, asked: int) -> list[int]:
+def _on_one_node(ledger: CpuLedger, name: str, requested: int) -> list[int]:
     """Returns the largest amount of a dimension that is free on one NUMA node, if this amount is
-    less than `asked`.
+    less than `requested`.
     """
     if not ledger.reports(name):
         return []
     most = max(ledger.available(at, name) for at in range(len(ledger.layout.nodes)))
-    return [most] if 0 < most < asked else []
+    return [most] if 0 < most < requested else []
 
 
 def _refused(ledger: CpuLedger, wanted: CpuRequest) -> bool:

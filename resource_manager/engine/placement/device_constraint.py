@@ -93,7 +93,7 @@ class DevicesSuit(Constraint):
         return self.applies(request)
 
     def obstacles(
-        self, request: ResourceRequest, asked: Amounts, at: HostView
+        self, request: ResourceRequest, requested: Amounts, at: HostView
     ) -> tuple[Obstacle, ...]:
         """See `Constraint`."""
         requests = _devices(request)
@@ -104,7 +104,7 @@ class DevicesSuit(Constraint):
             return NO_OBSTACLE
         return (Obstacle(self, Blocker.DEVICES, not found.lasting, 1, host_refusal=found),)
 
-    def text(self, obstacle: Obstacle, asked: Amounts, at: HostView) -> str:
+    def text(self, obstacle: Obstacle, requested: Amounts, at: HostView) -> str:
         """See `Constraint`."""
         refusal = obstacle.host_refusal
         return f"{refusal.blocker}: {refusal.text}" if refusal is not None else ""

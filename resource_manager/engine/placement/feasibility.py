@@ -249,9 +249,9 @@ def largest_on_one(hosts: Hosts, amounts: Amounts) -> dict[str, int]:
     The indexes must be up to date.
     """
     index = hosts.indexes.main
-    asked = in_grains(amounts)
-    most = {name: index.most(KNOWN + name) for name in asked}
-    short = {name: each for name, each in most.items() if each < asked[name]}
+    requested = in_grains(amounts)
+    most = {name: index.most(KNOWN + name) for name in requested}
+    short = {name: each for name, each in most.items() if each < requested[name]}
     # A value of 0 for common memory is left out: a host with a pool for each memory part has no
     # common memory, but may still have enough memory.
     return {name: each for name, each in from_grains(short).items() if each or name != MEMORY_BYTES}

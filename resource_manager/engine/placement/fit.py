@@ -54,7 +54,7 @@ class Available(Constraint):
     """The executor is registered, can be reached, and is not being drained."""
 
     def obstacles(
-        self, request: ResourceRequest, asked: Amounts, at: HostView
+        self, request: ResourceRequest, requested: Amounts, at: HostView
     ) -> tuple[Obstacle, ...]:
         """See `Constraint`."""
         host = at.host
@@ -62,7 +62,7 @@ class Available(Constraint):
             return NO_OBSTACLE
         return _unavailable(host.executor.state, host.executor.draining, host.reach.unreachable)
 
-    def text(self, obstacle: Obstacle, asked: Amounts, at: HostView) -> str:
+    def text(self, obstacle: Obstacle, requested: Amounts, at: HostView) -> str:
         """See `Constraint`."""
         match obstacle.blocker:
             case Blocker.LOST:
@@ -87,7 +87,7 @@ class CarriesLabels(Constraint):
         return bool(request.labels)
 
     def obstacles(
-        self, request: ResourceRequest, asked: Amounts, at: HostView
+        self, request: ResourceRequest, requested: Amounts, at: HostView
     ) -> tuple[Obstacle, ...]:
         """See `Constraint`."""
         if at.host.carries(request.labels):
@@ -126,14 +126,14 @@ class EnoughFree(Constraint):
         return free
 
     def obstacles(
-        self, request: ResourceRequest, asked: Amounts, at: HostView
+        self, request: ResourceRequest, requested: Amounts, at: HostView
     ) -> tuple[Obstacle, ...]:
         """See `Constraint`."""
         free, total, found = at.free, at.total, NO_OBSTACLE
         # Each host defines the amounts of its default slot. If these amounts are empty, the host
         # gives no default slots.
-        too_small = not asked and request.profile is None
-        for name, amount in asked.items():
+        too_small = not requested and request.profile is None
+        for name, amount in requested.items():
             # `DevicesSuit` checks each device, so a check of the sum over devices is not needed.
             if name.startswith(DEVICE_PREFIX):
                 continue
@@ -147,14 +147,14 @@ class EnoughFree(Constraint):
             return (Obstacle(self, Blocker.TOTAL_TOO_SMALL), *found)
         return found
 
-    def text(self, obstacle: Obstacle, asked: Amounts, at: HostView) -> str:
+    def text(self, obstacle: Obstacle, requested: Amounts, at: HostView) -> str:
         """See `Constraint`."""
         if obstacle.blocker == Blocker.TOTAL_TOO_SMALL:
             return "is too small even when empty"
         name = obstacle.dimension
         free, total = at.free.get(name, 0), at.total.get(name, 0)
-        numbers = [number_text(name, each) for each in (asked[name], free, total)]
-        lack = f"short by {amount_text(name, asked[name] - free)}"
+        numbers = [number_text(name, each) for each in (requested[name], free, total)]
+        lack = f"short by {amount_text(name, requested[name] - free)}"
         return f"{lack} (requested {numbers[0]}, free {numbers[1]}, total {numbers[2]})"
 
     def remedies(
@@ -169,9 +169,9 @@ class EnoughFree(Constraint):
         if at.spare_slots() < 1:
             return
         # Lower each amount to the free amount, then try cpu amounts until the cpus are suitable.
-        asked = host.booking_for(request)
-        left = dict(asked)
-        for name in shortfall(asked, spare):
+        requested = host.booking_for(request)
+        left = dict(requested)
+        for name in shortfall(requested, spare):
             # Even if the lower sum over devices fits, it may not fit on any one device.
             if name.startswith(DEVICE_PREFIX):
                 continue
@@ -192,9 +192,9 @@ class EnoughFree(Constraint):
             if CPUS.obstacles(request, smaller, at):
                 continue
             lower = tuple(
-                Dimension(name, asked[name], amount, amount, host.total.get(name, 0))
+                Dimension(name, requested[name], amount, amount, host.total.get(name, 0))
                 for name, amount in smaller.items()
-                if amount != asked.get(name)
+                if amount != requested.get(name)
             )
             if lower:
                 size = max((each.asked - each.free) * MILLION // each.asked for each in lower)
@@ -220,14 +220,14 @@ class SlotsLeft(Constraint):
         return {SLOTS: at.spare_slots()}
 
     def obstacles(
-        self, request: ResourceRequest, asked: Amounts, at: HostView
+        self, request: ResourceRequest, requested: Amounts, at: HostView
     ) -> tuple[Obstacle, ...]:
         """See `Constraint`."""
         if at.slots_left > 0:
             return NO_OBSTACLE
         return (Obstacle(self, Blocker.SLOT_LIMIT, transient=True, lack=MILLION),)
 
-    def text(self, obstacle: Obstacle, asked: Amounts, at: HostView) -> str:
+    def text(self, obstacle: Obstacle, requested: Amounts, at: HostView) -> str:
         """See `Constraint`."""
         most = at.host.executor.registration.slots_max
         return f"has {len(at.host.slots)} of at most {most} slots"
@@ -239,7 +239,7 @@ class NotRefused(Constraint):
     phrase = "refused an equal slot recently and is tried again later"
 
     def obstacles(
-        self, request: ResourceRequest, asked: Amounts, at: HostView
+        self, request: ResourceRequest, requested: Amounts, at: HostView
     ) -> tuple[Obstacle, ...]:
         """See `Constraint`."""
         if not at.host.refusals or not at.host.refuses(request):
@@ -253,7 +253,7 @@ class NotReserved(Constraint):
     phrase = "has room, but it is reserved for a starved request"
 
     def obstacles(
-        self, request: ResourceRequest, asked: Amounts, at: HostView
+        self, request: ResourceRequest, requested: Amounts, at: HostView
     ) -> tuple[Obstacle, ...]:
         """See `Constraint`. If too little is free anyway, `EnoughFree` reports the lack, and this
         constraint returns no obstacle.
@@ -261,12 +261,12 @@ class NotReserved(Constraint):
         host = at.host
         if host.reserved is None or at.owns_reservation:
             return NO_OBSTACLE
-        if not asked or at.slots_left < 1 or not fits(asked, at.free):
+        if not requested or at.slots_left < 1 or not fits(requested, at.free):
             return NO_OBSTACLE
         # It is unknown which cpus the owner of the reservation will need. So no other request that
         # needs particular cpus is placed on the host.
         is_blocked = host.needs_topology(request) or (
-            at.spare_slots() < 1 or not fits(asked, at.spare())
+            at.spare_slots() < 1 or not fits(requested, at.spare())
         )
         return (Obstacle(self, Blocker.HELD),) if is_blocked else NO_OBSTACLE
 
@@ -315,12 +315,12 @@ class Verdict:
 
     Attributes:
         at: the view of the host that was compared with the request.
-        asked: the amounts that the request would book on the host, by dimension.
+        requested: the amounts that the request would book on the host, by dimension.
         obstacles: the reasons why the request does not fit; empty: it fits.
     """
 
     at: HostView
-    asked: Amounts
+    requested: Amounts
     obstacles: tuple[Obstacle, ...]
 
     @property
@@ -347,7 +347,7 @@ class Verdict:
 
     def missing(self) -> dict[str, int]:
         """Returns the missing amounts, by dimension."""
-        return shortfall(self.asked, self.at.free)
+        return shortfall(self.requested, self.at.free)
 
 
 class Fit:
@@ -368,7 +368,7 @@ class Fit:
             )
             self._booked = pooled, separate
 
-    def asked(self, host: Host) -> Amounts:
+    def requested(self, host: Host) -> Amounts:
         """Returns the amounts that the request would book on a host."""
         if self._booked is None:  # each host has its own default slot
             return host.booking_for(self.request)
@@ -380,19 +380,19 @@ class Fit:
 
     def cheap_obstacles(self, at: HostView) -> tuple[Obstacle, ...]:
         """Returns the obstacles of all constraints that only compare numbers."""
-        request, asked, found = self.request, self.asked(at.host), NO_OBSTACLE
+        request, requested, found = self.request, self.requested(at.host), NO_OBSTACLE
         for obstacles in self._cheap:
-            if more := obstacles(request, asked, at):
+            if more := obstacles(request, requested, at):
                 found += more
         return found
 
     def costly_obstacles(self, at: HostView) -> tuple[Obstacle, ...]:
         """Returns the obstacles of all costly constraints."""
-        asked = self.asked(at.host)
+        requested = self.requested(at.host)
         return tuple(
             obstacle
             for constraint in self._costly
-            for obstacle in constraint.obstacles(self.request, asked, at)
+            for obstacle in constraint.obstacles(self.request, requested, at)
         )
 
     def has_costly_checks(self, host: Host) -> bool:
@@ -405,7 +405,7 @@ class Fit:
 
     def verdict(self, at: HostView) -> Verdict:
         """Returns all obstacles on a host, with the values that are needed to describe them."""
-        return Verdict(at, self.asked(at.host), self.obstacles(at))
+        return Verdict(at, self.requested(at.host), self.obstacles(at))
 
     def size_obstacle(
         self, at: HostView, *, besides: Collection[Constraint] = ()
@@ -418,10 +418,10 @@ class Fit:
                 host were empty.
             besides: constraints that are not checked.
         """
-        asked = self.asked(at.host)
+        requested = self.requested(at.host)
         for constraint in self._of_size:
             if constraint not in besides:
-                for obstacle in constraint.obstacles(self.request, asked, at):
+                for obstacle in constraint.obstacles(self.request, requested, at):
                     return obstacle
         return None
 

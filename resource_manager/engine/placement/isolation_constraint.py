@@ -49,7 +49,7 @@ class EnforcesLimits(Constraint):
         return {_COLUMNS[name]: 1 for name in _enforced(at.host)}
 
     def obstacles(
-        self, request: ResourceRequest, asked: Amounts, at: HostView
+        self, request: ResourceRequest, requested: Amounts, at: HostView
     ) -> tuple[Obstacle, ...]:
         """See `Constraint`."""
         enforced = _enforced(at.host)
@@ -59,7 +59,7 @@ class EnforcesLimits(Constraint):
             if name not in enforced
         )
 
-    def text(self, obstacle: Obstacle, asked: Amounts, at: HostView) -> str:
+    def text(self, obstacle: Obstacle, requested: Amounts, at: HostView) -> str:
         """See `Constraint`."""
         name = obstacle.dimension
         return f"cannot enforce the limit of {name} ({name}: {NONE}, but {KERNEL} is required)"

@@ -227,7 +227,7 @@ def _give_back_surplus(state: State) -> None:
     elastic = state.elastic
     before, elastic.surplus = elastic.surplus, set()
     spare = _Spare(state)
-    for provision in _dearest_first(state.provisions, state.elastic):
+    for provision in _most_expensive_first(state.provisions, state.elastic):
         name = provision.executor_id
         if provision.state not in PENDING or elastic.plan.on.get(name):
             continue
@@ -246,7 +246,7 @@ def _give_back_idle(state: State) -> None:
     elastic = state.elastic
     timeout_ms = elastic.provisioning.idle_timeout_ms
     spare = _Spare(state)
-    for provision in _dearest_first(state.provisions, state.elastic):
+    for provision in _most_expensive_first(state.provisions, state.elastic):
         host = state.hosts.get(provision.executor_id)
         if provision.state is not ProvidedExecutorState.REGISTERED or host is None:
             continue
@@ -272,7 +272,7 @@ def _give_back_idle(state: State) -> None:
             spare.give(total)
 
 
-def _dearest_first(provisions: dict[str, Provision], elastic: Elastic) -> list[Provision]:
+def _most_expensive_first(provisions: dict[str, Provision], elastic: Elastic) -> list[Provision]:
     """Returns provisions by cost, the most expensive first. Of equally expensive provisions, the
     newest comes first.
     """

@@ -65,11 +65,11 @@ def test_a_glance_and_a_judgement_agree(
     }
     for dimension in survey.dimensions():
         there = [
-            one.at.free.get(dimension.name, 0) for one in usable if dimension.name in one.asked
+            one.at.free.get(dimension.name, 0) for one in usable if dimension.name in one.requested
         ]
         assert sorted(dimension.free) == sorted(there)
         assert dimension.asked == min(
-            one.asked[dimension.name] for one in usable if dimension.name in one.asked
+            one.requested[dimension.name] for one in usable if dimension.name in one.requested
         )
     large_enough = [one for one in usable if Blocker.TOTAL_TOO_SMALL not in one.blockers]
     assert (survey.promising or (0, 0, ""))[2] == (

@@ -179,5 +179,7 @@ def test_the_obstacle_is_named_and_nothing_else(
     assert not verdict.fits
     assert verdict.blockers == blockers
     assert {type(each.constraint).__name__ for each in verdict.obstacles} == {kind}
-    texts = [each.constraint.text(each, verdict.asked, verdict.at) for each in verdict.obstacles]
+    texts = [
+        each.constraint.text(each, verdict.requested, verdict.at) for each in verdict.obstacles
+    ]
     assert message in "; ".join(texts)
