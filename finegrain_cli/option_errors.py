@@ -18,6 +18,7 @@ _OPTIONS: Final = {
     "extended": "resource",
     "labels": "label",
     "env": "env",
+    "cpus": "cpus",
     "cwd": "cwd",
     "group": "group",
     "weight": "weight",

@@ -94,7 +94,7 @@ def _host(cpus: str, memory_bytes: int | None) -> tuple[HostTopology, Capacity]:
 
     topology = detect(Path("/"))
     wanted = CapacityOptions(
-        share_cpus=CpuSet.parse(cpus, "--cpus") if cpus else None, share_memory_bytes=memory_bytes
+        share_cpus=CpuSet.parse(cpus, "cpus") if cpus else None, share_memory_bytes=memory_bytes
     )
     return topology, plan_capacity(topology, wanted)
 

@@ -306,3 +306,20 @@ async def test_a_killed_helper_loses_nothing(on_sqlite: Daemons) -> None:
         eventually(lambda: helper_of(executor) not in (None, helper), "another helper")
         assert (await (await slot.run(["echo", "same slot"])).wait(PATIENCE_S)).check().ok
     on_sqlite.cli.settle()
+
+
+def test_run_says_that_a_placed_slot_is_not_confirmed(on_sqlite: Daemons) -> None:
+    """No reason code exists for this wait, so the message has no brackets."""
+    name = unique("silent")
+    started(on_sqlite, name)
+    (executor,) = on_sqlite.executors
+    os.kill(executor.pid, signal.SIGSTOP)
+    process = on_sqlite.cli.start("run", "--cpu", "0.1", "--memory", "32M", "--", "echo", "late")
+    assert process.stderr is not None
+    waits = process.stderr.readline().decode()
+    os.kill(executor.pid, signal.SIGCONT)
+    done = finish(process)
+
+    assert f"waiting for a slot: placed on {name}, which has not confirmed yet; finegrain" in waits
+    assert "[" not in waits
+    assert (done.code, done.stdout) == (0, b"late\n"), done.stderr
