@@ -67,7 +67,7 @@ class ExecutorView:
             are reserved, offline, or allocated by a kubelet.
         available: the free capacity for new slots; empty while the executor gets no new slots.
         unreachable_reason: the reason why the resource manager cannot connect to the executor;
-            empty: it can connect.
+            empty: the resource manager can connect.
     """
 
     executor: Executor

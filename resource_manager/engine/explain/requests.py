@@ -48,8 +48,8 @@ EXECUTORS_DEFAULT = 20
 
 @dataclass(frozen=True, slots=True)
 class ExecutorVerdict:
-    """The result of comparing a request with one executor: whether it fits, and what the executor
-    lacks.
+    """The result of comparing a request with one executor: whether the request fits, and what the
+    executor lacks.
     """
 
     executor_id: str

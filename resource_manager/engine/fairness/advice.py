@@ -9,8 +9,8 @@ A thread may take long for two reasons, and each reason leads to a different rec
   there are more threads, the long threads are a smaller part of all threads.
 
 A thread is assumed to have one long unit if it took more than `LONG_FACTOR` times the median, and
-only a few threads did so (`LONG_SHARE_MAX`). A thread of about a second or less is mostly overhead
-(carving a slot, starting a process, reporting), so the advice avoids such short threads.
+if only a few threads took so long (`LONG_SHARE_MAX`). A thread of about a second or less is mostly
+overhead (carving a slot, starting a process, reporting), so the advice avoids such short threads.
 
 Example: 30 threads have finished. 29 of them took 4 minutes each, and one took 25 minutes. The
 target is 2 minutes, and 5 times the median is 20 minutes. So the thread of 25 minutes has one long

@@ -26,7 +26,9 @@ class GpuHosts:
         return host_id in self._known
 
     def update(self, host: Host) -> None:
-        """Adds a host with GPUs, or corrects the sums for the present capacity of the host."""
+        """Adds or removes a host, according to its present GPUs, and corrects the sums for its
+        capacity.
+        """
         gpus = gpu_count(host)
         has = host.dimensions
         sums = (gpus, has.get(CPU_MILLI, 0), sum(has.get(name, 0) for name in MEMORY))

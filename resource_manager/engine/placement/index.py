@@ -135,7 +135,8 @@ class CapacityIndex:
             if value != before:
                 self.sums[name] += value - before
                 _write(column, position, value)
-                # If the capacity of the empty host has risen, its free capacity may be the same.
+                # A higher capacity of the empty host does not mean that its free capacity has
+                # risen.
                 rose = rose or (value > before and not name.startswith(WHEN_EMPTY))
         if rose:
             self.log_growth(host_id)

@@ -19,14 +19,14 @@ once.
 The strategy compares the hosts of one level. Of equal hosts, the host with the lowest id comes
 first. All numbers are integers, so that the result is the same on every machine.
 
-- "pack": hosts in use come before empty hosts. Of the first hosts with room, it takes the host
-  whose free resources have almost the same proportions as the needs of the slot (`Proportions`). So
-  the remaining resources stay in proportion, and less capacity is stranded. Example: a slot that
-  needs much memory goes to a host with much free memory and little free cpu.
+- "pack": hosts in use come before empty hosts. Of the first hosts with room, the strategy takes the
+  host whose free resources have almost the same proportions as the needs of the slot
+  (`Proportions`). So the remaining resources stay in proportion, and less capacity is stranded.
+  Example: a slot that needs much memory goes to a host with much free memory and little free cpu.
 - "spread": takes the host whose scarcest dimension has the largest free part.
 - "balanced": takes the host where the slot makes the free parts of cpu and memory most equal. If
-  the slot needs more cpu than memory, compared with an average host, this is the host with the
-  largest surplus of cpu.
+  the slot needs more cpu than memory, compared with an average host, the best host is the host with
+  the largest surplus of cpu.
 
 For "spread" and "balanced" the score is a column of the index (`hosts/scores.py`), so the index
 finds the best host without comparing all hosts. The affinity of "pack" depends on both the host and

@@ -134,7 +134,8 @@ def _could_be_provided(
     constrained: dict[int, ResourceRequest] = {
         kind: each
         for kind, each in enumerate(members)
-        # If some known executors align every slot to NUMA nodes, new executors may do so, too.
+        # If some known executors align every slot to NUMA nodes, new executors may align every
+        # slot, too.
         if each.topology_constrained or hosts.indexes.aligning
     }
     demands = [demand_of(each) for each in members]

@@ -36,7 +36,7 @@ _SCANNED_WHOLE = 256
 _MISSES = 8
 """If there are more entries, some entries are skipped. When this many consecutive entries do not
 fit, only every second entry is tried. When this many more entries do not fit, only every fourth
-entry is tried, and so on. After an entry fits, no entries are skipped again.
+entry is tried, and so on. After an entry fits, every entry is tried again.
 """
 
 

@@ -1,4 +1,5 @@
-"""Plans queued requests and gangs on pending executors, and chooses new executors for the rest.
+"""Plans queued requests and gangs on pending executors, and chooses new executors for the remaining
+requests.
 
 The input and the output are numbers, and equal input gives equal output. Requests that the previous
 plan put on a pending executor stay on this executor. Gangs are planned first, because they need the
@@ -97,9 +98,9 @@ def make_plan(backlog: Backlog) -> Plan:
 
 
 def plan_in_steps(backlog: Backlog) -> Steps[Plan]:
-    """Makes a plan for a backlog, in steps; see `steps.py`."""
-    # Pause before the start, because the start takes as long as a whole step. The caller may have
-    # just used another step to make the backlog.
+    """Makes a plan for a backlog, as a computation that can be paused; see `steps.py`."""
+    # Pause here, because the start of a plan takes as long as one cycle may spend on a planning
+    # pass. The caller may have just spent this time on making the backlog.
     yield 2 * len(backlog.demands)
     planning = _Planning(backlog)
     yield 2 * len(backlog.demands)

@@ -38,7 +38,7 @@ the cheapest set small.
 """
 
 WORK_MAX = 7_000
-"""The limit for the steps (`planning/steps.py`) of a planning pass in one cycle. These steps take
+"""The limit for the work (`planning/steps.py`) of a planning pass in one cycle. This work takes
 some milliseconds.
 """
 

@@ -72,8 +72,8 @@ ROOM_COST = 20
 """The lowest cost, in moves, of a search for a host with room for a class."""
 
 CHECKED_AGAIN_MAX = 16
-"""If at most this many classes have room, all of them are checked again as soon as one of them has
-little room left.
+"""If at most this many classes have room, all these classes are checked again as soon as one class
+has little room left.
 """
 
 STEPS_PER_TRY = 8

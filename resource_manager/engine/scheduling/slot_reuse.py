@@ -107,8 +107,8 @@ def _reuse_or_free(
 def _was_reused(request: Request, waiting: Request, following: NextInOrder) -> bool:
     """Returns True if the slot of `request` probably took over the work of `waiting`.
 
-    The store does not contain which slot took over the work. It was another slot if another slot
-    does the work now, or if this slot was given back earlier.
+    The store does not contain which slot took over the work. Another slot took it over if another
+    slot does the work now, or if this slot was given back earlier.
     """
     if waiting.job_id != request.job_id or waiting.reason != Reason.REUSED:
         return False
