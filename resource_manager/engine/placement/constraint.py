@@ -55,8 +55,10 @@ class Obstacle(NamedTuple):
         constraint: the condition that is not met.
         blocker: the code of the obstacle, for people and in the protocol.
         transient: True if the obstacle disappears when enough slots on the host end.
-        lack: the missing amount, in millionths of the requested amount; 0 if no amount is missing.
-        dimension: the resource of which too little is free; empty: no amount is missing.
+        lack: the size of the obstacle, for the order of hosts: the missing part of the requested
+            amount, in millionths. An obstacle without a missing amount has a fixed size.
+        dimension: the resource of which too little is free; empty: the obstacle is not about one
+            resource.
         host_refusal: the reason why cpus, NUMA nodes or devices are not suitable; None: the
             obstacle has another cause.
     """
@@ -81,7 +83,7 @@ class HostView:
         free: the amounts that one more slot could have, including reserved capacity. `spare` leaves
             out reserved capacity.
         total: the amounts that one more slot could have if all other slots ended.
-        slots_left: the number of slots that the host may have in addition to its present slots.
+        slots_left: the number of slots that the host may still get in this view.
         is_empty: True if the view shows the host without slots and without reservations.
         owns_reservation: True if the host's reserved capacity is reserved for the request that is
             compared with the host.
@@ -158,8 +160,8 @@ class HostView:
         return reserved.spare(self.free, self.host.total, self._slots())
 
     def spare_slots(self) -> int:
-        """Returns the number of slots that the host may have in addition to its present slots,
-        without slots that are reserved for other owners.
+        """Returns the number of slots that the host may still get in this view, without slots that
+        are reserved for other owners.
         """
         reserved = self.host.reserved
         if reserved is None or self.owns_reservation or self.is_empty:

@@ -1,1 +1,1 @@
-"""The ledger of pending work: the queues of each job, and the order in which they are tried."""
+"""Keeps the pending work of each job, and the order in which requests and items are tried."""

@@ -1,5 +1,5 @@
-"""Collects the free capacity of known executors for the plan of new executors, because a waiting
-gang may get some members on known executors and the other members on new executors.
+"""Collects the free capacity of known executors for the plan of new executors. A waiting gang may
+get some members on known executors and the other members on new executors.
 """
 
 from __future__ import annotations
