@@ -67,7 +67,8 @@ COLLECTOR_THRESHOLDS = (10_000, 10, 10)
 """Thresholds for `gc.set_threshold`.
 
 Each slot creates about 30 objects that stay in memory. With Python's default threshold of 700, the
-cyclic collector scanned them so often that it took a quarter of the time of event processing.
+cyclic collector scanned these objects so often that this took a quarter of the time of event
+processing.
 """
 
 Ready = Callable[[str, str], None]
@@ -79,7 +80,7 @@ _log = get_logger("finegrain.rm")
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """A resource manager whose ports are bound. It serves after `lead`."""
+    """A resource manager whose ports are bound. `lead` starts to serve."""
 
     components: Components
     server: GuardedServer

@@ -139,12 +139,12 @@ def _read_counters(state: State, snapshot: Snapshot) -> None:
 
 
 def _enqueue(state: State, at: Instant) -> None:
-    """Queues all pending requests, gangs and resizes. They are marked as tried, so the first
+    """Queues all pending requests, gangs and resizes. These items are marked as tried, so the first
     scheduling pass does not treat them as new.
     """
     for slot in state.slots.values():
         # While a resize order is in flight to the executor, the slot's next resize is not queued.
-        # It is queued after the executor has confirmed or refused the order.
+        # The next resize is queued after the executor has confirmed or refused the order.
         if slot.state is SlotState.ALLOCATED and slot.wanted is not None and slot.ordered is None:
             state.queue.add_resize(slot)
     for gang in state.gangs.derive_states(state.requests, state.transitions, at):
@@ -200,8 +200,8 @@ def _restore_executor(state: State, executor: Executor) -> None:
     )
     executor.report_at_ms = now
     if executor.drain_deadline_time_ms is not None:
-        # The deadline is stored as wall time, because each process has its own monotonic clock. It
-        # is converted to the monotonic clock of this process.
+        # The deadline is stored as wall time, because each process has its own monotonic clock.
+        # This line converts the deadline to the monotonic clock of this process.
         left = executor.drain_deadline_time_ms - state.started.time_ms
         executor.drain_deadline_at_ms = now + max(0, left)
         state.timers.arm(Timer.DRAIN, executor.executor_id, executor.drain_deadline_at_ms)
@@ -248,7 +248,8 @@ def _restore_request(state: State, request: Request) -> None:
         state.ranges.materialize(part, request)
         part.stored.add(part.index_of(request.arrival_number))
         return  # live requests of a range are counted with its part
-    # The id may have the form of a range member's id. It is reserved, so that no range takes it.
+    # The id may have the form of a range member's id. So the id is reserved, and no range can take
+    # it.
     state.ranges.reserve(request.allocation_id)
     state.requests.by_arrival.add(request)
     state.gangs.restore_member(request)

@@ -1,7 +1,7 @@
 """The whole state of the resource manager: all ledgers, side by side.
 
 Only `step` changes it. Parts that are not stored (free capacity, the queue, indexes, timers) are
-derived at the start. `check_invariants` derives them again and compares.
+derived at the start. `check_invariants` derives these parts again and compares.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ state.
 raised before the state is changed. `IllegalTransition` and `InvariantBroken` show a bug. The state
 may then be changed in part, so the caller drops it and restores it from the store.
 
-For each batch, the caller applies any number of events, then one `Decide`. It then takes the
-changed rows (`State.changes.take()`) and commits them. Only after the commit, it performs the
-effects and sends the answers. Only `Decide` places requests and sends commands.
+For each batch, the caller applies any number of events, then one `Decide`. Then the caller takes
+the changed rows (`State.changes.take()`) and commits them. Only after the commit, the caller
+performs the effects and sends the answers. Only `Decide` places requests and sends commands.
 """
 
 from __future__ import annotations

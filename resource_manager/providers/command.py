@@ -226,8 +226,8 @@ class CommandProvider:
         self, executor_id: str, own: ConfiguredShape, handle: str, cancellation: Cancellation
     ) -> Observation:
         settings: CommandShape = own.settings
-        # Run no second status command while the last one hangs. Otherwise each check could leave
-        # another process that cannot be killed.
+        # No second status command is started while the previous status command hangs. Otherwise
+        # each check could leave another process that cannot be killed.
         hanging = self._hanging.get(executor_id)
         if hanging is not None and hanging.is_running():
             return Observation(Presence.UNKNOWN, f"status: process {hanging.pid} still runs")

@@ -87,8 +87,8 @@ def environment_of(values: Mapping[str, str], own: ConfiguredShape | None) -> di
         "FINEGRAIN_EXECUTOR__JOIN_TOKEN_FILE": values["token_file"],
         "FINEGRAIN_EXECUTOR__LABELS": values["labels"],
     }
-    # When the shape is no longer configured, only stop commands run. They need no configuration of
-    # an executor.
+    # When the shape is no longer configured, only stop commands run. Stop commands need no
+    # configuration of an executor.
     if own is None:
         return environment
     environment["FINEGRAIN_EXECUTOR__DEFAULT_SLOT_FRACTION"] = str(own.default_slot_fraction)

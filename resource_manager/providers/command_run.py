@@ -112,7 +112,7 @@ def run_command(
         argv: the program, found in PATH, and its arguments.
         environment: the complete environment of the command.
         timeout_s: time limit, after which the command's process group is killed.
-        cancellation: when it is set, the process group is killed, too.
+        cancellation: the process group is also killed when the cancellation is set.
         started: called with the new process, which runs the program only after this call. If the
             resource manager stops during the call, the program never runs.
         secret: a text that is replaced in the kept output, because a command may print it (`set

@@ -1,7 +1,7 @@
 """Command templates: lists of words with placeholders. No shell interprets them.
 
-`PLACEHOLDERS` lists all placeholders. They have the syntax of Python's format strings, but only
-plain names are allowed.
+`PLACEHOLDERS` lists all placeholders. Placeholders have the syntax of Python's format strings, but
+only plain names are allowed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def read_template(table: ConfigTable, key: str, *, with_handle: bool) -> tuple[s
     Args:
         table: the shape's table.
         key: the template's key in this table.
-        with_handle: whether the placeholder {handle} is allowed.
+        with_handle: True: the placeholder {handle} is allowed.
 
     Raises:
         ConfigurationError: the value is not a list of words, or has an unknown placeholder.
@@ -60,7 +60,7 @@ def fields_of(word: str) -> list[str]:
     """Returns the names of the placeholders in a word.
 
     Raises:
-        ValueError: braces do not match, or there is more than a name between them.
+        ValueError: braces do not match, or a pair of braces contains more than a name.
     """
     names = []
     for _, name, form, conversion in string.Formatter().parse(word):

@@ -112,7 +112,7 @@ def no_providers() -> ProvidersConfiguration:
 def make_providers(read: ProvidersConfiguration, context: ProviderContext) -> dict[str, Provider]:
     """Creates every provider of the file, by name.
 
-    It always creates the built-in providers, so that they can stop executors of an earlier
+    The built-in providers are always created, so that they can stop executors of an earlier
     configuration.
 
     Raises:
@@ -178,7 +178,7 @@ def _shape(table: ConfigTable, name: str, provider: str, read: ReadShape) -> Con
         table.wrong("count_max", 0, "1 or more; without it there is no limit")
     if read.count_max:
         # The provider cannot exceed its limit, such as the number of shares. The operator may only
-        # lower it.
+        # lower this limit.
         count_max = min(count_max or read.count_max, read.count_max)
     exact = Fraction(str(fraction))  # executors also read it as a decimal: 0.1 is exactly a tenth
     default = ResourceProfile(

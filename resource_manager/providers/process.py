@@ -5,7 +5,7 @@ on disk (see `process_executor`), so a resource manager that starts after a cras
 executor again. Executors outlive the resource manager.
 
 If a resource manager never returns, the executors of its process provider continue to run. To stop
-all of them, call `stop_everything(directory)`, or run
+all these executors, call `stop_everything(directory)`, or run
 
     python -m resource_manager.providers.process_sweep DIRECTORY
 

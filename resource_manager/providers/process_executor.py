@@ -1,4 +1,4 @@
-"""One executor of the process provider: its directory, its processes, and how both are removed.
+"""Manages one executor of the process provider: creates and removes its directory and processes.
 
     executors/ID/claim.json      its share; written before anything is started
     executors/ID/executor.toml   its configuration; the path also identifies the front's process
@@ -8,8 +8,8 @@
     executors/ID/tmp/            scratch directories of tasks that run as this process's user
     output/ID.log                output of removed executors; only the newest files are kept
 
-A directory appears by a rename, complete with its claim. It disappears by a rename before its
-content is deleted. So after a crash between any two steps there is either no directory, or a
+A directory appears by a rename, complete with its claim. It disappears by another rename, before
+its content is deleted. So after a crash between any two steps there is either no directory, or a
 directory that claims its share and identifies its processes. All of this code blocks, and needs no
 resource manager.
 """
@@ -59,8 +59,7 @@ OUTPUT_FOLDER = "output"
 EXECUTORS_FOLDER = "executors"
 HIDDEN = "."  # prefix of directories that are being created or removed
 RESTARTS_MAX = 3
-"""Maximum number of restarts of a killed front. Its tasks survive, and the new front adopts
-them.
+"""Maximum number of restarts of a killed front. The tasks survive, and the new front adopts them.
 """
 KILL_WAIT_S = 10.0
 SERVE_WAIT_S = 30.0
@@ -138,7 +137,7 @@ class ExecutorDirectory:
         sync_directory(self.path.parent)
 
     def front(self) -> Process | None:
-        """Returns the live front. Its process is in the note, or is found by its command line.
+        """Returns the live front. Its process is in the note, or is found by the command line.
 
         A front that was started just before a crash may have no note.
         """
@@ -191,8 +190,8 @@ class ExecutorDirectory:
         return front
 
     def served(self) -> bool:
-        """Returns whether a front served and did not shut down cleanly afterwards. Then its tasks
-        may still run.
+        """Returns True if a front served and did not shut down cleanly afterwards. In this case,
+        its tasks may still run.
         """
         return (self.state_dir / "endpoint.json").exists()
 
@@ -231,8 +230,8 @@ class ExecutorDirectory:
 
         Args:
             timeout_s: time for the front to stop cleanly; after that it is killed.
-            cancellation: when it is set, the call ends at its next wait; a later call begins from
-                the start.
+            cancellation: when the cancellation is set, the call ends at its next wait. A later call
+                begins from the start.
 
         Returns:
             A message for people about how the executor ended; empty if it ended cleanly.

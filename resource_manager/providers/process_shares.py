@@ -43,7 +43,7 @@ class Share:
     def total(self) -> Amounts:
         """The amounts that an executor with this share registers."""
         whole = 1000 * len(self.cpu_set)
-        # The executor could not use more cpu time than its cpus have.
+        # An executor cannot use more cpu time than its cpus have.
         cpu_milli = whole if self.cpu_milli is None else min(whole, self.cpu_milli)
         return {
             CPU_MILLI: cpu_milli,

@@ -42,8 +42,8 @@ class Process:
     def signal(self, number: int) -> None:
         """Sends a signal to this process, never to a later process with the same pid.
 
-        It opens the pidfd first and then checks the start time, so the pid cannot be reused in
-        between.
+        The pidfd is opened first, and then the start time is checked. So the pid cannot be reused
+        in between.
         """
         with suppress(OSError):
             descriptor = os.pidfd_open(self.pid)
@@ -174,7 +174,7 @@ def fronts_below(directory: Path) -> Iterator[Path]:
 def groups_around(processes: Iterable[Process], executor_id: str) -> list[Path]:
     """Returns the control groups of an executor that contain the given processes.
 
-    This finds them even if the helper's note is missing.
+    The control groups are found even if the helper's note is missing.
     """
     mark, found = f"/finegrain/{executor_id}/", dict[Path, None]()
     for process in processes:

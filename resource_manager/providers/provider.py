@@ -121,8 +121,8 @@ class Provider(Protocol):
 
     Calls for one executor never overlap, but calls for different executors may overlap.
 
-    A call may be cancelled, because the resource manager stops or no longer needs its result. It
-    then raises CancelledError only after everything that it began has ended.
+    A call may be cancelled, because the resource manager stops or no longer needs its result. The
+    call then raises CancelledError, but only after all work that it began has ended.
     """
 
     async def start(self, executor_id: str, shape: str, *, again: bool) -> Started:
@@ -141,7 +141,7 @@ class Provider(Protocol):
         """
 
     async def stop(self, executor_id: str, shape: str, handle: str) -> str:
-        """Stops an executor and everything that belongs to it; returns when nothing is left.
+        """Stops an executor, and removes all parts of it. Returns when no part is left.
 
         Args:
             executor_id: the executor to stop.
@@ -160,20 +160,20 @@ class Provider(Protocol):
     async def status(self, executor_id: str, shape: str, handle: str) -> Observation:
         """Returns whether a started executor still runs.
 
-        It must be cheap, because it is called for every executor every few seconds. If it cannot
-        observe the executor, it returns UNKNOWN and raises no error.
+        This call must be cheap, because it is made for every executor every few seconds. If it
+        cannot observe the executor, it returns UNKNOWN and raises no error.
         """
 
     def owns(self, executor_id: str) -> bool:
-        """Returns whether the provider has a record of an executor. Its shape need not be
-        configured any more.
+        """Returns True if the provider has a record of an executor. The shape of the executor need
+        not be configured any more.
         """
 
     def noted(self) -> list[str]:
         """Returns the ids of all executors that the provider has a record of. May block briefly.
 
         After a restore from a backup, the resource manager's state may lack some of these
-        executors. It stops the executors that stay unknown for some time.
+        executors. The resource manager stops the executors that stay unknown for some time.
         """
 
     async def close(self) -> None:

@@ -69,7 +69,7 @@ async def in_thread(threads: ThreadPoolExecutor, work: Callable[[Cancellation], 
     future = asyncio.wrap_future(began)
     cancelled: asyncio.CancelledError | None = None
     try:
-        # A cancelled caller continues to wait. It may be cancelled several times.
+        # A cancelled caller continues to wait. The caller may be cancelled several times.
         while not future.done():
             try:
                 await asyncio.wait([future])

@@ -1,7 +1,7 @@
 """Explains why the resource manager cannot connect to an executor, and what an operator can do.
 
 The causes are recognised by the sentences of `finegrain/rpc/connect_failures.py`. An unknown
-message is shown as it is. This module makes no calls.
+message is shown unchanged. This module makes no calls.
 """
 
 from __future__ import annotations

@@ -104,8 +104,7 @@ class Dispatcher:
             self._links.forget(event.executor_id)
         # Events about single slots are logged only at level DEBUG.
         if event.allocation_id and not _stdlib_log.isEnabledFor(logging.DEBUG):
-            # A batch can have thousands of such events, so a line that is not logged is not
-            # prepared either.
+            # A batch can have thousands of such events, so a line is prepared only if it is logged.
             return
         write = _log.debug if event.allocation_id else _log.info
         ids = {

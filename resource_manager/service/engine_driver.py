@@ -59,7 +59,7 @@ class Item:
     error: BaseException | None = None
 
     def settle(self) -> None:
-        """Resolves the caller's future. It must run on the event loop."""
+        """Resolves the caller's future. The method must run on the event loop."""
         # The caller has cancelled the call, or was rejected while the batch was running.
         if self.future.done():
             return
@@ -70,19 +70,19 @@ class Item:
 
 
 class StateSuspect(Exception):
-    """A step failed, and the state may be changed only partly. It must be read again."""
+    """A step failed, and the state may be changed only partly. The state must be read again."""
 
 
 class EngineDriver:
-    """Holds the engine's state, and the store that persists it.
+    """Has the engine's state, and the store that makes the state durable.
 
     Args:
         store: the database.
         settings: the engine's settings.
         metrics: the metrics that count durations and failures.
         holder: the name of this process in the lease, for people.
-        address: the address at which other processes call this process. It is stored with the
-            lease.
+        address: the address at which other processes call this process. This address is stored with
+            the lease.
         step: replaces the engine's step, for tests.
         check: replaces the check of all invariants, for tests.
         check_window_s: the time in which all invariants must be checked once, in seconds.

@@ -102,7 +102,7 @@ class ExecutorLinks:
         self._stopped = False
 
     def send(self, command: Command) -> None:
-        """Starts to deliver a command. Its outcome is submitted as an event."""
+        """Starts to deliver a command. The outcome is submitted as an event."""
         # The command gets the epoch of the state that decided it, and not a newer epoch after a
         # reload.
         self._spawn(self._deliver(command, self._runner.rm_epoch))

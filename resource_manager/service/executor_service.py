@@ -145,7 +145,9 @@ class ExecutorCalls:
         )
 
     async def _take_out_of_service(self, executor_id: str, claimed: int) -> None:
-        """Drains an executor that has reported an epoch without proof. Its slots stay."""
+        """Drains an executor that has reported an epoch without proof. The slots of the executor
+        stay.
+        """
         self._metrics.unproven_epochs.inc()
         reason = (
             f"it reported the epoch {claimed}, which no resource manager of this cluster has"

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Intake(ABC):
-    """Admits events and reads, and puts them into the lanes. It runs on the event loop."""
+    """Admits events and reads, and puts them into the lanes. All methods run on the event loop."""
 
     def __init__(self, metrics: ResourceManagerMetrics, limits: LaneLimits) -> None:
         self._metrics = metrics
@@ -114,7 +114,7 @@ class Intake(ABC):
         """Runs a function on the state between two batches.
 
         Args:
-            fn: the function. It must not keep references to the state.
+            fn: the function. The function must not keep references to the state.
             owner: the job or connection whose queue gets the read; None: a short read by the
                 resource manager itself, which is served before all others.
             items: the number of entries that the function reads, for the limits.

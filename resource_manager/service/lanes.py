@@ -1,6 +1,6 @@
 """Decides which items the single writer serves next, with fair queues and limits.
 
-There are two lanes. The urgent lane is served first, up to a limit per batch. It contains
+There are two lanes. The urgent lane is served first, up to a limit per batch. This lane contains
 keep-alives, answers of executors, and short reads of the resource manager itself. All other items
 wait in one queue per owner (a job, or a connection without a job), and the queues are served one
 after the other. So an owner that sends many items delays only itself.
@@ -182,7 +182,7 @@ class Lanes:
                     # new owner.
                     del self._queues[owner]
                 # An owner that still has credit keeps its place. Only the size of the batch has
-                # stopped it.
+                # stopped this owner.
                 elif queue.credit <= 0:
                     self._queues[owner] = self._queues.pop(owner)  # the owner is now served last
                 if left <= 0:

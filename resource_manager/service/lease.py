@@ -24,7 +24,7 @@ class LeaseKeeper:
     """Keeps the leadership of one store.
 
     Args:
-        store: the store. It must be the leader's store when `start` is called.
+        store: the store. When `start` is called, this process must lead with this store.
         interval_s: the time between two renewals, in seconds.
         on_lost: called once, on the event loop, when another process leads.
         unsure_max_s: time in seconds. Callers are rejected when the lease has been unconfirmed for
@@ -44,14 +44,15 @@ class LeaseKeeper:
         self._on_lost = on_lost
         self._unsure_max_s = unsure_max_s
         self._unsure_since_s: float | None = None
-        # It is a thread and not a task, so that renewals continue while the event loop is busy.
+        # The renewals run in a thread and not in a task, so that they continue while the event loop
+        # is busy.
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="rm-lease")
         self._renewal: asyncio.Future[None] | None = None
 
     def start(self) -> None:
-        """Starts the renewals. It may be called again after `pause`."""
+        """Starts the renewals. `start` may be called again after `pause`."""
         # Each thread has its own event, so that a paused thread ends even if a new thread has
         # started.
         self._over = threading.Event()
@@ -95,7 +96,7 @@ class LeaseKeeper:
     async def confirm(self) -> None:
         """Returns when it is certain that no other process has taken over.
 
-        It calls the database only if the lease may have ended.
+        The database is called only if the lease may have ended.
 
         Raises:
             NotLeader: another process leads.

@@ -13,7 +13,7 @@ CACHED_JOBS_MAX = 100_000
 
 
 class JobOwners:
-    """Knows the owners of jobs, most of them without a read in the writer's queues."""
+    """Knows the owners of jobs. Most checks need no read in the writer's queues."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
@@ -29,7 +29,7 @@ class JobOwners:
     async def check(self, job_id: str) -> None:
         """Checks that the caller owns the job.
 
-        It reads the state only if the cached owner does not match.
+        The state is read only if the cached owner does not match.
 
         Raises:
             NotFound: the job is unknown.

@@ -150,7 +150,7 @@ class Provisioning:
         self._seen: dict[str, Observation] = {}  # last logged observation, by executor
         self._strays: dict[
             str, float
-        ] = {}  # by executor: start of the time in which the state did not know it
+        ] = {}  # by executor: the time since which the state does not know the executor
         self._watcher: asyncio.Task[None] | None = None
         self._over = False
 
@@ -184,7 +184,7 @@ class Provisioning:
         if self._watcher is not None:
             self._watcher.cancel()
         for work in self._works.values():
-            # The next order is removed as well, because the next leader decides again.
+            # The following order is removed, too, because the next leader decides again.
             work.following = None
             if work.task is not None:
                 work.task.cancel()

@@ -1,7 +1,8 @@
 """The single writer of the resource manager. Only the writer changes the engine's state.
 
-It takes all calls that have arrived as a batch, steps each event, runs `Decide`, and commits all
-changes in one transaction. After the commit, it answers the callers and carries out the effects.
+The writer takes all calls that have arrived as a batch, steps each event, runs `Decide`, and
+commits all changes in one transaction. After the commit, it answers the callers and carries out the
+effects.
 """
 
 from __future__ import annotations
@@ -185,7 +186,7 @@ class Runner(Intake):
     async def _run(self) -> None:
         while True:
             await self._arrived.wait()
-            # This clears the event before it checks the lanes, so that a later item wakes the loop
+            # The event is cleared before the lanes are checked, so that a later item wakes the loop
             # again.
             self._arrived.clear()
             while self._lanes or self._tick_due or (self._driver.unfinished and not self._closing):

@@ -22,7 +22,7 @@ ENDPOINT_FILE = "endpoint.json"
 def locked_state_dir(path: Path) -> Iterator[Path]:
     """Creates the directory if it does not exist, and locks it.
 
-    Its mode is 0711: other users reach the login socket in it, and nothing else.
+    Its mode is 0711: other users can reach only the login socket in it.
 
     Raises:
         ConfigurationError: the directory cannot be created or used, or another process has locked

@@ -28,8 +28,8 @@ ItemT = TypeVar("ItemT")
 CHUNK_ITEMS_MAX = 500  # maximum number of items in one event of a large call
 
 NEW_COST = 4
-"""Additional items that a request counts if it differs from all earlier requests of its event. It
-may need a new scheduling class, and a search for a host that could serve it.
+"""Additional items that a request counts if it differs from all earlier requests of its event. Such
+a request may need a new scheduling class, and a search for a host that could serve it.
 """
 
 
@@ -104,8 +104,8 @@ def submission_events(
     Returns:
         Functions that make the events from the time of their batch.
     """
-    # Either all requests of a job have a profile, or none has. The engine rejects the whole of a
-    # call that mixes both, so such a call stays one event.
+    # Either all requests of a job have a profile, or none has. The engine rejects a call with both
+    # kinds of requests as a whole, so such a call stays one event.
     kinds = {spec.profile is None for spec in call.specs}
     kinds |= {each.request.profile is None for each in ranges}
     chunks = list(_chunks(call.specs)) if len(kinds) == 1 else [call.specs]
@@ -156,7 +156,7 @@ async def give_up(
         weight: the number of items that one event counts in this queue; None: its real number.
 
     Returns:
-        One outcome per item, in order, when all of them are durable.
+        One outcome per item, in order. All outcomes are durable.
     """
     chunks = chunks_of(items)
     if not chunks:

@@ -96,7 +96,7 @@ class _Part:
     """One part of a snapshot, at one moment."""
 
     snapshot: rm_pb2.JobSnapshot
-    last_arrival: int  # arrival number of the last request read; the next part begins after it
+    last_arrival: int  # last arrival number in this part; the next part begins after it
 
 
 class WatchHub:

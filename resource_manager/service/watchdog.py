@@ -1,4 +1,5 @@
-"""Sends keep-alives to systemd's watchdog. A leader sends them only while its writer answers.
+"""Sends keep-alives to systemd's watchdog. A leader sends keep-alives only while its writer
+answers.
 
 If only the database does not answer, keep-alives continue: a restart of this process would not
 help.

@@ -61,8 +61,8 @@ class Choice:
 class Phase:
     """An interval in which the same jobs had waiting work, compared with the ideal schedule.
 
-    It begins when a job has no more waiting work. `converged_s` is the time until all jobs were
-    served fairly; None if this took longer than the phase. `error` is the largest relative
+    A phase begins when a job has no more waiting work. `converged_s` is the time until all jobs
+    were served fairly; None if this took longer than the phase. `error` is the largest relative
     difference after this time. `shares` has the mean threads of capacity, measured after
     convergence and after the last thread of the jobs without waiting work; `ideal` has the ideal
     values.
@@ -147,7 +147,8 @@ def run_set_up(set_up: SetUp, until_ms: int | None = None) -> Cluster:
 
 
 def choice_at(log: RunLog, moment_ms: int) -> Choice:
-    """Returns the choice at a moment. Its usage is computed from the log, not by the engine.
+    """Returns the choice at a moment. The usage in the result is computed from the log, not by the
+    engine.
 
     Raises:
         StopIteration: nothing was served at that moment.
@@ -157,7 +158,8 @@ def choice_at(log: RunLog, moment_ms: int) -> Choice:
     jobs = {job.job_id: 0.0 for job in log.jobs.values()}
     groups = {job.group: 0.0 for job in log.jobs.values()}
     for run in log:
-        # Count only the time before the moment, as the choice itself does.
+        # Only the time before the moment is counted, because the choice itself counts only this
+        # time.
         end_ms = moment_ms if run.end_ms is None else min(run.end_ms, moment_ms)
         ran_s = max(0, end_ms - run.start_ms) / 1_000
         jobs[run.job_id] += ran_s

@@ -231,8 +231,8 @@ class FluidSchedule:
 def fluid_schedule(tree: IdealTree, jobs: Iterable[FluidJob], capacity: float) -> FluidSchedule:
     """Returns how the jobs would run as fluids, from the first arrival until the last is done.
 
-    There is one job per leaf. Unlike a real job, a fluid job can use its width until it is done. It
-    has no last threads that leave capacity idle.
+    There is one job per leaf. Unlike a real job, a fluid job can use its width until it is done. A
+    fluid job has no last threads that leave capacity idle.
 
     Raises:
         InvalidArgument: the capacity is not positive, or a job never ends because a maximum is 0.

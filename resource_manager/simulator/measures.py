@@ -169,9 +169,9 @@ class Account:
 class ShareGap:
     """How far a run was from the ideal schedule, over windows of `window_ms`.
 
-    `error` is the fraction of all usage that went to other groups than in the ideal schedule. It is
-    half the sum of absolute differences, divided by the sum of received service. Both sums are over
-    all windows in which requests waited.
+    `error` is the fraction of all usage that went to other groups than in the ideal schedule.
+    `error` is half the sum of absolute differences, divided by the sum of received service. Both
+    sums are over all windows in which requests waited.
     """
 
     window_ms: int
@@ -218,7 +218,8 @@ def _enter(
     in_use = math.fsum(moment.running.values())
     due = tree.shares(moment.demand, in_use)
     due.pop(ROOT, None)
-    # Without waiting requests every group has all that it requested, so no share can be unfair.
+    # Without waiting requests, every group has all capacity that it requested, so no share can be
+    # unfair.
     contended = math.fsum(moment.demand.values()) > in_use + _NOTHING
     seconds = (until_ms - moment.at_ms) / 1_000
     for group in moment.demand:

@@ -105,7 +105,7 @@ def replay(
     Args:
         workload: the jobs.
         nodes: the nodes of the simulated cluster.
-        plan: how to replay the jobs.
+        plan: the settings of the replay.
         progress: called every `PROGRESS_EVERY` moments.
 
     Raises:

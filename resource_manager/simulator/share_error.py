@@ -39,7 +39,8 @@ class Comparison:
     """Compares a run with the ideal schedule: received and due service of each flow, over any
     interval.
 
-    It has all flows of the tree (leaves and the flows above them) that ever had demand.
+    The comparison has all flows of the tree that ever had demand: leaves, and the flows above the
+    leaves.
     """
 
     def __init__(self, tree: IdealTree, usages: Iterable[Usage], end_s: float) -> None:
@@ -128,7 +129,7 @@ class Comparison:
         The result is the smallest T for which every flow is within the tolerance in all windows
         that begin at or after change + T and end at or before `until_s`.
 
-        It checks only windows that begin or end at a change of the run. The error of a window
+        Only windows that begin or end at a change of the run are checked. The error of a window
         between two such windows is at most the larger of their errors. So these windows suffice to
         find T.
 

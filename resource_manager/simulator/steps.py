@@ -1,4 +1,4 @@
-"""Functions of time that are constant between moments. They are exact; nothing is sampled."""
+"""Functions of time that are constant between moments. The values are exact and not sampled."""
 
 from __future__ import annotations
 

@@ -213,7 +213,7 @@ def _set_aside(database: Path) -> Path | None:
         shm_of(database).unlink(missing_ok=True)
         return None
     kept = database.with_name(f"{database.name}.replaced-{time.time_ns() // 1_000_000}")
-    # The link is a second name of the file. Its old name stays valid until the file is replaced.
+    # The link is a second name of the file. The old name stays valid until the file is replaced.
     os.link(database, kept)
     if wal_of(database).exists():
         wal_of(database).replace(wal_of(kept))

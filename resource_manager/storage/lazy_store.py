@@ -1,4 +1,4 @@
-"""The store of a standby. It opens the database only when this process can become the leader.
+"""The store of a standby opens the database only when this process can become the leader.
 
 Until then it only checks which process leads. While another process has the lock of an SQLite file,
 a standby must not open the file, because opening could checkpoint it.
@@ -38,7 +38,7 @@ class LazyStore(Store):
         wait_s: float | None = None,
         address: str = "",
     ) -> int:
-        """See `Store.lead`. It makes one attempt, and ignores `wait_s`."""
+        """See `Store.lead`. This store makes one attempt, and ignores `wait_s`."""
         del wait_s
         try:
             # This is checked before opening, because opening the file could change the leader's

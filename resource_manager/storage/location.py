@@ -1,4 +1,4 @@
-"""Parses database URLs. It does not check whether the database exists."""
+"""Parses database URLs, without a check whether the database exists."""
 
 from __future__ import annotations
 

@@ -40,8 +40,8 @@ def leave_lost_history(execute: Callable[[str], object]) -> None:
     """Raises event sequences and generations above all numbers that were used after the backup.
 
     A job master that continues its stream receives OUT_OF_RANGE, and starts again with a snapshot.
-    A slot that was placed after the backup is unknown. It is freed, and never has the same
-    generation as a known slot.
+    A slot that was placed after the backup is unknown. The executor frees such a slot, and no new
+    slot gets the same generation.
 
     Args:
         execute: runs one statement in a transaction that the caller commits.

@@ -32,8 +32,8 @@ def postgresql_errors(location: DatabaseUrl) -> Iterator[None]:
 
     Raises:
         InvariantBroken: the rows contradict each other.
-        StoreError: any other error. It is `StoreAway` if the server cannot be reached or closed the
-            connection.
+        StoreError: any other error. The class is `StoreAway` if the server cannot be reached or
+            closed the connection.
     """
     try:
         yield

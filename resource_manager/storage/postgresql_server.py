@@ -37,8 +37,8 @@ DURABLE = (
 )
 """Makes one transaction durable, even if the server's default is `off`.
 
-It is set for each transaction, because a pooler may give one session to several clients. A stronger
-setting (remote_apply) stays in effect.
+This is set for each transaction, because a pooler may give one session to several clients. A
+stronger setting (remote_apply) stays in effect.
 """
 
 _UPGRADE_LOCK = tables.APPLICATION_ID
@@ -168,7 +168,7 @@ def prepare(engine: Engine, location: DatabaseUrl, *, create: bool, upgrade: boo
 
     Args:
         engine: the database.
-        location: its URL, for messages.
+        location: the URL of the database, for messages.
         create: True: create the schema in an empty database.
         upgrade: True: upgrade an older schema.
 

@@ -174,8 +174,8 @@ class PostgresqlStore(SqlStore):
             time.sleep(POLL_S)
 
     def _take(self, holder: str, address: str, above_epoch: int) -> int | None:
-        # A store that already leads only raises its epoch. It does not take over from another
-        # leader.
+        # A store that already leads only raises its epoch. In this case, the store does not take
+        # over from another leader.
         values: dict[str, Any] = {
             "holder": self._holder or f"{holder}{self._mark}",
             "address": address,

@@ -185,7 +185,7 @@ def _differences(connection: Connection) -> list[str]:
 def raise_epoch(url: str, *, above_epoch: int) -> int:
     """Makes a database usable again after a restore by another program, such as pg_restore.
 
-    A resource manager may lead on it again, even if an executor had seen a newer epoch. Its next
+    A resource manager may lead on it again, even if an executor had seen a newer epoch. The next
     epoch is above `above_epoch`, and event sequences and generations skip the values that the lost
     copy may have used (see `lost_history.py`).
 

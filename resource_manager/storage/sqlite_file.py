@@ -274,7 +274,7 @@ class LockFile:
                 raise
             if _same_file(descriptor, self.path):
                 return descriptor
-            os.close(descriptor)  # the file was removed meanwhile: lock the new one
+            os.close(descriptor)  # the file was replaced, so the loop locks the new file
 
     def _in_use(self) -> StoreError:
         try:

@@ -167,7 +167,7 @@ class SqliteStore(SqlStore):
         """Checkpoints the commits that a killed process left in the WAL.
 
         Otherwise the WAL would grow with every process that is killed before its first checkpoint,
-        and every start reads all of it.
+        and every start reads the whole WAL.
         """
         with suppress(StoreAway):  # such as a full disk: the next commit reports it if it persists
             self._checkpoint("TRUNCATE")

@@ -15,7 +15,7 @@ from resource_manager.engine.model.effects import Changes, Snapshot
 from resource_manager.engine.model.entities import ClusterEvent, JobEvent
 
 LEASE_MS = 1000
-"""PostgreSQL: how long a leadership lasts without renewal before another host may take over."""
+"""PostgreSQL: the time without renewal after which another host may take over the leadership."""
 
 
 class NotLeader(FailedPrecondition):
@@ -54,7 +54,7 @@ class StoreAway(StoreError):
 
 
 class StoreBroken(StoreError):
-    """This process must not use the database again, but a new process may.
+    """This process must not use the database again, but a new process may use it.
 
     Data that this process wrote may be missing on the disk although it can still be read.
     """
@@ -132,7 +132,7 @@ class Store(ABC):
 
     @abstractmethod
     def commit(self, changes: Changes) -> None:
-        """Stores a batch in one transaction: all of it or nothing.
+        """Stores a batch in one transaction: the whole batch or nothing.
 
         The batch MUST be durable on return. It MUST have no effect unless this store still leads at
         its epoch. It MUST be idempotent: a second commit of the same changes leaves the same rows.

@@ -31,7 +31,7 @@ numbers of threads, so a number such as "cpus per node" is the number of the lar
 the average. On regular hosts, the largest node equals the average.
 
 The caller must pass only cpus that all required policies allow, because this module does not check
-them.
+the required policies.
 """
 
 from __future__ import annotations
@@ -331,7 +331,7 @@ class Accumulator:
 
 def whole_cores_of(cores: Sequence[int], need: int) -> int | None:
     """Returns the cpus of some cores that have exactly `need` threads together; None if no such
-    choice of cores exists. It prefers cores that come early in `cores`.
+    choice of cores exists. Cores that come early in `cores` are preferred.
 
     This is the subset-sum problem, solved by dynamic programming. A set of possible sums is an
     integer with one bit for each sum.

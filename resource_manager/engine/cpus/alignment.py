@@ -202,8 +202,8 @@ class Case:
     def _on_nodes(
         self, policy: NumaPolicy, needs: Quantities, notes: tuple[str, ...]
     ) -> CpuAssignment | HostRefusal:
-        """Tries the masks that the policy admits, beginning with the smallest. It stops at the
-        first size for which a mask works, because masks of fewer nodes are always better.
+        """Tries the masks that the policy admits, beginning with the smallest. The search stops at
+        the first size for which a mask works, because masks of fewer nodes are always better.
         """
         # If all nodes together have too little of a dimension, no mask has enough.
         lacking = needs.lacking(needs.nodes)
@@ -217,7 +217,7 @@ class Case:
             if found is not None:
                 break
         # A mask is no hint if one of its nodes has nothing left of a dimension. But all nodes
-        # together may still be enough, and BestEffort admits them.
+        # together may still have enough, and BestEffort admits this mask.
         if found is None and policy is NumaPolicy.BEST_EFFORT:
             found = self.assigned_on(needs, needs.nodes, notes)
         if found is None:

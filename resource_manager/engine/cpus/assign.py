@@ -1,4 +1,4 @@
-"""Decides whether one host can give a slot its cpus, NUMA nodes and devices, and chooses them.
+"""Decides whether one host can serve a slot, and chooses the slot's cpus, NUMA nodes and devices.
 
 This module serves all kinds of slots: with dedicated cpus, aligned to NUMA nodes, bound to the
 shared pool of one node, with devices, or with none of these. The caller has checked the amounts of

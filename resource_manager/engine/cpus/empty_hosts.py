@@ -54,8 +54,8 @@ def empty_ledger(kind: HostKind) -> CpuLedger:
     """Returns the cpu ledger of a host of this kind without slots. All hosts of the kind share it,
     so callers must not change it.
     """
-    # Offline cpus and cpus of a kubelet are left out, because an empty host does not have them
-    # either. All devices are usable here, because a device that gets no new slots now may get new
+    # Offline cpus and cpus of a kubelet are left out, because slots cannot have them on an empty
+    # host. All devices are usable here, because a device that gets no new slots now may get new
     # slots later.
     ledger = CpuLedger(
         kind.layout,

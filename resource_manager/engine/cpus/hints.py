@@ -2,7 +2,7 @@
 
 A hint is a mask: an integer whose bit n stands for the node at position n of the layout. A mask is
 a hint if its nodes together have enough of each amount that the slot needs. Cpus are only counted
-here. They are chosen later, on the mask that the merge selects (`merge.py`).
+here. The cpus are chosen later, on the mask that the merge selects (`merge.py`).
 
 Example: two nodes have 8 cpus and 16 GiB each, and the strategy is LeastAllocated. Node 0 has 3
 cpus and 16 GiB free, node 1 has 8 cpus and 4 GiB free. A slot needs 3 cpus and 2 GiB. On the empty
@@ -265,8 +265,9 @@ def _some_masks(layout: CpuLayout, nodes: tuple[int, ...]) -> Iterator[tuple[int
 
 @lru_cache(16_384)
 def remoteness(layout: CpuLayout, mask: int) -> int:
-    """Returns how far the nodes of a mask are from each other: the sum of all distances between
-    them, or 0 if the distances are unknown. Only masks of equal size can be compared in this way.
+    """Returns how far the nodes of a mask are from each other: the sum of all distances between two
+    of its nodes, or 0 if the distances are unknown. Only masks of equal size can be compared in
+    this way.
     """
     nodes = positions(mask)
     return sum(

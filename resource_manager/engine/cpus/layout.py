@@ -21,7 +21,7 @@ from finegrain.cpu_assignment import PoolName
 from finegrain.cpu_pools import NODE_UNKNOWN
 from finegrain.cpuset import CpuSet
 
-LAYOUTS_KNOWN_MAX: Final = 1_024  # number of cached layouts; a cluster has few different ones
+LAYOUTS_KNOWN_MAX: Final = 1_024  # number of cached layouts; a cluster has few different layouts
 
 Row = tuple[int, int, int, int] | tuple[int, int, int, int, int]
 """A cpu with its core, NUMA node and package. The optional last number is the group of cpus that

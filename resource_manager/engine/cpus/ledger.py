@@ -1,9 +1,9 @@
-"""The ledger of the cpus and NUMA nodes of one host: their capacity, and the parts of it that slots
-hold.
+"""The ledger of the cpus and NUMA nodes of one host: their capacity, and the parts of the capacity
+that slots hold.
 
-It contains no placement policy. A change costs a few operations on integers, independent of the
-size of the host. Numbers that depend on all slots are computed at most once per `version`. Amounts
-of the host as a whole are in `hosts/host.py`.
+The ledger contains no placement policy. A change costs a few operations on integers, independent of
+the size of the host. Numbers that depend on all slots are computed at most once per `version`.
+Amounts of the host as a whole are in `hosts/host.py`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from resource_manager.engine.model.entities import SlotKey
 
 @dataclass(frozen=True, slots=True)
 class PinRoom:
-    """Numbers of free cpus and cores for slots with dedicated cpus. They allow a quick comparison,
-    but not a final decision.
+    """Numbers of free cpus and cores for slots with dedicated cpus. These numbers allow a quick
+    comparison, but not a final decision.
     """
 
     cpus: int  # free cpus
@@ -100,8 +100,8 @@ class CpuLedger:
             layout: the layout that the host reported, with offline cpus.
             policy: the host's settings; None: the built-in settings.
             best_effort_milli: the cpu that the host announced for best-effort slots, in
-                thousandths. It covers all cpus that the host's configuration leaves to slots
-                (pinnable and kept back). None: 1,000 for each of these cpus.
+                thousandths. This amount covers all cpus that the host's configuration leaves to
+                slots (pinnable and kept back). None: 1,000 for each of these cpus.
             devices: the layout of the host's devices.
             time_shared: True if other programs use the cpus as well, so that slots get no
                 particular cpus.
@@ -122,15 +122,15 @@ class CpuLedger:
     _pin_room: PinRoom | None  # None: it must be computed again
 
     def _derive(self) -> None:
-        """Computes the cpus that slots can have. It leaves out cpus that settings reserve, offline
-        cpus and cpus of a kubelet.
+        """Computes the cpus that slots can have: all cpus except reserved cpus, offline cpus and
+        cpus of a kubelet.
         """
         base = self.reported_layout
         self.layout = base.without(self._offline)
         policy = self.policy
         unavailable = self._offline | self._kubelet
-        # Reserved cpus are not dedicated to slots. They stay in the pools unless they are strictly
-        # reserved.
+        # Reserved cpus are not dedicated to slots. Only strictly reserved cpus are also removed
+        # from the pools.
         self.pinnable = base.pinnable & ~unavailable & ~policy.reserved_cpus.bits
         offered = base.pinnable | base.kept_back
         self.pool_cpus = (

@@ -2,12 +2,12 @@
 of Kubernetes 1.33 and later). The cpus are packed, or distributed evenly over as few NUMA nodes as
 possible.
 
-Packed (`takeByTopologyNUMAPacked`): groups of cpus that are partly in use become full first. The
+Packed (`takeByTopologyNUMAPacked`): groups of cpus that are partly in use are filled first. The
 kubelet's options to spread over cores and to align with last-level caches are here, too.
 
 Distributed (`takeByTopologyNUMADistributed`, the option distribute-cpus-across-numa): the kubelet
-tries all combinations of nodes, and all choices of the nodes that give the remainder. It chooses
-the result that leaves the most even numbers of free cpus on the nodes (the lowest standard
+tries all combinations of nodes, and all choices of the nodes that give the remainder. The kubelet
+chooses the result that leaves the most even numbers of free cpus on the nodes (the lowest standard
 deviation). This is always the combination of the nodes with the most free cpus, because a cpu from
 such a node lowers the sum of squares most. So this module chooses the nodes with the most free cpus
 directly. On a tie, it chooses the earlier nodes.
@@ -68,7 +68,7 @@ class NodeShare(NamedTuple):
 
     node: int  # the node's cpus, as bits
     even: int  # the part that every node gives
-    more: int  # its part of the remainder: one group or no cpus, taken after `even`
+    more: int  # the node's part of the remainder: one group or no cpus, taken after `even`
 
 
 def take_share(layout: CpuLayout, free: int, share: NodeShare) -> int:
@@ -164,8 +164,8 @@ class _Packing:
         return self._fullest_first(self._nodes if self.nodes_are_outer else self._packages)
 
     def inner(self) -> list[int]:
-        """Returns the groups of the smaller kind with free cpus, ordered first by the larger group
-        that contains them, then by the number of free cpus.
+        """Returns the groups of the smaller kind with free cpus, in the order of the larger groups
+        that contain them, then by the number of free cpus.
         """
         inner = self._packages if self.nodes_are_outer else self._nodes
         return _without_repeats(
@@ -198,7 +198,7 @@ class _Packing:
     def _take_whole(self, groups: Sequence[int]) -> None:
         """Takes each group that is completely free and not larger than the need."""
         for group in groups:
-            # Other groups are skipped here. Later stages take smaller units of them.
+            # Other groups are skipped here. Later stages take smaller units of the skipped groups.
             if not group & ~self._free and group.bit_count() <= self._need:
                 self._take(group)
 
@@ -250,7 +250,8 @@ class _Packing:
         # Rounded up, because only a part of the last core may be needed.
         for core in cores[: -(-self._need // per_core)]:
             part |= core
-        # Only the last core can have more threads than needed. Its highest threads are not taken.
+        # Only the last core can have more threads than needed. The highest threads of this core are
+        # not taken.
         for _ in range(part.bit_count() - self._need):
             part ^= 1 << part.bit_length() - 1
         if part.bit_count() == self._need:

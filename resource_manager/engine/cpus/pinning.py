@@ -34,8 +34,8 @@ _BLOCKERS: Final = {
     ShortOf.CORES: CpuBlocker.DISTINCT_CORES_NOT_ENOUGH,
     ShortOf.UNSHARED_CORES: CpuBlocker.EXCLUSIVE_UNMET,
     ShortOf.UNSHARED_NODES: CpuBlocker.EXCLUSIVE_UNMET,
-    # `resolve` has checked that some whole cores have this number of threads, but the free whole
-    # cores do not have it.
+    # `resolve` has checked that some whole cores have this number of threads, but no free whole
+    # cores have this number.
     ShortOf.ALIGNMENT: CpuBlocker.WHOLE_CORES_NOT_ENOUGH,
 }
 

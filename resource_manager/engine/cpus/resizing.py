@@ -13,9 +13,9 @@ GiB. Other slots there have cpus 2-3 and 4 GiB.
     2 cpus, 5 GiB   refused, NUMA_NOT_ENOUGH_MEMORY: 3 GiB more needed, 2 GiB free on node 0
     1 cpu, 2 GiB    cpu 0; node 0 gives 1 cpu and 2 GiB
 
-The rules are specific to this project. They use two published algorithms: additional cpus are
-chosen by Koordinator's accumulator (`accumulator.py`), and amounts are split over nodes by its
-`tryBestToDistributeEvenly` (`numa.py`).
+The rules are specific to this project. This module uses two published algorithms: Koordinator's
+accumulator (`accumulator.py`) chooses additional cpus, and Koordinator's
+`tryBestToDistributeEvenly` (`numa.py`) splits amounts over nodes.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ def fits_alone(
 
 def together(before: CpuAssignment, after: CpuAssignment) -> CpuAssignment:
     """Returns the assignment to book while it is unknown whether `before` or `after` applies. The
-    result has the cpus, memory nodes and devices of both, and the larger amount on each node and
-    device.
+    result has the cpus, memory nodes and devices of both assignments, and the larger amount on each
+    node and device.
     """
     apart = (NodeShare(share.node, share.amounts) for share in (*before.numa, *after.numa))
     most: dict[int, dict[str, int]] = {}

@@ -139,7 +139,7 @@ def empty_pool(ledger: CpuLedger, resolved: Resolved) -> HostRefusal | None:
 def without_topology(policy: CpuPolicy) -> CpuAssignment | HostRefusal:
     """Returns the assignment on a host that does not report its cores and NUMA nodes. If the
     request requires particular cores or nodes, the result is a refusal. If the request only prefers
-    them, the assignment has a note.
+    particular cores or nodes, the assignment has a note.
     """
     demanded: list[str] = []
     preferred: list[str] = []

@@ -9,8 +9,8 @@ nodenumaresource, see `accumulator.py`), with these exceptions:
 
 - If the exclusive policy `NUMANodeLevel` cannot be met, it is replaced by `PCPULevel`. If this
   level cannot be met either, there is no exclusive policy.
-- `DistributeEvenly` distributes cpus like the kubelet (see `packed.py`). If no even
-  distribution exists, it packs cpus, or spreads them if the bind policy is SpreadByPCPUs.
+- `DistributeEvenly` distributes cpus like the kubelet (see `packed.py`). If no even distribution
+  exists, cpus are packed, or spread if the bind policy is SpreadByPCPUs.
 - Cores may have different numbers of threads. `FullPCPUs` then searches for cores whose threads add
   up exactly to the need. Cores of one kind are preferred to a mixture of kinds; the kind with the
   lowest cpu comes first.
@@ -221,7 +221,7 @@ def _preferred_first(
     layout: CpuLayout, free: int, claims: ExclusiveClaims, request: CpuDemand
 ) -> int | None:
     """Takes as many preferred cpus as possible, then other cpus. If the result would violate a
-    required policy, all cpus are taken in one step. None: this is impossible, too.
+    required policy, all cpus are taken in one step. None: this step fails, too.
     """
     preferred = request.preferred & free
     # A part of a core would violate the required bind policy.

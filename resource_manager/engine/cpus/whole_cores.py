@@ -56,7 +56,9 @@ def sums_to(widths: Mapping[int, int], need: int) -> bool:
     """
     sums = 1  # bit n is set if some of the cores have n threads together
     for width, count in widths.items():
-        step = 1  # 1, 2, 4, ... cores and the rest: every number of cores is a sum of these
+        # The steps are 1, 2, 4, ... and the remaining cores. Every number of cores is a sum of some
+        # steps.
+        step = 1
         while (left := count - step + 1) > 0:
             sums |= sums << width * min(step, left)
             step *= 2

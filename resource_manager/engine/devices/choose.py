@@ -438,7 +438,7 @@ class _Choice:
 
 def completed(amounts: Amounts, total: Amounts) -> dict[str, int]:
     """Returns amounts of a GPU with the memory both in bytes and as a ratio. If `amounts` already
-    has both, they do not change.
+    has the memory in both forms, the result is equal to `amounts`.
     """
     found, whole = dict(amounts), total.get(GPU_MEMORY, 0)
     if whole and GPU_MEMORY_RATIO in found and GPU_MEMORY not in found:

@@ -94,8 +94,8 @@ class DeviceLayout:
         Args:
             free: the GPUs that can be chosen.
             count: number of GPUs.
-            groups: parts of `free`. All GPUs must come from one of these parts. None: from any GPUs
-                of `free`.
+            groups: parts of `free`. All GPUs must come from one of these parts. None: all GPUs of
+                `free` are one part.
         """
         if groups is None:
             groups = (free,)
@@ -218,7 +218,7 @@ def layout_of(topology: str) -> DeviceLayout:
         topology: HostTopology of the registration, as JSON text. Devices without capacity are left
             out, because executors of earlier versions report GPUs but cannot give them to slots.
     """
-    # Most hosts have no devices. Their topology need not be parsed.
+    # Most hosts have no devices, so their topology need not be parsed.
     if '"capacity"' not in topology:
         return NO_LAYOUT
     data = json.loads(topology)

@@ -16,7 +16,7 @@ _NOTHING: dict[str, int] = {}
 
 
 class DeviceLedger:
-    """The devices of one host, and the shares that slots have of them.
+    """The devices of one host, and the shares of the devices that slots have.
 
     A device that is no longer announced keeps its shares. The shares count again when the device is
     announced again.

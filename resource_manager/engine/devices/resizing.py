@@ -35,7 +35,7 @@ def with_devices_of(
     Args:
         assignment: the present assignment of the slot.
         before: the present profile.
-        profile: the new profile. It may park or unpark the slot.
+        profile: the new profile. This profile may park or unpark the slot.
         ledger: the device ledger of the slot's host; it contains the present shares of the slot.
     """
     requests = {each.type: each for each in profile.devices}

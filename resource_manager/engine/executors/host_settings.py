@@ -3,7 +3,7 @@ cluster.
 
 A setting applies to new slots from the next `Decide` on. The setting is stored with the executor's
 id, and stays stored after the executor is lost or deleted. `hosts/allowed_cpus.py` merges the
-layers of settings, and `cpu_states.py` applies them.
+layers of settings, and `cpu_states.py` applies the result.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def policy_of(
     host = hosts.get(executor_id)
     if host is not None:
         return host.present.policy
-    # For the cluster itself, the settings of the cluster must not also count as settings of a host.
+    # The cluster itself has no settings of a host, only settings of the cluster.
     own = NOTHING_SET if executor_id == CLUSTER else policy_for(host_settings, executor_id)
     return unannounced(own, policy_for(host_settings, CLUSTER))
 
@@ -182,7 +182,8 @@ def _wanted(before: HostPolicy, event: HostPolicySet) -> HostPolicy:
             raise InvalidArgument("clear", name, f"one of {', '.join(SETTINGS)}")
         if name in given:
             raise InvalidArgument("clear", name, f"a setting that policy.{name} does not set")
-    # In a request, DEFAULT refers to this setting, so the setting itself cannot be DEFAULT.
+    # A request with DEFAULT gets the value of this setting, so the setting itself cannot be
+    # DEFAULT.
     refused = (
         ("alignment", NumaPolicy.DEFAULT, _words(NumaPolicy, NumaPolicy.DEFAULT)),
         ("default_bind", BindPolicy.DEFAULT, _DEFAULT_BINDS),

@@ -38,7 +38,7 @@ def register_executor(state: State, event: ExecutorRegistered) -> RegistrationAn
 
     All commands in flight become void. The report in the registration is complete and current: the
     slots in the report exist, and no other slots exist. So a registration is rejected if a later
-    registration or report arrived before it. Otherwise the registration would delete slots that
+    registration or report has already arrived. Otherwise the registration would delete slots that
     exist.
 
     Raises:
@@ -190,10 +190,11 @@ def _adopt(state: State, host: Host | None, registration: Registration) -> Host:
 
 
 def silence_timer_fired(state: State, executor_id: str) -> None:
-    """Marks an executor as lost if it has not reported for too long. Its slots are then lost, too.
+    """Marks an executor as lost if it has not reported for too long. The slots of the executor are
+    then lost, too.
 
-    Its capacity no longer counts. Its slots stay booked until the executor returns or is deleted,
-    because a lost executor may still be running.
+    The capacity of a lost executor does not count any more. Its slots stay booked until the
+    executor returns or is deleted, because a lost executor may still be running.
     """
     host = state.hosts.get(executor_id)
     if host is None:

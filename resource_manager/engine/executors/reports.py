@@ -9,9 +9,9 @@ The rules:
    are never compared.
 2. A slot in the report exists. If it was pending, it is now confirmed.
 3. A slot that the report lacks is missing only if the report contains the command that ordered the
-   slot, and that command is answered. (A report contains a command if the executor had received the
-   command before it made the report.) Otherwise the executor may not have carved the slot yet. So a
-   report never removes a slot that was placed after the report was sent.
+   slot, and that command is answered. (A report contains a command if the executor received the
+   command before the executor made the report.) Otherwise the executor may not have carved the slot
+   yet. So a report never removes a slot that was placed after the report was sent.
 4. A missing slot that was being freed is deleted. Any other missing slot is lost, and its job
    master gets an event.
 5. A slot in the report is unowned if this host's ledger has no slot with its id and generation. The
@@ -227,8 +227,8 @@ def settle(state: State, host: Host) -> None:
         if slot.state is not SlotState.FREEING:
             message = f"executor {host.host_id} no longer has the slot"
             state.gang_moves.lose(slot, Reason.SLOT_MISSING, message)
-        # If an earlier member of the same gang was lost, this slot is already FREEING. It no longer
-        # exists on the executor, so it is deleted here in any case.
+        # If an earlier member of the same gang was lost, this slot is already FREEING. The slot
+        # does not exist on the executor any more, so it is deleted here in both cases.
         state.moves.vanish(slot)
 
 

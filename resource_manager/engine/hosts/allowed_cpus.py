@@ -166,8 +166,8 @@ def _total(announced: Amounts, cpus: CpuSet, taken: CpuSet) -> dict[str, int]:
     So 5,000 can be booked.
     """
     total = dict(announced)
-    # `spare` is the cpu beyond the announced total. It is lost first, because slots cannot book it
-    # anyway.
+    # `spare` is the cpu beyond the announced total. This cpu is lost first, because slots cannot
+    # book it.
     spare = max(0, MILLI_PER_CPU * len(cpus) - total.get(CPU_MILLI, 0))
     lost = max(0, MILLI_PER_CPU * len(taken) - spare)
     total[CPU_MILLI] = max(0, total.get(CPU_MILLI, 0) - lost)

@@ -2,8 +2,8 @@
 slot.
 
 The caller first checks amounts and the number of slots (`Host.free`). Then it calls this module to
-check the cpus. The resulting assignments are cached until the host's cpus change, so the placement
-that follows uses them again.
+check the cpus. The resulting assignments are cached until the host's cpus change, so the next
+placement can use them.
 
 A *topology-constrained* request may not fit even if enough amounts are free, because it needs cpus
 on suitable cores and NUMA nodes. On hosts that align all slots to NUMA nodes (`aligning`), this
@@ -120,7 +120,7 @@ def no_answers() -> AnswerCache:
 
 @dataclass(slots=True, eq=False)
 class CpuAllocator:
-    """The cpus of one host. It is a part of the host's ledger (`Host`).
+    """The cpus of one host. This class is a part of the host's ledger (`Host`).
 
     Attributes:
         executor: the executor.
@@ -288,8 +288,8 @@ class CpuAllocator:
     def score(self, request: ResourceRequest) -> int:
         """Returns how well this host suits a slot for the request; higher is better."""
         found = self.assign(request)
-        # A refusal gets the lowest score. It is not an error, because the caller compares many
-        # hosts.
+        # A refusal gets the lowest score. A refusal is no error here, because the caller compares
+        # many hosts.
         if self.cpus is None or isinstance(found, HostRefusal):
             return 0
         return score(self.cpus, self._cpu_request(request), found)

@@ -88,7 +88,7 @@ class Host(CpuAllocator):
         operator_policy: settings that operators made for this host at runtime.
         cluster_policy: settings that operators made for all hosts.
         total: amounts that slots can book, including amounts that are already booked.
-        lost_cpus: by slot, its dedicated cpus that are no longer usable.
+        lost_cpus: the dedicated cpus of each slot that are no longer usable.
         separate_pools: the host has a separate memory pool for each memory part.
         default_booking: the amounts that a default slot books.
         labels: the labels of the executor.
@@ -341,8 +341,8 @@ class Host(CpuAllocator):
     def without_vanished(
         self, booked: dict[str, int], assignment: CpuAssignment | None
     ) -> dict[str, int]:
-        """Returns a booking without devices that the host no longer has. The host's total no longer
-        counts these devices either.
+        """Returns a booking without devices that the host no longer has. The host's total does not
+        count these devices any more.
         """
         if self.cpus is None or assignment is None or not assignment.devices:
             return booked

@@ -51,7 +51,7 @@ def findings(state: State, *, ended: bool = True) -> Iterator[Finding]:
     Index entries are compared only for hosts that have not changed since the last scheduling cycle.
 
     Args:
-        state: the engine's state. It may be changed by `step` while the sweep pauses.
+        state: the engine's state. `step` may change the state while the sweep pauses.
         ended: if true, requests that have ended are checked, too. Most requests have ended, and
             they no longer change.
     """

@@ -146,7 +146,7 @@ def gang_problems(
 
 
 def gang_ledger_problems(ledger: GangLedger) -> Iterator[str]:
-    """Yields gangs that are waiting or unconfirmed in the ledger, but that do not exist in it."""
+    """Yields gangs that the ledger lists as waiting or unconfirmed, but that do not exist."""
     for name in (ledger.waiting.keys() | ledger.unconfirmed.keys()) - ledger.by_id.keys():
         yield f"gang {name} waits or is being confirmed, but does not exist"
 
@@ -166,8 +166,8 @@ def _gang(
         yield f"{title} has members of another job or gang"
     states = {each.state for each in members}
     over = gang.job_id in endings  # then some members may have left the queue already
-    # Until the grant, all members change state together. If a member loses its slot, either only
-    # this member ends, or all members change state.
+    # Until the grant, all members change state together. If a member loses its slot, only this
+    # member ends, or all members change state.
     if len(states) > 1:
         yield f"{title} has members in the states {sorted(states)}; expected one state"
     waiting = ledger.waiting.get(gang.gang_id)
@@ -205,7 +205,7 @@ def part_problems(
     """Yields problems of a part of a range."""
     ranges = requests.ranges
     if ranges.at(part.row.arrival_number) is not part:
-        # either it was deleted after the sweep began, or the lookup is wrong
+        # the part was deleted after the sweep began, or the lookup is wrong
         if part in ranges.by_job.get(part.row.job_id, ()):
             yield f"part {part.id_of(part.first)} of a range is not at its arrival number"
         return

@@ -26,8 +26,8 @@ def each(keys: Iterable[_Key], check: Callable[[_Key], Iterator[Finding]]) -> It
     Args:
         keys: keys of the entities. The state may change in a pause, so they must be a copy, or come
             from a list that changes only at its end.
-        check: checks one entity. It must accept the key of an entity that was deleted during a
-            pause.
+        check: checks one entity. The function must accept the key of an entity that was deleted
+            during a pause.
     """
     for key in keys:
         yield from check(key)

@@ -37,7 +37,7 @@ def register_job(state: State, event: JobRegistered) -> Job:
 
     Raises:
         AlreadyExists: the id exists with other values or another owner.
-        NotFound: its resource group does not exist.
+        NotFound: the job's resource group does not exist.
         ResourceExhausted: the maximum number of live jobs is reached.
     """
     known = state.jobs.get(event.job_id)
@@ -100,7 +100,8 @@ def request_job_end(state: State, event: JobEndRequested) -> Job:
 
 
 def end_job(state: State, job: Job, reason: str, grace_ms: int | None = None) -> None:
-    """Ends a job: cancels queued requests and releases slots. Its ids stay reserved for a while.
+    """Ends a job: cancels queued requests and releases slots. The ids of the job and of its
+    requests stay reserved for a while.
 
     If the step becomes full, the next scheduling cycles end the remaining requests
     (`continue_ending`).
@@ -108,8 +109,8 @@ def end_job(state: State, job: Job, reason: str, grace_ms: int | None = None) ->
     Args:
         state: the state.
         job: the job.
-        reason: why the job ends, for its events and the history.
-        grace_ms: how long the slots' tasks have to end; None: the executor's default.
+        reason: the reason why the job ends, for its events and the history.
+        grace_ms: the time that tasks in the job's slots have to end; None: the executor's default.
     """
     if job.state is JobState.ENDED:  # its requests are being ended, or have ended
         return
@@ -148,8 +149,8 @@ def _continue_ending(state: State, job: Job) -> None:
     """
     ending = state.endings[job.job_id]
     message = f"its job ended: {job.end_reason}"
-    # Most requests may have ended already. They change no row and do not fill the step, so there is
-    # also a limit for the number of examined requests.
+    # Most requests may have ended already. Ended requests change no row and do not fill the step,
+    # so there is also a limit for the number of examined requests.
     until = min(ending.given_up + EXAMINED_AT_ONCE, len(job.arrivals))
     while job.live_requests and ending.given_up < until and not state.journal.is_full:
         request = state.requests.by_arrival[job.arrivals[ending.given_up]]

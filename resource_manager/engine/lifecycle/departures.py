@@ -44,10 +44,10 @@ class Departures:
     usage: UsageAccounting
 
     def lose_executor(self, host: Host, message: str) -> None:
-        """Marks an executor lost. Its slots become FREEING, and their requests lose them."""
+        """Marks an executor lost. The slots become FREEING, and the requests lose their slots."""
         executor = host.executor
-        # The rejection clock is stopped while an executor is unconfirmed. It restarts when this
-        # executor is lost.
+        # The rejection clock is stopped while an executor is unconfirmed. The clock restarts when
+        # this executor is lost.
         if executor.state is ExecutorState.UNCONFIRMED:
             self.rejection_clock.restart(self.journal.now_ms)
         # The state LOST is set first. If the process stops before all slots are freed, the silence
@@ -63,8 +63,8 @@ class Departures:
         the remaining slots in later steps.
         """
         self.free_slots(host, Reason.EXECUTOR_LOST, message, then=Timer.SILENCE)
-        # The command in flight belongs to the old registration. It is dropped here, so that a late
-        # answer to it is ignored.
+        # The command in flight belongs to the old registration. The command is dropped here, so
+        # that a late answer is ignored.
         host.start_conversation()
 
     def delete_executor(self, host: Host) -> None:

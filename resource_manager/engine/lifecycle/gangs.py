@@ -3,8 +3,8 @@
 All live members of a gang are in the same state until the gang is granted. A queued gang has one
 place in the queue, with the arrival number of its first member. All members are placed in one
 cycle, or no member is placed. They stay ALLOCATING until executors have confirmed all members. So a
-job master never gets only a part of a gang. It also cannot happen that two gangs block each other
-because each of them has half of the capacity.
+job master never gets only a part of a gang. And two gangs cannot block each other by booking a half
+of the capacity each.
 
 After the grant, the slots are independent, with one exception: if a member with `restart_on_loss`
 loses its slot, the whole gang is queued again.
@@ -186,7 +186,7 @@ class GangMoves:
 
         Args:
             slot: the slot.
-            isolation: how the executor isolates the slot; None: not reported.
+            isolation: the isolation that the executor reports for the slot; None: not reported.
             cpus: the cpus of the slot; empty: not reported.
         """
         gang = self.gangs.of(self.requests[slot.allocation_id])
@@ -294,7 +294,7 @@ class GangMoves:
     def gang_timer_fired(self, gang_id: str) -> None:
         """Ends a gang whose timeout has expired."""
         waiting = self.gangs.waiting.get(gang_id)
-        # The gang was placed or has ended. Its timer still fires, because timers are not disarmed.
+        # The gang was placed or has ended. The timer still fires, because timers are not disarmed.
         if waiting is None or waiting.gang.waiting_until_ms is None:
             return
         gang = waiting.gang

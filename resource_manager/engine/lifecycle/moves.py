@@ -174,7 +174,7 @@ class RequestMoves:
 
         Args:
             slot: the slot.
-            isolation: how the executor isolates the slot; None: not reported.
+            isolation: the isolation that the executor reports for the slot; None: not reported.
             cpus: the cpus of the slot; empty: not reported.
         """
         self.transitions.move_slot(slot, SlotInput.CONFIRM)
@@ -234,8 +234,7 @@ class RequestMoves:
 
         Args:
             slot: the slot.
-            grace_ms: how long the executor gives the slot's tasks to end; None: the executor's
-                default.
+            grace_ms: the time that the slot's tasks have to end; None: the executor's default.
         """
         host = self.hosts.of(slot)
         key = key_of(slot)
@@ -258,7 +257,9 @@ class RequestMoves:
         self.outbox[host.host_id] = None
 
     def vanish(self, slot: Slot) -> None:
-        """Deletes a slot that no longer exists on its executor. Its capacity is free again."""
+        """Deletes a slot that no longer exists on its executor. The capacity of the slot is free
+        again.
+        """
         was_freeing = slot.state is SlotState.FREEING
         if not was_freeing:
             self.usage.stop_accruing(slot)

@@ -75,7 +75,7 @@ class ProvisionMoves:
 
         Args:
             shape: the executor shape.
-            cause: why the executor is requested, for people.
+            cause: the reason why the executor is requested, for people.
         """
         number = self.next_number()
         provision = Provision(
@@ -234,7 +234,7 @@ class ProvisionMoves:
         self.timers.arm(Timer.PROVISION, provision.executor_id, self.journal.now_ms + patience_ms)
 
     def unplan(self, executor_id: str) -> None:
-        """Removes an executor from the plan, and deletes all records of planning about it."""
+        """Removes an executor from the plan, and deletes all planning data of the executor."""
         self.elastic.plan.drop(executor_id)
         self.elastic.surplus.discard(executor_id)
         self.elastic.lost_since_ms.pop(executor_id, None)

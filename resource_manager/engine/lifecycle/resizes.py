@@ -7,8 +7,8 @@ While a resize is ordered, the larger of the old and new amount is booked in eac
 The rules:
 - A resize gets the slot's next number when the job master requests it.
 - A resize that needs no more capacity than the slot has booked is ordered at once. A resize that
-  needs more capacity is queued with its own arrival number. It is ordered when it fits on the
-  slot's executor.
+  needs more capacity is queued with its own arrival number. The resize is ordered when it fits on
+  the slot's executor.
 - A new resize replaces a waiting resize. While a resize is ordered, the new resize waits until the
   ordered resize is confirmed or refused.
 - An executor reports the size that it enforces. A report with the resize's number confirms the
@@ -170,7 +170,7 @@ class ResizeMoves:
         refusal = fits_alone(host.cpus, key, current, self.cpu_request_of(host, slot, size))
         position = host.cpus.devices.layout.position
         # Without an absent device, the check below is not possible. The device may return later, so
-        # the resize is not refused because of it.
+        # its absence is no reason to refuse the resize.
         if refusal or not all((each.type, each.uuid) in position for each in current.devices):
             return refusal
         alone = host.cpus.devices.empty()
@@ -199,8 +199,8 @@ class ResizeMoves:
         backoff = host.resize_backoffs.get((slot.allocation_id, slot.generation))
         if backoff is not None and backoff.active:
             return
-        # The slot already has this size. This happens if a resize back to the old size was waiting
-        # while the resize before it was refused.
+        # The slot already has this size. This happens if the executor refuses a resize while
+        # another resize back to the old size waits.
         if has_size(slot, wanted):
             self.withdraw(host, slot)
             self.changes.slot(slot)

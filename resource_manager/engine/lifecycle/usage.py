@@ -1,7 +1,7 @@
 """Charges slots to jobs and groups in the fairness tree.
 
-A slot accrues usage from its placement until it starts to be freed. Its capacity counts against
-quotas until it is deleted.
+A slot accrues usage from its placement until it starts to be freed. The capacity of the slot counts
+against quotas until the slot is deleted.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class UsageAccounting:
             slots: the slots, each with its previous booking.
         """
         for slot, before in slots:
-            # If both are the same object, the booking did not change.
+            # If the old and the new booking are the same object, the booking did not change.
             if slot.booked is before or slot.job_id not in self.flows.jobs:
                 continue
             self.flows.rebook(slot.job_id, before, slot.booked)

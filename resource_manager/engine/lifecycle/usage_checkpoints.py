@@ -2,9 +2,9 @@
 
 The row of a flow is written when the flow begins to accrue usage, and then about every
 `usage_interval_ms` while the flow accrues. After a crash, the running slots are charged from the
-time of the row. So after a restart, usage is wrong by at most about one interval. It is too low if
-slots ended between the last row and the crash, and too high if slots started after the last row. If
-a job replaces ended slots by new slots, the two errors cancel out.
+time of the row. So after a restart, usage is wrong by at most about one interval. Usage is too low
+if slots ended between the last row and the crash, and too high if slots started after the last row.
+If a job replaces ended slots by new slots, the two errors cancel out.
 
 Example: a slot of cost 1.0 per second runs, and the interval is 10 s. A row at second 100 has the
 usage 40. The process crashes at 107, and the next process starts at 112. The restored usage is 40 +
@@ -58,7 +58,7 @@ class Checkpoints:
         """Returns the rows to write now, and the monotonic time at which to call again.
 
         Args:
-            now_ms: monotonic time; the clock of the tree must have been advanced to it.
+            now_ms: monotonic time; the clock of the tree must have been advanced to this time.
             time_ms: the current wall clock time.
         """
         # The next pass begins only after all rows of this pass are written.
@@ -195,7 +195,7 @@ def _remember_last_served(group: Flow) -> None:
     """Sets the level to which a flow is raised if it begins to wait while no sibling is active.
 
     The correct level is the usage per weight of the sibling that was served last, but this level is
-    not stored. The lowest usage per weight of the siblings with running slots replaces it.
+    not stored. So the lowest usage per weight of the siblings with running slots is used instead.
     """
     if group.children is None:
         return

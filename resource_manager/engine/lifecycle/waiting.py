@@ -266,7 +266,7 @@ class WaitingReasons:
 
         Args:
             gang: the gang.
-            members: its live members.
+            members: the live members of the gang.
             problems: the outcomes of members that are invalid or infeasible even alone.
 
         Returns:

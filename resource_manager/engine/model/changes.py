@@ -19,8 +19,8 @@ from resource_manager.engine.model.entities import (
 )
 
 GENERATION_FLOOR = "generation_floor"
-"""Counter that is raised when an older backup is restored. New slots get generations above it. So
-no new slot gets the generation of a slot that was placed after the backup was made.
+"""Counter that is raised when an older backup is restored. New slots get generations above this
+counter. So no new slot gets the generation of a slot that was placed after the backup was made.
 """
 
 CONTESTED_EPOCH = "contested_epoch"
@@ -49,8 +49,8 @@ class ChangeTracker:
     with its state at that time.
 
     Attributes:
-        noted: number of changed rows and log entries so far. It counts only kinds of rows of which
-            one step may change many. `take` does not reset it.
+        noted: number of changed rows and log entries so far. It counts only the kinds of rows that
+            one step may change in large numbers. `take` does not reset it.
     """
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ class ChangeTracker:
         self._slots[slot.allocation_id, slot.generation] = slot
 
     def slot_moved(self, slot: Slot) -> None:
-        """Notes that a slot has changed its state, or that its executor reported more about it."""
+        """Notes that a slot has changed its state, or that its executor reported further data."""
         self.noted += 1
         key = (slot.allocation_id, slot.generation)
         if key not in self._slots:
@@ -131,7 +131,7 @@ class ChangeTracker:
         self._provisions[provision.executor_id] = provision
 
     def request_range(self, part: RequestRange) -> None:
-        """Notes that a part of a range is new, or that members of it have ended."""
+        """Notes that a part of a range is new, or that members of the part have ended."""
         self.noted += 1
         self._ranges[part.spec.range_id, part.spec.first_index] = part
 
@@ -181,7 +181,7 @@ class ChangeTracker:
         self._deleted_slots[key] = None
 
     def delete_executor(self, executor_id: str) -> None:
-        """Notes that an executor is deleted. Its slots must be deleted one by one."""
+        """Notes that an executor is deleted. The caller must delete each slot of the executor."""
         self._executors.pop(executor_id, None)
         self._deleted_executors[executor_id] = None
 
@@ -227,7 +227,9 @@ class ChangeTracker:
         self._deleted_requests[allocation_id] = None
 
     def delete_job(self, job: Job) -> None:
-        """Notes that a job is deleted with its events. Its requests must be deleted one by one."""
+        """Notes that a job is deleted with its events. The caller must delete each request of the
+        job.
+        """
         self._jobs.pop(job.job_id, None)
         self._trimmed_job_events.pop(job.job_id, None)
         self._job_events = [event for event in self._job_events if event.job_id != job.job_id]

@@ -1,5 +1,5 @@
-"""A histogram of the durations of one job's threads. Its size is bounded, and its quantiles have a
-relative error of at most 5 %.
+"""A histogram of the durations of one job's threads. The size of the histogram is bounded, and its
+quantiles have a relative error of at most 5 %.
 
 Source: Masson, Rim, Lee, "DDSketch: a fast and fully-mergeable quantile sketch with relative-error
 guarantees", VLDB 2019. The bounds of buckets grow by a constant factor. All durations in a bucket
@@ -111,8 +111,8 @@ class Durations:
         return found
 
     def beyond(self, limit_ms: float) -> tuple[int, float]:
-        """Returns the number of durations above `limit_ms`, and their sum in ms. Both have the
-        precision of buckets.
+        """Returns the number of durations above `limit_ms`, and their sum in ms. Both numbers have
+        the precision of the buckets.
         """
         long = {at: count for at, count in self.buckets.items() if _value_of(at) > limit_ms}
         total = sum(count * self._within(_value_of(at)) for at, count in long.items())

@@ -151,7 +151,7 @@ class StepResult:
 
 @dataclass(slots=True)
 class Changes:
-    """All changed rows of a batch. They are stored in one transaction.
+    """All changed rows of a batch, which are stored in one transaction.
 
     Rows in `moved_requests` and `moved_slots` are already in the store. Only some of their columns
     are stored again: state, reason, message, generation and end of a request; state, time, cpus and

@@ -10,9 +10,9 @@ class Ending:
     """The progress of ending one job. A job with very many requests ends in several steps.
 
     Attributes:
-        grace_ms: how long the tasks in its slots have to end; None: the default.
+        grace_ms: the time that tasks in the job's slots have to end; None: the executor's default.
         given_up: number of entries of `Job.arrivals`, from the first, whose requests have ended.
-        parts_ended: number of parts of its ranges whose members have ended.
+        parts_ended: number of parts of the job's ranges whose members have ended.
     """
 
     grace_ms: int | None = None

@@ -102,7 +102,7 @@ EQUAL_IN_GANG = ("restart_on_loss", "restart_on_device_loss")
 class RangeSpec:
     """Many equal requests as a job master sent them, already validated.
 
-    `request.allocation_id` is the id of the range. Its member with number `index` has the id
+    `request.allocation_id` is the id of the range. The member with number `index` has the id
     `<range_id>.<index>`.
     """
 

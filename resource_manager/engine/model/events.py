@@ -118,8 +118,8 @@ class SlotsReleased:
 
 @dataclass(frozen=True, slots=True)
 class SlotsReuseRequested:
-    """A job master reports that the work of some slots is done. It wants to reuse these slots for
-    other, pending requests of the job.
+    """A job master reports that the work of some slots is done. The job master wants to reuse these
+    slots for other, pending requests of the job.
 
     Each item is (id, generation, id of the pending request). A slot that may not be reused is given
     back. Answer: list[ItemOutcome]; an outcome without a reason means that the slot is reused.
@@ -324,7 +324,7 @@ class ProvisionStarted:
 
 @dataclass(frozen=True, slots=True)
 class ProvisionFailed:
-    """A provider could not start an executor. Parts of it may still be running.
+    """A provider could not start an executor. Parts of the executor may still be running.
 
     Answer: None.
     """
@@ -348,7 +348,7 @@ class ProvisionEnded:
 
 @dataclass(frozen=True, slots=True)
 class ProvisionStopFailed:
-    """A provider could not stop an executor, or does not know whether it has stopped it.
+    """A provider could not stop an executor, or does not know whether the executor has stopped.
 
     Answer: None.
     """

@@ -25,7 +25,7 @@ Labels = tuple[tuple[str, str], ...]
 """Pairs of name and value, sorted."""
 
 SLOTS = "slots"
-"""Index column: how many more slots a host may have."""
+"""Index column: the number of slots that a host may get in addition."""
 
 DEFAULT_SLOTS = "default_slots"
 """Index column: how many more default slots fit on a host."""
@@ -59,8 +59,8 @@ class Needs(NamedTuple):
     Attributes:
         pooled: the columns for a host with one memory pool.
         separate: the columns for a host with a pool for each memory part.
-        amounts: the columns of `pooled` and `separate` that are amounts. They can be compared with
-            sums over hosts, and with executors that have not started yet.
+        amounts: the columns of `pooled` and `separate` that are amounts. These columns can be
+            compared with sums over hosts, and with executors that have not started yet.
         preferred: for each preferred policy, the columns that a host needs to meet the policy;
             empty if the index has no such column.
         never_met: number of preferred policies that no host can meet.
@@ -76,8 +76,8 @@ class Needs(NamedTuple):
 
 
 def kinds_of(pooled: dict[str, int], separate: dict[str, int]) -> list[dict[str, int]]:
-    """Returns the needs for both kinds of hosts (`Needs`): one item if they are equal, otherwise
-    two items.
+    """Returns the needs for both kinds of hosts (`Needs`): one item if both needs are equal,
+    otherwise two items.
     """
     return [pooled] if pooled == separate else [pooled, separate]
 

@@ -3,7 +3,7 @@ listed is a bug and raises `IllegalTransition`.
 
 - A request is pending (PENDING), then placed (ALLOCATING), then confirmed by its executor
   (GRANTED), and then it ends. Whenever a placement fails, the request becomes PENDING again.
-- A slot is one placement of a request. It exists from the booking of its capacity until its
+- A slot is one placement of a request. A slot exists from the booking of its capacity until its
   processes on the executor have certainly ended. If its request ends or loses the slot before that,
   the slot is FREEING.
 - A resize of a slot waits, is ordered from the executor, and is confirmed or refused. While a

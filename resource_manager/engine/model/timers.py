@@ -14,7 +14,9 @@ _BACKOFF_DOUBLINGS_MAX = 16
 
 
 class Timer(StrEnum):
-    """The kind of a timer. Its id names a job, an executor, a gang, or the request of a slot."""
+    """The kind of a timer. The id of a timer names a job, an executor, a gang, or the request of a
+    slot.
+    """
 
     LEASE = "LEASE"  # a job's lease may have expired
     RETENTION = "RETENTION"  # an ended job may be deleted

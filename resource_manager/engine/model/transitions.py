@@ -117,7 +117,7 @@ class Transitions:
 
         Args:
             executor_id: the executor.
-            unreachable: whether it was unreachable so far.
+            unreachable: True if the executor was unreachable until now.
             what: the input.
 
         Returns:

@@ -33,7 +33,8 @@ def request_policy(
 
     Args:
         message: the request.
-        profile: its profile; None: the request gets the default slot of its executor.
+        profile: the profile of the request; None: the request gets the default slot of its
+            executor.
         field: path of the request, for errors.
 
     Raises:
@@ -120,8 +121,8 @@ def _constrained_burst(qos: QosClass, field: str) -> InvalidArgument:
 
 
 def _check_shared_cpus(policy: CpuPolicy, field: str) -> None:
-    """Checks a request without dedicated cpus. It may prefer policies for dedicated cpus, which has
-    no effect, but must not require them.
+    """Checks a request without dedicated cpus. The request may prefer policies for dedicated cpus
+    (without effect), but must not require them.
     """
     about = (
         ("bind", policy.bind_required and policy.bind in _NEEDS_DEDICATED_CPUS, policy.bind),

@@ -1,7 +1,7 @@
 """Decodes requests, releases, registrations and reports into the engine's values.
 
-It checks the form of every field. `InvalidArgument` names the path of the field. The engine checks
-the rules that depend on its state and settings, such as whether an id is known.
+This module checks the form of every field. `InvalidArgument` names the path of the field. The
+engine checks the rules that depend on its state and settings, such as whether an id is known.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ def registration(message: rm_pb2.RegisterExecutorRequest) -> Registration:
 def check_protocol_version(text: str) -> str:
     """Returns the version if both sides can communicate.
 
-    They can if they have the same major version, and their minor versions differ by at most one.
+    Both sides must have the same major version, and minor versions that differ by at most one.
 
     Raises:
         InvalidArgument: the version is malformed.
@@ -270,7 +270,7 @@ def report(message: slots_pb2.SlotReport, field: str) -> Report:
     slots = tuple(
         _reported_slot(each, f"{field}.slots[{index}]") for index, each in enumerate(message.slots)
     )
-    # Two generations of one id may exist on a host until the older one is freed.
+    # Two generations of one id may exist on a host until the older generation is freed.
     if len({(slot.allocation_id, slot.generation) for slot in slots}) != len(slots):
         raise InvalidArgument(
             f"{field}.slots", f"{len(slots)} slots", "each id and generation only once"

@@ -108,8 +108,8 @@ def _members(
                 "empty for a member of a gang: executors do not offer slots of gangs directly"
             )
             raise InvalidArgument(f"{field}.target_address", request.target_address, expected)
-        # A request with a repeated id is refused. Its gang would be incomplete, so refuse the whole
-        # call.
+        # A request with a repeated id is refused. The gang would be incomplete, so the whole call
+        # is refused.
         if at in repeated:
             expected = "an id that no other request has: gangs are accepted only as a whole"
             raise InvalidArgument(f"{field}.allocation_id", request.allocation_id, expected)

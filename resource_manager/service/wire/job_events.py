@@ -75,7 +75,8 @@ def _assignment(data: Mapping[str, Any]) -> cpus_pb2.CpuAssignment:
 
 
 def _profile_of_event(data: Mapping[str, Any]) -> resources_pb2.ResourceProfile:
-    # A cache key must be hashable. Amounts are; mappings of resources and lists of devices are not.
+    # A cache key must be hashable. Amounts are hashable, but mappings of resources and lists of
+    # devices are not.
     if all(isinstance(each, int) for each in data.values()):
         return _plain_profile(tuple(data.items()))
     return profile_to_proto(ResourceProfile.from_dict(data))

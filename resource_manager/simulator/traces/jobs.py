@@ -1,7 +1,7 @@
 """The content of a log, independent of its format: jobs with size, times and owner.
 
-This module also adapts a log to a simulated cluster. It selects jobs, maps owners to resource
-groups, and drops resources that the given nodes do not have.
+This module also adapts a log to a simulated cluster. `picked` selects jobs, `group_of` maps owners
+to resource groups, and `fitted` drops resources that the given nodes do not have.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PARTS_MAX = 1_000_000
 ARRIVALS_MS_MAX = 36_500 * 24 * 3_600_000
 """Limit of the time from the first arrival to the last.
 
-It must stay below the timeout of the simulated executors, which send no heartbeats.
+The limit must stay below the timeout of the simulated executors, which send no heartbeats.
 """
 
 _NOT_IN_A_NAME = re.compile(r"[^a-z0-9._-]+")
@@ -36,7 +36,7 @@ _NAME_LENGTH_MAX = 63
 
 @dataclass(frozen=True, slots=True)
 class TraceJob:
-    """One job of a log. It has `count` equal parts with this profile, which start together.
+    """One job of a log. A job has `count` equal parts with this profile, which start together.
 
     Times are in milliseconds; `submit_ms` counts from the origin of the log. `owners` has the job's
     owner by key (user, group, queue, ...).
