@@ -55,7 +55,8 @@ class Flow(Entry):
             grow.
         active: for a job: 1 if the job has an active queue, otherwise 0. For a group: the number of
             active children that are not paused.
-        moves: a counter that rises whenever `running`, `waiting` or `active` changes.
+        moves: a counter that rises whenever `rate`, `used`, `running`, `waiting` or `active`
+            changes.
         served_ms: the time at which one of the flow's slots was last placed or reused; None: no
             slot was placed since this process started.
         stale: True if the flow has changed after the last update of its parent's tournaments.

@@ -34,11 +34,11 @@ from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.scheduling.next_in_order import NextInOrder
 from resource_manager.engine.state import State
 
-HANDED_ON = "a slot that the job already had was reused for this request"
+WORK_TAKEN_OVER = "a slot that the job already had was reused for this request"
 FAIR_SHARE = "other jobs come first for the capacity of the slot"
 NOT_WAITING = "the request that would reuse the slot is not pending"
-NOT_THE_SAME = "the request that would reuse the slot needs a different slot"
-NOT_HERE = "no new slots may be placed on the slot's executor"
+NEEDS_OTHER_SLOT = "the request that would reuse the slot needs a different slot"
+NO_NEW_SLOTS = "no new slots may be placed on the slot's executor"
 OF_A_GANG = "slots of gangs are not reused, and gangs do not reuse slots"
 RESIZED = "the slot was resized, or a resize is pending"
 ENDED = "the request of the slot has already ended"
@@ -148,11 +148,11 @@ def _obstacle(
     elif request.spec.gang_id or waiting.spec.gang_id:
         why = OF_A_GANG
     elif not _need_equal_slots(request, waiting):
-        why = NOT_THE_SAME
+        why = NEEDS_OTHER_SLOT
     elif not _has_its_size(hosts, slot, request):
         why = RESIZED
     elif slot.state is not SlotState.ALLOCATED or not hosts.of(slot).eligible:
-        why = NOT_HERE
+        why = NO_NEW_SLOTS
     if why or slot is None:
         return Reason.NOT_REUSABLE, why
     # The comparison of jobs costs most, so it is made last.
@@ -200,7 +200,9 @@ def _take_over(state: State, request: Request, waiting: Request) -> None:
     # Reuse counts as a placement. Call `served` before the pending request ends, because its end
     # may stop the clock.
     state.queue.starvation.served((state.queue.class_of(waiting.spec), waiting.job_id))
-    state.moves.end_request(waiting, RequestInput.REUSE, reason=Reason.REUSED, message=HANDED_ON)
+    state.moves.end_request(
+        waiting, RequestInput.REUSE, reason=Reason.REUSED, message=WORK_TAKEN_OVER
+    )
     if slot is not None:
         slot.works_for = waiting.allocation_id
         threads.note_reuse(state.jobs[request.job_id], slot, state.journal.now_ms)

@@ -35,7 +35,7 @@ def test_a_job_alone_keeps_its_slots() -> None:
     assert (ended.state, ended.reason, ended.message) == (
         "RELEASED",
         "REUSED",
-        slot_reuse.HANDED_ON,
+        slot_reuse.WORK_TAKEN_OVER,
     )
     event = cluster.store.job_events["job"][-1]
     assert (event.allocation_id, event.state, event.reason) == ("r4", "RELEASED", "REUSED")
@@ -229,8 +229,8 @@ def test_a_slot_that_was_lost_and_stands_in_line_again_is_taken_back() -> None:
         ("r0", "r1", slot_reuse.NOT_WAITING),  # it has a separate slot
         ("r0", "nobody", slot_reuse.NOT_WAITING),
         ("r0", "theirs", slot_reuse.NOT_WAITING),  # of another job
-        ("r0", "larger", slot_reuse.NOT_THE_SAME),
-        ("r0", "labelled", slot_reuse.NOT_THE_SAME),
+        ("r0", "larger", slot_reuse.NEEDS_OTHER_SLOT),
+        ("r0", "labelled", slot_reuse.NEEDS_OTHER_SLOT),
         ("r0", "g-0", slot_reuse.OF_A_GANG),
     ],
 )
@@ -251,7 +251,7 @@ def test_a_slot_on_a_host_that_drains_is_not_reused() -> None:
     cluster = alone()
     cluster.drain("host-0")
     (found,) = cluster.reuse(("r0", "r4"))
-    assert (found.reason, found.message) == ("NOT_REUSABLE", slot_reuse.NOT_HERE)
+    assert (found.reason, found.message) == ("NOT_REUSABLE", slot_reuse.NO_NEW_SLOTS)
     assert not cluster.where("r0")
 
 
