@@ -29,7 +29,7 @@ class ResourceManagerOptions:
         )
     )
     advertise_address: str = ""  # address for other processes; empty: the bound address
-    standby: bool = False  # True: wait while another process leads; False: end
+    standby: bool = False  # True: wait while another process leads; False: end this process
     # address of the join port; None: `JOIN_PORT_DISTANCE` above the main port; empty: no join port
     join_listen: str | None = None
     # address of the join port for other processes; empty: on the host of the advertised address

@@ -247,7 +247,7 @@ def _restore_request(state: State, request: Request) -> None:
     if (part := state.ranges.at(request.arrival_number)) is not None:
         state.ranges.materialize(part, request)
         part.stored.add(part.index_of(request.arrival_number))
-        return  # live requests of a range are counted with its part
+        return  # live requests of a range are counted with the part of the range
     # The id may have the form of a range member's id. So the id is reserved, and no range can take
     # it.
     state.ranges.reserve(request.allocation_id)
@@ -306,7 +306,8 @@ def _restore_slot(state: State, slot: Slot) -> None:
         slot.allocation_id = request.spec.allocation_id
     _match(state.transitions, request, slot)
     if slot.state is SlotState.FREEING:
-        state.moves.mark_superseded(slot)  # its request, if it still exists, waits for another slot
+        # if the slot's request still exists, it waits for another slot
+        state.moves.mark_superseded(slot)
     slot.executor_id = host.host_id
     key = slot.allocation_id, slot.generation
     state.slots[key] = slot

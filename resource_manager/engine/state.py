@@ -239,7 +239,7 @@ class State:
         )
         return (
             self.queue_unfinished
-            or decided  # but not yet recorded as pending
+            or decided  # the history does not show these requests as pending yet
             or bool(self.timers.left_over)
             or self.elastic.steps is not None
         )

@@ -133,7 +133,7 @@ def run_command(
         stderr=subprocess.PIPE,
         env=dict(environment),
         cwd="/",
-        start_new_session=True,  # a separate process group, so that all of it can be killed
+        start_new_session=True,  # a separate process group, so that the whole group can be killed
     )
     # The process may have ended already. No process has start time 0, so this process counts as
     # ended.

@@ -180,7 +180,8 @@ def _shape(table: ConfigTable, name: str, provider: str, read: ReadShape) -> Con
         # The provider cannot exceed its limit, such as the number of shares. The operator may only
         # lower this limit.
         count_max = min(count_max or read.count_max, read.count_max)
-    exact = Fraction(str(fraction))  # executors also read it as a decimal: 0.1 is exactly a tenth
+    # executors also read the fraction as a decimal: 0.1 is exactly a tenth
+    exact = Fraction(str(fraction))
     default = ResourceProfile(
         # Round down as the executor does, so that the plan matches the registered profile.
         cpu_milli=int(total.get(CPU_MILLI, 0) * exact),

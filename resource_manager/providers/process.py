@@ -201,7 +201,7 @@ class ProcessProvider:
         # Tasks then run as this process's user, who must not share /tmp with other users.
         if os.geteuid() != 0 or keys.get("task_user") == "self":
             path = self.directory / "executors" / executor_id / "tmp"
-            environment["TMPDIR"] = str(path)  # only this user has access to it
+            environment["TMPDIR"] = str(path)  # only this user has access to this directory
         return ExecutorDirectory(self.directory, executor_id, self._settings.program, environment)
 
     def _keys(self, own: ConfiguredShape) -> dict[str, Any]:

@@ -1,12 +1,12 @@
 """Manages one executor of the process provider: creates and removes its directory and processes.
 
-    executors/ID/claim.json      its share; written before anything is started
+    executors/ID/claim.json      the executor's share; written before anything is started
     executors/ID/executor.toml   its configuration; the path also identifies the front's process
     executors/ID/front.json      the front that was started last, and the number of starts
     executors/ID/output          its output; output.earlier has the part before a truncation
-    executors/ID/state/          the executor's own state directory
-    executors/ID/tmp/            scratch directories of tasks that run as this process's user
-    output/ID.log                output of removed executors; only the newest files are kept
+    executors/ID/state/          the executor's own state directory executors/ID/tmp/
+    scratch directories of tasks that run as this process's user output/ID.log                output
+    of removed executors; only the newest files are kept
 
 A directory appears by a rename, complete with its claim. It disappears by another rename, before
 its content is deleted. So after a crash between any two steps there is either no directory, or a
@@ -125,7 +125,7 @@ class ExecutorDirectory:
             OSError: the files cannot be written.
         """
         fresh = self.path.with_name(f"{HIDDEN}{self.path.name}.new")
-        shutil.rmtree(fresh, ignore_errors=True)  # a crash may have left it
+        shutil.rmtree(fresh, ignore_errors=True)  # a crash may have left this directory
         fresh.mkdir(mode=0o700, parents=True)
         (fresh / "tmp").mkdir(mode=0o700)
         note = {"shape": claim.shape, "share": asdict(claim.share)}
@@ -182,7 +182,7 @@ class ExecutorDirectory:
                 f"{command[0]} cannot be started: {error.strerror}; see [process] program",
                 details={"executor_id": self.executor_id},
             ) from None
-        child.returncode = 0  # Popen need not wait for it; `Process.reap` does that
+        child.returncode = 0  # Popen need not wait for the process, because `Process.reap` waits
         front = this_process(child.pid) or Process(child.pid, 0)
         note = {"boot_id": boot_id(), "starts": starts, **asdict(front)}
         with suppress(OSError):  # on a full disk: the front can still be found by its command line
@@ -304,7 +304,7 @@ class ExecutorDirectory:
                 return "it had to be killed"
         elif not self._left():
             return ""
-        if not self.exists():  # without its configuration no front can start
+        if not self.exists():  # without a configuration, no front can start
             return ""
         again = self.start(only_to_end=True)
         deadline = time.monotonic() + SERVE_WAIT_S

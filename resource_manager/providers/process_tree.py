@@ -65,7 +65,7 @@ class Process:
         """
         try:
             descriptor = os.pidfd_open(self.pid)
-        except OSError:  # it ended and was reaped
+        except OSError:  # the process ended and was reaped
             return not self.is_running()
         try:
             # Check this after the descriptor is open, so that the pid cannot be reused in between.

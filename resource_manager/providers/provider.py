@@ -45,8 +45,9 @@ class ProviderFailed(FinegrainError):
 class Presence(StrEnum):
     """Whether an executor runs, as far as its provider can tell."""
 
-    RUNS = "RUNS"  # it runs, or is starting
-    ENDED = "ENDED"  # it ended by itself; `stop` removes processes and files that it left
+    RUNS = "RUNS"  # the executor runs, or is starting
+    # the executor ended by itself; `stop` removes processes and files that are left
+    ENDED = "ENDED"
     UNKNOWN = "UNKNOWN"  # the provider cannot tell
 
 

@@ -114,7 +114,7 @@ class EngineDriver:
         # Numbers of the last reports in states that this process has dropped.
         self._report_numbers: ReportNumbers = {}
         self.rm_epoch = 0
-        self.broken: list[str] = []  # broken invariants; while there is one, no slots are granted
+        self.broken: list[str] = []  # broken invariants; while there are any, no slots are granted
         self._last_batch_ms = 0  # monotonic time of the latest batch or tick; 0: none yet
         self._stalled = False  # True: the process was paused since the latest tick
 
@@ -344,7 +344,7 @@ def _no_collections() -> Iterator[None]:
     The state contains no cycles. One collection over a million objects stops the process for a
     large part of a second. After `gc.freeze`, later collections skip these objects.
     """
-    gc.unfreeze()  # a state that was frozen earlier may be garbage by now
+    gc.unfreeze()  # a state that was frozen earlier may be unused now
     was_enabled = gc.isenabled()
     gc.disable()
     try:

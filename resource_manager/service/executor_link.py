@@ -95,8 +95,8 @@ class ExecutorLinks:
         self._metrics = metrics
         self._options = options
         self._channels: dict[str, _Link] = {}
-        self._proven: dict[str, int] = {}  # epoch whose proof an executor has, by executor
-        self._obstacles: dict[str, Obstacle] = {}  # obstacle that was last logged, by executor
+        self._proven: dict[str, int] = {}  # by executor: the epoch whose proof the executor has
+        self._obstacles: dict[str, Obstacle] = {}  # by executor: the obstacle that was last logged
         self._slots = asyncio.Semaphore(COMMANDS_IN_FLIGHT_MAX)
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopped = False

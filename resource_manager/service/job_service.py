@@ -44,7 +44,8 @@ from resource_manager.service.wire.slot_reuse import reuse_events, slot_reuses
 
 DEFAULT_GROUP = "default"
 EXPLAINED_EXECUTORS_MAX = 1_000
-CHECKED_AT_ONCE = 200  # number of requests that are decoded before other calls run; 10 us each
+# number of requests that are decoded before other calls run; one request takes 10 us
+CHECKED_AT_ONCE = 200
 EXPLAIN_ITEMS = 500  # items that Explain counts in the fair queues: 50 ms on the largest clusters
 
 

@@ -103,7 +103,8 @@ class Providers:
             try:
                 if self.by_name[name].owns(executor_id):
                     return name, self.by_name[name]
-            except Exception as error:  # for example, its notes cannot be read at the moment
+            # for example, the provider's notes cannot be read at the moment
+            except Exception as error:
                 trouble = f" (provider {name} could not check: {error!r})"
         if not configured:
             raise ProviderFailed(
@@ -126,7 +127,7 @@ class _Work:
     """The order in progress for one executor, and the order that follows."""
 
     order: Order
-    ended_by_itself: str = ""  # why the executor is stopped without an order of the engine
+    ended_by_itself: str = ""  # reason why the executor is stopped without an order of the engine
     answered: bool = False  # True: the provider has answered, but the outcome may not be stored
     following: Order | None = None  # the next order to carry out
     task: asyncio.Task[None] | None = None

@@ -42,7 +42,8 @@ class _Feed:
     tail: deque[JobEvent] = field(default_factory=lambda: deque(maxlen=TAIL_EVENTS_MAX))
     last_sequence: int = 0  # highest sequence number that is known to be durable
     watchers: int = 0
-    positions: dict[object, int] = field(default_factory=dict)  # last event sent, by stream
+    # by stream: sequence number of the last event that was sent
+    positions: dict[object, int] = field(default_factory=dict)
     resyncs: int = 0  # number of reloads of the state; after each, `last_sequence` may be too low
     synced: int = 0  # value of `resyncs` when `last_sequence` was last read from the state
     ended: bool = False  # True: the job has ended, so its streams end after the last event

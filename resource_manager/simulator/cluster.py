@@ -99,7 +99,8 @@ class Cluster:
         self._stopwatch = stopwatch
         self._jobs: dict[str, Submitted] = {}  # jobs that have not ended
         self._future: list[tuple[int, int, str]] = []  # heap of (moment, number, job): arrivals
-        self._ending: list[tuple[int, int, str, str]] = []  # (moment, number, job, allocation)
+        # heap of (moment, number, job, allocation): ends of threads
+        self._ending: list[tuple[int, int, str, str]] = []
         self._orders: list[tuple[int, int, Callable[[Instant], Event]]] = []
         self._number = 0
         self._effects = 0  # number of effects until now

@@ -64,7 +64,7 @@ class SetUp:
     coarse: str = ""
     looked_at_ms: int | None = None
     meanings: Mapping[str, str] = field(default_factory=dict)
-    shares: bool = False  # drawn as shares over time, not as a timeline
+    shares: bool = False  # True: drawn as shares over time, and not as a timeline
 
 
 def lane_names(count: int) -> list[str]:

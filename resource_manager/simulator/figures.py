@@ -82,7 +82,8 @@ class FigureResult:
 
     set_up: SetUp
     jobs: tuple[JobResult, ...]
-    lane_threads: Mapping[str, Mapping[str, int]]  # by thread of capacity and job
+    # number of threads of work, by thread of capacity and job
+    lane_threads: Mapping[str, Mapping[str, int]]
     makespan_s: float
     utilisation: float
     choice: Choice | None

@@ -23,12 +23,12 @@ class Run(NamedTuple):
 
     job_id: str
     group: str
-    thread: int  # index in the job, from 0
+    thread: int  # index of the thread in the job, from 0
     node: str
     lane: int  # row of the node's timeline: the lowest free number
     submit_ms: int
     start_ms: int
-    end_ms: int | None  # None: it still runs
+    end_ms: int | None  # None: the thread still runs
     profile: ResourceProfile
 
 

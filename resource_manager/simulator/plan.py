@@ -70,7 +70,8 @@ class Submitted:
     record: JobRecord
     durations_ms: Sequence[int]
     labels: Labels
-    running: dict[str, int] = field(default_factory=dict)  # number in the log, by allocation id
+    # by allocation id: number of the run in the log
+    running: dict[str, int] = field(default_factory=dict)
 
     @property
     def kind(self) -> Kind:

@@ -52,7 +52,7 @@ class Plan:
     """
 
     settings: EngineSettings = field(default_factory=EngineSettings)
-    group_by: str = ""  # empty: the log's first key of owners
+    group_by: str = ""  # key of owners; empty: the first key of the log
     weights: Mapping[str, float] = field(default_factory=dict)
     moldable: bool = False
 

@@ -14,7 +14,7 @@ from sqlalchemy.sql.type_api import TypeEngine
 
 from finegrain.errors import StoreError
 
-_NUL = "\0"  # separator; PostgreSQL cannot store it, so texts must not contain it
+_NUL = "\0"  # separator; texts must not contain this character, because PostgreSQL cannot store it
 
 
 class Given:

@@ -49,7 +49,7 @@ __all__ = [
 class Severity(StrEnum):
     """How serious a finding is."""
 
-    ERROR = "error"  # the database cannot be used as it is
+    ERROR = "error"  # the database cannot be used in this state
     WARNING = "warning"  # the database works, but with a risk
 
 

@@ -169,7 +169,8 @@ class SqliteStore(SqlStore):
         Otherwise the WAL would grow with every process that is killed before its first checkpoint,
         and every start reads the whole WAL.
         """
-        with suppress(StoreAway):  # such as a full disk: the next commit reports it if it persists
+        # such as a full disk; if the problem persists, the next commit reports it
+        with suppress(StoreAway):
             self._checkpoint("TRUNCATE")
 
     def _checkpoint(self, mode: str) -> None:

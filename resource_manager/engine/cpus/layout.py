@@ -53,9 +53,10 @@ class Node:
 
     id: int
     mask: int
-    packages: tuple[int, ...] = ()  # positions of its packages; several if the node spans packages
+    # positions of the node's packages; several if the node spans packages
+    packages: tuple[int, ...] = ()
     memory_bytes: int = 0  # memory that slots may have
-    extended: tuple[tuple[str, int], ...] = ()  # its countable resources, by name
+    extended: tuple[tuple[str, int], ...] = ()  # the node's countable resources, by name
     distances: tuple[int, ...] = ()  # distance to each node of the layout, in order; () if unknown
     # position of the node whose memory the cpus of this node use: this node, or the nearest node
     # with memory

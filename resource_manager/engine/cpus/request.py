@@ -22,7 +22,7 @@ class CpuRequest:
     amounts: tuple[tuple[str, int], ...]
     cpu_limit_milli: int = 0  # the cpu that the slot may use; 0: no more than it books
     devices: tuple[DeviceRequest, ...] = ()
-    among: int | None = None  # bits of the GPUs that whole GPUs must come from; None: any
+    among: int | None = None  # bits of the GPUs that whole GPUs must come from; None: any GPUs
 
     @classmethod
     def of(

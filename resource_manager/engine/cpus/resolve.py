@@ -50,7 +50,7 @@ class Resolved:
     strategy: NumaStrategy
     # True if the request itself names the bind policy, so that it is not a default
     bind_requested: bool = False
-    notes: tuple[str, ...] = ()  # about preferred policies that the host's settings override
+    notes: tuple[str, ...] = ()  # notes about preferred policies that the host's settings override
 
     @property
     def needs_whole_cores(self) -> bool:

@@ -103,7 +103,7 @@ def probe_timer_fired(state: State, executor_id: str) -> None:
     if host is None or not host.reach.unreachable:
         return
     if host.executor.state is not ExecutorState.ACTIVE:
-        return  # the probe is planned when it registers
+        return  # the probe is planned when the executor registers
     reach = host.reach
     # The timer may have been armed for an earlier probe.
     if state.journal.now_ms < reach.probe_at_ms:

@@ -172,7 +172,7 @@ def _adopt(state: State, host: Host | None, registration: Registration) -> Host:
     # have changed.
     booked = [(slot, slot.booked) for slot in host.slots.values()]
     kind = host.cpu_kind
-    if not new:  # a new host was created from this registration
+    if not new:  # the values of a new host already come from this registration
         host.adopt_registration()
     if host.cpu_kind is not kind:
         # Requests that did not fit on the old cpus may fit on the new cpus.
@@ -203,7 +203,7 @@ def silence_timer_fired(state: State, executor_id: str) -> None:
     message = (
         f"executor {executor_id} was silent for {state.journal.now_ms - executor.report_at_ms} ms"
     )
-    if executor.state is ExecutorState.LOST:  # continues with slots that earlier steps left
+    if executor.state is ExecutorState.LOST:  # free the slots that earlier steps left
         state.departures.free_lost_slots(host, message)
         return
     # While this process was stopped, it could receive no report. So time before the process

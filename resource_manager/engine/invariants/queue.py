@@ -19,7 +19,8 @@ def class_problems(
     """Checks that a class is in exactly one list of the queue, and compares its counters with its
     job queues.
     """
-    if not queue.is_pending(scheduling_class):  # it lost its last request after the sweep began
+    # the class lost its last request after the sweep began
+    if not queue.is_pending(scheduling_class):
         return
     title = f"scheduling class {scheduling_class.number}"
     # The class must be in one list of the queue.

@@ -129,7 +129,7 @@ def gang_problems(
         endings: jobs that are ending.
     """
     gang = gangs.by_id.get(gang_id)
-    if gang is None:  # it was deleted after the sweep began
+    if gang is None:  # the gang was deleted after the sweep began
         return
     for name in gang.members:
         request = requests.get(name)
@@ -165,7 +165,7 @@ def _gang(
     if any(each.job_id != gang.job_id or each.spec.gang_id != gang.gang_id for each in members):
         yield f"{title} has members of another job or gang"
     states = {each.state for each in members}
-    over = gang.job_id in endings  # then some members may have left the queue already
+    over = gang.job_id in endings  # if True, some members may have left the queue already
     # Until the grant, all members change state together. If a member loses its slot, only this
     # member ends, or all members change state.
     if len(states) > 1:

@@ -112,7 +112,7 @@ def end_job(state: State, job: Job, reason: str, grace_ms: int | None = None) ->
         reason: the reason why the job ends, for its events and the history.
         grace_ms: the time that tasks in the job's slots have to end; None: the executor's default.
     """
-    if job.state is JobState.ENDED:  # its requests are being ended, or have ended
+    if job.state is JobState.ENDED:  # the job's requests are being ended, or have ended
         return
     state.transitions.move_job(job, JobInput.END)
     state.live_jobs -= 1

@@ -252,7 +252,7 @@ class GangMoves:
         self.lose(
             slot, Reason.OFFER_NOT_ACCEPTED, "its executor reports that no job master accepted it"
         )
-        self.moves.vanish(slot)  # the executor has already freed it
+        self.moves.vanish(slot)  # the executor has already freed the slot
 
     def give_up(
         self,

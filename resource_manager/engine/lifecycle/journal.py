@@ -193,7 +193,7 @@ class Journal:
             slot=slot_to_dict(slot, address) if slot is not None else None,
             count=count,
         )
-        self._changes.job(job)  # its row has the last sequence number
+        self._changes.job(job)  # the job's row has the last sequence number
         self._changes.job_event(event)
         self.effects.append(PublishJobEvent(event))
         # A tenth of the maximum is trimmed at once, so that only few entries cause a trim.

@@ -512,7 +512,7 @@ class _Growing:
 
     profile: ResourceProfile | None
     best_effort: bool
-    topology_constrained: bool  # it has dedicated cpus, is bound to NUMA nodes, or is parked
+    topology_constrained: bool  # the slot has dedicated cpus, is bound to NUMA nodes, or is parked
     labels: Labels = ()
     cpus: CpuKey | None = None
 

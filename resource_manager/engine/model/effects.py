@@ -170,7 +170,7 @@ class Changes:
     host_settings: list[HostSetting] = field(default_factory=list)
     moved_requests: list[Request] = field(default_factory=list)
     moved_slots: list[Slot] = field(default_factory=list)
-    deleted_jobs: list[str] = field(default_factory=list)  # with their requests and events
+    deleted_jobs: list[str] = field(default_factory=list)  # deleted with their requests and events
     deleted_requests: list[str] = field(default_factory=list)
     deleted_slots: list[tuple[str, int]] = field(default_factory=list)
     deleted_executors: list[str] = field(default_factory=list)

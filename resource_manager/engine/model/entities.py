@@ -44,8 +44,8 @@ class Instant:
 class JobState(StrEnum):
     """The state of a job."""
 
-    ACTIVE = "ACTIVE"  # may request slots
-    ENDED = "ENDED"  # its rows are kept for a while, so that its ids are still known
+    ACTIVE = "ACTIVE"  # the job may request slots
+    ENDED = "ENDED"  # the job's rows are kept for a while, so that its ids are still known
 
 
 ENDED_REQUEST_STATES = frozenset(
@@ -77,8 +77,8 @@ class RequestSpec:
 class GangState(StrEnum):
     """The state of a gang as a whole."""
 
-    WAITING = "WAITING"  # queued, or about to end with its job
-    ALLOCATING = "ALLOCATING"  # placed; some executors have not confirmed
+    WAITING = "WAITING"  # the gang is queued, or will end with its job
+    ALLOCATING = "ALLOCATING"  # the gang is placed; some executors have not confirmed their slots
     # members are independent from now on, until one of them must be placed again
     GRANTED = "GRANTED"
     ENDED = "ENDED"
@@ -122,7 +122,8 @@ class RequestRange:
 
     spec: RangeSpec
     job_id: str
-    arrival_number: int  # of the first member; the next members have the next arrival numbers
+    # arrival number of the first member; the next members have the next numbers
+    arrival_number: int
     create_time_ms: int
     # indexes of members that have ended
     ended: dict[Ended, IntervalSet] = field(default_factory=dict)
@@ -137,7 +138,8 @@ class Group:
     weight: float = 1.0
     # guaranteed amounts: the group is served first until its slots have booked this much
     minimum: Amounts = field(default_factory=dict)
-    maximum: Amounts = field(default_factory=dict)  # largest amounts that its slots may book
+    # largest amounts that the group's slots may book
+    maximum: Amounts = field(default_factory=dict)
     description: str = ""
     create_time_ms: int = 0
 
@@ -151,7 +153,7 @@ class UsageRecord:
     service: float  # the usage, decayed until `time_ms`
     # amounts that count in addition to `service`, because the flow was raised; decayed
     raised: float
-    time_ms: int  # wall clock
+    time_ms: int  # the time of these values, by the wall clock
     durations: str = ""  # for a job: the durations of its threads, as JSON text
 
 
@@ -161,7 +163,7 @@ class Gang:
 
     spec: GangSpec
     job_id: str
-    arrival_number: int  # arrival number of its first member
+    arrival_number: int  # arrival number of the gang's first member
     waiting_since_time_ms: int  # time when the gang was last queued
     # runtime
     state: GangState = GangState.WAITING
@@ -194,7 +196,7 @@ class Job:
     job_id: str
     name: str
     group: str
-    lease_ms: int | None  # None: detached
+    lease_ms: int | None  # None: the job is detached, so it needs no keep-alives
     owner: str
     request_id_sha256: str
     arrival_number: int
@@ -202,8 +204,8 @@ class Job:
     state: JobState = JobState.ACTIVE
     end_reason: str = ""
     end_time_ms: int | None = None
-    last_sequence: int = 0  # sequence number of the last event in its log
-    trimmed_sequence: int = 0  # events up to this number are no longer kept
+    last_sequence: int = 0  # sequence number of the last event in the job's log
+    trimmed_sequence: int = 0  # events up to this number were deleted
     specified: bool | None = (
         None  # True: its requests have profiles; False: they have none; None: it has no request yet
     )
@@ -215,8 +217,9 @@ class Job:
         default_factory=lambda: array("q")
     )  # arrival numbers of its stored requests, in order, including ended requests
     live_requests: int = 0  # number of requests that have not ended
-    slot_keys: set[tuple[str, int]] = field(default_factory=set)  # its slots
-    durations: Durations | None = None  # durations of its threads; stored with its usage
+    slot_keys: set[tuple[str, int]] = field(default_factory=set)  # the slots of the job
+    # durations of the job's threads; stored with the job's usage
+    durations: Durations | None = None
 
 
 @dataclass(slots=True)
@@ -257,7 +260,8 @@ class Slot:
     resize_number: int = 0  # number of the last requested resize
     # the ordered resize: sent to the executor, or part of its next command; not confirmed yet
     ordered: Resize | None = None
-    wanted: Resize | None = None  # the waiting resize: queued, in back-off, or after `ordered`
+    # the waiting resize: it is queued, in back-off, or waits for the end of `ordered`
+    wanted: Resize | None = None
     assignment: CpuAssignment | None = None  # None: the slot runs in the whole shared pool (QoS LS)
     # runtime
     booked: Amounts = field(default_factory=dict)
@@ -266,8 +270,9 @@ class Slot:
         # number of the command that ordered the slot; 0: a command of an earlier registration
         0
     )
-    grace_ms: int | None = None  # grace period of the next free command
-    thread_since_ms: int | None = None  # monotonic begin of its thread; None: unknown
+    grace_ms: int | None = None  # grace period in the next command that frees the slot
+    # monotonic time when the thread in the slot began; None: unknown
+    thread_since_ms: int | None = None
     # id of the request for which the slot was last reused; empty: not reused, or not known
     works_for: str = ""
 
@@ -315,17 +320,19 @@ class Provision:
     that no part of the executor is left.
     """
 
-    executor_id: str  # the id with which it registers; no other executor gets this id
+    executor_id: str  # the id with which the executor registers; no other executor gets this id
     shape: str
     number: int  # provisions are numbered in the order of their requests
-    cause: str  # why the executor was requested, for people
+    cause: str  # reason why the executor was requested, for people
     ask_time_ms: int
     state: ProvidedExecutorState = ProvidedExecutorState.ASKED
-    handle: str = ""  # the provider's id of the executor; needed to stop it
-    message: str = ""  # reason of its last state change, for people
+    handle: str = ""  # the provider's id of the executor; needed to stop the executor
+    message: str = ""  # reason of the last state change, for people
     # runtime
-    deadline_at_ms: int | None = None  # the executor is stopped if it has not registered by then
-    idle_since_ms: int | None = None  # monotonic; None: it has slots, or has not registered
+    # the executor is stopped if it has not registered before this time
+    deadline_at_ms: int | None = None
+    # monotonic time since when the executor has no slots; None: it has slots, or has not registered
+    idle_since_ms: int | None = None
     stop_failures: int = 0
 
 
@@ -335,7 +342,7 @@ class Cordon:
 
     type: str
     uuid: str
-    minor: int  # its minor number at the time of the cordon
+    minor: int  # the device's minor number at the time of the cordon
     reason: str = ""
     time_ms: int = 0
 
@@ -350,7 +357,7 @@ class HostSetting:
     policy: HostPolicy
     number: int  # increases by 1 with every change of any setting
     set_time_ms: int = 0
-    cordons: tuple[Cordon, ...] = ()  # devices of this host
+    cordons: tuple[Cordon, ...] = ()  # the cordoned devices of this host
 
 
 NOTHING_SET = HostPolicy()
@@ -364,8 +371,9 @@ class CpuState:
     """
 
     offline_cpus: CpuSet = EMPTY
-    kubelet_cpus: CpuSet = EMPTY  # allocated by a kubelet to its containers
-    kubelet_memory: tuple[tuple[int, int], ...] = ()  # allocated by a kubelet: NUMA node, bytes
+    kubelet_cpus: CpuSet = EMPTY  # cpus that a kubelet has allocated to its containers
+    # memory that a kubelet has allocated: NUMA node, bytes
+    kubelet_memory: tuple[tuple[int, int], ...] = ()
     kubelet_policy: HostPolicy = NOTHING_SET
     kubelet: str = ""  # KubeletReport as compact JSON text, for people; empty: no kubelet is known
     host_policy_number: int = 0  # number of the settings that the executor has applied
@@ -394,7 +402,7 @@ class Executor:
     report_time_ms: int = 0
     reported_available: Amounts | None = None
     cpu_state: CpuState = NO_CPU_STATE
-    device_conditions: tuple[DeviceCondition, ...] = ()  # from the last full report
+    device_conditions: tuple[DeviceCondition, ...] = ()  # the conditions in the last full report
     used: Usage = NO_USAGE
     device_usage: tuple[DeviceUsage, ...] = ()
     command_number: int = 0
@@ -417,7 +425,8 @@ class JobEvent:
     state: RequestState
     reason: str = ""
     message: str = ""
-    slot: dict[str, object] | None = None  # see engine/lifecycle/journal.py: slot_to_dict
+    # the result of `slot_to_dict` in `engine/lifecycle/journal.py`
+    slot: dict[str, object] | None = None
     count: int = 1  # number of range members: the named member and the next members by index
 
 

@@ -36,10 +36,10 @@ class ExecutorShape:
     name: str
     provider: str
     total: Amounts
-    default_profile: ResourceProfile  # for requests without a profile
+    default_profile: ResourceProfile  # the profile of slots for requests without a profile
     labels: tuple[tuple[str, str], ...] = ()
     slots_max: int = 0  # 0: no limit
-    cost: float = 1.0  # relative to other shapes
+    cost: float = 1.0  # the cost of one executor, relative to other shapes
     count_max: int = 0  # largest number of executors of this shape at a time; 0: no limit
     start_timeout_ms: int = 120 * SECOND_MS  # time within which an executor must register
 

@@ -128,8 +128,8 @@ class ResizeState(StrEnum):
     """The state of a slot's resizes; it is derived from `Slot.wanted` and `Slot.ordered`."""
 
     NONE = "NONE"
-    WAITING = "WAITING"  # queued, or in a back-off after a refusal
-    ORDERED = "ORDERED"  # ordered from the executor, which has not confirmed or refused it yet
+    WAITING = "WAITING"  # the resize is queued, or in a back-off after a refusal
+    ORDERED = "ORDERED"  # the executor has not confirmed or refused the ordered resize yet
     ORDERED_AND_WAITING = "ORDERED_AND_WAITING"  # a resize is ordered, and a later resize waits
 
 
@@ -170,7 +170,7 @@ class GangInput(StrEnum):
     """The inputs of the state machine of gangs."""
 
     PLACE = "PLACE"  # capacity was booked for all members that have not ended
-    GRANT = "GRANT"  # the last slot of its members was carved
+    GRANT = "GRANT"  # the last slot of the members was carved
     BREAK = "BREAK"  # a slot was lost or refused: all members go back to their place in the queue
     END = "END"  # the members are cancelled or rejected
 
@@ -213,8 +213,9 @@ class RegistrationInput(StrEnum):
     """The inputs of the state machine of an executor's registration."""
 
     REGISTER = "REGISTER"  # the executor registers, with its capacity and slots
-    DISTRUST = "DISTRUST"  # commands do not arrive, or are refused: it must register again
-    FALL_SILENT = "FALL_SILENT"  # it has sent no message for too long, or has ended
+    # commands do not arrive, or are refused; the executor must register again
+    DISTRUST = "DISTRUST"
+    FALL_SILENT = "FALL_SILENT"  # the executor has sent no message for too long, or has ended
 
 
 _E = ExecutorState

@@ -50,7 +50,7 @@ class TraceJob:
     owners: Mapping[str, str] = field(default_factory=dict)
     labels: Labels = ()
     whole_nodes: bool = False  # each part gets all cpus of its node
-    waited_ms: int | None = None  # wait on the original cluster, if recorded
+    waited_ms: int | None = None  # wait on the original cluster; None: not recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Workload:
     name: str
     format: str
     jobs: tuple[TraceJob, ...]
-    owner_keys: tuple[str, ...] = ()  # the first key is the default
+    owner_keys: tuple[str, ...] = ()  # the keys of `owners`; the first key is the default
     nodes: str = ""  # the cluster of the log, if the log names it
     left_out: Mapping[str, int] = field(default_factory=Counter)
     notes: tuple[str, ...] = ()
