@@ -20,6 +20,7 @@ from finegrain.rpc.addresses import check_dialable, format_address, parse_addres
 from finegrain.rpc.own_certificate import OwnCertificate
 from finegrain.rpc.server import GuardedServer
 from finegrain.rpc.trust import Trust
+from finegrain.software_version import software_version
 from finegrain.v1.cluster_pb2_grpc import add_ClusterServiceServicer_to_server
 from finegrain.v1.identity_pb2_grpc import add_IdentityServiceServicer_to_server
 from finegrain.v1.resource_manager_pb2_grpc import (
@@ -42,7 +43,7 @@ from resource_manager.service.identities.own import OwnFiles, open_own_files
 from resource_manager.service.job_service import JobCalls
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.ownership import JobOwners
-from resource_manager.service.preparation import settings_of, software_version
+from resource_manager.service.preparation import settings_of
 from resource_manager.service.provider_setup import read_providers
 from resource_manager.service.runner import Runner, RunnerLimits
 from resource_manager.service.standby import Leadership

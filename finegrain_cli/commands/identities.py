@@ -138,6 +138,8 @@ def login(
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_credentials(path, found)
     _print_identity(found, path, output)
+    if not credentials:
+        _note_others_in_use(path)
 
 
 def whoami(
@@ -352,6 +354,19 @@ def _confirm_replacing(path: Path, former: Credentials, *, yes: bool) -> None:
         " replaced (--credentials names another file)",
         yes=yes,
     )
+
+
+def _note_others_in_use(path: Path) -> None:
+    """Prints a note if commands without options use other credentials than those in a new file."""
+    try:
+        target = resolve_target()
+    except FinegrainError:
+        return
+    if target.file != path:
+        say(
+            f"note: commands use {target.credentials.who} of the cluster that you run on this host "
+            f"({target.file}); to be the new identity: export FINEGRAIN_CREDENTIALS={path}"
+        )
 
 
 def _log_in(token: str, role: Role, former: Credentials | None) -> Credentials:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import get_args
 
 from finegrain.errors import InvalidArgument
@@ -93,11 +92,3 @@ def _sound(fairness: Fairness) -> Fairness:
     if not 0 <= part <= 1:
         raise InvalidArgument("fairness.reserved_part_max", part, "a part, from 0 to 1")
     return fairness
-
-
-def software_version() -> str:
-    """Returns the version of the installed package."""
-    try:
-        return version("finegrain")
-    except PackageNotFoundError:
-        return "0"

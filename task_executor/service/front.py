@@ -14,7 +14,6 @@ import os
 import time
 from collections.abc import Coroutine
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from finegrain import systemd
@@ -36,6 +35,7 @@ from finegrain.rpc.wire import (
     topology_to_proto,
 )
 from finegrain.rpc.wire_devices import devices_to_topology, usages_to_proto
+from finegrain.software_version import software_version
 from finegrain.v1 import resource_manager_pb2, slots_pb2, task_executor_pb2_grpc
 from task_executor.engine.slot_table import SlotTable
 from task_executor.engine.slots import CarveState
@@ -77,14 +77,6 @@ LAST_REPORT_S = 3.0  # maximum time for the last report of a planned stop
 STOP_MARGIN_S = 10.0  # time that a stop waits for freed slots after the grace period
 
 log = get_logger(__name__)
-
-
-def software_version() -> str:
-    """Returns the version of the installed package."""
-    try:
-        return version("finegrain")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 class Front:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import pytest
 
 from finegrain.certificates.authority import certificate_pem
 from finegrain.certificates.keys import key_of_request
-from finegrain.credentials import read_credentials, write_credentials
+from finegrain.credentials import read_credentials, write_credentials, write_private_file
 from finegrain.directories import default_credentials_file
 from finegrain.errors import NotFound, Reason
 from finegrain.v1.identity_pb2 import IssuedCertificate
@@ -186,6 +187,21 @@ def test_login_at_the_managers_own_host(finegrain: Finegrain, rm_dir: Path) -> N
     assert str(stored.who) == "user/alice"
     assert stored.addresses == ("127.0.0.1:7",)
     assert "user/alice" in done.stdout
+
+
+def test_login_says_if_commands_use_another_identity(finegrain: Finegrain, rm_dir: Path) -> None:
+    with login_socket(rm_dir):
+        alone = finegrain("login")
+        note = json.dumps({"address": "127.0.0.1:7", "pid": os.getpid()})
+        write_private_file(rm_dir / "endpoint.json", note.encode())
+        write_credentials(
+            rm_dir / "operator.credentials", credentials("operator/root", "127.0.0.1:7")
+        )
+        beside = finegrain("login")
+
+    assert "note" not in alone.stderr
+    assert "note: commands use operator/root of the cluster that you run" in beside.stderr
+    assert f"FINEGRAIN_CREDENTIALS={default_credentials_file()}" in beside.stderr
 
 
 def test_an_operator_replaces_no_other_identity_silently(

@@ -28,6 +28,7 @@ from finegrain.rpc.wire import (
 from finegrain.rpc.wire_cpus import assignment_from_proto, host_cpus_from_proto
 from finegrain.rpc.wire_devices import conditions_from_proto
 from finegrain.rpc.wire_topology import check_cpu_list
+from finegrain.software_version import UNKNOWN, software_version
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.v1 import slots_pb2
 from finegrain.values.bounds import COUNTER_MAX, CPU_MILLI_MAX
@@ -222,17 +223,21 @@ def registration(message: rm_pb2.RegisterExecutorRequest) -> Registration:
         ),
         isolation=isolation_from_proto(message.isolation, "isolation"),
         boot_id=message.boot_id,
-        protocol_version=check_protocol_version(message.protocol_version),
+        protocol_version=check_protocol_version(message.protocol_version, message.software_version),
         software_version=message.software_version,
         provided_as=message.provided_as and check_id("provided_as", message.provided_as),
         host_cpus=host_cpus_from_proto(message.host_cpus, "host_cpus"),
     )
 
 
-def check_protocol_version(text: str) -> str:
+def check_protocol_version(text: str, software: str) -> str:
     """Returns the version if both sides can communicate.
 
     Both sides must have the same major version, and minor versions that differ by at most one.
+
+    Args:
+        text: version of the protocol that an executor speaks.
+        software: version of finegrain that it runs, for the error.
 
     Raises:
         InvalidArgument: the version is malformed.
@@ -242,15 +247,21 @@ def check_protocol_version(text: str) -> str:
     ours = _VERSION.fullmatch(PROTOCOL_VERSION)
     if found is None or ours is None:
         raise InvalidArgument("protocol_version", text, 'a version such as "1.0"')
-    major, minor = int(found[1]), int(found[2])
-    if major != int(ours[1]) or abs(minor - int(ours[2])) > 1:
-        raise FailedPrecondition(
-            f"protocol_version is {text}; this resource manager speaks {PROTOCOL_VERSION} and "
-            "accepts minor versions that differ by at most one; upgrade the older side",
-            reason=Reason.VERSION_MISMATCH,
-            details={"protocol_version": text, "spoken": PROTOCOL_VERSION},
-        )
-    return text
+    theirs, own = ((int(each[1]), int(each[2])) for each in (found, ours))
+    if theirs[0] == own[0] and abs(theirs[1] - own[1]) <= 1:
+        return text
+    install = (
+        f"install finegrain {software_version()} on the executor's host"
+        if theirs < own
+        else f"install finegrain {software or 'of the same version'} on the resource manager's host"
+    )
+    raise FailedPrecondition(
+        f"the executor runs finegrain {software or UNKNOWN} with protocol {text}; this resource "
+        f"manager runs finegrain {software_version()} with protocol {PROTOCOL_VERSION}, and the "
+        f"minor versions of the protocol may differ by at most one; {install}",
+        reason=Reason.VERSION_MISMATCH,
+        details={"protocol_version": text, "spoken": PROTOCOL_VERSION},
+    )
 
 
 def report(message: slots_pb2.SlotReport, field: str) -> Report:

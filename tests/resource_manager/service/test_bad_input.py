@@ -10,6 +10,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from finegrain.errors import InvalidArgument, Reason
+from finegrain.software_version import software_version
 from finegrain.v1 import cluster_pb2, resources_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.values.bounds import AMOUNT_MAX, CPU_MILLI_MAX
@@ -427,6 +428,7 @@ async def test_a_malformed_executor_is_not_taken_in(
 
 async def test_versions_interoperate_within_one_minor(rm: RunningRm) -> None:
     message = ScriptedExecutor(rm, address="127.0.0.1:1").registration()
+    message.software_version = "9.9.9"
     for near in ("1.0", "1.2"):
         message.protocol_version = near
         message.report.report_number += 1
@@ -435,6 +437,9 @@ async def test_versions_interoperate_within_one_minor(rm: RunningRm) -> None:
         message.protocol_version = far
         error = await refusal(rm.rm_as("executor/host-a").RegisterExecutor(message))
         assert error.reason is Reason.VERSION_MISMATCH
+        newest = "9.9.9" if far in ("1.3", "2.0") else software_version()
+        assert "the executor runs finegrain 9.9.9 with protocol" in error.message
+        assert f"install finegrain {newest} on the" in error.message
 
 
 async def test_another_instance_under_the_same_name_is_refused(rm: RunningRm) -> None:
