@@ -123,7 +123,7 @@ class _Running:
         # the leader.
         await check_authority(self.components.runner, self.components.own_files)
         await self.components.members.load()
-        # Calls are served from here on, and the health service reports this.
+        # From here on, calls are served, and the health service reports that this process serves.
         leadership.begin()
         self.provisioning.begin()
         await self.server.set_serving(True)
@@ -147,8 +147,8 @@ class _Running:
 def run(options: ResourceManagerOptions) -> int:
     """Serves until SIGTERM or SIGINT, and returns the exit code.
 
-    If a standby has led and was replaced, this does not return: the program starts again in this
-    process.
+    If a standby has led and was replaced, this function does not return: the program starts again
+    in this process.
     """
     try:
         configure_logging(options.log)

@@ -69,7 +69,7 @@ def read_providers(file: Path) -> ProvidersConfiguration:
 
     Raises:
         ConfigurationError: the file cannot be read or has an invalid value. The error names the
-            first problem, with file, field, value and what was expected.
+            first problem, with file, field, value and the expected values.
     """
     top = ConfigTable(_content(file), file)
     managers = tuple(top.words("manager", ()))

@@ -53,7 +53,7 @@ class Presence(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What a provider observed of an executor, with a message for people."""
+    """The observation of an executor by its provider, with a message for people."""
 
     presence: Presence
     message: str = ""

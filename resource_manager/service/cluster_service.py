@@ -56,7 +56,7 @@ _STATES = members_of(RequestState, slots_pb2.RequestState.DESCRIPTOR)
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What the resource manager reports about itself."""
+    """Facts about the resource manager itself, for GetCluster."""
 
     software_version: str
     start_time_ms: int
@@ -377,8 +377,7 @@ def _job_texts(texts: Sequence[str]) -> list[str]:
 
 
 def _refuse_short(state: State, ids: Sequence[str]) -> None:
-    """Raises InvalidArgument for a short prefix, unless it is the complete id of a request or
-    range."""
+    """Raises InvalidArgument for a short prefix that is no complete id of a request or range."""
     for index, each in enumerate(ids):
         if len(each) >= PREFIX_LENGTH_MIN or each.removesuffix(".") in state.ranges:
             continue

@@ -295,7 +295,9 @@ class ExecutorLinks:
         )
 
     def _not_reached(self, executor_id: str, address: str, error: FinegrainError) -> str:
-        """Returns the cause with a hint. Logs it, unless the same obstacle was logged last."""
+        """Returns the cause with a hint. Logs the cause if the last logged obstacle was another
+        one.
+        """
         obstacle = obstacle_of(error)
         if self._obstacles.get(executor_id) is not obstacle:
             self._obstacles[executor_id] = obstacle

@@ -116,7 +116,7 @@ class Intake(ABC):
         Args:
             fn: the function. The function must not keep references to the state.
             owner: the job or connection whose queue gets the read; None: a short read by the
-                resource manager itself, which is served before all others.
+                resource manager itself. Such a read is served before all others.
             items: the number of entries that the function reads, for the limits.
 
         Returns:

@@ -70,7 +70,7 @@ class LeaseKeeper:
         self._over.set()
 
     def stop(self) -> None:
-        """Stops the renewals permanently. `start` must not be called after this."""
+        """Stops the renewals permanently. `start` must not be called afterwards."""
         self.pause()
         self._executor.shutdown(wait=False)
 
@@ -139,6 +139,6 @@ class LeaseKeeper:
 
 
 def _retrieve_error(renewal: asyncio.Future[None]) -> None:
-    """Retrieves the error, so that asyncio does not warn if no caller waits any more."""
+    """Retrieves the error. Otherwise asyncio would log a warning if no caller waits any more."""
     if not renewal.cancelled():
         renewal.exception()

@@ -362,7 +362,7 @@ class Provisioning:
         return found
 
     def _stop_strays(self, unknown: list[str]) -> None:
-        """Stops executors of which a provider has notes, but which the state does not know.
+        """Stops executors that are in the notes of a provider, but not in the state.
 
         If the database was restored from a backup, it does not contain executors that were started
         after the backup. A running executor registers within the timeout. Then the state knows it,

@@ -190,8 +190,8 @@ class Runner(Intake):
             # again.
             self._arrived.clear()
             while self._lanes or self._tick_due or (self._driver.unfinished and not self._closing):
-                # A batch without events does nothing unless it is ticked. So unfinished work causes
-                # a tick.
+                # A batch without events continues unfinished work only if it is ticked. So
+                # unfinished work causes a tick.
                 ticked, self._tick_due = self._tick_due or self._driver.unfinished, False
                 batch = self._lanes.gather()
                 self._metrics.queue_items.set(self._lanes.waiting_items)

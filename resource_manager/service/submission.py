@@ -145,8 +145,8 @@ async def give_up(
     """Cancels requests, or releases slots or members of ranges, in as many steps as necessary.
 
     The engine ends only a limited number of requests in a step, and an item can contain many
-    requests. So the engine answers for the items that it has processed, and the other items are
-    submitted again. Other owners' calls run in between.
+    requests. So the engine returns outcomes for the items that it has processed, and the other
+    items are submitted again. Other owners' calls run in between.
 
     Args:
         runner: the single writer.

@@ -1,9 +1,9 @@
 """Drives the real engine through virtual time, from one moment with an event to the next.
 
-The simulator replaces everything around the engine: job masters that submit and release, executors
-that carry out each command at once, the clock, and a store that stores nothing. The engine makes
-all decisions, and the same input gives the same run. Only the stopwatch around decisions uses a
-real clock.
+The simulator replaces everything around the engine: job masters, executors, the clock and the
+store. The simulated executors carry out each command at once, and the simulated store stores
+nothing. The engine makes all decisions, and the same input gives the same run. Only the stopwatch
+around decisions uses a real clock.
 
 At each moment, events happen in this order: threads end, their slots are freed, jobs arrive, and
 all requests that fit are placed. Then time advances.

@@ -259,8 +259,8 @@ class _Ledger:
     def close(self) -> None:
         received = math.fsum(sums[0] for sums in self._open.values())
         if received:
-            # Halve the sum, because each error occurs twice: one group lacks what another group has
-            # too much.
+            # The sum is halved, because it counts each error twice: if one group has too much,
+            # another group lacks the same amount.
             apart = math.fsum(abs(sums[0] - sums[1]) for sums in self._open.values()) / 2
             self.windows += 1
             self.apart += apart

@@ -109,8 +109,8 @@ def replay(
         progress: called every `PROGRESS_EVERY` moments.
 
     Raises:
-        InvalidArgument: the log does not record `group_by`, or a weight is for a group without
-            jobs.
+        InvalidArgument: the log does not record the owner key `group_by`, or a weight is for a
+            group without jobs.
     """
     fitted = workload.fitted(nodes)
     key = plan.group_by or (workload.owner_keys[0] if workload.owner_keys else "none")

@@ -51,7 +51,7 @@ def fill(connection: Connection) -> None:
 
 
 def create_sqlite(path: Path) -> None:
-    """Creates the database at `path`, unless it exists.
+    """Creates the database at `path` if it does not exist.
 
     Raises:
         StoreError: the folder is not writable, the disk is full, or another process is creating the

@@ -1,9 +1,9 @@
 # ruff: noqa: S608  (only constants are put together)
 """Raises counters after a restore, so that no number is used twice.
 
-An older copy of the database does not contain the numbers that were used after the copy was made:
-numbers of events that job masters have received, and generations of slots that executors still
-have. This module skips these numbers. The caller raises the epoch.
+After a copy of the database was made, further numbers were used: sequence numbers of events that
+job masters have received, and generations of slots that executors still have. The copy does not
+contain these numbers. This module skips them. The caller raises the epoch.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Upgrade:
-    """What an upgrade did, or would do. `from_version` 0: the database was empty or missing."""
+    """The steps of an upgrade. `from_version` 0: the database was empty or missing."""
 
     from_version: int
     to_version: int
@@ -105,7 +105,7 @@ def upgrade(url: str, *, dry_run: bool = False) -> Upgrade:
         dry_run: True: only return the steps that would be done.
 
     Returns:
-        What the upgrade did, or would do.
+        The steps that were done, or would be done.
 
     Raises:
         StoreError: another process leads (STORE_IN_USE), newer software has upgraded the database

@@ -238,7 +238,7 @@ class LockFile:
         self._descriptor: int | None = None
 
     def acquire(self, holder: str, address: str = "") -> None:
-        """Takes the lock unless this object has it already, and writes the holder into the file.
+        """Takes the lock if this object does not have it yet, and writes the holder into the file.
 
         Raises:
             StoreError: STORE_IN_USE; the message names the holder.

@@ -193,7 +193,7 @@ class SqliteStore(SqlStore):
         return self.damage() + version_findings()
 
     def damage(self) -> list[str]:
-        """Returns the damage found in the file, at most 40 lines; empty: none. Reads the whole
+        """Returns the damage found in the file, at most 40 lines; empty: no damage. Reads the whole
         file.
         """
         with self._read_connection() as connection:

@@ -91,8 +91,8 @@ class Store(ABC):
             wait_s: time to wait for the end of a predecessor's lease; None: one lease, so that a
                 restart after a crash succeeds; 0: try once, as a standby does repeatedly. Stores
                 whose leadership ends with the process (SQLite, memory) never wait.
-            address: the address at which callers reach this process. Standbys report it to their
-                callers, unless it is empty.
+            address: the address at which callers reach this process. If the address is not empty,
+                standbys report it to their callers.
 
         Returns:
             The new `rm_epoch`. It MUST be above every epoch ever returned for this database, and
@@ -134,10 +134,10 @@ class Store(ABC):
     def commit(self, changes: Changes) -> None:
         """Stores a batch in one transaction: the whole batch or nothing.
 
-        The batch MUST be durable on return. It MUST have no effect unless this store still leads at
-        its epoch. It MUST be idempotent: a second commit of the same changes leaves the same rows.
-        Deletions come first. Rows of a deleted job are not written, unless the batch contains a new
-        job with the same id.
+        The batch MUST be durable on return. If this store no longer leads at its epoch, the batch
+        MUST have no effect. It MUST be idempotent: a second commit of the same changes leaves the
+        same rows. Deletions come first. Rows of a deleted job are written only if the batch
+        contains a new job with the same id.
 
         Raises:
             NotLeader: another process took over; nothing was written.
@@ -209,8 +209,8 @@ class Store(ABC):
 
     @abstractmethod
     def check(self) -> list[str]:
-        """Returns what an operator should know: damage, risky versions and risky settings. May take
-        seconds.
+        """Returns problems that an operator should know: damage, risky versions and risky settings.
+        May take seconds.
         """
 
     @abstractmethod

@@ -1,6 +1,6 @@
 """Encodes values that rows store as text, mostly JSON: profiles, labels, isolation, resizes, cpus.
 
-Many rows have equal values. For types where this is common, texts and decoded values are cached,
+Many rows have equal values. For types with many equal values, texts and decoded values are cached,
 and rows share them.
 """
 

@@ -25,10 +25,10 @@ In the second row, node 0 offers only one thread of each core, which is three cp
 both strategies take node 1. In the third row, no node has ten free cpus, so the cpus come from the
 whole package.
 
-There are two differences from Koordinator. First, a slot that cannot avoid the NUMA nodes that
-other slots claim still avoids the cores that other slots claim. Second, cores may have different
-numbers of threads, so a number such as "cpus per node" is the number of the largest node and not
-the average. On regular hosts, the largest node equals the average.
+There are two differences from Koordinator. First, if a slot must use NUMA nodes that other slots
+claim, it still avoids the claimed cores there. Second, cores may have different numbers of threads,
+so a number such as "cpus per node" is the number of the largest node and not the average. On
+regular hosts, the largest node equals the average.
 
 The caller must pass only cpus that all required policies allow, because this module does not check
 the required policies.
@@ -170,7 +170,7 @@ class Accumulator:
         free = self._free & ~barred
         groups = []
         for at in layout.cpu_nodes:
-            # Only cores whose threads are all free.
+            # Only cores whose threads are all free are taken as whole cores.
             cores = [core for core in layout.cores_of_node[at] if not core & ~free]
             if cores:
                 around = (free & layout.around_node[at]).bit_count()

@@ -41,8 +41,8 @@ def assign(ledger: CpuLedger | None, request: CpuRequest) -> CpuAssignment | Hos
     The result depends only on the request and on the present assignments of slots.
 
     Args:
-        ledger: the cpu ledger of the host. None: the host does not report its cores and nodes, so
-            it serves only slots that need no particular cpus or nodes.
+        ledger: the cpu ledger of the host. None: the host does not report its cores and nodes. Such
+            a host serves only slots without needs for particular cpus or nodes.
         request: the needs of the slot.
     """
     if ledger is None:

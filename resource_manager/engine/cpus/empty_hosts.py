@@ -1,4 +1,6 @@
-"""Finds out what requests need on hosts without slots. Equal hosts share the cached results."""
+"""Computes how many NUMA nodes requests need on hosts without slots. Equal hosts share the cached
+results.
+"""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ Example: a host with two nodes has these hints.
     0b11   not preferred, score 500   not preferred, score 300
 
 Mask 0b01 is no candidate, because memory has no hint for it. The result is 0b10 (score 975), which
-both resources prefer. The next best mask is 0b11: BestEffort admits it, but Restricted and
-SingleNUMANode do not, because it is not preferred.
+both resources prefer. The next best mask is 0b11: BestEffort admits this mask, but Restricted and
+SingleNUMANode admit only preferred masks.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def regained(
 
 def obstacle(share: DeviceShare, ledger: DeviceLedger) -> HostRefusal | None:
     """Returns why a slot cannot have a share of its device, in addition to the shares in the
-    ledger; None: the slot can have it.
+    ledger; None: the slot can have the share.
     """
     at = ledger.layout.position.get((share.type, share.uuid))
     if at is None:

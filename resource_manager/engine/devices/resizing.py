@@ -49,8 +49,8 @@ def with_devices_of(
         devices = sorted((*assignment.devices, *found), key=lambda each: (each.type, each.minor))
         assignment = replace(assignment, devices=tuple(devices), parked_devices=())
         del requests[GPU]
-    # A share that does not change is not computed again, because its device may have become smaller
-    # since the placement.
+    # Only shares that change are computed again. A device may have become smaller since the
+    # placement, and unchanged shares must stay the same.
     same = {each.type for each in before.devices if requests.get(each.type) == each}
     return _resized(assignment, {k: each for k, each in requests.items() if k not in same}, ledger)
 

@@ -55,7 +55,7 @@ def known_setting(
         executor_id: the executor; `CLUSTER` for the cluster.
 
     Raises:
-        NotFound: the executor is unknown and nothing was set for it.
+        NotFound: the executor is unknown and has no settings.
     """
     setting = host_settings.get(executor_id)
     # Settings are kept longer than their executor. So an unknown executor is an error only if it
@@ -88,7 +88,7 @@ def host_policy_view(
         executor_id: the host; `CLUSTER` for the cluster.
 
     Raises:
-        NotFound: the executor is unknown and nothing was set for it.
+        NotFound: the executor is unknown and has no settings.
     """
     setting = known_setting(hosts, host_settings, executor_id)
     host = hosts.get(executor_id)
@@ -128,7 +128,7 @@ def set_host_policy(state: State, event: HostPolicySet) -> HostSetting:
         The stored settings; if nothing changed, the old row.
 
     Raises:
-        NotFound: the executor is unknown and nothing was set for it.
+        NotFound: the executor is unknown and has no settings.
         InvalidArgument: a setting does not exist; the host does not have the cpus; or no cpus would
             be left for slots.
     """

@@ -139,8 +139,8 @@ def _adopt(state: State, host: Host | None, registration: Registration) -> Host:
     else:
         executor = host.executor
         if host.reach.unreachable:
-            # If no registration was expected, the executor may have been restarted or repaired. So
-            # the executor is probed at once.
+            # If the resource manager expected no registration, the executor may have been restarted
+            # or repaired. So the executor is probed at once.
             as_expected = executor.state is ExecutorState.UNCONFIRMED
             moved = executor.registration.address != registration.address
             unreachable_registered(

@@ -8,10 +8,11 @@ The rules:
 1. A report counts only if its number is higher than the number of the last adopted report. Clocks
    are never compared.
 2. A slot in the report exists. If it was pending, it is now confirmed.
-3. A slot that the report lacks is missing only if the report contains the command that ordered the
-   slot, and that command is answered. (A report contains a command if the executor received the
-   command before the executor made the report.) Otherwise the executor may not have carved the slot
-   yet. So a report never removes a slot that was placed after the report was sent.
+3. If the report lacks a slot, the slot counts as missing only after two conditions are met: the
+   report contains the command that ordered the slot, and the executor has answered this command. (A
+   report contains a command if the executor received the command before the executor made the
+   report.) Otherwise the executor may not have carved the slot yet. So a report never removes a
+   slot that was placed after the report was sent.
 4. A missing slot that was being freed is deleted. Any other missing slot is lost, and its job
    master gets an event.
 5. A slot in the report is unowned if this host's ledger has no slot with its id and generation. The
@@ -81,7 +82,8 @@ class AdoptedReport:
 
 
 def slots_reported(state: State, event: SlotsReported) -> ReportAnswer:
-    """Adopts a report, or returns what the executor must do first.
+    """Adopts a report. The answer may order the executor to register again, or to send a full
+    report.
 
     Raises:
         EpochSeen: the executor has seen a newer resource manager than this one.

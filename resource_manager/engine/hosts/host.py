@@ -370,8 +370,8 @@ class Host(CpuAllocator):
     def unreported_of(self, key: SlotKey, slot: Slot) -> Amounts:
         """Returns the part of a slot's booking that the last report does not contain.
 
-        If the slot is not in the report, this is the whole booking. Otherwise it is the growth of
-        the slot's resize in flight, because a report shows the confirmed size.
+        If the slot is not in the report, this part is the whole booking. Otherwise it is the growth
+        of the slot's resize in flight, because a report shows the confirmed size.
         """
         if key not in self.reported:
             return slot.booked

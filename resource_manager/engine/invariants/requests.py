@@ -227,8 +227,8 @@ def member_problems(ranges: RangeLedger, number: int) -> Iterator[str]:
 
 
 def _queued(queue: WaitingQueue, endings: dict[str, Ending], part: Part) -> Iterator[str]:
-    """Checks that the queue has all waiting members (unless their job is ending), and no ended
-    member.
+    """Checks that the queue has no ended members. If the job is not ending, the queue must have all
+    waiting members.
     """
     job_queue = queue.queue_of(part.spec.request, part.row.job_id)
     first, end = part.row.arrival_number, part.last_arrival + 1

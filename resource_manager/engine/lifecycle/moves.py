@@ -229,8 +229,8 @@ class RequestMoves:
     def free(self, slot: Slot, grace_ms: int | None = None) -> None:
         """Starts to free a slot. If the slot was never sent to its executor, it is deleted at once.
 
-        The row of the slot is not written, because a restart does not need it: a slot counts as
-        FREEING if it is not the current slot of a live request.
+        The row of the slot is not written. After a restart, each slot that is not the current slot
+        of a live request is FREEING.
 
         Args:
             slot: the slot.
@@ -280,8 +280,8 @@ class RequestMoves:
         self.usage.remove_slot(slot)
         self.changes.delete_slot(slot)
         self.hosts.touch(host)
-        # A slot that was not FREEING was lost or declined. Then the caller writes an event for
-        # this.
+        # A slot that was not FREEING was lost or declined. For such a slot, the caller writes the
+        # event.
         if was_freeing:
             self.journal.slot_event("slot_freed", slot)
 

@@ -282,8 +282,8 @@ class ProvisionMoves:
         """Returns the total of present and ordered executors, without the executors that are being
         given back.
         """
-        # Only registered executors must be subtracted: `there` does not include provisions that are
-        # stopping and have not registered.
+        # Only registered executors are subtracted, because `there` does not include provisions that
+        # were stopped before they registered.
         leaving = total_of(
             host.executor.registration.total
             for provision in self.provisions.values()

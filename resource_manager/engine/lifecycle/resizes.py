@@ -148,8 +148,8 @@ class ResizeMoves:
         return with_devices_of(found, slot.profile, wanted.profile, host.cpus.devices)
 
     def unsuited(self, host: Host, slot: Slot, size: Resize) -> HostRefusal | None:
-        """Returns why the host's cpus, NUMA nodes and devices could never suffice for this size,
-        even without other slots on the host.
+        """Returns why the host's cpus, NUMA nodes and devices would not suffice for this size, even
+        if the host had no other slots.
 
         Args:
             host: the slot's host.
@@ -170,7 +170,7 @@ class ResizeMoves:
         refusal = fits_alone(host.cpus, key, current, self.cpu_request_of(host, slot, size))
         position = host.cpus.devices.layout.position
         # Without an absent device, the check below is not possible. The device may return later, so
-        # its absence is no reason to refuse the resize.
+        # its absence is no reason for a refusal.
         if refusal or not all((each.type, each.uuid) in position for each in current.devices):
             return refusal
         alone = host.cpus.devices.empty()

@@ -70,8 +70,8 @@ class Durations:
         return self.total_ms / self.count if self.count else 0.0
 
     def quantile_ms(self, quantile: float) -> float:
-        """Returns a quantile: this fraction of all durations is not longer; 0 if there are no
-        durations.
+        """Returns the quantile: the fraction `quantile` of all durations is at most this long.
+        Returns 0 if there are no durations.
 
         The quantile is the duration at the nearest rank, within `RELATIVE_ERROR`. Example: for 20
         durations, the quantile 0.95 is the 19th shortest.

@@ -1,7 +1,7 @@
 """Checks the cpu policy of a request: which policies, strengths and amounts can be combined.
 
-The checks need only the request, no host. `InvalidArgument` names the path of the field, and what
-to do instead.
+The checks need only the request, no host. `InvalidArgument` names the path of the field, and a
+valid combination.
 """
 
 from __future__ import annotations
