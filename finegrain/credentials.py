@@ -8,6 +8,7 @@ library `cryptography`, so the client library can use it.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
@@ -51,6 +52,11 @@ class Credentials:
     def who(self) -> Identity:
         """The identity."""
         return Identity.parse(self.identity)
+
+    @property
+    def authorities_sha256(self) -> str:
+        """SHA-256 of `authorities` in hexadecimal: tells whether two members trust the same."""
+        return hashlib.sha256(self.authorities.encode()).hexdigest()
 
     def problem_at(self, now_s: float) -> str:
         """Returns why the certificate is not valid at a time; empty: the certificate is valid.

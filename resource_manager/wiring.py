@@ -213,6 +213,7 @@ def make_server(
     terms = ExecutorTerms(
         report_interval_ms=components.settings.report_interval_ms,
         lost_timeout_ms=components.settings.lost_timeout_ms,
+        authorities_sha256=components.own.credentials.authorities_sha256,
     )
     about = About(software_version(), start_time_ms=time.time_ns() // 1_000_000)
     # Both services share the runner, so all their calls are in one sequence.

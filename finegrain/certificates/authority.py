@@ -84,7 +84,7 @@ class Authority:
 
         Args:
             certificate_pem: the authority's certificate as PEM text. Further certificates in the
-                text are those of other authorities that the cluster trusts.
+                text, before or after it, are those of other authorities that the cluster trusts.
             private_key_pem: the authority's private key as PEM text.
 
         Raises:
@@ -92,17 +92,21 @@ class Authority:
                 certificate, or the certificate is not of an authority, or names no cluster.
         """
         try:
-            certificate, *others = x509.load_pem_x509_certificates(certificate_pem)
+            certificates = x509.load_pem_x509_certificates(certificate_pem)
         except ValueError as error:
             raise ConfigurationError(
                 f"the certificate of the cluster's authority cannot be read: {error}"
             ) from None
         key = key_from_pem(private_key_pem)
-        if certificate.public_key() != key.public_key():
+        # The key alone says which of them signs. So one rename replaces the signing authority.
+        own = [each for each in certificates if each.public_key() == key.public_key()]
+        if not own:
             raise ConfigurationError(
                 "the key of the cluster's authority does not belong to its certificate; restore"
                 " both from one backup"
             )
+        certificate = own[0]
+        others = tuple(each for each in certificates if each not in own)
         if not _may_sign(certificate):
             raise ConfigurationError(
                 "the certificate of the cluster's authority may not sign certificates (it needs"
@@ -116,7 +120,7 @@ class Authority:
                 f" '{COMMON_NAME}NAME', where NAME is the name of the cluster: 1 to 13 characters"
                 " out of a-z 0-9 -, not - at an end"
             )
-        return cls(cluster, certificate, key, tuple(others))
+        return cls(cluster, certificate, key, others)
 
     @property
     def certificate_pem(self) -> bytes:

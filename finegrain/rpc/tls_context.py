@@ -49,6 +49,8 @@ def _context_of(own: OwnCertificate) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.verify_mode = ssl.CERT_OPTIONAL
+    # An outside authority, which the cluster does not trust, may have signed the cluster's own.
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     context.load_verify_locations(cadata=credentials.authorities)
     file = os.memfd_create("finegrain-certificate", os.MFD_CLOEXEC)
     try:

@@ -1589,6 +1589,7 @@ class RegisterExecutorResponse(google.protobuf.message.Message):
     HOST_POLICY_NUMBER_FIELD_NUMBER: builtins.int
     DENIED_FIELD_NUMBER: builtins.int
     EPOCH_PROOF_FIELD_NUMBER: builtins.int
+    AUTHORITIES_SHA256_FIELD_NUMBER: builtins.int
     rm_epoch: builtins.int
     """Epoch (incarnation) of the RM. The executor keeps the highest epoch on disk and refuses commands with a lower one."""
     registration_number: builtins.int
@@ -1597,6 +1598,10 @@ class RegisterExecutorResponse(google.protobuf.message.Message):
     """Version of this protocol that the RM uses."""
     host_policy_number: builtins.int
     """Number of these settings; it rises with every change. 0: no administrator has ever made such settings."""
+    authorities_sha256: builtins.str
+    """SHA-256, in hexadecimal, of the `authorities` that the RM issues with certificates. An executor that trusts other
+    authorities renews its certificate now. Empty: the RM does not say.
+    """
     @property
     def report_interval(self) -> google.protobuf.duration_pb2.Duration:
         """The executor must send a report at least this often."""
@@ -1634,9 +1639,10 @@ class RegisterExecutorResponse(google.protobuf.message.Message):
         host_policy_number: builtins.int = ...,
         denied: global___DeniedIdentities | None = ...,
         epoch_proof: finegrain.v1.identity_pb2.EpochProof | None = ...,
+        authorities_sha256: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["denied", b"denied", "epoch_proof", b"epoch_proof", "host_policy", b"host_policy", "lost_timeout", b"lost_timeout", "report_interval", b"report_interval"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["denied", b"denied", "epoch_proof", b"epoch_proof", "host_policy", b"host_policy", "host_policy_number", b"host_policy_number", "lost_timeout", b"lost_timeout", "protocol_version", b"protocol_version", "registration_number", b"registration_number", "report_interval", b"report_interval", "rm_epoch", b"rm_epoch", "unowned_slots", b"unowned_slots"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["authorities_sha256", b"authorities_sha256", "denied", b"denied", "epoch_proof", b"epoch_proof", "host_policy", b"host_policy", "host_policy_number", b"host_policy_number", "lost_timeout", b"lost_timeout", "protocol_version", b"protocol_version", "registration_number", b"registration_number", "report_interval", b"report_interval", "rm_epoch", b"rm_epoch", "unowned_slots", b"unowned_slots"]) -> None: ...
 
 global___RegisterExecutorResponse = RegisterExecutorResponse
 

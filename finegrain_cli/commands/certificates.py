@@ -11,6 +11,7 @@ import typer
 
 from finegrain.errors import ConfigurationError, InvalidArgument
 from finegrain.identity import Identity, Role
+from finegrain_cli.commands.authority import register as register_authority
 from finegrain_cli.common import (
     ConfigOption,
     CredentialsOption,
@@ -23,7 +24,7 @@ from finegrain_cli.common import (
     reporting_errors,
 )
 from finegrain_cli.connection import open_cluster
-from finegrain_cli.context import current
+from finegrain_cli.rm_directory import StateDirOption, state_dir_of
 from finegrain_cli.text.output import OutputFormat, print_object, say
 
 if TYPE_CHECKING:
@@ -35,14 +36,6 @@ DAYS_MAX = 365
 REQUEST_BYTES_MAX = 16 * 1024
 PEM_FILES = ("ca.pem", "cert.pem", "key.pem")
 
-StateDirOption = Annotated[
-    str,
-    typer.Option(
-        "--state-dir",
-        metavar="DIR",
-        help="State directory of the resource manager; default: rm.state_dir.",
-    ),
-]
 PassphraseOption = Annotated[
     str,
     typer.Option(
@@ -58,7 +51,10 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(no_args_is_help=True)
     for command in (issue, backup, restore):
         group.command()(reporting_errors(command))
-    app.add_typer(group, name="certs", help="Make certificates, and back up the authority.")
+    ca = typer.Typer(no_args_is_help=True)
+    register_authority(ca)
+    group.add_typer(ca, name="ca", help="Replace the cluster's authority, step by step.")
+    app.add_typer(group, name="certs", help="Make certificates, and keep the authority.")
 
 
 def issue(
@@ -161,7 +157,7 @@ def backup(
     need_modules("resource-manager", "cryptography")
     from finegrain_cli.authority_files import backup_authority, existing_authority
 
-    state, path = _state_dir(state_dir), Path(file)
+    state, path = state_dir_of(state_dir), Path(file)
     existing_authority(state)  # before the user is asked for a passphrase
     authority = backup_authority(state, path, _passphrase(passphrase_file, new=True))
     data = {"cluster": authority.cluster, "file": str(path.absolute())}
@@ -192,7 +188,7 @@ def restore(
     need_modules("resource-manager", "cryptography")
     from finegrain_cli.authority_files import read_backup, restore_authority, trusted_keys
 
-    state = _state_dir(state_dir)
+    state = state_dir_of(state_dir)
     authority = read_backup(Path(file), _passphrase(passphrase_file, new=False))
     if trusted_keys(state):
         confirm(
@@ -287,12 +283,6 @@ def _print_issued(found: Credentials, path: Path, output: OutputFormat, *, pem: 
     print_object("IssuedCertificate", data, output, text)
     if pem and output in (OutputFormat.TABLE, OutputFormat.WIDE):
         say(f"the resource manager's name for TLS (server_name) is {server_name}")
-
-
-def _state_dir(given: str) -> Path:
-    from finegrain_cli.config.daemon_options import rm_state_dir
-
-    return Path(given) if given else rm_state_dir(current().configuration().settings.rm)
 
 
 def _passphrase(file: str, *, new: bool) -> str:

@@ -31,6 +31,7 @@ class ExecutorTerms:
 
     report_interval_ms: int
     lost_timeout_ms: int
+    authorities_sha256: str
 
 
 def check_speaks_for(executor_id: str) -> str:
@@ -142,6 +143,7 @@ class ExecutorCalls:
             protocol_version=decoding.PROTOCOL_VERSION,
             denied=self._denied(),
             epoch_proof=self._proofs.proof_of(self._runner.rm_epoch),
+            authorities_sha256=self._terms.authorities_sha256,
         )
 
     async def _take_out_of_service(self, executor_id: str, claimed: int) -> None:

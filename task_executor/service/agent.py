@@ -92,6 +92,7 @@ class Agent:
         registration: builds the registration request from the first report.
         measure: returns the measured usage of slots.
         denied: a function that is called after the list of denied identities has changed.
+        authorities: a function that receives the SHA-256 of the authorities that the RM trusts.
         orphan_timeout_ms: how long slots are kept while no RM is reachable; None: indefinitely.
         clock: returns the current time in seconds.
     """
@@ -104,6 +105,7 @@ class Agent:
         registration: Registration,
         measure: Measure,
         denied: Callable[[], None],
+        authorities: Callable[[str], None],
         orphan_timeout_ms: int | None,
         clock: Clock = boot_seconds,
     ) -> None:
@@ -112,6 +114,7 @@ class Agent:
         self._registration = registration
         self._measure = measure
         self._denied = denied
+        self._authorities = authorities
         self._orphan_timeout_ms = orphan_timeout_ms
         self._clock = clock
         self._logged_reason: Reason | None = None  # the failure that was last logged
@@ -226,6 +229,7 @@ class Agent:
         if keeper.reports.acknowledge(report_number):
             await keeper.save()
         await self._follow_policy(answer.host_policy, answer.host_policy_number)
+        self._authorities(answer.authorities_sha256)
 
     # -- report ------------------------------------------------------------------------------
 

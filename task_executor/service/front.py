@@ -181,6 +181,7 @@ class Front:
             registration=self._registration,
             measure=self._measure,
             denied=self._end_denied_streams,
+            authorities=self._renewal.follow,
             orphan_timeout_ms=options.orphan_timeout_ms,
         )
         self.commands = CommandRunner(

@@ -7,6 +7,7 @@ expired certificate at the join port, where it signs with the key of the certifi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -47,19 +48,30 @@ class Renewal:
         self._link = link
         self._state_dir = state_dir
         self._now = now
+        self._wanted = asyncio.Event()  # the RM trusts other authorities than this executor
 
     async def run(self) -> None:
         """Renews until cancelled."""
         while True:
             wait_s = renewal_time(self._own.credentials) - self._now()
-            if wait_s > 0:
-                await asyncio.sleep(min(wait_s, CHECK_S))
+            if wait_s > 0 and not self._wanted.is_set():
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._wanted.wait(), min(wait_s, CHECK_S))
                 continue
             try:
                 await self.renew()
             except FinegrainError as error:
                 log.error("certificate_not_renewed", reason=error.reason.value, error=error.message)
                 await asyncio.sleep(RETRY_EXPIRED_S if self._is_expired() else RETRY_S)
+
+    def follow(self, authorities_sha256: str) -> None:
+        """Renews the certificate soon if this executor trusts other authorities than the RM does.
+
+        Args:
+            authorities_sha256: what the RM has answered; empty: it does not say.
+        """
+        if authorities_sha256 not in ("", self._own.credentials.authorities_sha256):
+            self._wanted.set()
 
     async def renew(self) -> None:
         """Renews once.
@@ -74,6 +86,7 @@ class Renewal:
             fresh = await asyncio.to_thread(renew_expired, present, addresses)
         else:
             fresh = await self._link.renew()
+        self._wanted.clear()
         self._own.replace(fresh)
         log.info("certificate_renewed", not_after=fresh.not_after)
         try:

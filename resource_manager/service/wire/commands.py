@@ -37,7 +37,8 @@ WRITINGS = (
         RegistrationAnswer,
         rm_pb2.RegisterExecutorResponse,
         {"unowned_slots": As("unowned", _releases)},
-        given="rm_epoch report_interval lost_timeout protocol_version denied epoch_proof",
+        given="rm_epoch report_interval lost_timeout protocol_version denied epoch_proof"
+        " authorities_sha256",
     ),
     Writing(
         ReportAnswer,

@@ -228,3 +228,14 @@ def test_an_authority_is_read_as_it_was_written(authority: Authority) -> None:
     with pytest.raises(ConfigurationError, match="cannot be read"):
         Authority.from_pem(b"junk", authority.private_key_pem)
     assert "PRIVATE" not in repr(authority)
+
+
+def test_the_key_says_which_of_the_trusted_authorities_signs(authority: Authority) -> None:
+    other = Authority.create("c1", NOW)
+    both = authority.certificate_pem + other.certificate_pem
+    read = Authority.from_pem(both, other.private_key_pem)
+    assert (read.certificate, read.others) == (other.certificate, (authority.certificate,))
+    assert read.trusted_pem == other.certificate_pem + authority.certificate_pem
+    stranger = Authority.create("c1", NOW)
+    with pytest.raises(ConfigurationError, match="does not belong"):
+        Authority.from_pem(both, stranger.private_key_pem)

@@ -211,6 +211,61 @@ def test_openssl_reads_a_backup(finegrain: Finegrain, tmp_path: Path, passphrase
     assert "BEGIN PRIVATE KEY" in read.stdout
 
 
+def uses(finegrain: Finegrain, *options: str) -> list[str]:
+    shown = finegrain("certs", "ca", "show", *options, "-o", "json")
+    return [each["use"] for each in json.loads(shown.stdout)["items"]]
+
+
+def test_an_added_authority_can_be_dropped_again(finegrain: Finegrain, tmp_path: Path) -> None:
+    options = ("--state-dir", str(tmp_path))
+    before = open_own_files(tmp_path).authority
+    assert finegrain("certs", "ca", "add", *options).exit_code == 0
+    assert uses(finegrain, *options) == ["signs", "next"]
+    assert open_own_files(tmp_path).authority.certificate == before.certificate
+    again = finegrain("certs", "ca", "add", *options)
+    early = finegrain("certs", "ca", "use", "--yes", *options)
+    dropped = finegrain("certs", "ca", "drop", "--yes", *options)
+
+    assert "trusts a second authority already" in again.stderr
+    assert "the resource manager has not started since" in early.stderr
+    assert dropped.exit_code == 0, dropped.stderr
+    assert open_own_files(tmp_path).authority.trusted_pem == before.trusted_pem
+    assert not (tmp_path / "certificates/ca.next.key").exists()
+
+
+def test_the_next_authority_signs_after_it_was_served(finegrain: Finegrain, tmp_path: Path) -> None:
+    options = ("--state-dir", str(tmp_path))
+    before = open_own_files(tmp_path).authority
+    finegrain("certs", "ca", "add", *options)
+    open_own_files(tmp_path).rm_credentials()  # as a start of the resource manager does
+    assert finegrain("certs", "ca", "use", "--yes", *options).exit_code == 0
+    after = open_own_files(tmp_path)
+    assert after.authority.others == (before.certificate,)
+    early = finegrain("certs", "ca", "drop", "--yes", *options)
+    after.rm_credentials()
+    dropped = finegrain("certs", "ca", "drop", "--yes", *options)
+
+    assert "the resource manager has not started since" in early.stderr
+    assert dropped.exit_code == 0, dropped.stderr
+    assert uses(finegrain, *options) == ["signs"]
+    assert open_own_files(tmp_path).authority.certificate == after.authority.certificate
+
+
+def test_an_authority_of_another_cluster_is_no_successor(
+    finegrain: Finegrain, tmp_path: Path
+) -> None:
+    here, other = tmp_path / "here", tmp_path / "other"
+    for folder in (here, other):
+        folder.mkdir()
+        open_own_files(folder)
+    files = [str(other / "certificates" / name) for name in ("ca.pem", "ca.key")]
+    given = ("--certificate", files[0], "--key", files[1])
+    refused = finegrain("certs", "ca", "add", *given, "--state-dir", str(here))
+
+    assert (refused.exit_code, "one of cluster" in refused.stderr) == (2, True)
+    assert uses(finegrain, "--state-dir", str(here)) == ["signs"]
+
+
 def test_a_restored_database_says_that_the_authority_is_missing(
     finegrain: Finegrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

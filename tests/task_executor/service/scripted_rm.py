@@ -57,6 +57,7 @@ class ScriptedRM:
     acknowledge: bool = True
     policy: cpus_pb2.HostPolicy | None = None
     policy_number: int = 0
+    authorities_sha256: str = ""
     denied: rm.DeniedIdentities = field(default_factory=rm.DeniedIdentities)
     identity: str = "rm"
     renewals: list[str] = field(default_factory=list)  # callers that renewed their certificates
@@ -110,6 +111,7 @@ class ScriptedRM:
             report_interval=duration_ms_to_proto(self.report_interval_ms),
             lost_timeout=duration_ms_to_proto(10_000),
             unowned_slots=unowned,
+            authorities_sha256=self.authorities_sha256,
             denied=self.denied,
             host_policy=self.policy,
             host_policy_number=self.policy_number or request.report.cpu_state.host_policy_number,

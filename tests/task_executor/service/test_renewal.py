@@ -63,6 +63,19 @@ async def test_renewal_begins_by_itself(
     await eventually(lambda: len(rm.renewals) > 1, "it renews")
 
 
+async def test_it_renews_at_once_when_the_manager_trusts_other_authorities(
+    rm: ScriptedRM, executor: Executor
+) -> None:
+    await executor.stop()
+    rm.authorities_sha256 = credentials(HOST).authorities_sha256
+    await executor.start()
+    assert rm.renewals == []
+    await executor.stop()
+    rm.authorities_sha256 = "0" * 64
+    await executor.start()
+    await eventually(lambda: rm.renewals, "it renews")
+
+
 @pytest.fixture
 async def expired(tmp_path: Path) -> AsyncIterator[tuple[Renewal, OwnCertificate, JoinServer]]:
     """A renewal of a certificate that expired yesterday."""

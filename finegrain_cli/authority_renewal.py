@@ -1,0 +1,227 @@
+"""Replaces the authority of a cluster while both are trusted: add, use, drop.
+
+The file `ca.pem` has the certificates of all trusted authorities. The key in `ca.key` says which
+of them signs. `ca.next.key` is the key of one that was added and does not sign yet. A resource
+manager reads these files when it starts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+
+from finegrain.certificates.authority import (
+    Authority,
+    authority_keys,
+    certificate_pem,
+    is_signed_by_one_of,
+    utc_now,
+)
+from finegrain.credentials import Credentials, read_credentials, write_private_file
+from finegrain.errors import ConfigurationError, FailedPrecondition, InvalidArgument, Reason
+from finegrain_cli.authority_files import existing_authority, give_to_owner, make_folder
+from resource_manager.service.identities.own import (
+    AUTHORITY_FILE,
+    AUTHORITY_KEY_FILE,
+    FOLDER,
+    RM_FILE,
+    write_authority,
+)
+
+NEXT_KEY_FILE = "ca.next.key"
+FILE_BYTES_MAX = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class AuthorityInfo:
+    """One authority that a cluster trusts.
+
+    Attributes:
+        cluster: name of the cluster.
+        use: "signs", "next" (added, does not sign yet) or "trusted" (signed before).
+        fingerprint: SHA-256 of its certificate in hexadecimal.
+        expire_time: when its certificate expires.
+        issuer: who has issued its certificate; itself, unless it is an outside authority.
+    """
+
+    cluster: str
+    use: str
+    fingerprint: str
+    expire_time: str
+    issuer: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the fields for JSON."""
+        return asdict(self)
+
+
+def authorities(state_dir: Path) -> list[AuthorityInfo]:
+    """Returns the trusted authorities; the first one signs.
+
+    Raises:
+        FailedPrecondition: the directory has no authority.
+        ConfigurationError: a file cannot be read.
+    """
+    present = existing_authority(state_dir)
+    other = "next" if _next_key(state_dir).exists() else "trusted"
+    uses = ("signs", *(other for _ in present.others))
+    return [
+        _info(present.cluster, use, each) for use, each in zip(uses, present.trusted, strict=True)
+    ]
+
+
+def add_authority(state_dir: Path, files: tuple[Path, Path] | None) -> AuthorityInfo:
+    """Adds a trusted authority. If the directory has none, the added one signs from now on.
+
+    Args:
+        state_dir: state directory of a resource manager.
+        files: certificate and key of an outside authority; None: make a new authority.
+
+    Raises:
+        InvalidArgument: the outside authority is of another cluster, or is trusted already.
+        FailedPrecondition: another authority replaces the present one already; or there is no
+            authority, and none is given.
+        ConfigurationError: a file cannot be read or written.
+    """
+    folder = state_dir / FOLDER
+    outside = _read_outside(*files) if files else None
+    if outside is not None and not (folder / AUTHORITY_FILE).exists():
+        make_folder(folder)
+        write_authority(state_dir, outside)
+        give_to_owner(state_dir, folder)
+        return _info(outside.cluster, "signs", outside.certificate)
+    present = existing_authority(state_dir)
+    if present.others:
+        raise FailedPrecondition(
+            f"{folder} trusts a second authority already; first end that replacement with finegrain"
+            " certs ca use or finegrain certs ca drop",
+            reason=Reason.ALREADY_EXISTS,
+            details={"path": folder},
+        )
+    added = outside or Authority.create(present.cluster, utc_now())
+    if added.cluster != present.cluster:
+        raise InvalidArgument(
+            "--certificate", f"cluster {added.cluster}", f"one of cluster {present.cluster}"
+        )
+    if added.key.public_key() == present.key.public_key():
+        raise InvalidArgument("--key", "the present authority's key", "another key")
+    # The key comes first: an authority that is trusted and can never sign would be useless.
+    write_private_file(folder / NEXT_KEY_FILE, added.private_key_pem)
+    write_private_file(folder / AUTHORITY_FILE, present.certificate_pem + added.certificate_pem)
+    give_to_owner(state_dir, folder)
+    return _info(added.cluster, "next", added.certificate)
+
+
+def check_usable(state_dir: Path) -> None:
+    """Checks that an authority was added, and that the resource manager gives it to members.
+
+    Raises:
+        FailedPrecondition: neither of both, or only the first.
+    """
+    present = existing_authority(state_dir)
+    if not _next_key(state_dir).exists() or not present.others:
+        raise FailedPrecondition(
+            f"{state_dir / FOLDER} has no authority that could be used next; run: finegrain certs"
+            " ca add",
+            reason=Reason.CERTIFICATE_MISSING,
+        )
+    served = _served(state_dir)
+    if served is None or certificate_pem(present.others[0]).decode() not in served.authorities:
+        raise FailedPrecondition(
+            "the resource manager has not started since finegrain certs ca add, so its members do"
+            " not trust the new authority yet; restart it, and wait until they do",
+            reason=Reason.CERTIFICATE_WRONG,
+        )
+
+
+def use_authority(state_dir: Path) -> AuthorityInfo:
+    """Makes the added authority the one that signs, in one step. The former key is deleted.
+
+    Raises:
+        FailedPrecondition: see `check_usable`.
+        ConfigurationError: a file cannot be written.
+    """
+    check_usable(state_dir)
+    folder = state_dir / FOLDER
+    try:
+        _next_key(state_dir).rename(folder / AUTHORITY_KEY_FILE)
+    except OSError as error:
+        raise ConfigurationError(f"{folder} cannot be written: {error.strerror}") from None
+    return authorities(state_dir)[0]
+
+
+def check_droppable(state_dir: Path) -> None:
+    """Checks that there is another authority, and that the resource manager does not use it.
+
+    Raises:
+        FailedPrecondition: there is none, or the resource manager still shows a certificate that
+            the other authority has signed.
+    """
+    present = existing_authority(state_dir)
+    if not present.others:
+        raise FailedPrecondition(
+            f"{state_dir / FOLDER} trusts one authority only", reason=Reason.CERTIFICATE_MISSING
+        )
+    served = _served(state_dir)
+    if served is None:
+        return
+    shown = x509.load_pem_x509_certificate(served.certificate.encode())
+    if not is_signed_by_one_of(authority_keys([present.certificate]), shown):
+        raise FailedPrecondition(
+            "the resource manager has not started since finegrain certs ca use, so all members"
+            " still have certificates of the other authority; restart it, and wait until they have"
+            " renewed them",
+            reason=Reason.CERTIFICATE_WRONG,
+        )
+
+
+def drop_authorities(state_dir: Path) -> AuthorityInfo:
+    """Trusts only the authority that signs.
+
+    Raises:
+        FailedPrecondition: see `check_droppable`.
+        ConfigurationError: a file cannot be written.
+    """
+    check_droppable(state_dir)
+    present, folder = existing_authority(state_dir), state_dir / FOLDER
+    write_private_file(folder / AUTHORITY_FILE, present.certificate_pem)
+    _next_key(state_dir).unlink(missing_ok=True)
+    give_to_owner(state_dir, folder)
+    return _info(present.cluster, "signs", present.certificate)
+
+
+def _next_key(state_dir: Path) -> Path:
+    return state_dir / FOLDER / NEXT_KEY_FILE
+
+
+def _served(state_dir: Path) -> Credentials | None:
+    """Returns what the resource manager shows; None: it never started with these files."""
+    path = state_dir / FOLDER / RM_FILE
+    return read_credentials(path) if path.exists() else None
+
+
+def _read_outside(certificate: Path, key: Path) -> Authority:
+    texts = []
+    for path in (certificate, key):
+        try:
+            with path.open("rb") as file:
+                texts.append(file.read(FILE_BYTES_MAX))
+        except OSError as error:
+            raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from None
+    read = Authority.from_pem(*texts)
+    # Only this authority is trusted, not the one above it, which may sign for other systems, too.
+    return Authority(read.cluster, read.certificate, read.key)
+
+
+def _info(cluster: str, use: str, certificate: x509.Certificate) -> AuthorityInfo:
+    return AuthorityInfo(
+        cluster,
+        use,
+        certificate.fingerprint(hashes.SHA256()).hex(),
+        certificate.not_valid_after_utc.isoformat().replace("+00:00", "Z"),
+        certificate.issuer.rfc4514_string(),
+    )
