@@ -8,9 +8,9 @@ kind as an entry point of the group "finegrain.providers"; docs/providers.md sho
 
 Every provider must guarantee the following, even if the resource manager is killed at any moment:
 
-- Only its id identifies an executor. A resource manager that does not know whether `start` had an
-  effect calls it again for the same id, with `again`. Afterwards exactly one executor of this id
-  runs.
+- An executor is identified only by its id. A resource manager that does not know whether `start`
+  had an effect calls `start` again for the same id, with `again`. Afterwards exactly one executor
+  of this id runs.
 - `stop` may be called at any time: before `start` has returned, for an executor that never started,
   and for an executor that has already stopped. `stop` returns only when nothing of the executor is
   left. If the provider does not know whether something is left, `stop` raises an error.
@@ -82,8 +82,8 @@ class ProviderContext:
     def token_file(self, executor_id: str) -> Path:
         """Returns the path of the file with an executor's join token.
 
-        The resource manager writes it before the executor is started, and deletes it after its
-        end.
+        The resource manager writes the file before the executor is started, and deletes the file
+        after the executor has ended.
         """
         return (self.state_dir / "join-tokens" / f"{executor_id}.token").absolute()
 
@@ -97,7 +97,8 @@ class ProviderContext:
 
 @dataclass(frozen=True, slots=True)
 class ReadShape:
-    """A provider's own table of a shape, as its kind decoded it.
+    """The part of a shape's configuration that belongs to the provider, as the provider's kind
+    decoded it.
 
     `total`: the capacity of one executor, if the provider determines it instead of the
     operator. `count_max`: the maximum number that can exist at a time; 0: no limit.
@@ -161,8 +162,8 @@ class Provider(Protocol):
     async def status(self, executor_id: str, shape: str, handle: str) -> Observation:
         """Returns whether a started executor still runs.
 
-        This call must be cheap, because it is made for every executor every few seconds. If it
-        cannot observe the executor, it returns UNKNOWN and raises no error.
+        This call must be cheap, because it is made for every executor every few seconds. If the
+        provider cannot observe the executor, it returns UNKNOWN and raises no error.
         """
 
     def owns(self, executor_id: str) -> bool:

@@ -76,7 +76,7 @@ class ResourceRequest(Protocol):
 
     @property
     def profile(self) -> ResourceProfile | None:
-        """None: a default slot."""
+        """The requested resources; None: a default slot."""
 
     @property
     def labels(self) -> Labels:

@@ -147,8 +147,8 @@ class QuotaChecks:
 
         Returns:
             The number of unblocked job queues. If a group may block further job queues, it stays in
-            `flows.freed_groups`. The same group can block an unblocked job queue again only after
-            the group has booked more.
+            `flows.freed_groups`. An unblocked job queue can be blocked by the same group again, but
+            only after the group has booked more capacity.
         """
         queue, freed_groups = self.queue, self.flows.freed_groups
         # If hosts have changed, default slots may book other amounts. So all blocks are checked
@@ -211,7 +211,7 @@ class QuotaChecks:
 def maxima(flows: FlowTree) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """Returns the amounts that each group with a maximum may still book, by dimension.
 
-    As long as two results are equal, the groups admit the same requests.
+    If two results are equal, the groups admitted the same requests at both times.
     """
     return tuple(
         (flow.id, tuple(limit - flow.used.get(name, 0) for name, limit in flow.maximum.items()))
