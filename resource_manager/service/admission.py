@@ -76,7 +76,7 @@ class JobAdmission:
             yield
         finally:
             left = self._under_way[key] - 1
-            # Only jobs with something in progress have an entry, so the table stays small.
+            # Only jobs with calls or streams in progress have an entry, so the table stays small.
             if left:
                 self._under_way[key] = left
             else:
@@ -91,7 +91,8 @@ class JobAdmission:
         time.
         """
         place = self._preparing.setdefault(job_id, _Place())
-        # This is counted before the wait, so that no other call deletes the lock during the wait.
+        # The call is counted before the wait, so that no other call deletes the lock during the
+        # wait.
         place.users += 1
         try:
             async with place.lock:

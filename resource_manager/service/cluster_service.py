@@ -251,7 +251,7 @@ class ClusterServicer(DeviceCalls, GroupCalls, HostPolicyCalls, ClusterServiceSe
         await self._runner.submit(
             lambda at: DrainRequested(at, executor_id, why, deadline_ms), _nothing
         )
-        # The executor is read again, so that the answer shows it after the change.
+        # The executor is read again, so that the answer shows the executor after the change.
         return cluster_pb2.DrainExecutorResponse(executor=await self._status(executor_id))
 
     async def UndrainExecutor(

@@ -150,8 +150,8 @@ class EngineDriver:
             StoreError: another process leads (STORE_IN_USE), or the database cannot be used.
             NotLeader: this process led, and another process has taken over.
         """
-        # The numbers of applied reports are kept, so that a registration that was superseded
-        # before is still rejected.
+        # The numbers of applied reports are kept, so that a registration that was superseded before
+        # the reload is still rejected.
         if self._state is not None:
             self._report_numbers |= self._state.hosts.report_numbers()
         # The state is dropped first. If the next line fails, another process may change the

@@ -177,7 +177,8 @@ class Intake(ABC):
             raise
 
     def _put(self, item: Item, owner: str | None) -> None:
-        # This is checked again, because the runner may have started to stop after the admission.
+        # The refusal is checked again, because the runner may have started to stop after the
+        # admission.
         if (refusal := self._refusal()) is not None:
             raise refusal
         if owner is None:

@@ -46,9 +46,9 @@ class Lanes:
 
     The owners' queues are served by deficit round robin, with credit counted in items (M. Shreedhar
     and G. Varghese, "Efficient fair queueing using deficit round robin", SIGCOMM 1995). One detail
-    differs: a queue may overdraw its credit, and pays this back in later rounds. If an owner has no
-    other waiting items, its call is served in the next batch or, with very many owners, after one
-    round over all owners.
+    differs from the paper: a queue may overdraw its credit, and pays its debt back in later rounds.
+    If an owner has no other waiting items, its call is served in the next batch or, with very many
+    owners, after one round over all owners.
     """
 
     def __init__(self, limits: LaneLimits) -> None:
@@ -148,7 +148,8 @@ class Lanes:
                 yield item
 
     def _next_fair(self) -> Iterator[Item]:
-        """Serves the owners' queues round by round, until the batch is full or all are empty.
+        """Serves the owners' queues round by round, until the batch is full or all queues are
+        empty.
 
         In each round, the credit of each queue grows by an equal share of a batch, up to this
         share. A queue with credit gives items until its credit is used. The last item may overdraw

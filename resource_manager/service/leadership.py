@@ -19,8 +19,8 @@ async def may_command(runner: Runner) -> bool:
         except NotLeader:
             return False
         except StoreError:
-            # The database does not report the leader, so this tries again. If the state is dropped
-            # during this loop, the listener cancels the waiting command.
+            # The database does not report the leader, so the loop tries again. If the state is
+            # dropped during this loop, the listener cancels the waiting command.
             await asyncio.sleep(CONFIRM_PAUSE_S)
         else:
             return True

@@ -28,7 +28,7 @@ class LeaseKeeper:
         interval_s: the time between two renewals, in seconds.
         on_lost: called once, on the event loop, when another process leads.
         unsure_max_s: time in seconds. Callers are rejected when the lease has been unconfirmed for
-            longer.
+            longer than this time.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class LeaseKeeper:
         self._executor.shutdown(wait=False)
 
     def check(self) -> None:
-        """Records whether the lease is valid. The writer's tick calls this regularly."""
+        """Records whether the lease is valid. The writer's tick calls this method regularly."""
         if self._store.holds_lease():
             self._unsure_since_s = None
         elif self._unsure_since_s is None:

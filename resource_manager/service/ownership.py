@@ -1,4 +1,4 @@
-"""Checks that a caller owns a job: its identity must be the one that registered the job."""
+"""Checks that a caller owns a job: the caller must have the identity that registered the job."""
 
 from __future__ import annotations
 

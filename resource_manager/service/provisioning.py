@@ -308,7 +308,7 @@ class Provisioning:
 
         while True:
             await asyncio.sleep(self._providers.look_interval_s)
-            # This runs in a thread, because providers may read files.
+            # The notes are read in a thread, because providers may read files.
             noted = await asyncio.to_thread(self._noted)
             try:
                 # The state is read after the notes, so that it contains every executor that has
@@ -319,7 +319,7 @@ class Provisioning:
                 continue  # the state cannot be read at the moment
             self._stop_strays(unknown)
             known = {each.executor_id for each in present}
-            # This forgets executors that no longer exist, so that the table stays small.
+            # Executors that no longer exist are removed, so that the table stays small.
             self._seen = {
                 name: observation for name, observation in self._seen.items() if name in known
             }
@@ -339,7 +339,7 @@ class Provisioning:
         except ProviderFailed as error:
             observation = Observation(Presence.UNKNOWN, error.message)
         self._note(executor_id, observation)
-        # This is checked again, because an order may have arrived during the status call.
+        # The orders are checked again, because an order may have arrived during the status call.
         if (
             observation.presence is Presence.ENDED
             and executor_id not in self._works

@@ -151,7 +151,7 @@ class Runner(Intake):
         # The lease is renewed until here, because the last batch is answered only while it is
         # valid.
         self._lease.pause()
-        # This runs on the writer's thread, so that no commit is running.
+        # The store is closed on the writer's thread, so that no commit is running at this time.
         await self._in_thread(self._driver.store.close)
         self._lease.stop()
         self._thread.shutdown(wait=False)

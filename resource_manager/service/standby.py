@@ -89,8 +89,8 @@ class Leadership:
             waiting: called once, when the first attempt shows that another process leads.
 
         Raises:
-            StoreError: the database cannot be used. A standby does not raise this for a database
-                that cannot be reached, but tries again until it can be reached.
+            StoreError: the database cannot be used. If the database cannot be reached, a standby
+                raises no error, but tries again.
             FinegrainError: see `Runner.start`.
         """
         outage = False

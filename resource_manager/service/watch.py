@@ -101,7 +101,7 @@ class _Part:
 
 
 class WatchHub:
-    """All feeds.
+    """The feeds of all jobs with watchers.
 
     `publish`, `flush` and `resync` run on the event loop, in the order of commits.
     """
@@ -148,7 +148,7 @@ class WatchHub:
     def cluster_news(self) -> asyncio.Event:
         """An asyncio event that is set at the next cluster event.
 
-        To miss no event, get this before reading the present events.
+        To miss no event, get the asyncio event before you read the present cluster events.
         """
         return self._cluster_news
 
@@ -198,7 +198,7 @@ class WatchHub:
                 if shown_upto is not None and over is None:
                     # Each part shows the state at a later sequence number than the part before. The
                     # events in between are sent first, so that the client receives all changes in
-                    # sequence.
+                    # order.
                     part = await self._part(job_id, shown_upto)
                     while events := await self._next(
                         job_id, feed, position, upto=part.snapshot.sequence
@@ -301,7 +301,8 @@ def _snapshot(state: State, job_id: str, after: int) -> _Part:
     living: list[RequestInterval] = []
     last, more = after, False
     for scanned, interval in enumerate(intervals_of(state, job, after)):
-        # Ended requests are not sent, but reading them costs time. So both numbers are limited.
+        # Ended requests are not sent, but reading them costs time. So the numbers of sent and of
+        # read requests are limited.
         if scanned == SNAPSHOT_SCANNED_MAX or len(living) == SNAPSHOT_REQUESTS_MAX:
             more = True
             break

@@ -83,8 +83,8 @@ def request_id(text: str) -> str:
     """Returns a well-formed request id.
 
     Raises:
-        InvalidArgument: it is too short, too long or not printable. The error does not contain the
-            id, because it is a secret.
+        InvalidArgument: the id is too short, too long or not printable. The error does not contain
+            the id, because it is a secret.
     """
     fits = REQUEST_ID_LENGTH_MIN <= len(text) <= REQUEST_ID_LENGTH_MAX
     if not fits or not text.isprintable():
@@ -275,7 +275,7 @@ def report(message: slots_pb2.SlotReport, field: str) -> Report:
     _check_counter(f"{field}.rm_epoch", message.rm_epoch)
     _check_counter(f"{field}.command_number", message.command_number)
     _check_counter(f"{field}.base_report_number", message.base_report_number)
-    # An unchanged report with content contradicts itself, so neither part of it can be trusted.
+    # A report with the flag `unchanged` and with content contradicts itself, so it is rejected.
     if message.unchanged and (message.slots or message.HasField("available")):
         raise InvalidArgument(f"{field}.unchanged", True, "no slots and no available amounts")
     slots = tuple(
