@@ -90,7 +90,7 @@ def assign_many(
         found.append(assignment)
         if isinstance(assignment, HostRefusal):
             break
-        # Added, so that these cpus are taken for the next slot.
+        # The assignment is added to the copy, so that the next slot cannot get the same cpus.
         scratch.add(_scratch_key(number), assignment)
     return found
 

@@ -66,8 +66,8 @@ class Quantities:
     preferred_cpus: int | None = None
 
     def of(self, dimension: str, nodes: Iterable[int]) -> list[tuple[int, int]]:
-        """Returns the nodes that give a dimension if the slot's cpus are on `nodes`. Each node is a
-        pair of its position and its available amount.
+        """Returns the nodes that give a dimension if the slot's cpus are on `nodes`. The result has
+        pairs of position and available amount.
         """
         available = self.available[dimension]
         return [(at, available[at]) for at in self.places(dimension, nodes)]
@@ -108,7 +108,8 @@ class Quantities:
                 has += capacity[at]
                 free += available[at]
             total += share_score(self.strategy, has, has - free + need)
-        # Rounded down. `max` avoids a division by zero if the slot needs no amounts of nodes.
+        # The mean is rounded down. `max` avoids a division by zero if the slot needs no amounts of
+        # nodes.
         value = total // max(len(self.need), 1)
         if self.preferred_cpus is None:
             return value

@@ -47,8 +47,8 @@ class Core:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One NUMA node. `mask` is empty if it has only memory, or only cpus that the executor may not
-    use.
+    """One NUMA node. `mask` is empty if the node has only memory, or only cpus that the executor
+    may not use.
     """
 
     id: int
@@ -197,8 +197,8 @@ class CpuLayout:
         return first
 
     def without(self, offline: int) -> CpuLayout:
-        """Returns the layout without the offline cpus. Their cores have fewer threads, or are left
-        out.
+        """Returns the layout without the offline cpus. The cores of offline cpus have fewer
+        threads, or are left out.
 
         If no cpu or every cpu is offline, the method returns this layout, because a layout needs at
         least one cpu.
@@ -241,8 +241,8 @@ def layout_of(topology: str, host_cpus: str = "{}") -> CpuLayout | None:
         )
         for core in report.get("cores", ())
     ]
-    # Sorted by lowest cpu, so that equal hosts have equal layouts even if they report their cores
-    # in different orders.
+    # The cores are sorted by lowest cpu, so that equal hosts have equal layouts even if they report
+    # their cores in different orders.
     parts = sorted((part for part in parts if part[0]), key=lambda part: part[0] & -part[0])
     if not parts or not pinnable:
         return None
@@ -294,7 +294,7 @@ def _assembled(
     labels = sorted({part[1] for part in parts})
     package_at = {label: at for at, label in enumerate(labels)}
     kinds: dict[str, int] = {}
-    # Numbered in the order of lowest cpus, because the names of kinds have no order.
+    # Kinds are numbered in the order of lowest cpus, because their names have no order.
     for part in sorted(parts, key=lambda part: part[0] & -part[0]):
         kinds.setdefault(part[3], len(kinds))
     cores = tuple(

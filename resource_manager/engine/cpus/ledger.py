@@ -36,8 +36,8 @@ class PinRoom:
 
 
 class CpuLedger:
-    """The cpus and NUMA nodes of one host, and the parts of them that slots hold. A set of cpus is
-    an integer whose bit n stands for cpu n.
+    """The cpus and NUMA nodes of one host, and the parts that slots hold. A set of cpus is an
+    integer whose bit n stands for cpu n.
 
     Attributes:
         layout: cores and nodes, without offline cpus.
@@ -119,7 +119,7 @@ class CpuLedger:
         self._derive()
         self._recount()
 
-    _pin_room: PinRoom | None  # None: it must be computed again
+    _pin_room: PinRoom | None  # None: the numbers must be computed again
 
     def _derive(self) -> None:
         """Computes the cpus that slots can have: all cpus except reserved cpus, offline cpus and
@@ -402,7 +402,7 @@ class CpuLedger:
             self.shared_count -= 1
             return
         kept = ~assignment.cpus.bits
-        # This is correct only while no other slot holds these cpus; see `_overlapping`.
+        # The subtraction is correct only while no other slot holds these cpus; see `_overlapping`.
         self.pinned &= kept
         self.exclusive &= kept
         self.claimed_cores &= kept
@@ -436,9 +436,9 @@ class CpuLedger:
         self.devices.tolerate()
 
     def problems(self) -> list[str]:
-        """Returns a sentence for each inconsistency. Inconsistent are cpus that two slots hold,
-        nodes whose slots hold more than the tolerated amounts, and counters that do not match the
-        holdings.
+        """Returns a sentence for each inconsistency. There are three kinds: cpus that two slots
+        hold, nodes whose slots hold more than the tolerated amounts, and counters that do not match
+        the holdings.
         """
         found = [
             f"cpus {CpuSet.from_bits(twice)} belong to slot {key} and to another slot"

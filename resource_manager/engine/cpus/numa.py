@@ -49,8 +49,8 @@ def node_capacities(
         layout: the host.
         cpus: the cpus that shared pools may promise to slots.
         best_effort: the cpus of the best-effort pool, and the total amount of cpu that slots can
-            get there. The amount is divided among the nodes in proportion to their numbers of such
-            cpus.
+            get there. The amount is divided among the nodes in proportion to their numbers of
+            best-effort cpus.
         memory_taken: bytes that slots cannot have, by position of the node.
     """
     pool, best_effort_milli = best_effort
@@ -59,7 +59,8 @@ def node_capacities(
     for at, node in enumerate(layout.nodes):
         amounts = {
             CPU_MILLI: (node.mask & cpus).bit_count() * MILLI,
-            # Rounded down for each node, so that all nodes together promise no more than the total.
+            # The amount of each node is rounded down, so that all nodes together promise no more
+            # than the total.
             BEST_EFFORT_CPU_MILLI: best_effort_milli * (node.mask & pool).bit_count() // count,
             MEMORY_BYTES: max(node.memory_bytes - memory_taken.get(at, 0), 0),
         }

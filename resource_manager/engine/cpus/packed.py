@@ -105,7 +105,8 @@ def even_shares(
     # The sort is stable: on a tie, the first node in the order of packing comes first.
     freest = sorted(range(len(nodes)), key=lambda at: -nodes[at])
     groups = need // group
-    # Rounded up: fewer nodes than this cannot have enough groups, even if all cpus were free.
+    # The quotient is rounded up: fewer nodes cannot have enough groups, even if all their cpus were
+    # free.
     fewest = -(-groups // max(layout.per_node // group, 1))
     for size in range(fewest, min(groups, len(nodes)) + 1):
         members = freest[:size]
@@ -247,7 +248,7 @@ class _Packing:
         free = cache & self._free
         cores = [core & free for core in self._layout.core_masks if core & free]
         part = 0
-        # Rounded up, because only a part of the last core may be needed.
+        # The number of cores is rounded up, because only a part of the last core may be needed.
         for core in cores[: -(-self._need // per_core)]:
             part |= core
         # Only the last core can have more threads than needed. The highest threads of this core are

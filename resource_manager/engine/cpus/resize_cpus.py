@@ -120,7 +120,7 @@ def shrink(
     if request.bind is BindPolicy.SPREAD_BY_PCPUS:
         kept = _without_second_threads(layout, current, surplus)
     elif request.whole_cores and request.bind_required:
-        # Only cores of which the slot has all threads.
+        # Only cores of which the slot has all threads are given back as a whole.
         whole = [core for core in _order_of_return(layout, current, request) if not core & ~current]
         given = whole_cores_of(whole, surplus)
         if given is None:
@@ -166,7 +166,8 @@ def _near(
     for package in layout.packages:
         if package.mask & current:
             around |= package.mask
-    # Ordered from near to far. A dict, because scopes may be equal on small hosts.
+    # The scopes are ordered from near to far. A dict removes repetitions, because scopes may be
+    # equal on small hosts.
     scopes = dict.fromkeys((layout.nodes_touched(current), around, layout.cpus))
     for offered in offers(layout, free, claims, request):
         for scope in scopes:

@@ -175,7 +175,7 @@ class _Choice:
             for at in self._layout.accepted(request)
             if nodes is None or devices[at].numa_node is None or devices[at].numa_node in nodes
         ]
-        # The only PCIe groups that devices may come from; None: any.
+        # The only PCIe groups that devices may come from; None: any PCIe groups.
         self._within: set[str] | None = None
         if among is not None and request.type == GPU and not request.is_shared:
             self._allowed = [at for at in self._allowed if among >> at & 1]

@@ -49,7 +49,7 @@ class DeviceLedger:
         self.functions: frozenset[str] = frozenset()
         self.tolerated: frozenset[DeviceKey] = frozenset()
         self._free: list[dict[str, int]] = []
-        self._gpu_parts: tuple[int, ...] | None = None  # None: must be computed again
+        self._gpu_parts: tuple[int, ...] | None = None  # None: the parts must be computed again
         self._derive()
 
     def set_unusable(

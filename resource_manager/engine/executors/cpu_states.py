@@ -2,8 +2,8 @@
 
 The capacity of the host changes at once, and queued requests are tried again. Existing slots do not
 change. If a slot loses dedicated cpus, one event reports the loss, and another event reports when
-the cpus are back. `host_settings.py` checks settings, and `hosts/allowed_cpus.py` merges their
-layers.
+the cpus are back. `host_settings.py` checks settings, and `hosts/allowed_cpus.py` merges the layers
+of settings.
 """
 
 from __future__ import annotations

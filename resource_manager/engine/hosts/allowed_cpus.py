@@ -43,7 +43,7 @@ CLUSTER = ""
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """An executor's announcement of its cpus, as far as this module needs it."""
+    """The part of an executor's announcement about its cpus that this module needs."""
 
     slot_cpus: CpuSet = EMPTY  # cpus that the announced total counts
     # cpus that the executor's configuration reserves, in addition to `slot_cpus`
@@ -113,8 +113,8 @@ def host_cpus(
 
 
 def announced_by(registration: Registration) -> Announced:
-    """Returns the announcement of an executor about its cpus. If the executor announced no cpus, it
-    counts as having announced the cpus of its shared pool.
+    """Returns the announcement of an executor about its cpus. If the executor announced no cpus,
+    the cpus of its shared pool count as announced.
     """
     announced = _announced(registration.host_cpus)
     # Executors of older versions announce no cpus, but they report their shared pool.
@@ -189,7 +189,7 @@ def _with_best_effort(
     # Only cpus that the announced total counts are subtracted.
     lacks = offered & in_no_pool
     if lacks and BEST_EFFORT_CPU_MILLI in total:
-        # Rounded down, because the host could not provide a larger total.
+        # The amount is rounded down, because the host could not provide a larger total.
         left = total[BEST_EFFORT_CPU_MILLI] * len(offered - lacks) // len(offered)
         total = total | {BEST_EFFORT_CPU_MILLI: left}
     return {name: amount for name, amount in total.items() if amount}

@@ -57,7 +57,7 @@ def findings(state: State, *, ended: bool = True) -> Iterator[Finding]:
     """
     for check in _checks(state, ended=ended):
         yield from check
-        yield None  # pauses also after checks that have no pause
+        yield None  # one more pause, because some checks never pause
 
 
 def _checks(state: State, *, ended: bool) -> Iterator[Iterator[Finding]]:
@@ -85,7 +85,8 @@ def _checks(state: State, *, ended: bool) -> Iterator[Iterator[Finding]]:
     yield queue_problems(queue, fair=state.settings.fairness.order == "fair")
     yield each(list(groups), partial(group_problems, flows, groups))
     yield tree_problems(flows, groups)
-    # Keyword arguments, because `each` passes the id as the first positional argument.
+    # The checks get keyword arguments, because `each` passes the id as the first positional
+    # argument.
     gang_check = partial(
         gang_problems, requests=requests, slots=slots, gangs=gangs, items=items, endings=endings
     )

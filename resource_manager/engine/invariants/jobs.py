@@ -107,7 +107,8 @@ def _requests(
     def add_request(number: int) -> None:
         nonlocal living, pending, missing
         request = requests.by_arrival.get(number)
-        # Reported below, because a generator cannot yield from inside this function.
+        # Missing requests are reported below, because a generator cannot yield from inside this
+        # function.
         missing |= request is None
         if request is not None and request.state not in ENDED_REQUEST_STATES:
             living += 1

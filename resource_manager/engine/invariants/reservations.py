@@ -21,7 +21,7 @@ def reservations(state: State) -> Iterator[str]:
     for number, each in reservations.by_number.items():
         if each.owner.number != number:
             yield f"a reservation for {each.owner.title} is stored under {number}"
-        # One reservation per job, so that no job can reserve most of the cluster.
+        # A job may have only one reservation, so that no job can reserve most of the cluster.
         if each.owner.job_id in jobs:
             yield f"job {each.owner.job_id} has another reservation beside {each.owner.title}"
         jobs.add(each.owner.job_id)
@@ -29,7 +29,8 @@ def reservations(state: State) -> Iterator[str]:
             yield f"executor {name} is reserved for {each.owner.title} and for another owner"
         reserved.update(each.hosts)
         yield from _one(state, each)
-    # Compared by identity, because the host and the reservation must share one object.
+    # The objects are compared by identity, because the host and the reservation must share one
+    # object.
     for name, host in state.hosts.items():
         if host.reserved is not reserved.get(name):
             yield f"executor {name} has reserved {host.reserved}, expected {reserved.get(name)}"

@@ -186,7 +186,7 @@ def _changed(field: str, amounts: Amounts, changes: Mapping[str, int | None]) ->
             found[name] = amount
         else:
             raise InvalidArgument(f"{field}.{name}", amount, f"an amount from 0 to {AMOUNT_MAX}")
-    # Sorted, so that equal limits give equal rows and listings.
+    # The limits are sorted, so that equal limits give equal rows and listings.
     return dict(sorted(found.items()))
 
 

@@ -47,7 +47,7 @@ def register_job(state: State, event: JobRegistered) -> Job:
             raise AlreadyExists(f"job {event.job_id} exists with other content or another owner")
         _renew(state.timers, known, state.journal.now_ms)
         return known
-    # Checked only for new jobs, because a group with live jobs cannot be deleted.
+    # The group is checked only for new jobs, because a group with live jobs cannot be deleted.
     known_group(state.groups, event.group)
     if state.live_jobs >= state.settings.jobs_max:
         raise ResourceExhausted(
@@ -247,7 +247,8 @@ def retention_timer_fired(state: State, job_id: str) -> None:
 
 def _renew(timers: Timers, job: Job, now_ms: int) -> None:
     if job.lease_ms is not None and job.state is JobState.ACTIVE:
-        # An earlier timer stays armed. When it fires, it compares with `lease_until_ms`.
+        # An earlier timer stays armed. When it fires, its handler compares the time with
+        # `lease_until_ms`.
         job.lease_until_ms = now_ms + job.lease_ms
         timers.arm(Timer.LEASE, job.job_id, job.lease_until_ms)
 
