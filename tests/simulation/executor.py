@@ -12,6 +12,7 @@ from typing import Any
 
 from finegrain.cpuset import EMPTY
 from finegrain.errors import FinegrainError, InvalidArgument, Reason
+from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI, MEMORY_BYTES
 from resource_manager.engine.model.entities import Registration
 from resource_manager.engine.model.events import (
     ExecutorRegistered,
@@ -23,7 +24,7 @@ from resource_manager.service.wire import decoding
 from task_executor.engine.command_fence import CommandFence
 from task_executor.engine.report_log import ReportLog
 from task_executor.engine.slot_table import SlotTable
-from task_executor.engine.slots import CarveState, EndedSlot, SlotKey
+from task_executor.engine.slots import CarveState, EndedSlot, SlotKey, SlotSpec
 from task_executor.service.encoding import state_to_proto
 from tests.simulation.host_commands import CommandedHost
 from tests.simulation.manager import Manager
@@ -90,9 +91,18 @@ class Executor(CommandedHost):
             elif slot.state is CarveState.ALLOCATED or slot.end_reason:
                 self.reports.ended(EndedSlot(slot.key, slot.end_reason or why_missing.value))
         self.checks.recovered(self)
-        for key in self.on_host:
+        for key, spec in self.on_host.items():
             if self.table.get(key) is None:
+                self._withhold(key, spec)
                 self._clean(key)
+
+    def _withhold(self, key: SlotKey, spec: SlotSpec) -> None:
+        """Withholds the capacity of an unknown slot, as far as the host's limits show it."""
+        amounts = {CPU_MILLI: 0, BEST_EFFORT_CPU_MILLI: 0} | self.table.booking_of(spec)
+        names = (CPU_MILLI, BEST_EFFORT_CPU_MILLI, MEMORY_BYTES)
+        known = {name: amounts.get(name, 0) for name in names}
+        cpus = spec.assignment.cpus if spec.assignment is not None else EMPTY
+        self.table.withhold(key, known, cpus)
 
     def _settle(self, since_ms: int) -> None:
         """Waits for the removal of unknown slots, up to a limit; then saves the rest."""

@@ -167,6 +167,7 @@ class CommandedHost(ParkingHost):
     def _cleaned(self, key: SlotKey) -> None:
         self.on_host.pop(key, None)
         self._cleaning.discard(key)
+        self.table.release_withheld(key)
         if self.table.get(key) is not None:
             self.table.carve_failed(key)
         self._change()
