@@ -223,10 +223,12 @@ def _parked(
     used = executor.table.devices.used()
     capacity = {(each.type, each.uuid): dict(each.capacity) for each in executor.hardware.devices}
     keys = [(share.type, share.uuid) for share in ones.parked_devices]
+    # A slot can get another size while it is parked.
+    needed = {each.type: each.amounts for each in slot.wanted.profile.devices}
     is_free = all(
         used.get(key, {}).get(name, 0) + amount <= capacity[key].get(name, 0)
-        for key, share in zip(keys, ones.parked_devices, strict=True)
-        for name, amount in share.amounts
+        for key in keys
+        for name, amount in needed[key[0]]
     )
     if is_free and fits(growth, host.free()):
         yield f"{name} waits for its GPUs {keys}, which are free"
