@@ -91,7 +91,7 @@ def read_credentials(path: Path) -> Credentials:
     except FileNotFoundError:
         raise ConfigurationError(
             f"there is no credentials file {path}; make one with finegrain login, or get one from"
-            " an operator",
+            " an administrator",
             details=details,
         ) from None
     except OSError as error:
@@ -109,7 +109,7 @@ def read_credentials(path: Path) -> Credentials:
         why = error.message if isinstance(error, FinegrainError) else "it is no such file"
         raise ConfigurationError(
             f"the credentials file {path} is malformed ({why}); make a new one with finegrain"
-            " login, or get one from an operator",
+            " login, or get one from an administrator",
             details=details,
         ) from None
 

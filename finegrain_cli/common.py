@@ -31,7 +31,7 @@ ManagerOption = Annotated[
         envvar="FINEGRAIN_MANAGER",
         metavar="HOST:PORT[,...]",
         help="Addresses of resource managers, tried one after another; default: client.manager, "
-        "else yours on this host, else those in the credentials.",
+        "otherwise your cluster on this host, otherwise the addresses in the credentials.",
     ),
 ]
 CredentialsOption = Annotated[
@@ -40,8 +40,8 @@ CredentialsOption = Annotated[
         "--credentials",
         envvar="FINEGRAIN_CREDENTIALS",
         metavar="FILE",
-        help="Credentials file, which says who you are; default: client.credentials, else that of "
-        "your cluster on this host, else that of `finegrain login`.",
+        help="Credentials file with your identity; default: client.credentials, otherwise the "
+        "file of your cluster on this host, otherwise the file of `finegrain login`.",
     ),
 ]
 ConfigOption = Annotated[
@@ -50,7 +50,7 @@ ConfigOption = Annotated[
         "--config",
         envvar="FINEGRAIN_CONFIG",
         metavar="FILE",
-        help="Configuration file; default: your own, then the host's.",
+        help="Configuration file; default: your file, and the file of the host.",
     ),
 ]
 YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
@@ -63,14 +63,15 @@ HINTS: dict[Reason, str] = {
         "is the resource manager running? `finegrain up` starts one; --manager names another"
     ),
     Reason.CERTIFICATE_MISSING: (
-        "`finegrain up` starts a cluster; `finegrain login` makes credentials for one; "
-        "--credentials names a file"
+        "`finegrain up` starts a cluster; `finegrain login` makes credentials; --credentials "
+        "names a credentials file"
     ),
     Reason.CERTIFICATE_WRONG: "`finegrain whoami` shows who you are; --credentials names another",
-    Reason.CERTIFICATE_DENIED: "ask an operator of the cluster",
-    Reason.TOKEN_WRONG: "ask an operator for a new token (`finegrain token create`)",
-    Reason.ROLE_MISSING: "--credentials or FINEGRAIN_CREDENTIALS names credentials of that role",
-    Reason.NOT_OWNER: "`finegrain whoami` shows who you are; --credentials names another identity",
+    Reason.CERTIFICATE_DENIED: "ask an administrator of the cluster",
+    Reason.TOKEN_WRONG: "ask an administrator for a new token (`finegrain token create`)",
+    Reason.ROLE_MISSING: "--credentials or FINEGRAIN_CREDENTIALS names credentials with this role",
+    Reason.NOT_OWNER: "`finegrain whoami` shows your identity; --credentials names credentials of another "
+    "identity",
     Reason.INFEASIBLE_NEVER: (
         "request less, or make required cpu and NUMA policies preferred; `finegrain executors -o "
         "wide` shows the resources of the hosts, `finegrain providers` the executors that could be "

@@ -105,11 +105,12 @@ RdmaOption = Annotated[
     typer.Option(
         "--rdma",
         metavar="N",
-        help="Number of RDMA NICs, or a part of one, near the GPUs of the slot.",
+        help="Number of RDMA NICs near the GPUs of the slot, such as 2, or a part of one NIC, "
+        "such as 0.5.",
     ),
 ]
 FpgaOption = Annotated[
-    str, typer.Option("--fpga", metavar="N", help="Number of FPGAs, or a part of one.")
+    str, typer.Option("--fpga", metavar="N", help="Number of FPGAs, or a part of one FPGA.")
 ]
 DeviceOption = Annotated[
     list[str],
@@ -176,8 +177,8 @@ NumaOption = Annotated[
         metavar="POLICY[:STRENGTH]",
         autocompletion=completing.words(*NumaPolicy),
         help="NUMA nodes of the slot: one (SingleNUMANode), as few as possible (Restricted), or "
-        "aligned if possible (BestEffort). STRENGTH: required (default of the first two), or "
-        "preferred.",
+        "aligned if possible (BestEffort). STRENGTH: required (default of SingleNUMANode and "
+        "Restricted), or preferred.",
     ),
 ]
 EnvOption = Annotated[

@@ -62,7 +62,7 @@ class Trust:
         if not shown:
             raise Unauthenticated(
                 "the call shows no certificate of this cluster; make credentials with finegrain"
-                " login, or get them from an operator"
+                " login, or get them from an administrator"
             )
         certificate = self._certificate(shown[0])
         identity = certificate.identity
@@ -101,7 +101,7 @@ class Trust:
             return
         if self.is_denied(identity, self._certificate(caller.certificate).serial):
             raise Unauthenticated(
-                f"an operator of the cluster has denied {identity}; ask for new credentials",
+                f"an administrator has denied {identity}; ask for new credentials",
                 reason=Reason.CERTIFICATE_DENIED,
                 details={"identity": str(identity)},
             )

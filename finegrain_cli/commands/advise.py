@@ -53,7 +53,7 @@ def advise(
             help="Fraction of all threads that should meet the target.",
         ),
     ] = 0.95,
-    json_: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON, as -o json does.")] = False,
     output: OutputOption = OutputFormat.TABLE,
     manager: ManagerOption = "",
     credentials: CredentialsOption = "",

@@ -117,8 +117,8 @@ def batch(
         typer.Option(
             "--cwd",
             metavar="DIR",
-            help="Working directory of the command; default: your current directory if the program "
-            "is a relative path such as ./work.sh, else a scratch directory.",
+            help="Working directory of the command; default: your current directory if the "
+            "program is a relative path such as ./work.sh, otherwise a scratch directory.",
         ),
     ] = "",
     user: UserOption = "",
@@ -151,7 +151,7 @@ def batch(
         typer.Option(
             "--retry-delay",
             metavar="DURATION",
-            help="Delay before the first retry; doubles with each retry.",
+            help="Delay before the first retry; the delay doubles with each retry.",
         ),
     ] = "1s",
     on_failure: Annotated[
@@ -168,7 +168,7 @@ def batch(
             "--failures-max",
             metavar="N",
             min=0,
-            help="Stop starting threads when more than this number have failed.",
+            help="Stop starting threads when more than N threads have failed.",
         ),
     ] = None,
     speculate: Annotated[
@@ -208,7 +208,7 @@ def batch(
         typer.Option(
             "--state",
             metavar="FILE",
-            help="State file; default: a new one in your state directory.",
+            help="State file; default: a new file in your state directory.",
         ),
     ] = "",
     detach: Annotated[
@@ -242,7 +242,7 @@ def batch(
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not show progress.")] = False,
     runner: Annotated[str, typer.Option("--runner", hidden=True)] = "",
-    json_: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON, as -o json does.")] = False,
     output: OutputOption = OutputFormat.TABLE,
     manager: ManagerOption = "",
     credentials: CredentialsOption = "",
@@ -338,7 +338,9 @@ def batches(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="[NAME]", help="Only this batch; a prefix is enough.", autocompletion=_names
+            metavar="[NAME]",
+            help="Show only this batch; a prefix of the name is enough.",
+            autocompletion=_names,
         ),
     ] = "",
     output: OutputOption = OutputFormat.TABLE,

@@ -78,7 +78,8 @@ def up(
         typer.Option(
             "--state-dir",
             metavar="DIR",
-            help="Directory that keeps state, certificates and logs; default: a temporary one.",
+            help="Directory that keeps state, certificates and logs; default: a temporary "
+            "directory.",
         ),
     ] = "",
     listen: Annotated[
@@ -228,7 +229,7 @@ def join_resource_manager(
         typer.Option(
             "--token",
             metavar="TOKEN|-",
-            help="Token from `finegrain token create --rm`; -: read it from the input.",
+            help="Token from `finegrain token create --rm`; -: read the token from the input.",
         ),
     ],
     state_dir: Annotated[

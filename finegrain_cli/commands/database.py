@@ -27,11 +27,11 @@ DatabaseOption = Annotated[
     typer.Option(
         "--database",
         metavar="URL",
-        help="URL of the database; default: rm.database of the configuration, else SQLite in "
+        help="URL of the database; default: rm.database of the configuration, otherwise SQLite in "
         "state_dir.",
     ),
 ]
-EPOCH_HELP = "The highest rm_epoch that any executor reports; 0 if no executor runs."
+EPOCH_HELP = "The highest rm_epoch that an executor reports; 0 if no executor runs."
 FINDINGS = (
     Column("severity", lambda row: row["severity"]),
     Column("finding", lambda row: row["message"]),
@@ -110,7 +110,10 @@ def check(
 
 def backup(
     file: Annotated[
-        str, typer.Argument(metavar="FILE", help="New file, or an older backup that is replaced.")
+        str,
+        typer.Argument(
+            metavar="FILE", help="File for the copy; an older backup with this name is replaced."
+        ),
     ],
     database: DatabaseOption = "",
     output: OutputOption = OutputFormat.TABLE,

@@ -24,7 +24,7 @@ DeviceArgument = Annotated[
     typer.Argument(
         metavar="EXECUTOR/DEVICE",
         autocompletion=completing.devices,
-        help="Device, such as host-a/gpu3; a UUID instead of gpu3 works, too.",
+        help="Device, such as host-a/gpu3; a UUID may replace gpu3.",
     ),
 ]
 

@@ -56,7 +56,7 @@ def resize(
         typer.Argument(
             metavar="SLOT",
             autocompletion=completing.slots,
-            help="Id of the slot; its beginning or end is enough.",
+            help="Id of the slot; the beginning or end of the id is enough.",
         ),
     ],
     cpu: Annotated[
@@ -90,7 +90,7 @@ def resize(
         bool,
         typer.Option(
             "--wait-for-use",
-            help="If the slot uses more memory than the new size, wait until it uses less.",
+            help="If the slot uses more memory than the new size, wait until the slot uses less.",
         ),
     ] = False,
     withdraw: Annotated[

@@ -41,7 +41,7 @@ ExecutorArgument = Annotated[
 DefaultsOption = Annotated[
     bool,
     typer.Option(
-        "--defaults", help="Use the settings of the cluster, for hosts without their own settings."
+        "--defaults", help="Use the settings of the cluster, which apply to hosts without settings."
     ),
 ]
 
@@ -144,7 +144,7 @@ def set_(
         bool | None,
         typer.Option(
             "--reserved-strict/--no-reserved-strict",
-            help="Whether slots of the shared pools do not run on the reserved cpus either.",
+            help="Whether the shared pools must not contain the reserved cpus.",
             show_default=False,
         ),
     ] = None,

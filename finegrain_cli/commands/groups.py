@@ -40,7 +40,7 @@ NONE = "none"
 _AMOUNT = re.compile(r"[0-9]{1,18}")  # the client rejects amounts that are too large
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", autocompletion=completing.groups)]
-JsonOption = Annotated[bool, typer.Option("--json", help="The same as -o json.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, as -o json does.")]
 
 
 def register(app: typer.Typer) -> None:

@@ -83,20 +83,24 @@ def register(app: typer.Typer) -> None:
     identity.command(name="deny")(reporting_errors(deny))
     identity.command(name="allow")(reporting_errors(allow))
     identity.command(name="list")(reporting_errors(list_denied))
-    app.add_typer(identity, name="identity", help="Reject identities, and show the rejected ones.")
+    app.add_typer(
+        identity, name="identity", help="Reject identities, and list rejected identities."
+    )
 
 
 def login(
     token: Annotated[
         str,
         typer.Option(
-            "--token", metavar="TOKEN|-", help="Token from an operator; -: read it from the input."
+            "--token",
+            metavar="TOKEN|-",
+            help="Token from an administrator; -: read the token from the input.",
         ),
     ] = "",
     operator: Annotated[
         bool,
         typer.Option(
-            "--operator", help="Become an operator; only on the resource manager's own host."
+            "--operator", help="Get the role operator; only on the resource manager's host."
         ),
     ] = False,
     yes: YesOption = False,
@@ -122,7 +126,9 @@ def login(
     need_modules("resource-manager", "cryptography")
     if token and operator:
         raise InvalidArgument(
-            "--operator", "--token", "one of the two: a token says who you become"
+            "--operator",
+            "--token",
+            "only one of the two options, because a token determines your identity",
         )
     from finegrain.credentials import write_credentials
 
@@ -172,7 +178,9 @@ def create_token(
     operator: Annotated[
         str,
         typer.Option(
-            "--operator", metavar="NAME", help="For an operator, who may change the cluster."
+            "--operator",
+            metavar="NAME",
+            help="For an administrator, who gets the role operator and may change the cluster.",
         ),
     ] = "",
     viewer: Annotated[
@@ -188,7 +196,7 @@ def create_token(
     ttl: Annotated[
         str,
         typer.Option(
-            "--ttl", metavar="DURATION", help="How long the token can be used, at most 7d."
+            "--ttl", metavar="DURATION", help="Time for which the token can be used, at most 7d."
         ),
     ] = TTL,
     output: OutputOption = OutputFormat.TABLE,
@@ -258,7 +266,7 @@ def revoke_token(
 def deny(
     subject: SubjectArgument,
     reason: Annotated[
-        str, typer.Option("--reason", metavar="TEXT", help="Reason, shown to operators.")
+        str, typer.Option("--reason", metavar="TEXT", help="Reason, shown to administrators.")
     ] = "",
     yes: YesOption = False,
     output: OutputOption = OutputFormat.TABLE,
@@ -381,8 +389,8 @@ def _log_in(token: str, role: Role, former: Credentials | None) -> Credentials:
     if former is not None and role is Role.USER:
         return ways.again(former, former.addresses)
     raise Unauthenticated(
-        "no resource manager runs on this host, and there are no credentials to renew; get a token"
-        " from an operator (finegrain token create), and use --token",
+        "no resource manager runs on this host, and there are no credentials to renew; get a "
+        "token from an administrator (finegrain token create), and use --token",
         reason=Reason.CERTIFICATE_MISSING,
     )
 

@@ -112,7 +112,7 @@ def run(
             "--cwd",
             metavar="DIR",
             help="Working directory of the tasks; default: your current directory if a program is "
-            "a relative path such as ./work.sh, else a scratch directory.",
+            "a relative path such as ./work.sh, otherwise a scratch directory.",
         ),
     ] = "",
     user: UserOption = "",
@@ -121,7 +121,7 @@ def run(
         typer.Option(
             "--state",
             metavar="FILE",
-            help="State file; default: a new one in your state directory.",
+            help="State file; default: a new file in your state directory.",
         ),
     ] = "",
     detach: Annotated[

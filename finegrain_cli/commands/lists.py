@@ -59,7 +59,7 @@ def _id_argument(complete: Callable[[typer.Context, str], list[tuple[str, str]]]
     return typer.Argument(
         metavar="[ID]",
         autocompletion=complete,
-        help="Show only the item with this id; its beginning or end is enough.",
+        help="Show only the item with this id; the beginning or end of the id is enough.",
     )
 
 

@@ -54,8 +54,8 @@ def explain(
         typer.Argument(
             metavar="REQUEST|JOB",
             autocompletion=completing.requests,
-            help="Id of the request, or the beginning of it; or name or state file of a job of "
-            "`finegrain job run`.",
+            help="Id of the request, or the beginning of the id; or name or state file of a job "
+            "of `finegrain job run`.",
         ),
     ],
     executor: Annotated[

@@ -152,9 +152,9 @@ def run(
         typer.Option(
             "--output-limit",
             metavar="SIZE",
-            help="Output that the executor stores of each stream until it is passed on, such as "
-            "16M; default and maximum: executor.output_limit. If that much is stored, the command "
-            "waits.",
+            help="Maximum size of output that the executor stores of each stream until it is "
+            "passed on, such as 16M; default and maximum: executor.output_limit. When this size "
+            "is stored, the command waits.",
         ),
     ] = "",
     gang: Annotated[
@@ -182,7 +182,7 @@ def run(
         typer.Option(
             "--gang-timeout",
             metavar="DURATION",
-            help="Cancel the gang after it has waited this long, such as 10m; default: never.",
+            help="Cancel the gang after it has waited for this time, such as 10m; default: never.",
         ),
     ] = "",
     allow_pending: AllowPendingOption = False,

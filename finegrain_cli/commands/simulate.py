@@ -69,7 +69,9 @@ def trace(
     weights: Annotated[
         str,
         typer.Option(
-            "--weights", metavar="GROUP=W,...", help="Weights of groups; other groups have 1."
+            "--weights",
+            metavar="GROUP=W,...",
+            help="Weights of groups; other groups have weight 1.",
         ),
     ] = "",
     moldable: Annotated[
@@ -81,7 +83,7 @@ def trace(
     limit: Annotated[
         int | None,
         typer.Option(
-            "--limit", metavar="N", min=1, help="Replay at most this many jobs.", show_default=False
+            "--limit", metavar="N", min=1, help="Replay at most N jobs.", show_default=False
         ),
     ] = None,
     from_: Annotated[
@@ -89,7 +91,7 @@ def trace(
         typer.Option(
             "--from",
             metavar="TIME",
-            help="Replay only jobs that arrive at least this long after the first job.",
+            help="Replay only jobs that arrive at least this time after the first job.",
         ),
     ] = "0",
     until: Annotated[
@@ -97,7 +99,7 @@ def trace(
         typer.Option(
             "--until",
             metavar="TIME",
-            help="Replay only jobs that arrive less than this long after the first job.",
+            help="Replay only jobs that arrive less than this time after the first job.",
         ),
     ] = "",
     speedup: Annotated[
@@ -129,7 +131,8 @@ def trace(
         typer.Option(
             "--lookahead",
             metavar="DURATION",
-            help="Count running slots as if they had run this much longer, such as 30s.",
+            help="Count running slots as if they had already run for this additional time, such "
+            "as 30s.",
         ),
     ] = "30s",
     starvation_timeout: Annotated[
@@ -137,8 +140,8 @@ def trace(
         typer.Option(
             "--starvation-timeout",
             metavar="DURATION",
-            help="Reserve capacity for a request that has waited this long while others were "
-            "placed.",
+            help="Reserve capacity for a request that has waited for this time while other "
+            "requests were placed.",
         ),
     ] = "5m",
     reservations_max: Annotated[

@@ -30,7 +30,7 @@ SlotArgument = Annotated[
     typer.Argument(
         metavar="SLOT",
         autocompletion=completing.slots,
-        help="Id of the slot; its beginning or end is enough.",
+        help="Id of the slot; the beginning or end of the id is enough.",
     ),
 ]
 NoWaitOption = Annotated[

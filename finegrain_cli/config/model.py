@@ -139,7 +139,7 @@ class LogSection(Section):
     format: str = Field(
         "auto",
         pattern="^(auto|json|text)$",
-        description="format of the log: json, text, or auto (text on a terminal, else JSON)",
+        description="format of the log: json, text, or auto (text on a terminal, otherwise JSON)",
     )
 
 
@@ -158,13 +158,13 @@ class RmSection(ListenSection):
     metrics_listen: str = Field(rm.DEFAULT_METRICS_ADDRESS, description=METRICS_LISTEN)
     join_listen: str = Field(
         "",
-        description='address at which new members join with a token, HOST:PORT; "none": no such '
-        "port; default: the host of listen, with a port that is higher by 3",
+        description='address at which new members join with a token, HOST:PORT; "none": no join '
+        "port; default: the host of listen, and its port plus 3",
     )
     join_advertise: str = Field(
         "",
-        description="address at which others reach the join port; default: the host of advertise "
-        "with its port",
+        description="address at which other hosts reach the join port; default: the bound "
+        "address, but with the host of advertise if the bound address is a wildcard",
     )
     state_dir: str = Field("", description="directory for certificates, lock and SQLite database")
     database: str = Field("", description="URL of the database; default: SQLite in state_dir")
@@ -173,17 +173,21 @@ class RmSection(ListenSection):
         description="wait while another resource manager leads on this database, then take over",
     )
     advertise: str = Field(
-        "", description="address at which others reach this daemon; default: the bound address"
+        "",
+        description="address at which other hosts reach this daemon; default: the address at "
+        "which it listens",
     )
     strategy: str = Field(
         "pack",
         pattern="^(pack|spread|balanced)$",
-        description="fill hosts in use before empty ones (pack), load all hosts evenly (spread), or"
-        " keep the free cpu and memory of each host in proportion (balanced)",
+        description="fill hosts in use before empty hosts (pack), load all hosts evenly (spread), "
+        "or keep the free cpu and memory of each host in proportion (balanced)",
     )
-    report_interval: Duration = Field(3_000, ge=50, description="how often executors report")
+    report_interval: Duration = Field(
+        3_000, ge=50, description="time between two reports of an executor"
+    )
     lost_timeout: Duration = Field(
-        15_000, ge=200, description="an executor that is silent for this time is lost"
+        15_000, ge=200, description="time without a report after which an executor is lost"
     )
     lease: Duration = Field(30_000, ge=1_000, description="default lease of a job")
     cpu_min: Cpu = Field(10, ge=1, description="smallest cpu of a request with a resource profile")
@@ -191,35 +195,42 @@ class RmSection(ListenSection):
         4 << 20, ge=1, description="smallest memory of a request with a resource profile"
     )
     job_requests_max: int = Field(
-        1_000_000, ge=1, description="most requests of one job that have not ended"
+        1_000_000, ge=1, description="maximum number of requests of one job that have not ended"
     )
     job_scheduling_classes_max: int = Field(
         10_000,
         ge=1,
-        description="most combinations of profile and labels among one job's waiting requests",
+        description="maximum number of combinations of profile and labels among one job's waiting "
+        "requests",
     )
     requests_max: int = Field(
-        2_000_000, ge=1, description="most requests of all jobs together that have not ended"
+        2_000_000,
+        ge=1,
+        description="maximum number of requests of all jobs together that have not ended",
     )
     infeasible_after: Duration = Field(
         30_000,
         ge=0,
-        description="reject a request that no executor could host, when executors have not "
+        description="reject a request that no executor could host after the executors have not "
         "changed for this time; 0: at once",
     )
     job_calls_max: int = Field(
-        64, ge=1, description="most calls of one job that wait for an answer"
+        64, ge=1, description="maximum number of calls of one job that wait for an answer"
     )
-    job_streams_max: int = Field(32, ge=1, description="most open watch streams of one job")
-    job_events_max: int = Field(100_000, ge=100, description="most events kept per job")
+    job_streams_max: int = Field(
+        32, ge=1, description="maximum number of open watch streams of one job"
+    )
+    job_events_max: int = Field(
+        100_000, ge=100, description="maximum number of events that are kept for each job"
+    )
     cluster_events_max: int = Field(
-        1_000_000, ge=100, description="most events kept for the cluster"
+        1_000_000, ge=100, description="maximum number of events that are kept for the cluster"
     )
     cluster_events_age: Duration = Field(
-        604_800_000, ge=1_000, description="longest time that events of the cluster are kept"
+        604_800_000, ge=1_000, description="longest time for which events of the cluster are kept"
     )
     ended_retention: Duration = Field(
-        86_400_000, ge=0, description="how long an ended job and its ids are kept"
+        86_400_000, ge=0, description="time for which an ended job and its ids are kept"
     )
     database_lease: Duration = Field(
         1_000, ge=200, description="duration of the leadership lease on PostgreSQL"
@@ -243,8 +254,8 @@ class FairnessSection(Section):
     order: str = Field(
         _FAIRNESS.order,
         pattern="^(fair|arrival)$",
-        description="job that is served first: the one with the least usage for its weight "
-        "(fair), or the one that arrived first (arrival)",
+        description="job that is served first: the job with the least usage relative to its "
+        "weight (fair), or the job that arrived first (arrival)",
     )
     half_life: HalfLife = Field(
         _FAIRNESS.half_life_ms,
@@ -255,23 +266,23 @@ class FairnessSection(Section):
     lookahead: Duration = Field(
         _FAIRNESS.lookahead_ms,
         ge=0,
-        description="count running slots as if they had run this much longer; 0: count actual "
-        "time only",
+        description="count running slots as if they had already run for this additional time; 0: "
+        "count only the actual time",
     )
     starvation_timeout: Duration = Field(
         _FAIRNESS.starvation_timeout_ms,
         ge=1_000,
-        description="reserve capacity for a request that has waited this long while others "
-        "were placed",
+        description="reserve capacity for a request that has waited for this time while other "
+        "requests were placed",
     )
     starvation_placements: int = Field(
         _FAIRNESS.starvation_placements,
         ge=0,
-        description="also reserve capacity after this number of placements of others; 0: only "
-        "time counts",
+        description="also reserve capacity for a request after this number of placements of other "
+        "requests; 0: only the waiting time counts",
     )
     reservations_max: int = Field(
-        _FAIRNESS.reservations_max, ge=0, description="most reservations at one time"
+        _FAIRNESS.reservations_max, ge=0, description="maximum number of reservations at one time"
     )
     reserved_part_max: float = Field(
         _FAIRNESS.reserved_part_max,
@@ -283,7 +294,8 @@ class FairnessSection(Section):
     usage_interval: Duration = Field(
         _FAIRNESS.usage_interval_ms,
         ge=100,
-        description="how often usage is stored; a crash loses the usage since then",
+        description="time between two writes of usage to the database; a crash loses the usage "
+        "since the last write",
     )
 
 
@@ -297,7 +309,7 @@ class ExecutorSection(ListenSection):
     manager: Words = Field(
         [],
         description="addresses of resource managers, HOST:PORT, tried one after another; default: "
-        "those in the executor's credentials",
+        "the addresses in the executor's credentials",
     )
     join_token_file: str = Field(
         "",
@@ -305,11 +317,13 @@ class ExecutorSection(ListenSection):
     )
     executor_id: str = Field(
         "",
-        description="name of the executor in the cluster, which its token must name, too; default: "
-        "the name in the token",
+        description="name of the executor in the cluster; its join token must have the same name; "
+        "default: the name in the token",
     )
     advertise: str = Field(
-        "", description="address at which others reach this daemon; default: the bound address"
+        "",
+        description="address at which other hosts reach this daemon; default: the address at "
+        "which it listens",
     )
     labels: Labels = Field({}, description="labels that requests can require")
     provided_as: str = Field(
@@ -321,7 +335,8 @@ class ExecutorSection(ListenSection):
     )
     reserved_cpus_strict: bool = Field(
         False,
-        description="let no slot run on reserved_cpus; otherwise slots without dedicated cpus may",
+        description="let no slot run on reserved_cpus; otherwise slots without dedicated cpus may "
+        "run on these cpus",
     )
     reserved_memory: Size | None = Field(
         None,
@@ -329,9 +344,16 @@ class ExecutorSection(ListenSection):
         "4 GiB",
     )
     cpus: str = Field("", description="share of the host: exactly these cpus")
-    cpu: Cpu | None = Field(None, description="share of the host: book no more cpu than this")
-    memory: Size | None = Field(None, description="share of the host: exactly this much memory")
-    memory_pools: Sizes = Field({}, description="separate pool for each memory part")
+    cpu: Cpu | None = Field(
+        None, description="share of the host: the cpu time that slots can book, in cores"
+    )
+    memory: Size | None = Field(
+        None, description="share of the host: the memory that slots can book"
+    )
+    memory_pools: Sizes = Field(
+        {},
+        description="size of a separate pool for each memory part; default: one pool for all parts",
+    )
     extended: Counts = Field(
         {},
         description="countable resources, NAME=COUNT, or NAME@NODE=COUNT on a NUMA node; the "
@@ -346,8 +368,8 @@ class ExecutorSection(ListenSection):
     devices: str = Field(
         "auto",
         pattern="^(auto|all|none)$",
-        description="devices that slots can have: all devices of the host (all), none (none), or "
-        "all unless the executor has a share of the cpus (auto)",
+        description="devices that slots can have: all devices of the host (all), no devices "
+        "(none), or all devices unless the executor has a share of the cpus (auto)",
     )
     gpu_context_memory: Size = Field(
         300 * MIB,
@@ -357,9 +379,10 @@ class ExecutorSection(ListenSection):
     foreign_gpu_use: str = Field(
         "auto",
         pattern="^(auto|avoid|ignore)$",
-        description="if a pod, or a process of no slot, uses a device: give the device no new work "
-        "(avoid), ignore the use (ignore), or do as avoid but in a container ignore processes, "
-        "because their ids there differ from the ids on the host (auto)",
+        description="what to do if a pod, or a process that belongs to no slot, uses a device: "
+        "give the device no new work (avoid), ignore the use (ignore), or avoid, but ignore "
+        "processes if the executor runs in a container, where process ids differ from the ids on "
+        "the host (auto)",
     )
     open_devices: Words = Field(
         [], description="types of devices that every task can open, such as rdma; default: none"
@@ -383,9 +406,9 @@ class ExecutorSection(ListenSection):
         "off",
         pattern="^(off|same-gpu|any-gpu)$",
         description="whether slots can give up NVIDIA GPUs while their processes stay (finegrain "
-        "slot park), with NVIDIA's cuda-checkpoint: no (off); yes, and they get the same GPUs back "
-        "(same-gpu); or yes, and a slot with one GPU may get another GPU of the same model "
-        "(any-gpu)",
+        "slot park), with NVIDIA's cuda-checkpoint: no (off); yes, and each slot later gets the "
+        "same GPUs again (same-gpu); or yes, and a slot with one GPU may later get another GPU of "
+        "the same model (any-gpu)",
     )
     fake_gpus: str = Field(
         "",
@@ -395,34 +418,36 @@ class ExecutorSection(ListenSection):
     bind_policy: HostBind = Field(
         "",
         description="policy that slots with dedicated cpus must follow: FullPCPUsOnly (whole "
-        "cores), SpreadByPCPUs (one thread per core), None; default: a kubelet's, else the "
-        "cluster's",
+        "cores), SpreadByPCPUs (one thread per core), None; default: the policy of a kubelet on "
+        "this host, otherwise the policy of the cluster",
     )
     numa_strategy: Strategy = Field(
         "",
         description="NUMA node to use first: MostAllocated, LeastAllocated, DistributeEvenly; "
-        "default: a kubelet's, else the cluster's",
+        "default: the strategy of a kubelet on this host, otherwise the strategy of the cluster",
     )
     alignment_policy: Alignment = Field(
         "",
         description="how slots are placed on NUMA nodes: None, BestEffort, Restricted, "
-        "SingleNUMANode; default: a kubelet's, else the cluster's",
+        "SingleNUMANode; default: the policy of a kubelet on this host, otherwise the policy of "
+        "the cluster",
     )
     default_bind_policy: DefaultBind = Field(
         "",
-        description="bind policy of requests that name none: FullPCPUs, SpreadByPCPUs, None; "
-        "default: the cluster's",
+        description="bind policy of requests that name no bind policy: FullPCPUs, SpreadByPCPUs, "
+        "None; default: the policy of the cluster",
     )
     default_exclusive_policy: DefaultExclusive = Field(
         "",
-        description="exclusive policy of requests that name none: PCPULevel, NUMANodeLevel, None; "
-        "default: the cluster's",
+        description="exclusive policy of requests that name no exclusive policy: PCPULevel, "
+        "NUMANodeLevel, None; default: the policy of the cluster",
     )
     best_effort_percent: int = Field(
         100,
         ge=0,
         le=1000,
-        description="cpu for best-effort slots, in percent of the capacity of their cpus",
+        description="cpu time that best-effort slots can book, in percent of the cpu time of "
+        "their pool",
     )
     best_effort_squeeze: str = Field(
         "none",
@@ -438,15 +463,15 @@ class ExecutorSection(ListenSection):
         "best-effort slots are squeezed",
     )
     best_effort_squeeze_minimum: int = Field(
-        0, ge=0, le=100, description="smallest percentage of the cpus for best-effort slots"
+        0, ge=0, le=100, description="percentage of the cpus that best-effort slots always keep"
     )
     kubelet_dir: str = Field(
         "/var/lib/kubelet",
-        description="directory of a kubelet on this host; slots do not get the cpus that it has "
-        'given away; "none": do not look for a kubelet',
+        description="directory of a kubelet on this host; slots do not get the cpus that the "
+        'kubelet has given to containers; "none": do not look for a kubelet',
     )
     kubelet_config: str = Field(
-        "", description="configuration file of that kubelet; default: config.yaml in kubelet_dir"
+        "", description="configuration file of the kubelet; default: config.yaml in kubelet_dir"
     )
     default_slot_fraction: float | None = Field(
         None,
@@ -464,9 +489,11 @@ class ExecutorSection(ListenSection):
     number_of_slots: int | None = Field(
         None, ge=1, description="deprecated: use default_slot_fraction = 1 / number"
     )
-    slots_max: int = Field(0, ge=0, description="most slots at one time; 0: no limit")
+    slots_max: int = Field(0, ge=0, description="maximum number of slots at one time; 0: no limit")
     pids_max: int = Field(
-        4096, ge=1, description="most processes per slot, unless the request has another number"
+        4096,
+        ge=1,
+        description="maximum number of processes per slot, unless the request sets another number",
     )
     managed_memory_page: Size = Field(
         32 * 1024,
@@ -477,10 +504,11 @@ class ExecutorSection(ListenSection):
     isolation: str = Field(
         "auto",
         pattern="^(auto|none)$",
-        description="enforce limits as far as the host allows (auto), or only count (none)",
+        description="enforce limits as far as the host allows (auto), or only count the amounts "
+        "(none)",
     )
     cgroup_parent: str = Field(
-        "", description="delegated cgroup for slots; default: the daemon's own"
+        "", description="delegated cgroup for slots; default: the cgroup of the daemon"
     )
     task_user: str = Field(
         "nobody", description='user that runs tasks if the daemon is root; "self": root itself'
@@ -492,9 +520,9 @@ class ExecutorSection(ListenSection):
     output_limit: Size = Field(
         64 << 20,
         ge=1024,
-        description="most output stored per stream and task. If there is more, a task of finegrain "
-        "run waits until its output is passed on; of other tasks, the first and the last part are "
-        "kept",
+        description="maximum size of the stored output of each stream of a task. If there is more "
+        "output, a task of finegrain run waits until its output was passed on. Of other tasks, "
+        "the executor keeps the first and the last part",
     )
     offer_timeout: Duration = Field(
         10_000, ge=100, description="timeout of a slot offer to a target address"
@@ -513,12 +541,14 @@ class ExecutorSection(ListenSection):
         "starts a helper",
     )
     helper_state_dir: str = Field(
-        "", description="directory of that helper for its state and task logs"
+        "",
+        description="directory in which a helper in a separate unit keeps its state and task logs",
     )
     front_user: str = Field("", description="user that may use helper_socket, besides root")
     stop_tasks_on_exit: bool = Field(
         False,
-        description="free all slots at a planned stop; otherwise the next start takes them over",
+        description="free all slots at a planned stop; otherwise the slots continue, and the next "
+        "start of the executor adopts them",
     )
 
 
@@ -534,7 +564,8 @@ class DeviceTypeSection(Section):
         "line, or a JSON array",
     )
     capacities: Counts = Field(
-        {}, description="amounts of each device by name; default: TYPE = 100, a whole device"
+        {},
+        description="amounts of each device by name; default: TYPE = 100, which is a whole device",
     )
     shared: bool = Field(False, description="let slots have parts of a device")
     numa_node: int | None = Field(

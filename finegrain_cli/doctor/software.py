@@ -61,7 +61,7 @@ def examine_clock() -> Iterator[Finding]:
     if status & CLOCK_UNSYNCHRONISED:
         yield warn(
             "clock",
-            "not synchronized: timestamps of hosts may differ (nothing else depends on it)",
+            "not synchronized: timestamps of hosts may differ (nothing else depends on the clock)",
             "run chrony or systemd-timesyncd: timedatectl set-ntp true",
         )
     else:
