@@ -1,1 +1,3 @@
-"""The `finegrain` command. Only this package may import all others, and it imports them lazily."""
+"""Implements the `finegrain` command. Only this package may import all other packages, and it
+imports them lazily.
+"""

@@ -1,4 +1,4 @@
-"""Entry point of the `finegrain` script.
+"""Starts the `finegrain` script.
 
 If only the client is installed (plain `pip install finegrain`), the command line's dependencies are
 missing. The script then prints one clear line instead of a traceback.
@@ -16,7 +16,7 @@ _EXIT_USAGE = 2
 
 
 def main() -> None:
-    """Runs the command line; exits with 2 and an install hint if its dependencies are missing."""
+    """Runs the command line. Exits with 2 and an install hint if dependencies are missing."""
     # Python would search all objects for cycles once more at exit, for a fifth of the CPU time of a
     # short command.
     atexit.register(gc.freeze)
@@ -41,14 +41,14 @@ def main() -> None:
 def _fill_closed_descriptors() -> None:
     """Opens /dev/null in place of standard input, output or error that the caller has closed.
 
-    Otherwise the next file or socket that is opened would get this number, and code would use it as
-    standard input, output or error.
+    Without this, the next file or socket that is opened would get the number of the closed
+    descriptor, and code would use the file or socket as standard input, output or error.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            # The kernel gives the lowest free number, which is this one.
+            # The kernel gives the lowest free number, which is the number of the closed descriptor.
             os.open(os.devnull, os.O_RDWR)
 
 

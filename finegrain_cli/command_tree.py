@@ -1,7 +1,7 @@
-"""The tree of commands. The module of a command is imported when the command is used.
+"""Defines the tree of commands. The module of a command is imported when the command is used.
 
-Options are declared once, as parameters of the functions in `commands`; typer reads them there.
-This module decides which of these functions are loaded, and how the list of commands looks.
+Options are declared as parameters of the functions in `commands`, where typer reads them. This
+module decides which of these functions are loaded, and writes the list of commands.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 from typer.main import get_group
 
 COMPLETE_VARIABLE: Final = "_FINEGRAIN_COMPLETE"
-"""Set by the completion scripts of shells."""
+"""The environment variable that the completion scripts of shells set."""
 
 SECTIONS: Final[dict[str, dict[str, str]]] = {
     "Run work": {"run": "run", "batch": "batch", "batches": "batch", "job": "job"},
@@ -70,13 +70,15 @@ SECTIONS: Final[dict[str, dict[str, str]]] = {
         "version": "settings",
     },
 }
-"""Sections of the list of commands: names, and the module in `commands` that registers each."""
+"""Sections of the list of commands: the names of commands, and the module in `commands` that
+registers each command.
+"""
 
 MODULES: Final = {name: module for names in SECTIONS.values() for name, module in names.items()}
 
 
 class CommandTree(TyperGroup):
-    """The root of the commands; loads a command's module when the command is looked up."""
+    """The root of the commands. It loads a command's module when the command is looked up."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
@@ -95,9 +97,12 @@ class CommandTree(TyperGroup):
         return super().get_command(ctx, cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Finds the command of these arguments; an error names similar commands."""
+        """Finds the command of these arguments. The error for an unknown command names similar
+        commands.
+        """
         if args and args[0] not in MODULES:
-            for name in MODULES:  # typer compares with the loaded commands
+            # load all commands, because typer compares the name with the loaded commands
+            for name in MODULES:
                 self.get_command(ctx, name)
         return super().resolve_command(ctx, args)
 
@@ -130,7 +135,8 @@ def loaded(module: str) -> dict[str, Any]:
 def _name_arguments(command: Any) -> None:
     """Shows arguments in usage lines as other programs do: "ID...", "[ID]", "-- COMMAND".
 
-    typer puts brackets around a metavar that has some, and writes types such as "<str>" behind it.
+    typer puts additional brackets around a metavar with brackets, and writes types such as "<str>"
+    behind it.
     """
     for inner in getattr(command, "commands", {}).values():
         _name_arguments(inner)
@@ -150,17 +156,18 @@ def _constant(value: Any, ctx: Any) -> Any:  # noqa: ARG001 - typer passes it
 
 
 def _skip_conversions(command: Any) -> None:
-    """Converts values of this command without pydantic where nothing has to be converted.
+    """Converts those values of this command without pydantic that need no conversion.
 
-    typer imports pydantic even for a text that needs no conversion. This import takes as long as
-    the rest of a short command. If `_unconverted` cannot convert a value, typer converts it.
+    typer imports pydantic even for a text that needs no conversion, and this import takes as long
+    as all other work of a short command. If `_unconverted` cannot convert a value, typer converts
+    it.
     """
     for inner in getattr(command, "commands", {}).values():
         _skip_conversions(inner)
     get_params = command.get_params
 
     def get_fast_params(ctx: Any) -> Any:
-        found = get_params(ctx)  # also the option --help, which is not in `params`
+        found = get_params(ctx)  # this includes the option --help, which is not in `params`
         for parameter in found:
             if not isinstance(parameter.get_runtime_param, _FastParameter):
                 parameter.get_runtime_param = _FastParameter(parameter)
@@ -170,7 +177,9 @@ def _skip_conversions(command: Any) -> None:
 
 
 class _FastParameter:
-    """Converts the values of one parameter; instances replace its `get_runtime_param`."""
+    """Converts the values of one parameter. An instance replaces the parameter's
+    `get_runtime_param`.
+    """
 
     def __init__(self, parameter: Any) -> None:
         self._parameter = parameter
@@ -218,7 +227,7 @@ class _Found:
 
 
 def _unconverted(parameter: Any, value: Any) -> _Found | None:
-    """Returns the converted value if that needs no conversion; None: typer must convert it."""
+    """Returns the value if it needs no conversion; None: typer must convert the value."""
     annotation = parameter.type_descriptor.annotation
     several = parameter.multiple or parameter.nargs == -1
     if value is None:

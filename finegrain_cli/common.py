@@ -1,4 +1,6 @@
-"""Options that many commands share, hints for errors, and the mapping of errors to exit codes."""
+"""Defines the options that many commands share, hints for errors, and the conversion of errors to
+exit codes.
+"""
 
 from __future__ import annotations
 
@@ -66,12 +68,15 @@ HINTS: dict[Reason, str] = {
         "`finegrain up` starts a cluster; `finegrain login` makes credentials; --credentials "
         "names a credentials file"
     ),
-    Reason.CERTIFICATE_WRONG: "`finegrain whoami` shows who you are; --credentials names another",
+    Reason.CERTIFICATE_WRONG: (
+        "`finegrain whoami` shows your identity; --credentials names another file"
+    ),
     Reason.CERTIFICATE_DENIED: "ask an administrator of the cluster",
     Reason.TOKEN_WRONG: "ask an administrator for a new token (`finegrain token create`)",
     Reason.ROLE_MISSING: "--credentials or FINEGRAIN_CREDENTIALS names credentials with this role",
-    Reason.NOT_OWNER: "`finegrain whoami` shows your identity; --credentials names credentials of another "
-    "identity",
+    Reason.NOT_OWNER: (
+        "`finegrain whoami` shows your identity; --credentials names a file with another identity"
+    ),
     Reason.INFEASIBLE_NEVER: (
         "request less, or make required cpu and NUMA policies preferred; `finegrain executors -o "
         "wide` shows the resources of the hosts, `finegrain providers` the executors that could be "
@@ -83,19 +88,22 @@ HINTS: dict[Reason, str] = {
 
 
 POLICY_OPTIONS = ("qos", "cpu_bind", "cpu_exclusive", "numa")
-"""Parameters of policies. They can rule out an executor that is large enough."""
+"""Parameters of policies, because of which an executor may be unsuitable although it is large
+enough.
+"""
 
 
 def hint_for(error: FinegrainError, typed: Mapping[str, object]) -> str:
-    """Returns what the user can do about an error; it mentions only options that were typed.
+    """Returns what the user can do about an error. The hint mentions only options that the user
+    typed.
 
     Args:
         error: the error.
-        typed: parameters of the command, as typed.
+        typed: parameters of the command, as the user typed them.
     """
     if error.reason is not Reason.INFEASIBLE_NEVER:
         return HINTS.get(error.reason, "")
-    # Another message of this kind is about a slot that exists, or about a whole batch.
+    # Other messages with this reason are about a slot that exists, or about a whole batch.
     with_wait = "allow_pending" in typed
     policies = [f"--{name.replace('_', '-')}" for name in POLICY_OPTIONS if typed.get(name)]
     options = [*policies, *(["--label"] if typed.get("label") else [])]
@@ -139,7 +147,9 @@ def reporting_errors(command: Callable[P, None]) -> Callable[P, None]:
 
 
 def need_modules(extra: str, *modules: str) -> None:
-    """Raises an error that names the extra to install if a module is missing; imports none."""
+    """Raises an error that names the extra to install if a module is missing. Does not import the
+    modules.
+    """
     from importlib.util import find_spec
 
     missing = [module for module in modules if find_spec(module) is None]
@@ -164,7 +174,9 @@ def write_file(name: str, text: str) -> None:
 
 
 class NotConfirmed(InvalidArgument):
-    """A destructive command without `--yes`, and without a terminal to ask on."""
+    """A destructive command was called without `--yes`, and there is no terminal on which to ask
+    the user.
+    """
 
     def __init__(self) -> None:
         super().__init__("--yes", "not given", "to be given")
@@ -179,7 +191,7 @@ def confirm(what: str, *, yes: bool) -> None:
 
     Raises:
         typer.Abort: the user declined.
-        NotConfirmed: there is no terminal to ask on, and `yes` is False.
+        NotConfirmed: `yes` is False, and there is no terminal on which to ask the user.
     """
     import sys
 
@@ -192,10 +204,11 @@ def confirm(what: str, *, yes: bool) -> None:
 
 
 def confirm_operation(cluster: fg.blocking.Cluster, what: str, *, yes: bool) -> None:
-    """Asks for confirmation of an operation that only operators may carry out; see `confirm`.
+    """Asks for confirmation of an operation for which the role `operator` is needed; see `confirm`.
 
     Raises:
-        PermissionDenied: the caller is no operator, so there is nothing to confirm.
+        PermissionDenied: the caller does not have the role `operator`, so there is nothing to
+            confirm.
     """
     if not yes:
         cluster.check_operator()

@@ -1,4 +1,4 @@
-"""Completes values in shells: executors, jobs, slots, requests, groups and words of options.
+"""Completes values in shells: executors, jobs, slots, requests, groups and fixed words.
 
 A completion must be fast and print no error: if the resource manager does not answer at once, there
 are no suggestions. Each suggestion is a value and a text that zsh and fish show beside it.
@@ -24,7 +24,9 @@ Suggestions = list[tuple[str, str]]
 
 PATIENCE_S: Final = 0.5
 ITEMS_MAX: Final = 2_000
-"""With more slots or requests than this, four characters must be typed before any are suggested."""
+"""If there are more slots or requests than this number, the user must type four characters before
+ids are suggested.
+"""
 
 
 def executors(context: typer.Context, incomplete: str) -> Suggestions:
@@ -77,7 +79,7 @@ def requests(context: typer.Context, incomplete: str) -> Suggestions:
 
 
 def subjects(context: typer.Context, incomplete: str) -> Suggestions:
-    """Suggests what an event can be about: executors, jobs and requests."""
+    """Suggests subjects of events: executors, jobs and requests."""
     return [
         *executors(context, incomplete),
         *jobs(context, incomplete),
@@ -111,7 +113,8 @@ def words(*known: str) -> Callable[[str], list[str]]:
     """Returns a completer of fixed words that may be typed in upper or lower case."""
 
     def complete(incomplete: str) -> list[str]:
-        # Shells take only suggestions that begin with what was typed, in the same case.
+        # Return words in the case that the user typed, because shells take only suggestions that
+        # begin with the typed text.
         return [
             incomplete + each[len(incomplete) :]
             for each in known
@@ -137,12 +140,13 @@ def _asked(
     incomplete: str,
     find: Callable[[Cluster], Iterable[tuple[str, str]]],
 ) -> Suggestions:
-    """Returns what a call finds that begins with `incomplete`; nothing if the call fails.
+    """Returns those values that a call finds and that begin with `incomplete`; empty if the call
+    fails.
 
     Args:
-        context: has the options that name the resource manager.
-        incomplete: what was typed so far.
-        find: calls the resource manager.
+        context: the context of the command, with the options that name the resource manager.
+        incomplete: the text that was typed so far.
+        find: a function that calls the resource manager and returns values with their texts.
     """
     from finegrain_cli.common import enter_command
     from finegrain_cli.connection import open_cluster
@@ -151,7 +155,8 @@ def _asked(
     typed = {
         name: str(context.params.get(name) or "") for name in ("manager", "credentials", "config")
     }
-    # Warnings about a configuration file would appear in the middle of the user's line.
+    # Discard warnings about a configuration file, because they would appear in the middle of the
+    # user's line.
     with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere):
         try:
             enter_command(

@@ -1,8 +1,8 @@
 """Finds the resource manager and the credentials for a command, and opens a client.
 
-`finegrain/targets.py` has the rules, which are those of the client library. Here, flags and the
-configuration are added. To start fast, this module imports gRPC and the configuration's model only
-when needed.
+`finegrain/targets.py` has the rules, which also apply to the client library. This module adds flags
+and the configuration. To start fast, it imports gRPC and the configuration's model only when
+needed.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 5.0
 DIAL_S = 1.0
-"""Time limit of one attempt to find out whether anything listens at a loopback address."""
+"""Time limit in seconds of one attempt to find out whether a process listens at a loopback
+address.
+"""
 
 
 def resolve_target(invocation: Invocation | None = None) -> Target:
     """Determines addresses and credentials of this invocation.
 
     Args:
-        invocation: None: the current one.
+        invocation: the invocation; None: the current invocation.
 
     Raises:
         FinegrainError: see `finegrain.targets.resolve_target`.
@@ -51,8 +53,8 @@ def open_cluster(budget_s: float = PATIENCE_S) -> blocking.Cluster:
     """Returns a blocking client of this invocation's cluster, for use in `with`.
 
     Args:
-        budget_s: limit of one call including all retries; short by default, because a person waits
-            for the call.
+        budget_s: time limit of one call including all retries. The default is short, because a
+            person waits for the call.
     """
     from finegrain_client import blocking
 
@@ -69,7 +71,7 @@ def open_cluster_async(budget_s: float) -> finegrain_client.Cluster:
     """Returns an asyncio client of this invocation's cluster, for use in `async with`.
 
     Args:
-        budget_s: limit of one call including all retries.
+        budget_s: time limit of one call including all retries.
     """
     import finegrain_client
 
@@ -83,7 +85,7 @@ def open_cluster_async(budget_s: float) -> finegrain_client.Cluster:
 
 
 def _own_state_dir(client: ClientSettings) -> Path:
-    """Returns the state directory of a resource manager that this host may run."""
+    """Returns the state directory of a resource manager that may run on this host."""
     return Path(client.rm_state_dir) if client.rm_state_dir else state_directory("rm")
 
 
@@ -92,7 +94,8 @@ def _check_listens(target: Target) -> None:
 
     Raises:
         Unavailable: all addresses are loopback addresses, no process listens at them, and no note
-            names a resource manager there. With such a note, the manager may just be restarting.
+            names a resource manager there. If there is such a note, the resource manager may just
+            be restarting.
     """
     if not all(map(is_loopback, target.addresses)):
         return

@@ -1,4 +1,4 @@
-"""The options of the current invocation: configuration, form of the output, addresses.
+"""Keeps the options of the current invocation: configuration, form of the output, addresses.
 
 Commands get these options from `current()`. This module does not import gRPC.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Invocation:
-    """Global options of this invocation; empty if not given."""
+    """Global options of this invocation. An option that was not given is empty."""
 
     config_file: str = ""
     manager: str = ""
@@ -29,7 +29,8 @@ class Invocation:
     _configuration: Configuration | None = None
 
     def configuration(self) -> Configuration:
-        """Returns the merged configuration (flag > environment > file > default); reads it once.
+        """Returns the merged configuration (flag > environment > file > default), which is read
+        only once.
 
         Raises:
             ConfigurationError: a file cannot be read, a key is unknown, or a value is invalid.
@@ -71,7 +72,7 @@ def enter(invocation: Invocation) -> None:
 
 
 def current() -> Invocation:
-    """Returns the current invocation; one without options if none was entered."""
+    """Returns the current invocation; an invocation without options if `enter` was not called."""
     invocation = _CURRENT.get()
     if invocation is None:
         invocation = Invocation()

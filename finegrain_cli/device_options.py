@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 _NUMBER: Final = re.compile(r"[0-9]{1,12}(\.[0-9]{1,2}0*)?|\.[0-9]{1,2}0*", re.ASCII)
 _PERCENTAGE: Final = re.compile(r"[0-9]{1,15}", re.ASCII)
 _FIELD: Final = re.compile(r"\bdevices(?:\[([^]]*)\])?$")
-"""A field about devices, with the names of the amounts if the error is only about some of them."""
+"""A field about devices in an error, with the names of the amounts if the error is only about some
+amounts.
+"""
 _OPTIONS: Final = {
     "gpu": "--gpu",
     "gpu-core": "--gpu-core",
@@ -31,7 +33,7 @@ _OPTIONS: Final = {
 }
 """Options by name of the resource."""
 
-# The longest names come first, because some names are the beginning of others.
+# Try the longest names first, because some names are the beginning of other names.
 _ANY_NAME: Final = "|".join(map(re.escape, sorted(_OPTIONS, key=len, reverse=True)))
 _NAME: Final = re.compile(rf"(?<![\w.-])(?:{_ANY_NAME})(?![\w.-]|\.\w)")
 
@@ -41,12 +43,13 @@ _LIMITED_GPUS: Final = ("gpu", *_PERCENT, "gpu-memory")
 
 
 def device_dimensions(name: str) -> tuple[str, ...]:
-    """Returns the dimensions that a limit with this name applies to; empty: it names no device.
+    """Returns the dimensions to which a limit with this name applies; empty: the name is not a name
+    of devices.
 
     `device.NAME` always names a configured device type, and `extended.NAME` a countable resource.
 
     Raises:
-        InvalidArgument: the name begins like a name of GPU amounts, but there is no such name.
+        InvalidArgument: the name begins like a name of GPU amounts, but is not such a name.
     """
     kind = name.removeprefix(DEVICE_PREFIX)
     if kind.startswith("gpu") and kind not in _LIMITED_GPUS:
@@ -59,7 +62,7 @@ def device_dimensions(name: str) -> tuple[str, ...]:
 
 
 def device_limit(option: str, name: str, text: str) -> int:
-    """Returns a limit in the unit of its dimension; `text` is in the unit of `finegrain run`.
+    """Returns a limit in the unit of its dimension. `text` is in the unit of `finegrain run`.
 
     Raises:
         InvalidArgument: `text` is not a valid amount.
@@ -76,7 +79,9 @@ def device_limit(option: str, name: str, text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DeviceOptions:
-    """The options as typed; `gpu`, `rdma`, `fpga` and `device` are numbers of devices."""
+    """The options as the user typed them. `gpu`, `rdma`, `fpga` and `device` are numbers of
+    devices.
+    """
 
     gpu: str = ""
     gpu_core: int = 0
@@ -89,7 +94,7 @@ class DeviceOptions:
     device: tuple[str, ...] = ()
 
     def amounts(self) -> dict[str, int]:
-        """Returns amounts by name of the resource, as `SlotSpec.devices` has them.
+        """Returns amounts by name of the resource, in the form of `SlotSpec.devices`.
 
         Raises:
             InvalidArgument: a value cannot be read, or no host could ever serve the devices.
@@ -98,7 +103,8 @@ class DeviceOptions:
 
         found = self.named()
         try:
-            # The resource manager checks the same. Here, the error can name the options.
+            # The resource manager makes the same check, but only here the error can name the
+            # options.
             requests = device_requests(found)
         except InvalidArgument as error:
             raise self.explained(error) from None
@@ -108,7 +114,7 @@ class DeviceOptions:
 
     def named(self) -> dict[str, int]:
         """Returns the amounts that were typed, by name of the resource. A resize may name only some
-        of them.
+        amounts.
 
         Raises:
             InvalidArgument: a value cannot be read.
@@ -122,11 +128,13 @@ class DeviceOptions:
         return {name: amount for name, amount in found.items() if amount}
 
     def explained(self, error: InvalidArgument) -> InvalidArgument:
-        """Returns an error about named amounts as one about the options that name them."""
+        """Converts an error about named amounts to an error about the options that the user
+        typed.
+        """
         return _about_options(error, self._typed()) if _FIELD.search(error.field) else error
 
     def hints(self) -> tuple[fg.DeviceHint, ...]:
-        """Returns hints: the GPU model, and that NICs must be near the GPUs."""
+        """Returns hints for the GPU model, and for NICs, which must be near the GPUs."""
         import finegrain_client
 
         found = []
@@ -168,8 +176,7 @@ def _hundredths(option: str, text: str) -> int:
     """Returns a number of devices in hundredths.
 
     Raises:
-        InvalidArgument: `text` is not a number, or is neither a part of one device nor a whole
-            number.
+        InvalidArgument: `text` is not a number, or is above 1 and not a whole number.
     """
     hundredths = _in_hundredths(option, text)
     if hundredths > WHOLE and hundredths % WHOLE:
@@ -180,7 +187,7 @@ def _hundredths(option: str, text: str) -> int:
 
 
 def _in_hundredths(option: str, text: str) -> int:
-    """Returns a number of devices in hundredths; the number need not be whole."""
+    """Returns a number of devices in hundredths. The number of devices need not be whole."""
     if not _NUMBER.fullmatch(text):
         raise InvalidArgument(option, text, "a number such as 2 or 0.5, in hundredths at the most")
     return int(Decimal(text) * WHOLE)
@@ -191,7 +198,7 @@ def _about_options(error: InvalidArgument, typed: Mapping[str, str]) -> InvalidA
 
     Args:
         error: the error.
-        typed: values as typed, by name of the resource.
+        typed: the values that the user typed, by name of the resource.
     """
     about = _FIELD.search(error.field)
     names = about[1].split(", ") if about is not None and about[1] else list(typed)

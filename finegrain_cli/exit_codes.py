@@ -1,7 +1,8 @@
-"""Exit codes of the `finegrain` command. They are documented in docs/cli.md and must not change.
+"""Defines the exit codes of the `finegrain` command, which docs/cli.md lists and which must not
+change.
 
-`finegrain run` returns the exit code of its command. For its own failures it uses the codes that
-shells and container tools use (125 to 128).
+`finegrain run` returns the exit code of its command. For failures of `finegrain run` itself, it
+uses the codes of shells and container tools (125 to 128).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ class ExitCode(IntEnum):
     ERROR = 1
     USAGE = 2
     NOT_FOUND = 3
-    CONFLICT = 4  # wrong state, or exists already
+    CONFLICT = 4  # an object has the wrong state, or already exists
     STILL_WAITING = 5
     INFEASIBLE = 6
     UNREACHABLE = 7
@@ -27,7 +28,7 @@ class ExitCode(IntEnum):
     RUN_FAILED = 125  # `run` itself failed: the command did not start, or its output was lost
     NOT_EXECUTABLE = 126
     NOT_FOUND_COMMAND = 127
-    SIGNAL = 128  # plus the signal's number
+    SIGNAL = 128  # base of codes for signals: the signal's number is added
 
 
 _BY_REASON: dict[errors.Reason, ExitCode] = {
@@ -59,7 +60,9 @@ _BY_CLASS: tuple[tuple[type[errors.FinegrainError], ExitCode], ...] = (
 
 
 def exit_code_of(error: errors.FinegrainError) -> ExitCode:
-    """Returns the exit code for an error: by its reason if listed, else by its class."""
+    """Returns the exit code for an error: by its reason if the reason is listed, otherwise by its
+    class.
+    """
     if error.reason in _BY_REASON:
         return _BY_REASON[error.reason]
     for kind, code in _BY_CLASS:

@@ -49,7 +49,9 @@ def _read(file: Path) -> str:
 def _from_python(text: str, file: Path, name: str) -> JobGraph:
     from finegrain_client.graph import JobGraph
 
-    _read(file)  # the error for a file that cannot be read is the same for both kinds
+    # read the file first, so that both kinds of files give the same error if the file cannot be
+    # read
+    _read(file)
     try:
         module = _imported(file)
         found = getattr(module, name, None)
@@ -69,7 +71,9 @@ def _from_python(text: str, file: Path, name: str) -> JobGraph:
 
 
 def _described(error: BaseException, file: Path) -> str:
-    """Returns the error, and the last line of the user's file in its traceback, if any."""
+    """Returns the error as text, with the last line of the user's file in the traceback, if there
+    is one.
+    """
     name = type(error).__name__
     what = f"it raised {name}: {error}" if str(error) else f"it raised {name}"
     frames = traceback.extract_tb(error.__traceback__)

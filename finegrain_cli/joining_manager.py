@@ -1,4 +1,6 @@
-"""How `finegrain rm join` brings the cluster's authority to the host of another manager."""
+"""Implements `finegrain rm join`, which copies the cluster's authority to the host of another
+resource manager.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,15 @@ from resource_manager.service.identities.own import AUTHORITY_FILE, FOLDER, writ
 
 
 def join_cluster(state_dir: Path, token: str) -> str:
-    """Exchanges a token for the cluster's authority; returns the name of the cluster.
+    """Exchanges a token for the cluster's authority. Returns the name of the cluster.
 
     Args:
         state_dir: state directory of the new resource manager.
         token: the token.
 
     Raises:
-        InvalidArgument: it is no token, or one for another role.
-        FailedPrecondition: the directory has an authority already.
+        InvalidArgument: the text is not a token, or the token is for another role.
+        FailedPrecondition: the directory already has an authority.
         ConfigurationError: the directory cannot be used.
         FinegrainError: see `finegrain.certificates.joining.join`.
     """
@@ -34,7 +36,7 @@ def join_cluster(state_dir: Path, token: str) -> str:
             details={"path": folder},
         )
     try:
-        # Created before the token is used up.
+        # Create the directory before the token is used, because a token works only once.
         make_folder(folder)
     except OSError as error:
         raise ConfigurationError(

@@ -1,4 +1,6 @@
-"""Remembers this user's latest job on this host, so that commands accept `last` for it."""
+"""Remembers this user's latest job on this host, so that commands accept the word `last` for this
+job.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +16,17 @@ from finegrain.errors import NotFound, Reason
 T = TypeVar("T")
 
 LAST: Final = "last"
-"""What people type for their latest job, or its request."""
+"""The word that people type for their latest job, or for the request of this job."""
 
 
 def remember(job_id: str, allocation_id: str = "") -> None:
     """Stores the ids of a job that a command of this user has started.
 
-    A failure is ignored: the command that the user wants does not depend on this.
+    The function ignores a failure, because the command does not need the stored ids.
 
     Args:
         job_id: the job.
-        allocation_id: its first request; empty: the job has none yet.
+        allocation_id: the first request of the job; empty: no request yet.
     """
     path = _file()
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
@@ -38,8 +40,8 @@ def remembering(show: Callable[[T], None], job_id: Callable[[], str]) -> Callabl
     """Returns a function that shows progress and, on its first call with a job, remembers the job.
 
     Args:
-        show: shows the progress of a batch or of a job graph.
-        job_id: returns the id of its job; empty: it has none yet.
+        show: a function that shows the progress of a batch or of a job graph.
+        job_id: a function that returns the id of the job; empty: there is no job yet.
     """
     is_remembered = False
 
@@ -57,7 +59,7 @@ def last_job_id() -> str:
     """Returns the id of the latest job.
 
     Raises:
-        NotFound: this user has started none on this host.
+        NotFound: this user has started no job on this host.
     """
     return _recorded("job_id", "job")
 

@@ -1,6 +1,7 @@
-"""How `finegrain login` gets a certificate: with a token, from this host's manager, or by renewal.
+"""Implements `finegrain login`, which gets a certificate: with a token, from this host's resource
+manager, or by renewal.
 
-Everything here needs the library `cryptography`, which the client library does not need.
+This module needs the library `cryptography`, which the client library does not need.
 """
 
 from __future__ import annotations
@@ -38,17 +39,17 @@ def with_token(text: str) -> Credentials:
     """Exchanges a token for credentials.
 
     Raises:
-        InvalidArgument: it is no token.
+        InvalidArgument: the text is not a token.
         FinegrainError: see `finegrain.certificates.joining.join`.
     """
     return join(JoinToken.parse(text))
 
 
 def find_login_socket(state_dir: Path) -> Path | None:
-    """Returns the socket of a resource manager on this host; None if there is none.
+    """Returns the socket of a resource manager on this host; None if no resource manager runs here.
 
     Args:
-        state_dir: the configured state directory, which is looked at first.
+        state_dir: the configured state directory, which the function searches first.
     """
     folders = [state_dir, *(each.state_dir for each in find_local_managers()), SYSTEM_STATE / "rm"]
     sockets = (folder / SOCKET_FILE for folder in folders)
@@ -56,10 +57,11 @@ def find_login_socket(state_dir: Path) -> Path | None:
 
 
 def at_socket(path: Path, role: Role) -> Credentials:
-    """Gets credentials from a resource manager on this host, which asks the kernel who calls.
+    """Gets credentials from a resource manager on this host, which reads the caller's user from the
+    kernel.
 
     Args:
-        path: its socket.
+        path: the socket of the resource manager.
         role: `Role.USER` or `Role.OPERATOR`.
 
     Raises:
@@ -92,11 +94,11 @@ def at_socket(path: Path, role: Role) -> Credentials:
 def again(expired: Credentials, addresses: Sequence[str]) -> Credentials:
     """Renews credentials that have expired, at the join port that belongs to each address.
 
-    A resource manager that is configured with another join port is not found.
+    The function does not find a resource manager whose join port is configured differently.
 
     Raises:
-        Unauthenticated: they expired too long ago, or were denied.
-        Unavailable: there is no such port.
+        Unauthenticated: the credentials expired too long ago, or were denied.
+        Unavailable: no join port can be reached.
     """
     main = [parse_address(each) for each in addresses]
     return renew_expired(

@@ -1,6 +1,6 @@
-"""The `finegrain` command: its own options, and the entry point.
+"""Defines the options of the `finegrain` command itself, and its entry point.
 
-The commands are in `commands`; `command_tree` loads the command that is used.
+The commands are in `commands`. `command_tree` loads the command that is used.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def show_help(
 
     Example: finegrain help groups set
     """
-    # The same as `finegrain COMMAND --help`, with the same error for an unknown command.
+    # Run `finegrain COMMAND --help`, so that an unknown command gives the same error.
     app([*(command or ()), "--help"], prog_name=context.find_root().info_name)
 
 
@@ -67,14 +67,17 @@ def _options(
         typer.Option("--color", help="Whether the output has colour; auto: only on a terminal."),
     ] = ColorChoice.AUTO,
 ) -> None:
-    # See `__main__`. If the caller ignores Ctrl-C (nohup, background jobs), it stays ignored.
+    # Set the usual handler again, which `__main__` has removed. If the caller ignores Ctrl-C
+    # (nohup, background jobs), Ctrl-C stays ignored.
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     choose_colour(color)
 
 
 def main() -> None:
-    """Runs the command line. A closed pipe (`finegrain ... | head`) ends it without a traceback."""
+    """Runs the command line. If a pipe is closed (`finegrain ... | head`), the process ends without
+    a traceback.
+    """
     if COMPLETE_VARIABLE in os.environ:
         from typer._completion_classes import completion_init
 

@@ -1,6 +1,6 @@
-"""Expands what people type: a part of an id, the name of a job, or `last`.
+"""Finds the ids that people mean by a part of an id, the name of a job, or `last`.
 
-The resource manager finds ids by their end in an index. So nothing here lists other items.
+The resource manager finds ids by their end in an index, so this module need not list all items.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 ENDED_STATES = ("CANCELLED", "REJECTED", "RELEASED", "LOST")
 NAMED_MAX = 100
-"""Most jobs whose names are looked up by id; for more, listing all jobs is faster."""
+"""Maximum number of jobs whose names are looked up by id. For more jobs, it is faster to list all
+jobs.
+"""
 
 
 def full_allocation_id(cluster: Cluster, text: str) -> str:
@@ -25,7 +27,7 @@ def full_allocation_id(cluster: Cluster, text: str) -> str:
 
     Raises:
         NotFound: no id begins or ends with `text`.
-        InvalidArgument: several ids do.
+        InvalidArgument: several ids begin or end with `text`.
     """
     text = last_allocation_id() if text == LAST else text
     active = [each.allocation_id for each in cluster.requests(allocation_ids=[text])]
@@ -37,8 +39,8 @@ def full_allocation_id(cluster: Cluster, text: str) -> str:
 def full_job_id(cluster: Cluster, text: str) -> str:
     """Returns the full id of a job, active or ended.
 
-    `text` may be its id, its name if only one job has it, or the beginning or end of its id. Names
-    have priority over parts of ids.
+    `text` may be the job's id, the job's name if only one job has this name, or the beginning or
+    end of the id. Names have priority over parts of ids.
 
     Raises:
         NotFound: there is no such job.
@@ -81,7 +83,9 @@ def _described(jobs: list[JobStatus]) -> str:
 
 
 def best_matches(text: str, ids: Iterable[Any]) -> list[str]:
-    """Returns the id that equals `text`, else those that end with it, else those that begin so."""
+    """Returns the id that equals `text`, otherwise the ids that end with it, otherwise the ids that
+    begin with it.
+    """
     known = [str(each) for each in ids]
     if text in known:
         return [text]
@@ -90,12 +94,12 @@ def best_matches(text: str, ids: Iterable[Any]) -> list[str]:
 
 
 def only(what: str, text: str, found: list[str], reason: Reason) -> str:
-    """Returns the id that equals `text`; if there is none, the only id of `found`.
+    """Returns the id that equals `text`. If no id equals it, returns the only id in `found`.
 
     Args:
-        what: what the ids name, such as "request or slot"; for errors.
+        what: the kind of objects that the ids name, such as "request or slot", for errors.
         text: what the user typed.
-        found: the ids that match it.
+        found: the ids that match `text`.
         reason: reason code of the error NotFound.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Rewords errors about fields of the API as errors about the options that the user typed."""
+"""Converts errors about fields of the API to errors about the options that the user typed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OPTIONS: Final = {
     "weight": "weight",
     "cpu_policy.qos": "qos",
 }
-"""Parameter of the command by name of the field."""
+"""The parameter of the command, by name of the field."""
 
 _ANY_FIELD: Final = "|".join(map(re.escape, _OPTIONS))
 _ABOUT: Final = re.compile(
@@ -46,13 +46,14 @@ _NO_PROFILE: Final = ", or no profile at all for a default slot"
 def name_options(error: FinegrainError, typed: Mapping[str, object]) -> None:
     """Changes an error about a field so that it names the option, and its value as typed.
 
-    Other errors stay as they are.
+    Other errors stay unchanged.
 
     Args:
         error: the error.
         typed: parameters of the command, as typed.
     """
-    # The advice to job masters is a parameter of the library; the hint names the option.
+    # Remove the advice to job masters, which names a parameter of the library: the hint names the
+    # option.
     error.message = error.message.replace(_ADVICE, "")
     # The name of the argument in usage lines; SLOT and REQUEST name one id as well.
     error.message = _ID.sub("ID is ", error.message)
@@ -67,7 +68,7 @@ def name_options(error: FinegrainError, typed: Mapping[str, object]) -> None:
         return
     option = _flag(parameter)
     value = f"'{text}'"
-    # If the option has several values, the field names the wrong one.
+    # If the option has several values, the field shows which value is wrong.
     if isinstance(text, list | tuple):
         part = (found["part"] or "").removeprefix("[").removesuffix("]")
         option, value = f"{option} {part.strip()}", found["value"]
@@ -88,7 +89,7 @@ def _flag(parameter: str) -> str:
 
 
 def _in_units(field: str, expected: str) -> str:
-    """Returns the expectation with option names, and with amounts in the unit of the option."""
+    """Returns the expected values with option names, and with amounts in the unit of the option."""
     for only_in_programs in (_NO_PROFILE, _IN_PYTHON):
         expected = expected.replace(only_in_programs, "")
     if field.endswith("_milli"):

@@ -1,4 +1,4 @@
-"""Options that describe a slot, shared by `run` and `batch`: their declarations and decoding."""
+"""Declares and decodes the options that describe a slot, which `run` and `batch` share."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def slot_spec(
     devices: DeviceOptions | None = None,
     require_isolation: Sequence[str] = (),
 ) -> fg.SlotSpec:
-    """Returns the slot that these options request; the texts are as typed on the command line.
+    """Returns the slot that these options request. The texts are as the user typed them.
 
     Raises:
         InvalidArgument: an option cannot be decoded.

@@ -1,4 +1,6 @@
-"""Handles signals: the first signal ends the work of a command, the second one ends the process."""
+"""Handles signals: the first signal ends the work of a command, and the second signal ends the
+process.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,15 @@ ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class TwoSignals:
-    """Handles SIGINT, SIGTERM and SIGHUP; must be created inside a running event loop.
+    """Handles SIGINT, SIGTERM and SIGHUP. It must be created inside a running event loop.
 
     Args:
-        on_first: called at the first signal.
-        before_exit: called at the second signal. This process then ends at once; all data that must
-            survive is on disk.
+        on_first: a function that is called at the first signal.
+        before_exit: a function that is called at the second signal. The process then ends at once.
+            All data that must survive must already be on disk.
 
     Attributes:
-        first: number of the first signal; 0: none has arrived.
+        first: number of the first signal; 0: no signal has arrived.
     """
 
     def __init__(self, on_first: Callable[[], None], before_exit: Callable[[], None]) -> None:
@@ -30,7 +32,7 @@ class TwoSignals:
         self._before_exit = before_exit
         loop = asyncio.get_running_loop()
         for number in ENDING_SIGNALS:
-            # nohup starts this process with SIGHUP ignored. A handler would undo that.
+            # Keep SIGHUP ignored if nohup started this process: a handler would undo nohup.
             hardened = number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN
             if not hardened:
                 loop.add_signal_handler(number, self._take, number)

@@ -1,1 +1,3 @@
-"""`finegrain batch`: runs many threads of work, in the foreground or in the background."""
+"""Implements `finegrain batch`, which runs many threads of work, in the foreground or in the
+background.
+"""

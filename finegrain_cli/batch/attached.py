@@ -1,6 +1,6 @@
-"""Follows or stops a batch that another process works on.
+"""Follows or stops a batch on which another process works.
 
-Ctrl-C ends only the display; the batch continues.
+Ctrl-C ends only the display, and the batch continues.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def follow(path: Path, *, quiet: bool) -> BatchStatus:
     """Shows the progress of a batch until no process works on it.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C was pressed; the batch continues.
+        KeyboardInterrupt: the user pressed Ctrl-C. The batch continues.
     """
     from finegrain_client.batch.status import read_status
 
@@ -52,7 +52,7 @@ def follow(path: Path, *, quiet: bool) -> BatchStatus:
 
 
 def stop(path: Path) -> BatchStatus:
-    """Asks the runner of a batch to stop, and waits until no process works on it.
+    """Requests that the runner of a batch stops, and waits until no process works on the batch.
 
     Raises:
         FailedPrecondition: the runner is on another host.
@@ -64,11 +64,11 @@ def stop(path: Path) -> BatchStatus:
 
 
 class WorkedOn(Protocol):
-    """The status of a batch or job that a runner may work on."""
+    """The status of a batch or job, on which a runner may work."""
 
     @property
     def is_worked_on(self) -> bool:
-        """Whether a runner works on it."""
+        """True if a runner works on the batch or job."""
 
     @property
     def runner_pid(self) -> int:
@@ -80,10 +80,10 @@ class WorkedOn(Protocol):
 
 
 def stop_runner(status: Callable[[], S], what: str) -> S:
-    """Interrupts the runner and waits until no runner works; returns the last status.
+    """Interrupts the runner, and waits until no runner works. Returns the last status.
 
     Args:
-        status: reads the current status.
+        status: a function that reads the current status.
         what: "batch" or "job".
 
     Raises:
@@ -104,7 +104,8 @@ def stop_runner(status: Callable[[], S], what: str) -> S:
                 f"pid {found.runner_pid} on {found.runner_host} runs the {what}; stop it there",
                 details={"pid": found.runner_pid, "host": found.runner_host},
             )
-        # Only one SIGINT for each runner: a second one would end it before it has cleaned up.
+        # Send only one SIGINT to each runner: a second SIGINT would end the runner before it has
+        # cleaned up.
         if found.runner_pid > 0 and signalled_pid != found.runner_pid:
             signalled_pid = found.runner_pid
             _interrupt(signalled_pid, what)
@@ -116,7 +117,7 @@ def _interrupt(pid: int, what: str) -> None:
     try:
         os.kill(pid, signal.SIGINT)
     except ProcessLookupError:
-        pass  # it ended in the meantime
+        pass  # the runner ended in the meantime
     except PermissionError:
         raise ConfigurationError(
             f"pid {pid}, which runs the {what}, belongs to another user", details={"pid": pid}

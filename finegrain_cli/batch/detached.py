@@ -1,6 +1,6 @@
 """Starts a runner in the background, in its own session, with a log beside the state file.
 
-The start of a batch is complete when its runner has a job and has reported progress.
+A batch has started when its runner has a job and has reported progress.
 """
 
 from __future__ import annotations
@@ -56,9 +56,10 @@ def log_file_of(state_file: Path) -> Path:
 
 
 def start_detached(state_file: Path) -> BatchStatus:
-    """Starts a runner that outlives this process and its terminal; waits for its first progress.
+    """Starts a runner that continues after the end of this process and its terminal. Waits for the
+    runner's first progress.
 
-    After `START_TIMEOUT_S` the function returns even if the runner has reported nothing yet.
+    After `START_TIMEOUT_S` the function returns even if the runner has not reported progress yet.
 
     Raises:
         NotStartedError: the runner ended with an error.
@@ -70,7 +71,8 @@ def start_detached(state_file: Path) -> BatchStatus:
     def has_started(pid: int) -> bool:
         batch = read_status(state_file)
         update_time = batch.progress.update_time
-        # Progress of an earlier runner does not count as a start of this one.
+        # Ignore the progress of an earlier runner, which does not show that this runner has
+        # started.
         is_working = batch.runner_pid == pid and bool(batch.job_id)
         return is_working and update_time is not None and update_time > start_time
 
@@ -81,14 +83,16 @@ def start_detached(state_file: Path) -> BatchStatus:
 def start_runner(
     arguments: Sequence[str], state_file: Path, has_started: Callable[[int], bool]
 ) -> None:
-    """Starts a command that outlives this process and its terminal; waits until it has started.
+    """Starts a command that continues after the end of this process and its terminal. Waits until
+    the command has started.
 
     After `START_TIMEOUT_S` the function returns in any case.
 
     Args:
         arguments: arguments of `finegrain`.
-        state_file: the log lies beside this file.
-        has_started: whether the process with this pid works on the state file.
+        state_file: the state file, in whose directory the log is written.
+        has_started: a function that returns True if the process with this pid works on the state
+            file.
 
     Raises:
         NotStartedError: the command ended with an error.
@@ -99,9 +103,11 @@ def start_runner(
     deadline = time.monotonic() + START_TIMEOUT_S
     process = _start(arguments, log)
     while True:
-        exit_code = process.poll()  # polled before the read: a runner that has ended writes no more
+        # poll before the read, because a runner that has ended writes no more
+        exit_code = process.poll()
         started = has_started(process.pid)
-        # With THREADS_FAILED the runner did start: its short work has already ended.
+        # THREADS_FAILED is no failure of the start: the runner has started, and its short work has
+        # already ended.
         if exit_code not in (None, ExitCode.OK, ExitCode.THREADS_FAILED):
             raise NotStartedError(exit_code or 0, log, _last_output(log, log_offset))
         if started or exit_code is not None or time.monotonic() > deadline:
@@ -110,7 +116,8 @@ def start_runner(
 
 
 def _start(arguments: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
-    # The runner gets no flags of this command. Environment variables have the same effect.
+    # Pass the values of this command's flags as environment variables, because the runner does not
+    # get the flags.
     target = resolve_target()
     environment = dict(os.environ) | {"FINEGRAIN_MANAGER": ",".join(target.addresses)}
     if target.file is not None:
@@ -120,7 +127,7 @@ def _start(arguments: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         return subprocess.Popen(
-            # -P: modules in the current directory must not replace Python's.
+            # -P: modules in the current directory must not replace modules of Python.
             [sys.executable, "-P", "-m", "finegrain_cli", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=descriptor,

@@ -1,6 +1,6 @@
 """Finds the batch that a user means: by name, name of the state file, or path.
 
-If several batches have the same name, the newest one is meant.
+If several batches have the same name, the user means the newest batch.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def state_file_of(text: str) -> Path:
     """Returns the state file of a batch.
 
     `text` may be, in order of priority: the path of the file, the file's name without suffix, the
-    name of a batch, the beginning of the file's name. If several batches match, the newest is
-    chosen.
+    name of a batch, the beginning of the file's name. If several batches match, the function
+    chooses the newest batch.
 
     Raises:
         NotFound: there is no such batch.

@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from finegrain_client.batch.values import Progress
 
 GOING_ON = ("OPEN", "STOPPING")
-"""States in which a batch has not ended. Only then the display shows why the batch waits."""
+"""States in which a batch has not ended. Only in these states, the display shows why the batch
+waits.
+"""
 
 LINE_EVERY_S = 10.0
-"""Shortest time between two lines of progress, if standard error is not a terminal."""
+"""Shortest time in seconds between two lines of progress, if standard error is not a terminal."""
 
 
 class Display(Protocol):
@@ -79,7 +81,9 @@ class _Quiet:
 
 
 class _Lines:
-    """Prints the first and the last state; in between, at most one line every `LINE_EVERY_S`."""
+    """Prints the first and the last state, and between them at most one line every `LINE_EVERY_S`
+    seconds.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -102,7 +106,7 @@ class _Lines:
 
 
 class _Bar:
-    """A bar of threads that are done, followed by numbers."""
+    """A bar that shows how many threads are done, followed by numbers."""
 
     def __init__(self, name: str, threads: int) -> None:
         from rich.console import Console

@@ -42,16 +42,17 @@ def print_outcome(batch: BatchStatus, form: OutputFormat) -> None:
 
 
 def batch_dict(batch: BatchStatus) -> dict[str, Any]:
-    """Returns a batch as data for JSON. Only the names of its environment variables are shown."""
+    """Returns a batch as data for JSON, with only the names of its environment variables."""
     shown = {"batch": short_name(batch), **batch.to_dict()}
     shown["spec"]["env"] = sorted(shown["spec"]["env"])
     return shown
 
 
 def write_results(batch: BatchStatus) -> None:
-    """Writes results.json (everything) and results.csv (a row per thread).
+    """Writes results.json (all data) and results.csv (a row per thread).
 
-    Each file is replaced atomically. A batch without a results directory writes nothing.
+    Each file is replaced atomically. For a batch without a results directory, the function writes
+    nothing.
 
     Raises:
         OSError: a file cannot be written.
@@ -72,7 +73,7 @@ def write_results(batch: BatchStatus) -> None:
 
 def _write_json(file: TextIO, batch: BatchStatus, results: Iterable[dict[str, Any]]) -> None:
     head = {"api_version": API_VERSION, "kind": "BatchResults", **batch_dict(batch)}
-    # There may be a million results. They are written one at a time, after the other keys.
+    # There may be a million results, so write them one at a time, after all other keys.
     text = json.dumps(head, indent=2, ensure_ascii=False)
     file.write(text.removesuffix("\n}") + ',\n  "results": [')
     lines = (json.dumps(each, ensure_ascii=False) for each in results)
@@ -84,7 +85,7 @@ def _write_csv(file: TextIO, results: Iterable[dict[str, Any]]) -> None:
     writer: Any = None
     for result in results:
         row = {name: value for name, value in result.items() if name not in TAILS}
-        # The columns are the keys of the first result; without results the file stays empty.
+        # The columns are the keys of the first result. Without results, the file stays empty.
         if writer is None:
             writer = csv.DictWriter(file, list(row))
             writer.writeheader()
@@ -96,7 +97,8 @@ def _whole(path: Path, write: Callable[[TextIO], None]) -> None:
     try:
         with fresh.open("w", encoding="utf-8", newline="") as file:
             write(file)
-        # A reader sees the old file or the new one, never a part of it.
+        # Rename the complete file, so that a reader sees the old file or the new file, but never a
+        # part.
         fresh.replace(path)
     finally:
         with suppress(FileNotFoundError):
@@ -125,6 +127,8 @@ def _text(batch: BatchStatus, failures: list[ThreadResult]) -> str:
 
 
 def _why(result: ThreadResult) -> str:
-    """Returns one line about the end of a thread: message or reason, and number of attempts."""
+    """Returns one line about the end of a thread: the message or the reason, and the number of
+    attempts.
+    """
     tries = f" ({result.attempts} attempts)" if result.attempts > 1 else ""
     return " ".join((result.message or result.reason).split()) + tries

@@ -1,7 +1,8 @@
-"""The main sequence of `finegrain batch`: start, continue, follow or stop a batch, and report it.
+"""Implements the main sequence of `finegrain batch`: starts, continues, follows or stops a batch,
+and reports the result.
 
-This module also chooses exit codes. The first Ctrl-C stops the batch in order; a second Ctrl-C ends
-this process at once. In both cases the batch can be continued later.
+This module also chooses exit codes. The first Ctrl-C stops the batch in an orderly way. A second
+Ctrl-C ends this process at once. In both cases, the batch can be continued later.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from finegrain_client.batch.values import BatchState
 if TYPE_CHECKING:
     from finegrain_client.batch.spec import BatchSpec
 
-OUTAGE_S = 60.0  # limit of one call with all its retries; after that, the runner calls again
+# time limit of one call with all its retries; after this time, the runner calls again
+OUTAGE_S = 60.0
 COMPANION_SUFFIXES = ("-wal", "-shm", ".lock", detached.LOG)
 """Suffixes of the files that are removed together with a state file."""
 
@@ -53,7 +55,7 @@ def start(spec: BatchSpec, state: str, results: str, options: BatchOptions) -> i
     Args:
         spec: the batch.
         state: path of the state file; empty: a new file in the default folder.
-        results: directory for results; empty: none.
+        results: directory for results; empty: no directory.
         options: the options of the command.
 
     Raises:
@@ -62,7 +64,7 @@ def start(spec: BatchSpec, state: str, results: str, options: BatchOptions) -> i
     asyncio.run(check_connection())
     path = Path(state).absolute() if state else default_state_file(spec.name)
     results_dir = Path(results).absolute() if results else None
-    # The file is closed at once, because the runner opens it again, perhaps in another process.
+    # Close the file at once, because the runner opens it again, perhaps in another process.
     StateFile.create(path, spec, results_dir).close()
     try:
         return _detached(path, options, is_new=True) if options.detach else work_on(path, options)
@@ -72,7 +74,7 @@ def start(spec: BatchSpec, state: str, results: str, options: BatchOptions) -> i
 
 
 def attach(name: str, options: BatchOptions) -> int:
-    """Follows a batch that a process works on, or continues a batch that no process works on.
+    """Follows a batch on which a process works, or continues a batch on which no process works.
 
     Raises:
         FinegrainError: there is no such batch, or it could not be continued.
@@ -80,8 +82,8 @@ def attach(name: str, options: BatchOptions) -> int:
     path = state_file_of(name)
     if options.detach and (batch := read_status(path)).is_worked_on:
         return _print_detached(batch, options, f"pid {batch.runner_pid} runs it already")
-    # Another process may resume the batch after we have read its status. The loop then follows
-    # the batch again.
+    # Another process may resume the batch after this process has read the status. In this case,
+    # follow the batch again.
     while True:
         try:
             batch = attached.follow(path, quiet=options.quiet)
@@ -99,7 +101,8 @@ def attach(name: str, options: BatchOptions) -> int:
 
 
 def stop(name: str, options: BatchOptions) -> int:
-    """Asks the runner of a batch to stop, waits for it, and prints the state of the batch.
+    """Requests that the runner of a batch stops, waits for its end, and prints the state of the
+    batch.
 
     Raises:
         FinegrainError: there is no such batch, or its runner could not be stopped.
@@ -139,10 +142,11 @@ def work_on(path: Path, options: BatchOptions) -> int:
 
 
 async def _work(path: Path, shown: Display, *, retry_failed: bool) -> int:
-    """Works on the batch; returns the number of the termination signal that arrived, or 0."""
+    """Works on the batch. Returns the number of the termination signal that arrived, or 0."""
     async with open_cluster_async(OUTAGE_S) as cluster:
         job = BatchJob(cluster, state_file=path)
-        cancelling: list[asyncio.Future[None]] = []  # asyncio keeps only weak references
+        # keeps the future, because asyncio has only weak references
+        cancelling: list[asyncio.Future[None]] = []
 
         def stop() -> None:
             cancelling.append(asyncio.ensure_future(job.cancel()))
@@ -165,7 +169,7 @@ async def _end_leftover_job(path: Path) -> None:
 
 
 async def check_connection() -> None:
-    """Connects once, so that a wrong address fails before any file is created."""
+    """Connects once, so that a wrong address causes an error before a file is created."""
     async with open_cluster_async(PATIENCE_S) as cluster:
         await cluster.info()
 
@@ -193,7 +197,7 @@ def _print_detached(batch: BatchStatus, options: BatchOptions, where: str) -> in
 
 
 def _remove_unless_started(path: Path) -> None:
-    """Removes the state file if the batch never had a job: there is nothing to continue."""
+    """Removes the state file if the batch never had a job, because there is nothing to continue."""
     with suppress(FinegrainError):
         batch = read_status(path)
         if not (batch.job_id or batch.is_worked_on):
@@ -218,7 +222,7 @@ def _write_error(error: OSError, path: Path) -> ConfigurationError:
 
 
 def _report_outcome(batch: BatchStatus, options: BatchOptions) -> int:
-    """Prints how a batch ended and returns the exit code."""
+    """Prints how a batch ended, and returns the exit code."""
     _keep_results(batch)
     print_outcome(batch, options.form)
     progress = batch.progress

@@ -1,4 +1,4 @@
-"""The commands, one module per topic.
+"""Defines the commands, with one module per topic.
 
 Imports of heavy modules are inside the functions, so that `finegrain --help` starts fast.
 """

@@ -1,4 +1,4 @@
-"""`finegrain advise`: recommends into how many threads a job's work should be split."""
+"""Implements `finegrain advise`, which recommends a number of threads for a job's work."""
 
 from __future__ import annotations
 
@@ -81,7 +81,9 @@ def advise(
 
 
 def advice_text(advice: fg.ThreadAdvice) -> str:
-    """Returns the recommendation, then the observations it is based on, then caveats."""
+    """Returns the recommendation, then the observations from which it was computed, then
+    remarks.
+    """
     number = advice.threads_recommended
     others = [
         f"{count} {what}"

@@ -1,5 +1,5 @@
-"""`finegrain batch` runs one command for each of many threads of work; `finegrain batches` lists
-batches.
+"""Implements `finegrain batch`, which runs one command for each of many threads of work, and
+`finegrain batches`, which lists batches.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ ONE_OF = "--threads N and -- COMMAND, or else --attach NAME, or --stop NAME"
 
 
 class OnFailure(StrEnum):
-    """What happens to the other threads when a thread has finally failed."""
+    """The effect on other threads when a thread has failed and has no retries left."""
 
     CONTINUE = "continue"
     STOP = "stop"
@@ -250,7 +250,7 @@ def batch(
 ) -> None:
     """Run a command many times: once for each thread of work.
 
-    A thread of work is one part of the batch. COMMAND runs for it in one slot.
+    A thread of work is one part of the batch. COMMAND runs once for each thread, in one slot.
 
     In COMMAND and --env, {index} is the thread's number (0 to N-1), {threads} is N, and {attempt}
     is the number of the thread's attempt (1, 2, ...).
@@ -362,8 +362,8 @@ def batches(
 def _directory(program: str, cwd: str) -> str:
     """Returns the working directory of the command; empty: a scratch directory.
 
-    A program with a relative path, such as ./work.sh, runs in the caller's directory, because it
-    would not be found in a scratch directory.
+    A program with a relative path, such as ./work.sh, runs in the caller's directory, because a
+    scratch directory does not contain the program.
     """
     if cwd:
         return str(Path(cwd).absolute())

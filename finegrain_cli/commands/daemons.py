@@ -1,7 +1,9 @@
-"""Commands that start daemons: the resource manager, an executor, or a whole local cluster.
+"""Implements the commands that start daemons: the resource manager, an executor, or a whole local
+cluster.
 
-The daemons' flags are generated from the keys of the configuration, only when one of these commands
-is used. This module does not import gRPC: an executor must start its helper before it loads gRPC.
+The daemons' flags are generated from the keys of the configuration when one of these commands is
+used. This module does not import gRPC, because an executor must start its helper before it loads
+gRPC.
 """
 
 from __future__ import annotations
@@ -136,8 +138,8 @@ def up(
     manager starts up to MAX executors, each with an equal part of this host. It stops an executor
     that is idle.
 
-    `up` is for tests and for work on one host. At the end it removes everything except
-    --state-dir. It uses only the section `fairness` of the configuration.
+    `up` is for tests and for work on one host. At the end, `up` removes all its files except
+    --state-dir. From the configuration, it uses only the section `fairness`.
 
     \b
     Examples:
@@ -242,8 +244,8 @@ def join_resource_manager(
 ) -> None:
     """Join an existing cluster as another resource manager.
 
-    Run it before the first start. The state directory gets the key of the cluster's authority,
-    which every resource manager of the cluster needs.
+    Run this command before the first start of the new resource manager. The state directory gets
+    the key of the cluster's authority, which every resource manager of the cluster needs.
 
     \b
     Examples:
@@ -263,7 +265,7 @@ def join_resource_manager(
 def serve_executor(config: ConfigOption = "", **given: Any) -> None:
     """Run a task executor until SIGTERM.
 
-    Its tasks continue after SIGTERM, and the next start takes them over.
+    The executor's tasks continue after SIGTERM, and the next start of the executor adopts them.
 
     \b
     Examples:
@@ -301,7 +303,9 @@ def serve_helper(config: ConfigOption = "", **given: Any) -> None:
 
 
 class _LateGroup(TyperGroup):
-    """A group that creates a command only when it is used: generating its flags takes time."""
+    """A group that creates a command only when the command is used, because generating the
+    command's flags takes time.
+    """
 
     sections: tuple[str, ...]
     serves: ClassVar[dict[str, Any]]
@@ -337,7 +341,8 @@ def _serve_command(name: str, sections: tuple[str, ...], serve: Any) -> Any:
         "config", inspect.Parameter.KEYWORD_ONLY, default="", annotation=ConfigOption
     )
     signature = inspect.Signature([config, *parameters(*sections)])
-    # typer reads the parameters from the signature; `serve` itself takes them as keywords.
+    # Set the signature, from which typer reads the parameters. `serve` itself takes them as
+    # keywords.
     command.__signature__ = signature  # type: ignore[attr-defined] # read by typer
     return _typer_command(name, command)
 

@@ -1,4 +1,4 @@
-"""`finegrain db ...`: maintains the database of the resource manager."""
+"""Implements `finegrain db ...`, which maintains the database of the resource manager."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def backup(
     output: OutputOption = OutputFormat.TABLE,
     config: ConfigOption = "",
 ) -> None:
-    """Write a complete copy of the database, also while it is in use.
+    """Write a complete copy of the database, even while the database is in use.
 
     \b
     Examples:
@@ -148,7 +148,7 @@ def restore(
     """Replace the database by a backup.
 
     The resource manager must be stopped. Requests and slots that were made after the backup are
-    not in it: executors free these slots when they report.
+    lost: executors free these slots when they report.
 
     \b
     Examples:
@@ -158,9 +158,10 @@ def restore(
     from resource_manager.storage import schema
 
     url = _url(database, make=True)
-    # Checked before the user is asked to confirm, so that no one confirms an impossible restore.
+    # Check this before the user is asked to confirm, so that the user does not confirm an
+    # impossible restore.
     schema.check_restorable(url)
-    # Executors reject commands with an epoch below the highest epoch that they have seen. So the
+    # An executor rejects commands with an epoch below the highest epoch that it has seen. So the
     # new epoch must be higher than every epoch that an executor has seen.
     epoch = _epoch(above_epoch)
     confirm(
@@ -210,14 +211,14 @@ def _url(given: str, *, make: bool = False) -> str:
 
     Args:
         given: the URL on the command line; empty: the URL in the configuration.
-        make: whether to create the resource manager's state directory, as a start of the resource
+        make: True: create the resource manager's state directory, as a start of the resource
             manager does.
     """
     from finegrain_cli.config.daemon_options import database_url, rm_state_dir
 
     settings = current().configuration().settings
     if make and not given and not settings.rm.database:
-        with suppress(OSError):  # the database reports the problem with its folder
+        with suppress(OSError):  # opening the database later reports the problem with its directory
             rm_state_dir(settings.rm).mkdir(mode=0o700, parents=True, exist_ok=True)
     return given or database_url(settings)
 

@@ -1,4 +1,4 @@
-"""Commands about devices: `devices`, `cordon` and `uncordon`."""
+"""Implements the commands about devices: `devices`, `cordon` and `uncordon`."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def cordon(
     credentials: CredentialsOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """Keep new slots from a device; existing slots on the device stay.
+    """Prevent that new slots get a device; slots that have the device keep it.
 
     The cordon stays after restarts. `finegrain uncordon` ends it.
 

@@ -1,4 +1,6 @@
-"""Commands for elasticity: resizes of slots, and executors that are started on demand."""
+"""Implements the commands for elasticity: resizes of slots, and executors that are started on
+demand.
+"""
 
 from __future__ import annotations
 
@@ -114,9 +116,9 @@ def resize(
 ) -> None:
     """Change the size of a slot while its tasks run.
 
-    The slot can belong to any job. Amounts that you do not name stay as they are. If the executor
-    has no room for a larger size, the resize waits in the queue. A slot keeps its devices; only its
-    share of them can change. Amounts of GPUs are those of all GPUs of the slot together.
+    The slot can belong to any job. Amounts that you do not name stay unchanged. If the executor has
+    no room for a larger size, the resize waits in the queue. A slot keeps its devices, but its
+    share of each device can change. An amount of GPUs is the sum over all GPUs of the slot.
 
     \b
     Examples:
@@ -144,7 +146,7 @@ def resize(
         expected = "at least one of --cpu, --memory, --cpu-limit, --resource, --gpu or another"
         expected += " amount of devices, or --withdraw"
         raise InvalidArgument("size", "", expected)
-    # All options are decoded above, so that a bad one fails before any call.
+    # Decode all options above, so that a wrong option causes an error before any call.
     with open_cluster() as cluster:
         allocation_id = full_allocation_id(cluster, slot)
         if withdraw:
@@ -172,7 +174,7 @@ def resize(
 def explaining_wait(
     cluster: Cluster, allocation_id: str, what: str = "the resize"
 ) -> Iterator[None]:
-    """Prints once why a change of a slot waits, if it takes longer than `QUIET_S`."""
+    """Prints once why a change of a slot waits, if the change takes longer than `QUIET_S`."""
 
     def explain() -> None:
         with suppress(FinegrainError):
@@ -187,7 +189,8 @@ def explaining_wait(
         yield
     finally:
         timer.cancel()
-        # The timer thread may be printing now. The result must come after its explanation.
+        # Wait for the timer thread, which may be printing now: the result must come after the
+        # explanation.
         timer.join()
 
 
@@ -200,7 +203,7 @@ def providers(
 ) -> None:
     """Show executors that providers can start or have started.
 
-    The output also shows which requests are planned on them.
+    The output also shows which requests are planned on these executors.
 
     \b
     Examples:

@@ -1,6 +1,7 @@
-"""`finegrain executors`: lists executors, and shows or sets how their hosts assign cpus.
+"""Implements `finegrain executors`, which lists executors, and shows or sets how their hosts assign
+cpus.
 
-`executors ID` lists that executor, unless ID is the name of a subcommand.
+`executors ID` lists the executor with this id, unless ID is the name of a subcommand.
 """
 
 from __future__ import annotations
@@ -179,8 +180,8 @@ def set_(
 ) -> None:
     """Set how an executor's host assigns cpus to slots.
 
-    With --defaults, the settings are for all hosts of the cluster without their own settings. A
-    change applies to new slots, from the next decision on. It survives restarts.
+    With --defaults, the settings apply to all hosts of the cluster without settings. A change
+    applies to new slots, from the next decision on, and survives restarts.
 
     \b
     Examples:
@@ -217,7 +218,7 @@ def _subject(executor: str, *, defaults: bool) -> str | None:
     """Returns the executor to change; None for the cluster's defaults.
 
     Raises:
-        InvalidArgument: both an executor and --defaults are given, or neither.
+        InvalidArgument: an executor and --defaults are both given, or both missing.
     """
     if defaults == bool(executor):
         raise InvalidArgument("EXECUTOR", executor, "either the name of an executor, or --defaults")
@@ -225,7 +226,7 @@ def _subject(executor: str, *, defaults: bool) -> str | None:
 
 
 def _word(label: str, text: str) -> str | None:
-    """Returns the word in its canonical spelling; None if it was not given."""
+    """Returns the word in its canonical spelling; None if the option was not given."""
     if not text:
         return None
     from finegrain.cpu_words import read_word

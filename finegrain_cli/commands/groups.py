@@ -1,4 +1,6 @@
-"""`finegrain groups`: shows resource groups with their shares, and sets weights and limits."""
+"""Implements `finegrain groups`, which shows resource groups with their shares, and sets weights
+and limits.
+"""
 
 from __future__ import annotations
 
@@ -166,10 +168,10 @@ def set_(
     credentials: CredentialsOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """Create a resource group, or change an existing one.
+    """Create a resource group, or change an existing group.
 
-    Settings that you do not name stay as they are. A change applies from the next decision on.
-    Running slots are not stopped. The value "none" removes a limit.
+    Settings that you do not name stay unchanged. A change applies from the next decision on. A
+    change never stops running slots. The value "none" removes a limit.
 
     \b
     Examples:

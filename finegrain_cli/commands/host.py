@@ -1,4 +1,4 @@
-"""Commands about hosts: `detect`, `topo` and `doctor`."""
+"""Implements the commands about hosts: `detect`, `topo` and `doctor`."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def detect(
     topology = detect_host(Path("/"), PynvmlSource())
     configured = discover(options.device_types, topology.numa_nodes)
     plan = plan_host(options, topology, configured)
-    # The plan has only totals. The capacity also has the cpus, which the drawing needs.
+    # Compute the capacity, because the plan has only totals, but the drawing also needs the cpus.
     capacity = plan_capacity(
         topology,
         CapacityOptions(
@@ -215,7 +215,7 @@ def _lines(rows: list[dict[str, str]]) -> list[str]:
 
 
 def _executor_id(cluster: Cluster, text: str) -> str:
-    """Returns the id that equals `text`, or else the only id that begins with it.
+    """Returns the id that equals `text`, otherwise the only id that begins with `text`.
 
     Raises:
         NotFound: no executor has an id that begins with `text`.

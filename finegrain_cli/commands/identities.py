@@ -1,4 +1,4 @@
-"""Commands about identities: `login`, `whoami`, `token` and `identity`."""
+"""Implements the commands about identities: `login`, `whoami`, `token` and `identity`."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ USES = {
     " executor serve --join-token-file FILE",
     Role.RM: "on the other host, run: finegrain rm join --token -",
 }
-"""What to do with a token, if it is not for a login."""
+"""What to do with a token that is not for a login."""
 
 
 def _left(moment: object) -> str:
-    """Returns the time until a moment: "12m"; "-" if the row has none."""
+    """Returns the time until a moment: "12m"; "-" if there is no moment."""
     if not moment:
         return "-"
     left_s = (datetime.fromisoformat(str(moment)) - datetime.now(UTC)).total_seconds()
@@ -110,11 +110,11 @@ def login(
 ) -> None:
     """Get a certificate, and store it in your credentials file.
 
-    With a token, the token says who you become. Without one, the resource manager of this host
-    asks the kernel for your login name. If no resource manager runs here, your present credentials
-    are renewed, even if they have expired.
+    A token determines your new identity. Without a token, the resource manager of this host asks
+    the kernel for your login name. If no resource manager runs here, the command renews your
+    present credentials, even if they have expired.
 
-    The file is ~/.config/finegrain/credentials, or the one that --credentials names.
+    The file is ~/.config/finegrain/credentials, or the file that --credentials names.
 
     \b
     Examples:
@@ -135,7 +135,7 @@ def login(
     settings = current().configuration().settings
     path = _file_to_write(credentials or settings.client.credentials)
     former = _former(path)
-    # Asked before, because a token works only once.
+    # Ask before the token is used, because a token works only once.
     if token and former is not None:
         _confirm_replacing(path, former, yes=yes)
     found = _log_in(token, Role.OPERATOR if operator else Role.USER, former)
@@ -154,7 +154,7 @@ def whoami(
     credentials: CredentialsOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """Show the identity that commands use, its cluster, and how long it is valid.
+    """Show the identity that commands use, its cluster, and how long its certificate is valid.
 
     This command does not connect to the cluster.
 
@@ -206,8 +206,8 @@ def create_token(
 ) -> None:
     """Create a token with which one new member joins the cluster.
 
-    A token works once. It holds all that the new member needs: the address, the key of the
-    cluster's authority, and a secret. Only the token is printed on standard output.
+    A token works only once. It contains all that the new member needs: the address, the key of the
+    cluster's authority, and a secret. Standard output gets only the token.
 
     \b
     Examples:
@@ -232,7 +232,9 @@ def list_tokens(
     credentials: CredentialsOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """List tokens that were not used and have not expired; the tokens themselves are not stored.
+    """List tokens that were not used and have not expired.
+
+    The list does not contain the tokens themselves, because they are not stored.
 
     \b
     Examples:
@@ -251,7 +253,7 @@ def revoke_token(
     credentials: CredentialsOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """Make a token useless.
+    """Revoke a token, so that it can no longer be used.
 
     \b
     Examples:
@@ -276,7 +278,8 @@ def deny(
 ) -> None:
     """Reject an identity or a certificate from now on.
 
-    Its streams end within seconds. Its jobs and slots stay; `finegrain terminate` ends them.
+    Open streams of the identity end within seconds. Jobs and slots of the identity stay. `finegrain
+    terminate` ends a job with its slots.
 
     \b
     Examples:
@@ -351,7 +354,7 @@ def _former(path: Path) -> Credentials | None:
     try:
         return read_credentials(path)
     except FinegrainError:
-        return None  # there is none, or a file that cannot be used
+        return None  # there is no file, or it cannot be used
 
 
 def _confirm_replacing(path: Path, former: Credentials, *, yes: bool) -> None:

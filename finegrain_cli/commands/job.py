@@ -1,4 +1,4 @@
-"""`finegrain job ...`: job graphs.
+"""Implements `finegrain job ...`, which plans and runs job graphs.
 
 `plan` shows the plan of a graph, without a cluster. `run` runs the graph, and `status` shows the
 progress of a job.
@@ -29,7 +29,7 @@ from finegrain_cli.text.output import API_VERSION, OutputFormat, json_text, prin
 
 
 class DrawForm(StrEnum):
-    """Values of `--draw`."""
+    """The values of `--draw`."""
 
     TEXT = "text"
     SVG = "svg"
@@ -69,7 +69,7 @@ def plan(
 ) -> None:
     """Show the plan of a job graph: regions, slots, tasks, memory.
 
-    Nothing runs, and no cluster is needed.
+    The command runs no task, and needs no cluster.
 
     \b
     Examples:
@@ -226,9 +226,10 @@ def status(
 
 
 def _directory(programs: Iterable[Sequence[str]], cwd: str) -> str:
-    """Returns the working directory of all tasks; empty: a scratch directory for each.
+    """Returns the working directory of all tasks; empty: a scratch directory for each task.
 
-    A program with a relative path would not be found in a scratch directory.
+    A program with a relative path runs in the caller's directory, because a scratch directory does
+    not contain the program.
     """
     if cwd:
         return str(Path(cwd).absolute())

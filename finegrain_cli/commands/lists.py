@@ -1,4 +1,6 @@
-"""Commands that list executors, slots, requests, jobs and events; `status` summarises them."""
+"""Implements the commands that list executors, slots, requests, jobs and events, and `status`,
+which shows totals.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +101,7 @@ def status(
     credentials: CredentialsOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """Show capacity, slots, and how many requests wait, by reason."""
+    """Show capacity, slots, and the number of waiting requests by reason."""
     enter_command(output, manager, credentials, config)
     with open_cluster() as cluster:
         info = cluster.info().to_dict()
@@ -181,7 +183,7 @@ def slots(
 
 
 def _add_device_usage(cluster: Cluster, rows: list[dict[str, Any]]) -> None:
-    """Adds measured use of devices to slots that have some."""
+    """Adds the measured use of devices to slots that have devices."""
     if not any((row["assignment"] or {}).get("devices") for row in rows):
         return
     used: dict[tuple[str, int], list[dict[str, Any]]] = {}
@@ -312,9 +314,10 @@ def events(
 
 
 def _full_subject(cluster: Cluster, text: str) -> str:
-    """Returns the full id of a request, slot or job; a text that is neither names an executor.
+    """Returns the full id of a request, slot or job. A text that matches none of these names an
+    executor.
 
-    Events are kept longer than jobs and executors, so an unknown text is no error.
+    An unknown text is no error, because events are kept longer than jobs and executors.
     """
     for find in (full_allocation_id, full_job_id):
         with suppress(NotFound):
@@ -357,13 +360,14 @@ def _unknown(what: str, text: str, reason: Reason) -> NotFound:
 
 
 def _chosen(rows: Rows, what: str, key: str, wanted: str, reason: Reason) -> Rows:
-    """Returns the row with the id `wanted`; if there is none, all rows that `best_matches` finds.
+    """Returns the row with the id `wanted`. If there is no such row, returns all rows that
+    `best_matches` finds.
 
     Args:
         rows: the rows.
-        what: what a row is ("slot"), for the error.
+        what: the kind of object in a row ("slot"), for the error.
         key: the key under which a row has its id.
-        wanted: the id, or its beginning or end; empty: all rows are returned.
+        wanted: the id, or its beginning or end; empty: return all rows.
         reason: the reason of the error.
 
     Raises:
@@ -398,7 +402,9 @@ def _show(
 
 
 def _watch_lines(key: str, read: Callable[[], Rows]) -> None:
-    """Prints a JSON line per new or changed row; {key: id, "gone": true} for a removed row."""
+    """Prints a JSON line for each new or changed row, and {key: id, "gone": true} for each removed
+    row.
+    """
     before: dict[str, Mapping[str, Any]] = {}
     while True:
         now = {str(row[key]): row for row in read()}

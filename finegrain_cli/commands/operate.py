@@ -1,4 +1,6 @@
-"""Commands for operators: drain, release, terminate and others; and `explain`."""
+"""Implements the commands for administrators, such as drain, release and terminate, and
+`explain`.
+"""
 
 from __future__ import annotations
 
@@ -130,8 +132,8 @@ def drain(
 ) -> None:
     """Place no new slots on an executor.
 
-    Existing slots continue. With --deadline, slots that still exist after this time are removed,
-    with their tasks.
+    Existing slots continue. With --deadline, the resource manager removes slots that still exist
+    after this time, with their tasks.
 
     \b
     Examples:
@@ -223,7 +225,7 @@ def release(
             for each in full:
                 say(f"would release {each}")
             return
-        # A request that still waits has no tasks, so it is cancelled without a question.
+        # A request that still waits has no tasks, so cancel it without a question.
         listed = cluster.requests(allocation_ids=full)
         slots = [each.allocation_id for each in listed if each.state != RequestState.PENDING]
         if slots:

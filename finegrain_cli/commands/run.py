@@ -1,4 +1,6 @@
-"""`finegrain run`: runs one command in one slot, as if it ran in this terminal."""
+"""Implements `finegrain run`, which runs one command in one slot, as if the command ran in this
+terminal.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,8 @@ from finegrain_cli.text.output import OutputFormat, print_error
 if TYPE_CHECKING:
     from finegrain_cli.run.options import GangOptions
 
-OUTPUT_LIMIT_BYTES_MIN = 64 * 1024  # the size of a pipe; with less, each read waits for the caller
+# the size of a pipe; if the limit is smaller, each read waits for the caller
+OUTPUT_LIMIT_BYTES_MIN = 64 * 1024
 PLACEMENTS = ("anywhere", "same-executor", "same-label", "spread")
 
 
@@ -197,18 +200,18 @@ def run(
     credentials: CredentialsOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """Run a command in a slot, as if it ran in this terminal.
+    """Run a command in a slot, as if the command ran in this terminal.
 
-    The command gets your signals and, with -i, your standard input. `run` prints its output and
-    ends with its exit code. No shell runs the command. If you read the output slowly, the command
-    waits.
+    The command gets your signals and, with -i, your standard input. `run` prints the command's
+    output, and ends with the command's exit code. No shell runs the command. If you read the output
+    slowly, the command waits.
 
-    Without --cpu and --memory, the slot is the executor's default slot. If you give only one of
-    them, the other one is 1 core or 256M.
+    Without --cpu and --memory, the slot is the executor's default slot. With only --memory, the
+    slot has 1 core. With only --cpu, it has 256M.
 
     With --gang N, the command runs in N slots that are granted all at once. Each member has
-    FINEGRAIN_GANG_INDEX, FINEGRAIN_GANG_SIZE and FINEGRAIN_GANG_ID in its environment, and
-    "[INDEX] " in front of each line of its output. The first member that fails ends the others.
+    FINEGRAIN_GANG_INDEX, FINEGRAIN_GANG_SIZE and FINEGRAIN_GANG_ID in its environment, and "[INDEX]
+    " in front of each line of its output. The first member that fails ends all other members.
 
     \b
     Examples:
@@ -299,7 +302,8 @@ def _gang(
     from finegrain_cli.run.options import GangOptions
 
     if members is not None and restarts:
-        # A member that starts again would meet members that are in the middle of their work.
+        # Reject this, because a member that starts again would meet members that are in the middle
+        # of their work.
         raise InvalidArgument("--restart-on-device-loss", "set", "no --gang with it")
 
     if members is None:

@@ -1,4 +1,6 @@
-"""Commands that show the effective configuration, the version, and shell completion."""
+"""Implements the commands that show the effective configuration and the version, and print shell
+completion scripts.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +105,7 @@ def completion(
 ) -> None:
     """Print the completion script for a shell.
 
-    Save the script where the shell looks for it.
+    Save the script in a file that the shell reads.
 
     \b
     Examples:

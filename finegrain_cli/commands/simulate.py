@@ -1,4 +1,6 @@
-"""`finegrain simulate ...`: runs the real engine in virtual time, without a cluster."""
+"""Implements `finegrain simulate ...`, which runs the real engine in simulated time, without a
+cluster.
+"""
 
 from __future__ import annotations
 
@@ -175,9 +177,9 @@ def trace(
 ) -> None:
     """Replay a batch log with the real scheduling rules.
 
-    The report shows waits, slowdown, utilisation and shares. Time is simulated: threads take as
-    long as in the log, and no cluster is needed. The log can be in SWF, the format of the Parallel
-    Workloads Archive, or in a CSV format that docs/simulate.md describes.
+    The report shows waits, slowdown, utilisation and shares. Time is simulated: a thread takes the
+    time that the log gives, and no cluster is needed. The log can be in SWF, the format of the
+    Parallel Workloads Archive, or in a CSV format that docs/simulate.md describes.
 
     \b
     Examples:

@@ -1,4 +1,6 @@
-"""`finegrain simulate figures`: runs Figures 3-1 to 3-10 with the real engine, and draws them."""
+"""Implements `finegrain simulate figures`, which runs Figures 3-1 to 3-10 with the real engine and
+draws them.
+"""
 
 from __future__ import annotations
 
@@ -44,9 +46,9 @@ def figures(
     """Run the figures that explain fine-grained submission.
 
     These are Figures 3-1 to 3-10 of "Improved Batch Processing Through Fine-Grained Thread
-    Submission". The real scheduling rules decide, in simulated time. Three pairs of figures show
-    the same work with few long threads (coarse) and many short threads (fine): 3-1 and 3-4, 3-2
-    and 3-5, 3-3 and 3-6.
+    Submission". The command applies the real scheduling rules in simulated time. Three pairs of
+    figures show the same work with few long threads (coarse) and many short threads (fine): 3-1 and
+    3-4, 3-2 and 3-5, 3-3 and 3-6.
 
     \b
     Examples:
@@ -68,7 +70,7 @@ def figures(
     for name in figure:
         if name not in set_ups:
             raise InvalidArgument("--figure", name, f"one of {', '.join(set_ups)}")
-    # Checked before the figures run, because they take a while.
+    # Check this before the figures run, because they take a while.
     if out and not text_only:
         require_matplotlib()
     results = {name: run_figure(set_ups[name]) for name in set_ups if not figure or name in figure}

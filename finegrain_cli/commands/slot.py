@@ -1,4 +1,4 @@
-"""`finegrain slot`: parks slots, and unparks them."""
+"""Implements `finegrain slot`, which parks and unparks slots."""
 
 from __future__ import annotations
 
@@ -89,7 +89,8 @@ def unpark(
 ) -> None:
     """Give a parked slot GPUs again, so that its processes continue.
 
-    The change is queued until GPUs are free; `finegrain resize SLOT --withdraw` withdraws it.
+    The change is queued until GPUs are free. `finegrain resize SLOT --withdraw` withdraws the
+    change.
 
     \b
     Examples:

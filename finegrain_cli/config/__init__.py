@@ -1,1 +1,1 @@
-"""Configuration: one model, merged from flags, environment, files and defaults."""
+"""Reads the configuration: one model, merged from flags, environment, files and defaults."""

@@ -1,4 +1,6 @@
-"""Converts settings to the daemons' options. A key without a value keeps the daemon's default."""
+"""Converts settings to the daemons' options. For a key without a value, the daemon's default
+applies.
+"""
 
 from __future__ import annotations
 

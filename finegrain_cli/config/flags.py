@@ -1,6 +1,6 @@
-"""Generates the flags of a command from the keys of the configuration; every key has a flag.
+"""Generates the flags of a command from the keys of the configuration. Every key has a flag.
 
-A flag's value is decoded by the same code as the value of a key in a file.
+The same code decodes the value of a flag and the value of a key in a file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _METAVARS = {"manager": "HOST:PORT[,...]", "labels": "KEY=VALUE", "memory_pools"
 
 
 def parameters(*sections: str) -> list[inspect.Parameter]:
-    """Returns a typer parameter for each key, and a hidden one for each old name of a key.
+    """Returns a typer parameter for each key, and a hidden parameter for each old name of a key.
 
     A parameter has the value None if its flag was not given.
     """
@@ -36,7 +36,7 @@ def flags_given(sections: tuple[str, ...], given: Mapping[str, Any]) -> list[Fla
     """Returns the flags that were given, from the values of the `parameters`."""
     found: list[Flag] = []
     for key in (key for section in sections for key in keys_of(section)):
-        # The current name comes last, because a later flag of the same key wins.
+        # Add the current name last, because a later flag of the same key has priority.
         for name in (*old_names(key.section, key.name), key.name):
             value = given.get(f"{key.section}_{name}")
             if value in (None, []):
@@ -52,7 +52,8 @@ def flags_given(sections: tuple[str, ...], given: Mapping[str, Any]) -> list[Fla
 def flag_name(key: Key, name: str = "") -> str:
     """Returns the flag of a key: "--log-level" for log.level, "--listen" for rm.listen.
 
-    `name` may be an older name of the key; the function then returns the flag of the older name.
+    `name` may be an older name of the key. In this case the function returns the flag of the older
+    name.
     """
     name = name or key.name
     name = _NAMES.get(name, name.replace("_", "-"))
@@ -108,5 +109,6 @@ def _value(given: Any) -> Any:
     if not isinstance(given, list):
         return given
     if not all("=" in each for each in given):
-        return ",".join(given)  # not NAME=VALUE: decoding then fails with this key's error
+        # if a value is not NAME=VALUE, decoding fails with the error of this key
+        return ",".join(given)
     return {name: text for name, _, text in (each.partition("=") for each in given)}

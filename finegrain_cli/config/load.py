@@ -1,8 +1,8 @@
-"""Merges the configuration and records where each value comes from.
+"""Merges the configuration, and records the source of each value.
 
-The sources, highest priority first: flags; environment variables (FINEGRAIN_RM__LISTEN); the file
-of --config or else the user's file; the host's file; defaults. An unknown key is an error that
-names the nearest known key.
+The sources are, highest priority first: flags; environment variables (FINEGRAIN_RM__LISTEN); the
+file of --config, otherwise the user's file; the host's file; defaults. An unknown key is an error
+that names the nearest known key.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ class InvalidConfiguration(ConfigurationError):
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A value of the command line for one key; `name` is the flag as typed ("--listen")."""
+    """A value of the command line for one key. `name` is the flag as the user typed it
+    ("--listen").
+    """
 
     name: str
     section: str
@@ -76,7 +78,7 @@ def load_configuration(
     Args:
         config_file: this file is read in place of the user's file; empty: the user's file is read.
         environment: environment variables; None: the environment of this process.
-        flags: the flags on the command line; they have the highest priority.
+        flags: the flags on the command line, which have the highest priority.
 
     Raises:
         ConfigurationError: `config_file` is missing, or a file cannot be read or is not TOML.
@@ -115,7 +117,7 @@ def _merged(layers: Iterable[tuple[str, list[Value]]], problems: list[str]) -> C
 
 
 class Value(NamedTuple):
-    """One value of a layer; `warning` is set if it was given under an old name."""
+    """One value of a layer. `warning` is set if the value was given under an old name."""
 
     section: str
     key: str
@@ -148,7 +150,7 @@ def _layers(
 
 
 def _from_file(path: Path, problems: list[str]) -> list[Value]:
-    """Returns the values of a file; adds a sentence to `problems` for each mistake in it."""
+    """Returns the values of a file. Adds a sentence to `problems` for each mistake in the file."""
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -169,7 +171,7 @@ def _from_file(path: Path, problems: list[str]) -> list[Value]:
             values += _device_types(table, str(path), problems)
             continue
         for name, value in table.items():
-            # A renamed key is stored under its new name, with a warning.
+            # Store a renamed key under its new name, with a warning.
             key = RENAMED.get((section, name), name)
             if problem := _key_problem(section, key):
                 problems.append(f"{path}: {problem}")
@@ -178,7 +180,7 @@ def _from_file(path: Path, problems: list[str]) -> list[Value]:
                 values.append(Value(section, key, value))
                 continue
             old, new = f"{section}.{name}", f"{section}.{key}"
-            # Choosing one of the two values silently could surprise the user.
+            # Do not choose one of the two values silently, because this could surprise the user.
             if key in table:
                 problems.append(
                     f"{path}: {old} is the old name of {new}, and both are set; keep {new}"
@@ -274,7 +276,9 @@ def _validated(
 
 
 def _given(problem: Any) -> str:
-    """Returns the value as the user typed it; a decoded value in the unit that people use."""
+    """Returns the value as the user typed it. A value that is already decoded is shown in the unit
+    that people use.
+    """
     value, kind = problem["input"], _kind(problem)
     return amount_text(kind, value) if kind and type(value) is int else repr(value)
 
@@ -285,7 +289,7 @@ def _kind(problem: Any) -> Kind | None:
 
 
 def _expected(problem: Any) -> str:
-    """Returns what is allowed, in the unit that people use."""
+    """Returns the allowed values as text, in the unit that people use."""
     context = problem.get("ctx", {})
     bounds = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
     for bound, words in bounds.items():

@@ -1,4 +1,4 @@
-"""The model of the configuration: for every key its name, unit, default and help.
+"""Defines the model of the configuration: for every key, its name, unit, default and help.
 
 `config show` and docs/configuration.md list the keys of this model. Users type amounts with units
 ("256M", "0.5", "10m"). Decoded values and defaults are in bytes, thousandths of a core and
@@ -71,7 +71,7 @@ def _pairs(value: Any) -> Any:
 
 
 def _word(kind: type[StrEnum], *without: StrEnum) -> BeforeValidator:
-    """Decodes a word of the vocabulary `kind`; an empty text means that the key is not set."""
+    """Decodes a word of the enum `kind`. An empty text means that the key is not set."""
 
     def read(value: Any) -> Any:
         if not value or not isinstance(value, str):
@@ -91,7 +91,8 @@ DurationOrNever = Annotated[
     int | None,
     _reader(parse_duration_ms),
     Kind.DURATION,
-    # pydantic runs the last validator first, so the parser does not get the word "never".
+    # pydantic runs the last validator first, so this validator removes "never" before the parser
+    # runs.
     BeforeValidator(lambda value: None if value == "never" else value),
 ]
 HalfLife = Annotated[
@@ -112,13 +113,13 @@ DefaultExclusive = Annotated[str, _word(ExclusivePolicy, ExclusivePolicy.DEFAULT
 
 
 class Section(BaseModel):
-    """A table of the file; unknown keys are errors."""
+    """A table of the file. Unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class ClientSection(Section):
-    """How commands reach the resource manager."""
+    """How commands find the resource manager."""
 
     manager: Words = Field(
         [], description="addresses of resource managers, HOST:PORT, tried one after another"
@@ -144,7 +145,7 @@ class LogSection(Section):
 
 
 class ListenSection(Section):
-    """Where a daemon listens; both daemons have these keys."""
+    """The addresses at which a daemon listens. Both daemons have these keys."""
 
     listen: str = Field("", description=LISTEN)
     metrics_listen: str = Field("", description=METRICS_LISTEN)
@@ -553,7 +554,7 @@ class ExecutorSection(ListenSection):
 
 
 class DeviceTypeSection(Section):
-    """Devices of a type that executors do not detect themselves; TYPE is its name in requests."""
+    """Devices of a type that executors do not detect. TYPE is the name of the type in requests."""
 
     paths: Words = Field(
         [], description="paths or patterns of files, such as /dev/npu*; each file is a device"

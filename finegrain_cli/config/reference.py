@@ -1,7 +1,7 @@
 """Generates the table of all keys in docs/configuration.md from the model.
 
-`python -m finegrain_cli.config.reference` writes it into the page; a test checks that the page is
-up to date.
+`python -m finegrain_cli.config.reference` writes the table into the page. A test checks that the
+page is up to date.
 """
 
 from __future__ import annotations

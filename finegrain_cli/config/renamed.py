@@ -1,7 +1,7 @@
-"""Keys that were renamed or removed.
+"""Lists the keys that were renamed or removed.
 
-A renamed key is accepted for one minor version, with a warning. A removed key is an error that says
-what replaces it.
+A renamed key is accepted for one minor version, with a warning. A removed key is an error that
+names the replacement.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ REMOVED: Mapping[tuple[str, str], str] = {
     ("rm", "user_token_group"): _TOKEN,
     ("executor", "cluster_token_file"): "executor.join_token_file replaces it",
 }
-"""What to do instead, by section and name."""
+"""The replacement of each removed key, by section and name."""
 
 
 def old_names(section: str, key: str) -> list[str]:
@@ -45,5 +45,5 @@ def old_names(section: str, key: str) -> list[str]:
 
 
 def renaming_warning(old: str, new: str) -> str:
-    """Returns the warning for the use of an old name; both names are as the user types them."""
+    """Returns the warning for the use of an old name. Both names are as the user types them."""
     return f"{old} is now called {new}; the next minor version will not accept the old name"

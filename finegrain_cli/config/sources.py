@@ -1,7 +1,7 @@
-"""Where the configuration comes from, and its values that commands need to call a resource manager.
+"""Finds the sources of the configuration, and the values that a call to a resource manager needs.
 
-Nothing here imports the model of the configuration. The model needs pydantic, and its import takes
-longer than a short command. Most users have no configuration at all.
+This module does not import the model of the configuration: the model needs pydantic, whose import
+takes longer than a short command, and most users have no configuration.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ENV_SEPARATOR = "__"
 class ClientSettings(NamedTuple):
     """The section `client`, and the state directory of a resource manager on this host.
 
-    The defaults equal the defaults of the model. They apply if no source sets any key.
+    The defaults are the defaults of the model. They apply if no source sets a key.
     """
 
     manager: tuple[str, ...] = ()
@@ -27,7 +27,7 @@ class ClientSettings(NamedTuple):
 
 
 def user_file(environment: Mapping[str, str]) -> Path:
-    """Returns the path of the user's configuration file, whether it exists or not."""
+    """Returns the path of the user's configuration file, even if the file does not exist."""
     base = environment.get("XDG_CONFIG_HOME") or Path(environment.get("HOME", "/")) / ".config"
     return Path(base) / "finegrain" / "config.toml"
 
@@ -35,7 +35,8 @@ def user_file(environment: Mapping[str, str]) -> Path:
 def is_key(variable: str) -> bool:
     """Returns True if an environment variable sets a key, such as FINEGRAIN_RM__LISTEN.
 
-    FINEGRAIN_MANAGER sets a flag, and FINEGRAIN_TASK_ID is set for tasks: they set no key.
+    FINEGRAIN_MANAGER sets a flag, and FINEGRAIN_TASK_ID is set for tasks, so these variables set no
+    key.
     """
     return variable.startswith(ENV_PREFIX) and ENV_SEPARATOR in variable
 

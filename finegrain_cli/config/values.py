@@ -1,6 +1,6 @@
 """Converts values of the configuration to text, and lists all keys.
 
-The text of a value can be copied into a configuration file and means the same there.
+The text of a value can be copied into a configuration file, where it gives the same value.
 """
 
 from __future__ import annotations
@@ -91,7 +91,9 @@ def shown(value: Any) -> Any:
 
 
 def toml_text(key: Key, value: Any) -> str:
-    """Returns a value as TOML; None as "never" if the key has a default, else as empty text."""
+    """Returns a value as TOML. None becomes "never" if the key has a default, otherwise an empty
+    text.
+    """
     if value is None:
         return json.dumps(NEVER) if key.default is not None else ""
     if isinstance(value, Mapping):
@@ -118,7 +120,8 @@ def amount_text(kind: Kind, amount: int) -> str:
 def _plain(kind: Kind | None, value: Any) -> str:
     if kind is not None and isinstance(value, int):
         return json.dumps(amount_text(kind, value))
-    return json.dumps(value, ensure_ascii=False)  # TOML writes these as JSON does
+    # TOML and JSON have the same form for these values
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _markers(field: FieldInfo) -> Iterator[Any]:

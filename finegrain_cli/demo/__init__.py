@@ -1,1 +1,3 @@
-"""`./dev demo`: runs a real job on a small cluster on this host, then removes the cluster."""
+"""Implements `./dev demo`, which runs a real job on a small cluster on this host, and then removes
+the cluster.
+"""

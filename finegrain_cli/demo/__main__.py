@@ -1,4 +1,5 @@
-"""Runs the demo: starts a cluster, runs the job, checks that all resources are free, stops it.
+"""Runs the demo: starts a cluster, runs the job, checks that all resources are free, and stops the
+cluster.
 
 The exit code is 1 if a check failed.
 """
@@ -19,7 +20,8 @@ from finegrain_cli.demo.job_master import DemoPlan, count_words
 from finegrain_cli.demo.report import DemoLog, report
 from finegrain_cli.local.cluster import ExecutorShare, LocalCluster
 
-# Control groups have these names, so two demos on the same host need different names.
+# Use the pid in the names: control groups have these names, so two demos on the same host need
+# different names.
 EXECUTORS = (f"demo-{os.getpid()}-a", f"demo-{os.getpid()}-b")
 FAKE_GPUS = "dgx-a100"
 MEMORY_BYTES = 1024 * MIB
@@ -29,7 +31,7 @@ PACKAGES = ("finegrain", "finegrain_cli", "finegrain_client", "resource_manager"
 
 
 def main() -> int:
-    """Runs the demo; returns 0 if all checks succeeded."""
+    """Runs the demo. Returns 0 if all checks succeeded."""
     log = DemoLog()
     cpus = sorted(os.sched_getaffinity(0))
     share_milli = min(1000, 1000 * len(cpus) // len(EXECUTORS))
@@ -49,7 +51,7 @@ def main() -> int:
     cluster = LocalCluster(shares=shares, fake_gpus=FAKE_GPUS)
     with cluster:
         words = asyncio.run(_run(cluster, plan, log))
-        # The cluster is stopped here and not by `with`, because only `stop` returns leftovers.
+        # Stop the cluster here and not by `with`, because only `stop` returns leftovers.
         leftovers = cluster.stop()
     for left in leftovers:
         log.expect(False, f"left behind: {left}")
@@ -86,7 +88,7 @@ async def _run(local: LocalCluster, plan: DemoPlan, log: DemoLog) -> Counter[str
 
 
 async def _check_all_released(cluster: fg.Cluster, log: DemoLog) -> None:
-    """Waits until all slots are released, then checks that nothing is booked any more."""
+    """Waits until all slots are released, and then checks that no capacity is booked."""
     for _ in range(RELEASE_CHECKS):
         if not await cluster.slots():
             break
@@ -112,7 +114,7 @@ def _check_words(words: Counter[str], plan: DemoPlan, log: DemoLog) -> None:
 
 
 def _sources() -> tuple[Path, ...]:
-    """Returns the project's own source files, wherever it is installed."""
+    """Returns the project's own source files from the directory in which it is installed."""
     from importlib.util import find_spec
 
     files: list[Path] = []

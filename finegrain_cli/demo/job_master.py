@@ -1,4 +1,4 @@
-"""The demo's job master: counts words in real files; uses only the public client.
+"""Implements the demo's job master, which counts words in real files with the public client.
 
 Map tasks run in slots of many sizes. Reduce tasks read the output of map tasks from standard input.
 The demo also shows the explanation of a waiting request, a drained executor, a task that exceeds
@@ -34,19 +34,19 @@ EAT_MEMORY = "held = []\nwhile True: held.append(bytearray(1 << 20))"
 
 @dataclass(frozen=True, slots=True)
 class DemoPlan:
-    """Input of the job. `share_milli`: CPU of each executor, in thousandths of a core."""
+    """Input of the job. `share_milli` is the CPU of each executor, in thousandths of a core."""
 
     files: tuple[Path, ...]
     share_milli: int
     steady_executor: str
     drained_executor: str
-    dedicated_cpus: bool = False  # executors have whole cpus, which slots can be pinned to
+    dedicated_cpus: bool = False  # True: executors have whole cpus, to which slots can be pinned
 
     @property
     def map_specs(self) -> list[fg.SlotSpec]:
-        """Slots of 16 sizes: each has 4 to 11.5 % of an executor's cpu, and 32 to 62 MiB.
+        """Slots of 16 sizes: each slot has 4 to 11.5 % of an executor's cpu, and 32 to 62 MiB.
 
-        Together they need more than one executor has.
+        Together the slots need more than one executor has.
         """
         return [
             fg.SlotSpec(
@@ -62,14 +62,14 @@ class DemoPlan:
 
 
 async def count_words(cluster: fg.Cluster, plan: DemoPlan, log: DemoLog) -> Counter[str]:
-    """Runs the whole demo and returns the words counted."""
+    """Runs the whole demo, and returns the counts of words."""
     async with cluster.job("wordcount") as job:
         slots = await _carve(job, plan, log)
         tasks = [
             await slot.run([sys.executable, SCRIPT, "map", str(REDUCES), *chunk])
             for slot, chunk in zip(slots, plan.chunks(), strict=True)
         ]
-        # This request needs more than is free now, so it waits until map tasks have ended.
+        # This request needs more capacity than is free now, so it waits until map tasks have ended.
         big = await _waiting_request(job, plan, log)
         await cluster.drain(plan.drained_executor, reason="demo")
         log.progress(
@@ -125,7 +125,9 @@ async def _waiting_request(job: fg.Job, plan: DemoPlan, log: DemoLog) -> fg.Requ
 async def _finish_maps(
     slots: Sequence[fg.Slot], tasks: Sequence[fg.Task], log: DemoLog
 ) -> list[str]:
-    """Waits for the map tasks, releases each slot when its task ends; returns all output lines."""
+    """Waits for the map tasks, and releases each slot when its task ends. Returns all output
+    lines.
+    """
 
     async def finish(index: int) -> list[str]:
         result = (await tasks[index].wait()).check()

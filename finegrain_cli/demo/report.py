@@ -1,4 +1,4 @@
-"""Output of the demo: progress line by line, and at the end a table of all tasks."""
+"""Writes the output of the demo: progress line by line, and at the end a table of all tasks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from finegrain_client import Slot, TaskResult
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One task that has ended: its executor, its limits, and what it used."""
+    """One task that has ended, with its executor, its limits and its usage."""
 
     what: str
     executor_id: str
@@ -29,7 +29,7 @@ class Record:
 
 @dataclass(slots=True)
 class DemoLog:
-    """Prints progress on standard error; collects records of tasks, and failed checks."""
+    """Prints progress on standard error. Collects records of tasks, and failed checks."""
 
     started_at: float = field(default_factory=time.monotonic)
     records: list[Record] = field(default_factory=list)
@@ -40,7 +40,7 @@ class DemoLog:
         say(f"[{time.monotonic() - self.started_at:5.1f} s] {text}")
 
     def record(self, what: str, slot: Slot, result: TaskResult) -> TaskResult:
-        """Records a task that ended; returns its result."""
+        """Records a task that ended. Returns its result."""
         self.records.append(Record.of(what, slot, result))
         return result
 

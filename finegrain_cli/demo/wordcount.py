@@ -1,7 +1,9 @@
-"""The demo's task: counts words of files (map), or adds up counts (reduce). Standard library only.
+"""Implements the demo's task, which counts words of files (map) or adds up counts (reduce).
 
-wordcount.py map PARTS FILE...   writes one JSON object per part: word -> count
-wordcount.py reduce              reads such objects, one per line, and writes their sum
+The task uses only the standard library.
+
+wordcount.py map PARTS FILE... writes one JSON object per part: word -> count wordcount.py reduce
+reads such objects, one per line, and writes the sum of the counts
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ WORD = re.compile(r"[A-Za-z]{3,}")
 
 
 def count_words(paths: Iterable[str]) -> Counter[str]:
-    """Returns how often each word occurs in the files, in lower case."""
+    """Returns the number of occurrences of each word in the files, in lower case."""
     words: Counter[str] = Counter()
     for path in paths:
         with open(path, encoding="utf-8") as file:
@@ -26,7 +28,9 @@ def count_words(paths: Iterable[str]) -> Counter[str]:
 
 
 def part_of(word: str, parts: int) -> int:
-    """Returns the number of a word's reducer. It is the same in every process, unlike `hash`."""
+    """Returns the number of a word's reducer. The number is the same in every process, unlike
+    `hash`.
+    """
     return zlib.crc32(word.encode()) % parts
 
 

@@ -1,1 +1,3 @@
-"""The checks of `finegrain doctor`, one module per topic. No check changes anything on the host."""
+"""Implements the checks of `finegrain doctor`, with one module per topic. No check changes the
+host.
+"""

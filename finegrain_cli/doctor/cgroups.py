@@ -1,7 +1,7 @@
 """Checks whether control groups can enforce the limits of slots: version, controllers, access.
 
-The result holds for the calling process: a daemon that systemd starts has another control group.
-The check of access creates and removes a group; it moves no process.
+The result is about the control group of the calling process. A daemon that systemd starts has
+another control group. The check of access creates and removes a group, but moves no process.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class Groups:
 
 
 def examine_cgroups(root: Path = ROOT) -> Iterator[Finding]:
-    """Checks version and controllers, and whether groups can be created.
+    """Checks the version and the controllers, and whether groups can be created.
 
     Args:
-        root: the root directory; tests pass a fake one.
+        root: the root directory. Tests pass a fake directory.
     """
     groups = read_groups(root)
     if groups.version == "none":
@@ -54,7 +54,9 @@ def examine_cgroups(root: Path = ROOT) -> Iterator[Finding]:
 
 
 def read_groups(root: Path = ROOT) -> Groups:
-    """Reads mounts and groups of this process from /proc/self: mount points may be unusual."""
+    """Reads the mounts and groups of this process from /proc/self, because mount points may be
+    unusual.
+    """
     # Stage 1: the group of this process in each hierarchy. A line is "4:cpu,cpuacct:/path"; the
     # unified hierarchy (v2) has no names: "0::/path".
     own: dict[str, str] = {}
@@ -120,7 +122,7 @@ def _v2(own: Path) -> Iterator[Finding]:
             "delegate them: Delegate=cpu cpuset memory pids in the unit of the user manager "
             "(systemctl edit user@.service) or of the executor",
         )
-    # An executor also moves processes and enables controllers, so it must write these files.
+    # Check these files, because an executor also moves processes and enables controllers.
     closed = [each for each in V2_CONTROL_FILES if not os.access(own / each, os.W_OK)]
     why = f"{closed[0]} is not writable" if closed else _cannot_make(own)
     if why:
@@ -131,7 +133,7 @@ def _v2(own: Path) -> Iterator[Finding]:
 
 
 def _cannot_make(parent: Path) -> str:
-    """Returns why no group can be created below `parent`; empty if it can."""
+    """Returns why no group can be created below `parent`; empty if a group can be created."""
     probe = parent / f"finegrain-doctor-{os.getpid()}"
     try:
         probe.mkdir()

@@ -37,7 +37,7 @@ def examine_devices(
 
     Args:
         settings: the configuration of the executor.
-        root: the root directory; tests pass a fake one.
+        root: the root directory. Tests pass a fake directory.
         source: the source of data on NVIDIA GPUs; None: NVIDIA's driver.
     """
     from finegrain_cli.config.daemon_options import task_executor_options
@@ -84,7 +84,7 @@ def examine_devices(
 
 
 def _nvidia(topology: HostTopology) -> Iterator[Finding]:
-    """Reports whether NVML answers, and MIG modes that keep a GPU from slots."""
+    """Reports whether NVML answers, and MIG modes because of which slots cannot use a GPU."""
     found = [gpu for gpu in topology.gpus if gpu.vendor == "nvidia"]
     on_bus = [
         each

@@ -1,6 +1,6 @@
-"""Findings of `finegrain doctor`, and the loop that runs its examinations.
+"""Defines the findings of `finegrain doctor`, and runs its examinations.
 
-If an examination raises an error, the error becomes a finding and the other examinations still run.
+If an examination raises an error, the error becomes a finding, and the next examinations still run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Grade(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One result of an examination. `fix` is a command or change that helps; empty for OK."""
+    """One result of an examination. `fix` is a command or change that helps. It is empty for OK."""
 
     name: str
     grade: Grade
@@ -58,7 +58,7 @@ def fail(name: str, message: str, fix: str) -> Finding:
 
 
 def examine(examinations: Sequence[tuple[str, Examination]]) -> Iterator[Finding]:
-    """Runs examinations in order; an error of an examination becomes a finding."""
+    """Runs examinations in order. An error of an examination becomes a finding."""
     for name, examination in examinations:
         try:
             yield from examination()

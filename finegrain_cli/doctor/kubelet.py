@@ -21,7 +21,7 @@ def examine_kubelet(settings: Settings, root: Path = Path("/")) -> Iterator[Find
 
     Args:
         settings: the configuration of the executor.
-        root: the root directory; tests pass a fake one.
+        root: the root directory. Tests pass a fake directory.
     """
     from finegrain_cli.config.daemon_options import task_executor_options
     from task_executor.helper.kubelet import KubeletFiles
@@ -36,7 +36,7 @@ def examine_kubelet(settings: Settings, root: Path = Path("/")) -> Iterator[Find
     config = str(options.kubelet_config) if options.kubelet_config else None
     found = KubeletFiles(str(options.kubelet_dir), config).read("")
     texts, failures = dict(found["texts"]), dict(found["failures"])
-    # A file that cannot be read is a warning. The readable files are compared nevertheless.
+    # Warn of files that cannot be read, but still compare the readable files.
     for failure in failures.values():
         yield warn(NAME, failure, "run the doctor, and the executor's helper, as root")
     if not texts:

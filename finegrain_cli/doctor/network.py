@@ -1,4 +1,6 @@
-"""Checks whether the daemons' ports are free or which process uses them, and the manager."""
+"""Checks the daemons' ports (whether they are free, or which process uses them), and the resource
+manager.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ OUR_MODULES = (["finegrain_cli"], ["finegrain_cli.local.daemon_process"])
 
 
 def examine_ports(settings: Settings) -> Iterator[Finding]:
-    """Checks each address that a daemon would listen at."""
+    """Checks each address at which a daemon would listen."""
     for key, address in (
         ("rm.listen", settings.rm.listen),
         ("rm.metrics_listen", settings.rm.metrics_listen),
@@ -38,8 +40,8 @@ def examine_manager(*, named: bool) -> Iterator[Finding]:
     """Checks whether a resource manager answers.
 
     Args:
-        named: whether the user gave the manager's address. If so, a missing answer is a failure,
-            otherwise a warning.
+        named: True if the user gave the resource manager's address. In this case a missing answer
+            is a failure, otherwise it is a warning.
     """
     from finegrain_cli.common import HINTS
     from finegrain_cli.connection import open_cluster, resolve_target
@@ -108,9 +110,8 @@ def _is_ours(words: list[str]) -> bool:
 
 
 def _owner(port: int) -> tuple[int, list[str]] | None:
-    """Returns the pid and command line of the process that listens at a port.
-
-    None if this user cannot see the process.
+    """Returns the pid and command line of the process that listens at a port; None if this user
+    cannot see the process.
     """
     inodes = {inode for table in ("tcp", "tcp6") for inode in _listening(table, port)}
     # /proc/net/tcp has the inode of each socket, and /proc/PID/fd links to "socket:[INODE]".

@@ -16,13 +16,13 @@ PARTS = {
     "resource manager": ("resource-manager", ("grpc", "sqlalchemy", "alembic", "structlog")),
     "task executor": ("task-executor", ("grpc", "structlog", "prometheus_client")),
 }
-CLOCK_UNSYNCHRONISED = 0x0040  # STA_UNSYNC of adjtimex(2)
-SIZE_OF_TIMEX = 208  # of struct timex on 64-bit Linux, in bytes
+CLOCK_UNSYNCHRONIZED = 0x0040  # STA_UNSYNC of adjtimex(2)
+SIZE_OF_TIMEX = 208  # size of struct timex on 64-bit Linux, in bytes
 OFFSET_OF_STATUS = 40
 
 
 def examine_software() -> Iterator[Finding]:
-    """Reports versions, and which parts of finegrain are installed."""
+    """Reports versions and the installed parts of finegrain."""
     yield ok("python", f"{platform.python_version()} ({sys.executable})")
     for part, (extra, modules) in PARTS.items():
         missing = [module for module in modules if find_spec(module) is None]
@@ -35,7 +35,7 @@ def examine_software() -> Iterator[Finding]:
 
 
 def _sqlite() -> Iterator[Finding]:
-    """Reports the version of SQLite; `finegrain db check` applies the same rules."""
+    """Reports the version of SQLite, with the rules of `finegrain db check`."""
     found = []
     if find_spec("sqlalchemy") is not None:
         from resource_manager.storage.sqlite_store import version_findings
@@ -49,16 +49,16 @@ def _sqlite() -> Iterator[Finding]:
 
 
 def examine_clock() -> Iterator[Finding]:
-    """Checks whether the kernel regards the clock as synchronised."""
+    """Checks whether the kernel regards the clock as synchronized."""
     libc = ctypes.CDLL(None, use_errno=True)
-    # The buffer has twice the size, in case the struct is larger on this host. It is zero, and
-    # modes = 0 only reads the clock.
+    # Allocate twice the size, because the struct may be larger on this host. The buffer is filled
+    # with zeros, and modes = 0 only reads the clock.
     buffer = ctypes.create_string_buffer(SIZE_OF_TIMEX * 2)
     if libc.adjtimex(buffer) < 0:
         yield warn("clock", f"cannot be read: {os.strerror(ctypes.get_errno())}", "none needed")
         return
     status = int.from_bytes(buffer.raw[OFFSET_OF_STATUS : OFFSET_OF_STATUS + 4], sys.byteorder)
-    if status & CLOCK_UNSYNCHRONISED:
+    if status & CLOCK_UNSYNCHRONIZED:
         yield warn(
             "clock",
             "not synchronized: timestamps of hosts may differ (nothing else depends on the clock)",

@@ -1,4 +1,4 @@
-"""Checks what the daemons need on disk: state directories, certificates, the database."""
+"""Checks the files that the daemons need on disk: state directories, certificates, the database."""
 
 from __future__ import annotations
 
@@ -70,7 +70,9 @@ def examine_credentials(settings: Settings) -> Iterator[Finding]:
 
 
 def examine_database(settings: Settings) -> Iterator[Finding]:
-    """Checks the connection, the schema and the content of the database; reports its lock owner."""
+    """Checks the connection, the schema and the content of the database. Reports the owner of its
+    lock.
+    """
     from finegrain_cli.config.daemon_options import database_url
     from resource_manager.storage import schema
     from resource_manager.storage.location import DatabaseUrl

@@ -1,1 +1,3 @@
-"""`finegrain job run` and `finegrain job status`: run a job graph, and show its progress."""
+"""Implements `finegrain job run` and `finegrain job status`, which run a job graph and show its
+progress.
+"""

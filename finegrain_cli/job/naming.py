@@ -1,6 +1,6 @@
 """Finds the job that a user means, by path or name of its state file.
 
-If several jobs match, the newest one is meant.
+If several jobs match, the user means the newest job.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def state_file_of(text: str) -> Path:
 def find_state_file(text: str) -> Path | None:
     """Returns the state file of a job; None: there is no such job.
 
-    `text` may be the path of the file, its name without suffix, or the beginning of the name.
+    `text` may be the path of the file, the file's name without suffix, or the beginning of this
+    name.
     """
     from finegrain_client.graph_run.status import state_files
 

@@ -1,6 +1,6 @@
-"""The main sequence of `finegrain job run`: start, continue, follow or cancel a job.
+"""Implements the main sequence of `finegrain job run`: starts, continues, follows or cancels a job.
 
-The first Ctrl-C cancels the job. A second Ctrl-C ends this process at once; the job can be
+The first Ctrl-C cancels the job. A second Ctrl-C ends this process at once, and the job can be
 continued later.
 """
 
@@ -59,7 +59,7 @@ def start(spec: GraphRunSpec, state: str, options: JobRunOptions) -> int:
     """
     asyncio.run(check_connection())
     path = Path(state).absolute() if state else default_state_file(spec.plan.name)
-    # The file is closed at once, because the runner opens it again, perhaps in another process.
+    # Close the file at once, because the runner opens it again, perhaps in another process.
     GraphStateFile.create(path, spec).close()
     try:
         return _detached(path, options) if options.detach else work_on(path, options)
@@ -68,7 +68,7 @@ def start(spec: GraphRunSpec, state: str, options: JobRunOptions) -> int:
 
 
 def attach(name: str, options: JobRunOptions) -> int:
-    """Follows a job that a process works on, or continues a job that no process works on.
+    """Follows a job on which a process works, or continues a job on which no process works.
 
     Raises:
         FinegrainError: there is no such job, or it could not be continued.
@@ -93,13 +93,13 @@ def attach(name: str, options: JobRunOptions) -> int:
         try:
             return _detached(path, options) if options.detach else work_on(path, options)
         except AlreadyExists as error:
-            # Another process has just resumed the job, so this one follows it.
+            # Another process has just resumed the job, so follow the job.
             if error.reason is not Reason.STORE_IN_USE:
                 raise
 
 
 def stop(name: str, options: JobRunOptions) -> int:
-    """Cancels a job, whether a process works on it or not.
+    """Cancels a job, with or without a process that works on it.
 
     Raises:
         FinegrainError: there is no such job, or its runner cannot be stopped.
@@ -126,7 +126,7 @@ def work_on(path: Path, options: JobRunOptions) -> int:
 
 
 async def _work(path: Path, show: Callable[[GraphProgress], None]) -> int:
-    """Works on the job; returns the number of the termination signal that arrived, or 0."""
+    """Works on the job. Returns the number of the termination signal that arrived, or 0."""
     async with open_cluster_async(OUTAGE_S) as cluster:
         job = GraphJob(cluster, state_file=path)
 
@@ -164,7 +164,7 @@ class _Lines:
             self.close()
 
     def close(self) -> None:
-        """Prints what was not printed yet."""
+        """Prints the last progress, if it was not printed yet."""
         if self._latest != self._printed and not self._quiet:
             say(f"finegrain: {self._name}: {self._latest}")
             self._next_s = time.monotonic() + LINE_EVERY_S
@@ -203,7 +203,9 @@ def _print_detached(job: GraphJobStatus, options: JobRunOptions) -> int:
 
 
 def _remove_unless_started(path: Path) -> None:
-    """Removes the state file if the job was never registered: there is nothing to continue."""
+    """Removes the state file if the job was never registered, because there is nothing to
+    continue.
+    """
     try:
         job = read_job_status(path)
     except FinegrainError:
@@ -214,6 +216,6 @@ def _remove_unless_started(path: Path) -> None:
 
 
 def _report_outcome(job: GraphJobStatus, options: JobRunOptions) -> int:
-    """Prints how a job ended and returns the exit code."""
+    """Prints how a job ended, and returns the exit code."""
     print_outcome(job, options.form)
     return ExitCode.OK if job.state is GraphState.FINISHED else ExitCode.THREADS_FAILED

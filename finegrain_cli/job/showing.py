@@ -1,4 +1,6 @@
-"""`finegrain job status JOB` and `finegrain explain JOB`: show a job, and why its regions wait."""
+"""Implements `finegrain job status JOB` and `finegrain explain JOB`, which show a job and why its
+regions wait.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ def _operators_of(job: GraphJobStatus) -> OperatorsInUse:
 
     try:
         return asyncio.run(ask())
-    except FinegrainError as error:  # for example, no role for it: the job is shown without
+    # for example, the caller has no suitable role: show the job without its operators
+    except FinegrainError as error:
         hosts = {each.executor_id for each in job.tasks if each.running}
         return OperatorsInUse(missing=dict.fromkeys(sorted(hosts), error.message))
 
@@ -44,7 +47,7 @@ def explain_job(path: Path, executor_id: str, max_executors: int, form: OutputFo
     Args:
         path: state file of the job.
         executor_id: explain only this executor; empty: all executors.
-        max_executors: the most executors to list for each request.
+        max_executors: maximum number of executors to list for each request.
         form: table or JSON.
 
     Raises:

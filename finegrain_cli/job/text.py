@@ -1,4 +1,4 @@
-"""Prints a job that runs a job graph: as text for people, and as JSON."""
+"""Prints a job that runs a job graph, as text for people or as JSON."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _OPERATORS = (
     Column("quota", lambda row: format_bytes(row["quota_bytes"]), right=True),
     Column(
         "used",
-        # With the enforcement DECLARED, no process measures what the operator uses.
+        # With the enforcement DECLARED, no process measures the use of the operator.
         lambda row: format_bytes(row["used_bytes"]) if row["enforcement"] != DECLARED else "-",
         right=True,
     ),
@@ -99,7 +99,7 @@ def progress_text(progress: GraphProgress) -> str:
 
 
 def job_dict(job: GraphJobStatus) -> dict[str, Any]:
-    """Returns a job as data for JSON. Only the names of its environment variables are shown."""
+    """Returns a job as data for JSON, with only the names of its environment variables."""
     return {
         "job": Path(job.state_file).stem,
         "name": job.spec.plan.name,
@@ -155,7 +155,7 @@ def print_status(job: GraphJobStatus, found: OperatorsInUse, form: OutputFormat)
         for each in job.regions
         if each.message
     ]
-    # A job may have 100,000 tasks. Running tasks come first, because people look for them.
+    # A job may have 100,000 tasks. Show running tasks first, because people look for these.
     tasks = sorted(shown["tasks"], key=lambda row: not row["running"])
     if tasks:
         lines += ["", *table_lines(_TASKS, tasks[:TASKS_SHOWN], form)]
@@ -182,7 +182,8 @@ def print_explanation(
 
     Args:
         job: the job.
-        waits: for each region that waits for slots, by its number: the explanation of its request.
+        waits: the explanation of the request of each region that waits for slots, by the number of
+            the region.
         form: table or JSON.
     """
     shown = job_dict(job)

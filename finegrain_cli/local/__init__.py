@@ -1,1 +1,1 @@
-"""The local cluster of `finegrain up`: resource manager and executors on this host."""
+"""Runs the local cluster of `finegrain up`: a resource manager and executors on this host."""

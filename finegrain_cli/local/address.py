@@ -1,7 +1,7 @@
 """Keeps the resource manager's address when `finegrain up` uses a state directory again.
 
-Batches, jobs and executors may outlive a resource manager, and continue to call its address. So the
-next resource manager listens at the same port, if that port is free.
+Batches, jobs and executors may continue after the end of a resource manager, and call its address
+again. So the next resource manager listens at the same port, if this port is free.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pathlib import Path
 from finegrain.options import ListenOptions
 
 ADDRESS_FILE = "up.address"
-"""A file in the state directory. It remains after `finegrain up` has ended."""
+"""The name of a file in the state directory, which stays after `finegrain up` has ended."""
 
 
 def write_address(state_dir: Path, address: str) -> None:
     """Saves the address for the next cluster that uses this directory."""
-    with suppress(OSError):  # this cluster works without the file
+    with suppress(OSError):  # ignore this, because the cluster works without the file
         (state_dir / ADDRESS_FILE).write_text(f"{address}\n", encoding="utf-8")
 
 
@@ -32,7 +32,8 @@ def previous_address(state_dir: Path, wanted: ListenOptions) -> ListenOptions:
         former = (state_dir / ADDRESS_FILE).read_text(encoding="utf-8").strip()
         former_host, _, former_port = former.rpartition(":")
         with socket.socket() as probe:
-            # Connections of the former process in TIME_WAIT must not make the port look busy.
+            # Set this option, because connections of the former process in TIME_WAIT must not make
+            # the port look busy.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, int(former_port)))
     except (OSError, ValueError, OverflowError):

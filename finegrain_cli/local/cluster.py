@@ -1,11 +1,11 @@
-"""A whole cluster on this host as child processes: for `finegrain up`, and for tests.
+"""Runs a whole cluster on this host as child processes, for `finegrain up` and for tests.
 
 This module determines the order in which daemons start and stop. When one daemon ends by itself,
-the others are stopped as well. A stopped cluster leaves no process and no cgroup.
+all other daemons are stopped as well. A stopped cluster leaves no process and no cgroup.
 
 Tasks run as the user who starts the cluster. All files are in one directory: `rm/` (database,
-certificates), `executors/ID/`, `logs/`. Only sockets are in a temporary directory, because their
-path must be short.
+certificates), `executors/ID/`, `logs/`. Only sockets are in a temporary directory, because the path
+of a socket must be short.
 """
 
 from __future__ import annotations
@@ -75,28 +75,29 @@ class ExecutorNote:
 class LocalCluster:
     """One resource manager and some task executors on this host.
 
-    Use it in `with`, or call `start` and `stop`. After `start` these are set: `address`,
-    `metrics_address`, `state_dir`, `credentials_file` (of the operator who started it), `notes`;
-    with `scale` also `scaled`.
+    Use it in `with`, or call `start` and `stop`. `start` sets `address`, `metrics_address`,
+    `state_dir`, `notes`, and `credentials_file` (with the role `operator`); with `scale`, it also
+    sets `scaled`.
 
     Args:
         executors: number of executors, each with an equal part of this host. Not used if `shares`
             or `scale` is given.
         shares: the executors, each with an explicit part of this host.
-        scale: how many executors the resource manager may start and stop on demand. The cluster
-            then starts without executors.
+        scale: the number of executors that the resource manager may start and stop on demand. With
+            `scale`, the cluster starts without executors.
         state_dir: directory of all files except sockets, such as the directory of an earlier
             cluster; None: a temporary directory.
-        listen: address of the resource manager; port 0: the kernel chooses.
-        metrics_listen: address of its metrics; port 0: the kernel chooses.
-        cpus: divide only these cpus; empty: all.
-        memory_bytes: divide only this much memory; None: all.
+        listen: address of the resource manager. With port 0, the kernel chooses the port.
+        metrics_listen: address of the resource manager's metrics. With port 0, the kernel chooses
+            the port.
+        cpus: divide only these cpus; empty: all cpus.
+        memory_bytes: divide only this amount of memory; None: all memory.
         isolation: "auto"; or "none", so that no limits are enforced.
-        fake_gpus: each executor pretends to have the GPUs of this machine, such as "dgx-a100";
-            empty: the real GPUs.
+        fake_gpus: the machine whose GPUs each executor pretends to have, such as "dgx-a100"; empty:
+            the real GPUs.
         fairness: settings of the order in which requests are served; None: the defaults.
         log: level and format of the daemons' logs.
-        show_logs: let the daemons log to this process's standard error.
+        show_logs: True: the daemons log to this process's standard error.
 
     Raises:
         InvalidArgument: there is no executor, or two executors have the same id.
@@ -163,23 +164,26 @@ class LocalCluster:
             raise FinegrainError("something was left behind: " + "; ".join(left))
 
     def start(self) -> None:
-        """Starts everything and waits until all executors have registered.
+        """Starts all daemons, and waits until all executors have registered.
 
         Raises:
-            ConfigurationError: a daemon did not start; the message has its last log line. All
-                other daemons have been stopped.
+            ConfigurationError: a daemon did not start. The message has the last line of its log.
+                All other daemons have been stopped.
         """
         try:
             self._prepare()
             self._start_manager()
             self._start_executors()
         except BaseException:
-            # This also runs after Ctrl-C: processes that have started must not be left behind.
+            # Stop after Ctrl-C as well, because processes that have started must not be left
+            # behind.
             self.stop()
             raise
 
     def ended(self) -> str:
-        """Returns which daemon ended by itself, with its last log line; empty while all run."""
+        """Returns a message about a daemon that ended by itself, with its last log line; empty
+        while all daemons run.
+        """
         for daemon in self._daemons():
             if not daemon.runs():
                 return describe_exit(daemon)
@@ -196,7 +200,7 @@ class LocalCluster:
         raise FinegrainError(f"{what}; everything else is stopped now")
 
     def stop(self) -> list[str]:
-        """Frees all slots, ends all processes and removes temporary files; may be called twice.
+        """Frees all slots, ends all processes and removes temporary files. It may be called twice.
 
         Returns:
             One line for each process, cgroup or directory that could not be removed.
@@ -204,8 +208,9 @@ class LocalCluster:
         if self._base is None:
             return []
         with signals_deferred():
-            # Executors stop first, because they report their last changes to the resource manager.
-            # All executors get the signal before the first wait, so they stop at the same time.
+            # Stop the executors first, because they report their last changes to the resource
+            # manager. Signal all executors before the first wait, so that they stop at the same
+            # time.
             for executor in self._executors:
                 executor.terminate()
             for executor in self._executors:
@@ -215,14 +220,15 @@ class LocalCluster:
             if self._manager is not None:
                 self._manager.terminate()
                 self._end(self._manager)
-            # The resource manager has ended, so it can start no executor during the sweep.
+            # Sweep now: the resource manager has ended, so it can start no executor during the
+            # sweep.
             left = self.scaled.sweep() if self.scaled else []
             folders = [self.state_dir / "executors" / each.executor_id for each in self.shares]
             left += find_leftovers(self._base, self.state_dir, folders)
             shutil.rmtree(self._base, ignore_errors=True)
             if self._base.exists():
                 left.append(f"directory {self._base}")
-            # The lock is released last: until then, another cluster must not use the directory.
+            # Release the lock last, because no other cluster may use the directory before.
             if self._lock is not None:
                 os.close(self._lock)
         self._lock = None
@@ -245,7 +251,7 @@ class LocalCluster:
                 "another one with --state-dir",
                 details={"state_dir": self.state_dir},
             ) from None
-        # The lock comes before any change of a file: another cluster may use the directory.
+        # Take the lock before any change of a file, because another cluster may use the directory.
         self._lock = take_lock(self.state_dir)
         if self._scale is not None:
             self.scaled = ScaledExecutors(
@@ -272,14 +278,14 @@ class LocalCluster:
         )
         if self.scaled is not None:
             assert self._lock is not None  # noqa: S101 - _prepare has run
-            # The sweeper starts before the resource manager, which may start executors at once.
+            # Start the sweeper before the resource manager, which may start executors at once.
             self.scaled.start_sweeper(self._lock)
         self._manager = manager = self._daemon("resource manager", "rm", options)
         manager.start()
         self._await(manager, lambda: manager.endpoint() is not None)
         note = manager.endpoint() or {}
         self.address = str(note["address"])
-        # The next cluster in this directory then listens at the same port.
+        # Save the address, so that the next cluster in this directory listens at the same port.
         write_address(self.state_dir, self.address)
         self.metrics_address = str(note.get("metrics_address") or "")
 
@@ -294,7 +300,8 @@ class LocalCluster:
             options = self._executor_options(share)
             name = f"executor {share.executor_id}"
             self._executors.append(self._daemon(name, share.executor_id, options))
-        for executor in self._executors:  # all at once, so that they start in parallel
+        # start all executors without waiting, so that they start in parallel
+        for executor in self._executors:
             executor.start()
         for share, executor in zip(self.shares, self._executors, strict=True):
             self._await(executor, partial(_registered, executor))
@@ -363,9 +370,9 @@ class LocalCluster:
         yield from (executor for executor in self._executors if executor.pid)
 
     def _end(self, daemon: DaemonProcess) -> None:
-        """Waits for the end of a daemon that got SIGTERM; kills it after the timeout.
+        """Waits for the end of a daemon that got SIGTERM. Kills the daemon after the timeout.
 
-        If the daemon is an executor that did not stop in order, `sweep` frees its slots.
+        If the daemon is an executor that did not stop in an orderly way, `sweep` frees its slots.
         """
         if not daemon.pid:
             return
@@ -382,8 +389,8 @@ def _equal_shares(
     """Returns equal parts of this host.
 
     The executors' names contain a hash of the path of the state directory. So the names are unique
-    on the host, as names of control groups must be, and stay the same when the directory is used
-    again.
+    on the host, because names of control groups must be unique, and stay the same when the
+    directory is used again.
     """
     mark = hashlib.sha256(os.fsencode(state_dir)).hexdigest()[:6]
     names = [f"local-{mark}-{number}" for number in range(1, executors + 1)]
@@ -391,7 +398,7 @@ def _equal_shares(
 
 
 def _registered(executor: DaemonProcess) -> bool:
-    """Returns whether the executor serves and the resource manager knows it."""
+    """Returns True if the executor serves and the resource manager knows it."""
     note = executor.endpoint()
     if note is None:
         return False

@@ -2,7 +2,7 @@
 
 This module contains the code of the parent and of the child. The child receives its options over
 standard input, which stays open. When the parent ends, even by SIGKILL, the child reads the end of
-the input and stops in order.
+the input and stops in an orderly way.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class DaemonProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Starts the daemon; may be called again after it has ended."""
+        """Starts the daemon. It may be called again after the daemon has ended."""
         environment = {k: v for k, v in os.environ.items() if k not in NOT_FOR_CHILDREN}
         environment["TMPDIR"] = str(self._temporary_dir)  # for the tasks' scratch directories
         with self._log_file.open("ab") as log:
-            # In its own session the child gets no signals from the terminal.
+            # Start the child in its own session, so that it gets no signals from the terminal.
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", __name__],
                 stdin=subprocess.PIPE,
@@ -71,13 +71,13 @@ class DaemonProcess:
         return self._process.poll() if self._process else None
 
     def runs(self) -> bool:
-        """Returns whether the process runs."""
+        """Returns True if the process runs."""
         return self._process is not None and self._process.poll() is None
 
     def endpoint(self) -> dict[str, Any] | None:
         """Returns the daemon's note with its addresses; None until the daemon serves.
 
-        A note with another pid is ignored, because an earlier process wrote it.
+        The method ignores a note with another pid, because an earlier process has written it.
         """
         try:
             note = json.loads((self.options.state_dir / ENDPOINT_FILE).read_text(encoding="utf-8"))
@@ -86,12 +86,12 @@ class DaemonProcess:
         return note if isinstance(note, dict) and note.get("pid") == self.pid else None
 
     def terminate(self) -> None:
-        """Asks the daemon to stop in order (SIGTERM)."""
+        """Orders the daemon to stop in an orderly way (SIGTERM)."""
         if self.runs() and self._process:
             self._process.terminate()
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits until the process has ended; returns whether it has."""
+        """Waits until the process has ended. Returns False if it still runs after the timeout."""
         if self._process is None:
             return True
         try:
@@ -122,7 +122,7 @@ class DaemonProcess:
 
 
 def main() -> int:
-    """Entry point of the child: reads its options, and serves until SIGTERM or the parent's end."""
+    """Runs the child: reads its options, and serves until SIGTERM or the parent's end."""
     options = pickle.load(sys.stdin.buffer)  # noqa: S301 - from our parent, over its own pipe
     threading.Thread(target=_stop_with_parent, daemon=True).start()
     if isinstance(options, ResourceManagerOptions):

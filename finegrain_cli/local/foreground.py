@@ -1,4 +1,4 @@
-"""`finegrain up`: runs a local cluster in the foreground.
+"""Implements `finegrain up`, which runs a local cluster in the foreground.
 
 This module prints the messages for people. It stops all daemons after Ctrl-C, SIGTERM or a closed
 terminal, and when one daemon has ended by itself.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from finegrain_client.types.status import ExecutorStatus
 
 GUEST = "guest"
-"""Name of the user who logs in with the token that `up` prints."""
+"""Name of the user that logs in with the token that `up` prints."""
 GUEST_TTL_S = 24 * 3600
 JSON = (OutputFormat.JSON, OutputFormat.JSONL)
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -43,7 +43,7 @@ def run_in_foreground(cluster: LocalCluster, output: OutputFormat) -> None:
 
     Raises:
         ConfigurationError: the cluster did not start.
-        FinegrainError: a daemon ended by itself, or something was left behind.
+        FinegrainError: a daemon ended by itself, or a process, group or directory was left behind.
     """
     failure: FinegrainError | None = None
     with _stop_signals():
@@ -57,7 +57,7 @@ def run_in_foreground(cluster: LocalCluster, output: OutputFormat) -> None:
         except FinegrainError as error:
             failure = error
         finally:
-            # In `finally`, because a signal may arrive while the cluster starts.
+            # Stop in `finally`, because a signal may arrive while the cluster starts.
             left = cluster.stop()
     for each in left:
         _say(f"left behind: {each}")
@@ -85,7 +85,7 @@ def _announce(cluster: LocalCluster, output: OutputFormat) -> None:
     with blocking.connect((cluster.address,), credentials=cluster.credentials_file) as client:
         # With `--scale` no executor runs at the start.
         executors = [] if cluster.scaled else client.executors()
-        # JSON is often logged, so there the token is left out.
+        # Leave out the token in JSON, because JSON is often logged.
         guest = (
             client.create_token(Role.USER, GUEST, ttl_s=GUEST_TTL_S) if output not in JSON else None
         )
@@ -136,7 +136,9 @@ def _announce(cluster: LocalCluster, output: OutputFormat) -> None:
 
 
 def _example_size(cluster: LocalCluster) -> str:
-    """Returns `--cpu` and `--memory` of the example command, at most what a new executor has."""
+    """Returns `--cpu` and `--memory` of the example command, with at most the amounts of a new
+    executor.
+    """
     total = cluster.scaled.total if cluster.scaled else {}
     cpu_milli = min(500, total.get(CPU_MILLI, 500))
     memory_bytes = min(256 * MIB, total.get(MEMORY_BYTES, 256 * MIB))
@@ -159,7 +161,7 @@ def _scale(cluster: LocalCluster) -> dict[str, Any] | None:
 def _not_enforced(executors: list[ExecutorStatus]) -> list[str]:
     """Returns lines for the limits that are not enforced, then for the reasons with their fixes.
 
-    Several limits may have the same reason; it is printed once.
+    If several limits have the same reason, the reason is printed once.
     """
     notes = [note for each in executors if each.isolation for note in each.isolation.notes]
     whats = dict.fromkeys(note.partition(" (")[0] for note in notes)
@@ -178,7 +180,7 @@ def _user() -> str:
 
 
 def _say(message: str) -> None:
-    """Prints a line; a closed terminal is not an error."""
+    """Prints a line. A closed terminal is not an error."""
     try:
         say(message)
     except OSError:
@@ -191,7 +193,7 @@ def _stop_signals() -> Iterator[None]:
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         nonlocal is_stopping
-        # A second signal must not interrupt the stop that the first one has begun.
+        # Ignore a second signal, which must not interrupt the stop that the first signal has begun.
         if is_stopping:
             return
         is_stopping = True

@@ -1,4 +1,6 @@
-"""Join tokens for the executors of a local cluster, so that its user has nothing to set up."""
+"""Writes join tokens for the executors of a local cluster, so that its user need not set up
+anything.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,9 @@ def write_join_tokens(
 
     Args:
         state_dir: state directory of the local cluster.
-        executor_ids: ids of its executors.
-        address: address of its resource manager.
-        operator: the operator's credentials.
+        executor_ids: ids of the cluster's executors.
+        address: address of the cluster's resource manager.
+        operator: credentials file with the role `operator`.
 
     Raises:
         FinegrainError: the resource manager did not answer.
@@ -50,7 +52,9 @@ def write_join_tokens(
 
 
 def _is_member(state_dir: Path, executor_id: str, authorities: str) -> bool:
-    """Returns whether an executor has a certificate; removes one of an earlier authority."""
+    """Returns True if an executor has a certificate of this cluster. Removes a certificate of an
+    earlier authority.
+    """
     path = join_token_file(state_dir, executor_id).with_name(EXECUTOR_FILE)
     try:
         found = read_credentials(path)

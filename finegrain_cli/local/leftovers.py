@@ -1,4 +1,5 @@
-"""Finds processes and cgroups that a stopped local cluster has left on this host; removes nothing.
+"""Finds processes and cgroups that a stopped local cluster has left on this host. Does not remove
+them.
 
 A process belongs to the cluster if its command line contains a path in the cluster's directories. A
 cgroup belongs to the cluster if a helper of the cluster created it.
@@ -14,12 +15,12 @@ from resource_manager.providers.process_tree import executor_processes
 
 
 def find_leftovers(base: Path, state_dir: Path, executor_dirs: Sequence[Path]) -> list[str]:
-    """Returns one line per process and per control group that should not exist any more.
+    """Returns one line for each process and each control group that should no longer exist.
 
     Args:
         base: temporary directory of the cluster.
         state_dir: state directory of the cluster.
-        executor_dirs: state directories of its executors.
+        executor_dirs: state directories of the cluster's executors.
     """
     found = {
         each: words for folder in (base, state_dir) for each, words in executor_processes(folder)

@@ -1,7 +1,8 @@
-"""The lock of a state directory. At most one local cluster uses the directory at a time.
+"""Implements the lock of a state directory, because of which at most one local cluster uses the
+directory at a time.
 
-The sweeper of a cluster inherits the lock. If `finegrain up` is killed, the sweeper holds the lock
-while it stops the executors, and the next `finegrain up` waits for it.
+The sweeper of a cluster inherits the lock. If `finegrain up` is killed, the sweeper keeps the lock
+while it stops the executors, and the next `finegrain up` waits for the lock.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ def take_lock(state_dir: Path, *, wait_s: float = SWEEP_WAIT_S) -> int:
 
     Args:
         state_dir: state directory of the cluster.
-        wait_s: how long to wait for the sweeper of a cluster that was killed.
+        wait_s: the time to wait for the sweeper of a cluster that was killed, in seconds.
 
     Raises:
-        ConfigurationError: another cluster uses the directory, or it cannot be written.
+        ConfigurationError: another cluster uses the directory, or the directory cannot be written.
     """
     path = state_dir / LOCK_FILE
     try:
@@ -59,7 +60,8 @@ def _lock(descriptor: int, state_dir: Path, deadline: float) -> None:
             return
         except OSError:
             owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
-        # A running `finegrain up` keeps the lock, so waiting is useless. A sweeper will release it.
+        # Do not wait for a running `finegrain up`, which keeps the lock. Wait for a sweeper, which
+        # will release the lock.
         if _is_running(owner) or time.monotonic() > deadline:
             _refuse(state_dir, owner)
         time.sleep(POLL_INTERVAL_S)

@@ -30,7 +30,7 @@ def published(note: Mapping[str, Any]) -> Iterator[None]:
     path = directory / f"{os.getpid()}.json"
     fresh = directory / f".{os.getpid()}.new"
     with fresh.open("w", encoding="utf-8") as file:
-        # Locked before the rename, because readers remove a note without a lock.
+        # Lock the note before the rename, because readers remove a note without a lock.
         fcntl.flock(file, fcntl.LOCK_EX)
         json.dump(note, file)
         file.flush()

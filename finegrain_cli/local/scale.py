@@ -1,8 +1,9 @@
-"""Executors of a local cluster that its resource manager starts and stops itself (`--scale`).
+"""Prepares the executors of a local cluster that its resource manager starts and stops itself
+(`--scale`).
 
-This module divides the host among these executors and writes the providers' file. It also makes
-sure that no executor outlives the cluster: `finegrain up` stops the executors at its end. If
-`finegrain up` is killed, the sweeper stops them.
+This module divides the host among these executors and writes the providers' file. It also ensures
+that no executor continues after the end of the cluster: `finegrain up` stops the executors at its
+end. If `finegrain up` is killed, the sweeper stops the executors.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from finegrain_cli.local.leftovers import groups_of
 from finegrain_cli.local.shares import cpu_milli_of, equal_parts
 from finegrain_cli.local.stop import KILL_GRACE_MS, STOP_TIMEOUT_S
 
-# This process imports these modules when it starts. When it stops the executors, another version of
-# finegrain may be installed.
+# Import these modules at the start of this process, because another version of finegrain may be
+# installed when the process stops the executors.
 from resource_manager.providers.process_executor import ExecutorDirectory, executor_paths
 from resource_manager.providers.process_sweep import stop_everything
 from task_executor.host.network_ports import TASK_PORTS_DEFAULT, offered_ports, read_range
@@ -42,8 +43,8 @@ IDLE_TIMEOUT_MS = 60_000
 class Scale:
     """How a local cluster grows and shrinks.
 
-    `executors_max`: the most executors at a time. `idle_timeout_ms`: an executor without slots is
-    stopped after this time.
+    `executors_max` is the maximum number of executors at a time. `idle_timeout_ms` is the time
+    after which an executor without slots is stopped.
     """
 
     executors_max: int
@@ -69,10 +70,12 @@ class ScaledExecutors:
     """All executors that the resource manager of one local cluster may start.
 
     Args:
-        scale: the most executors, and the time after which an idle executor is stopped.
-        state_dir: state directory of the cluster; executors that already run in it are adopted.
-        cpus: divide only these cpus; empty: all.
-        memory_bytes: divide only this much memory; None: all.
+        scale: the maximum number of executors, and the time after which an idle executor is
+            stopped.
+        state_dir: state directory of the cluster. Executors that already run in this directory are
+            adopted.
+        cpus: divide only these cpus; empty: all cpus.
+        memory_bytes: divide only this amount of memory; None: all memory.
         isolation: "auto"; or "none", so that no limits are enforced.
     """
 
@@ -121,8 +124,8 @@ class ScaledExecutors:
         """Starts the sweeper, which stops the executors if this process is killed.
 
         Args:
-            lock: descriptor of the state directory's lock. The sweeper inherits it and holds it
-                until all executors have ended.
+            lock: descriptor of the state directory's lock. The sweeper inherits the lock, and keeps
+                it until all executors have ended.
         """
         self._sweeper = subprocess.Popen(
             [sys.executable, "-P", "-m", "finegrain_cli.local.sweeper"],
@@ -139,13 +142,13 @@ class ScaledExecutors:
         self._sweeper.stdin.flush()
 
     def ended(self) -> str:
-        """Returns a message if the sweeper has ended too early; empty while it runs."""
+        """Returns a message if the sweeper has ended too early; empty while the sweeper runs."""
         if self._sweeper is None or self._sweeper.poll() is None:
             return ""
         return f"the sweeper of executors ended with exit code {self._sweeper.returncode}"
 
     def stop_executors(self) -> None:
-        """Stops all executors in order.
+        """Stops all executors in an orderly way.
 
         The resource manager must still run, because the executors send it their last reports.
         """
@@ -166,14 +169,14 @@ class ScaledExecutors:
         Returns:
             One line for each process or cgroup that is still there.
         """
-        # The groups are read before the sweep, which may remove the files that list them.
+        # Read the groups before the sweep, which may remove the files that list the groups.
         groups = [
             group for path in executor_paths(self.directory) for group in groups_of(path / "state")
         ]
         left = stop_everything(self.directory)
         left += [f"cgroup {group}" for group in groups if Path(group).exists()]
         if self._sweeper is not None:
-            self._sweeper.kill()  # nothing is left for it to stop
+            self._sweeper.kill()  # the sweeper has nothing left to stop
             self._sweeper.communicate()
             self._sweeper = None
         return left
@@ -182,7 +185,7 @@ class ScaledExecutors:
         def text(value: str) -> str:
             return json.dumps(value, ensure_ascii=False)
 
-        # The totals are written out, because each executor also offers ports.
+        # Write the totals explicitly, because each executor also offers ports.
         ports = len(offered_ports(read_range(TASK_PORTS_DEFAULT)))
         amounts = f'cpu = "{self.total[CPU_MILLI]}m", memory = "{self.total[MEMORY_BYTES]}"'
         lines = [

@@ -1,8 +1,8 @@
-"""Divides this host into explicit shares for executors that run on it side by side.
+"""Divides this host into explicit shares for executors that run on it at the same time.
 
-Each share has whole cores or, if there are too few cores, single cpus. With fewer cpus than
-executors, shares are amounts of cpu time on the same cpus. Resources for the system are reserved
-once for the whole host, not once per executor.
+Each share has whole cores or, if there are too few cores, single cpus. If there are fewer cpus than
+executors, a share is an amount of cpu time on cpus that all executors use. Resources for the system
+are reserved once for the whole host, not once per executor.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ CPU_MILLI_MIN = 10
 class ExecutorShare:
     """One executor and its part of the host.
 
-    The executor gets exactly the cpus in `cpus`; if `cpus` is empty, all that this process may use.
-    It gets at most `cpu_milli` of cpu time, and exactly `memory_bytes` of memory. Without `cpus`
-    and with None for both amounts, it gets the whole host minus the reserve for the system.
+    The executor gets exactly the cpus in `cpus`, at most `cpu_milli` of cpu time, and exactly
+    `memory_bytes` of memory. If `cpus` is empty, it gets all cpus that this process may use. If
+    `cpus` is empty and both amounts are None, it gets the whole host minus the reserve for the
+    system.
     """
 
     executor_id: str
@@ -42,7 +43,7 @@ class ExecutorShare:
 def divide_host(
     names: Sequence[str], *, cpus: str = "", memory_bytes: int | None = None
 ) -> list[ExecutorShare]:
-    """Returns equal shares of this host, or of the given part of it.
+    """Returns equal shares of this host, or of the given part of this host.
 
     Args:
         names: ids of the executors.
@@ -54,7 +55,8 @@ def divide_host(
     """
     if len(names) == 1:
         if cpus or memory_bytes is not None:
-            # The executor would refuse the part only after other daemons have started.
+            # Check the part here, because the executor would refuse it only after other daemons
+            # have started.
             _host(cpus, memory_bytes)
         return [ExecutorShare(names[0], cpus=cpus, memory_bytes=memory_bytes)]
     return divide(names, *_host(cpus, memory_bytes))
@@ -63,17 +65,19 @@ def divide_host(
 def equal_parts(
     names: Sequence[str], *, cpus: str = "", memory_bytes: int | None = None
 ) -> list[ExecutorShare]:
-    """Like `divide_host`, but all shares have the same size, and even a single share is explicit.
+    """Divides the host as `divide_host` does, but into shares of the same size; even a single share
+    is explicit.
 
     If whole cores cannot be divided evenly, every executor gets the same amount of cpu time on the
-    same cpus. Example: 3 executors on 4 cores get 1333 thousandths of a core each, on all 4.
+    same cpus. Example: on 4 cores, each of 3 executors gets 1333 thousandths of a core, on all 4
+    cores.
 
     Raises:
         InvalidArgument: the part does not exist here, or is too small for this many executors.
     """
     topology, capacity = _host(cpus, memory_bytes)
     shares = divide(names, topology, capacity)
-    # All executors have the same executor shape, so they must have the same size.
+    # All executors have the same executor shape, so all shares must have the same size.
     if len({cpu_milli_of(share) for share in shares}) == 1:
         return shares
     usable = str(capacity.cpus - capacity.isolated_cpus)
@@ -108,7 +112,7 @@ def divide(names: Sequence[str], topology: HostTopology, capacity: Capacity) -> 
     count = len(names)
     usable = capacity.cpus - capacity.isolated_cpus
     cpu_milli = capacity.cpu_milli_total // count
-    # Amounts are rounded down, so that all shares together never exceed the host.
+    # Round the amounts down, so that all shares together never exceed the host.
     memory_bytes = round_down(capacity.memory_bytes_total // count, MEMORY_GRAIN_BYTES)
     if cpu_milli < CPU_MILLI_MIN or memory_bytes < 64 * MEMORY_GRAIN_BYTES:
         raise InvalidArgument(
@@ -118,8 +122,8 @@ def divide(names: Sequence[str], topology: HostTopology, capacity: Capacity) -> 
             f"{capacity.memory_bytes_total} bytes of memory in total",
         )
     parts = _parts(topology, usable, count)
-    # With a CPU quota, or fewer cpus than executors, the cpus of a share have more CPU time than
-    # the share may use. So the CPU time of each share is limited as well.
+    # If there is a CPU quota, or if there are fewer cpus than executors, the cpus of a share have
+    # more CPU time than the share may use. In these cases, also limit the CPU time of each share.
     capped = capacity.cpu_milli_total < 1000 * len(usable) or not parts
     return [
         ExecutorShare(
@@ -137,11 +141,11 @@ def divide(names: Sequence[str], topology: HostTopology, capacity: Capacity) -> 
 def _parts(topology: HostTopology, usable: CpuSet, count: int) -> list[CpuSet]:
     """Returns `count` disjoint sets of cpus, or an empty list if there are fewer cpus than `count`.
 
-    A set has whole cores if there are at least `count` cores, otherwise single cpus. The sizes
-    differ by at most one core.
+    A set has whole cores if there are at least `count` cores, otherwise single cpus. The sizes of
+    the sets differ by at most one core.
     """
     cores = [core.cpus & usable for core in topology.cores if not core.cpus.isdisjoint(usable)]
-    # Cores are only split between executors if there are too few of them.
+    # Split cores between executors only if there are too few cores.
     if len(cores) < count:
         cores = [CpuSet([cpu]) for cpu in usable]
     if len(cores) < count:

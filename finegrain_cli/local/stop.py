@@ -1,6 +1,6 @@
-"""Stops daemons of a local cluster in order, together with their slots and tasks.
+"""Stops daemons of a local cluster in an orderly way, with their slots and tasks.
 
-The module has the time limits of the stop, and keeps a second Ctrl-C from interrupting it.
+This module has the time limits of the stop, and prevents that a second Ctrl-C interrupts the stop.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ POLL_INTERVAL_S = 0.05
 def sweep(executor: DaemonProcess) -> None:
     """Ends the helper, slots and tasks of a crashed executor.
 
-    The function starts the executor again, which adopts all of them, and then stops it in order.
+    The function starts the executor again, which adopts the helper, slots and tasks. Then it stops
+    the executor in an orderly way.
     """
     executor.start()
     deadline = time.monotonic() + SWEEP_TIMEOUT_S
@@ -37,7 +38,7 @@ def sweep(executor: DaemonProcess) -> None:
 
 
 def describe_exit(daemon: DaemonProcess) -> str:
-    """Returns how a daemon ended, with its last log line."""
+    """Returns a text about the end of a daemon, with its last log line."""
     code = daemon.exit_code() or 0
     if code < 0:
         return f"the {daemon.name} was killed by signal {-code}"
@@ -48,7 +49,7 @@ def describe_exit(daemon: DaemonProcess) -> str:
 
 @contextmanager
 def signals_deferred() -> Iterator[None]:
-    """Answers SIGINT, SIGTERM and SIGHUP only with a message, so that a stop is not interrupted."""
+    """Prints only a message at SIGINT, SIGTERM and SIGHUP, so that the stop is not interrupted."""
     # Python sets signal handlers only in the main thread.
     if threading.current_thread() is not threading.main_thread():
         yield

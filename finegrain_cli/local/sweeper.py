@@ -2,8 +2,9 @@
 
 The sweeper is a separate process in its own session. It reads the names of directories from
 standard input. The end of the input means that `finegrain up` has ended. The sweeper then waits
-until the resource manager has ended, and kills it after a timeout. It locks the state directory of
-the resource manager, so that no other resource manager starts there while executors are stopped.
+until the resource manager has ended, and kills it after a timeout. The sweeper locks the state
+directory of the resource manager, so that no other resource manager starts there while executors
+are stopped.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from pathlib import Path
 
 from finegrain.errors import ConfigurationError
 
-# This process imports these modules when it starts. When it stops the executors, another version of
-# finegrain may be installed.
+# Import these modules at the start of this process, because another version of finegrain may be
+# installed when the process stops the executors.
 from resource_manager.providers.process_sweep import stop_everything
 from resource_manager.providers.process_tree import this_process
 from resource_manager.service.state_dir import locked_state_dir
@@ -29,16 +30,17 @@ POLL_INTERVAL_S = 0.1
 
 
 def main() -> int:
-    """Runs the sweeper; returns 1 if it could not stop everything."""
-    # A signal to the whole process group or session must not end the process that cleans up.
+    """Runs the sweeper. Returns 1 if a process could not be stopped."""
+    # Ignore these signals, because a signal to the whole process group or session must not end the
+    # process that cleans up.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     line = sys.stdin.readline()
-    # No line: `finegrain up` ended before it had anything to sweep.
+    # If there is no line, `finegrain up` ended before it had started an executor.
     if not line:
         return 0
     note = json.loads(line)
-    # This blocks until `finegrain up` has ended, however it ends.
+    # Block until `finegrain up` has ended, even if it was killed.
     sys.stdin.read()
     with _after_manager(Path(note["rm_state_dir"])):
         return 1 if stop_everything(Path(note["directory"])) else 0
@@ -48,7 +50,7 @@ def main() -> int:
 def _after_manager(state_dir: Path) -> Iterator[None]:
     """Waits until the resource manager of a state directory has ended, and locks the directory.
 
-    After `MANAGER_EXIT_TIMEOUT_S` it kills the resource manager.
+    After `MANAGER_EXIT_TIMEOUT_S`, the function kills the resource manager.
     """
     deadline = time.monotonic() + MANAGER_EXIT_TIMEOUT_S
     with ExitStack() as stack:
@@ -60,7 +62,7 @@ def _after_manager(state_dir: Path) -> Iterator[None]:
                 owner = error.details.get("pid", "")
             if time.monotonic() > deadline:
                 if not owner.isdecimal() or (manager := this_process(int(owner))) is None:
-                    break  # no manager has locked the directory, which is unusable
+                    break  # the directory cannot be used, so no resource manager has locked it
                 manager.signal(signal.SIGKILL)
             time.sleep(POLL_INTERVAL_S)
         yield

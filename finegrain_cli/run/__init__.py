@@ -1,1 +1,1 @@
-"""`finegrain run`: one command in a slot, or in every slot of a gang."""
+"""Implements `finegrain run`, which runs one command in a slot, or in every slot of a gang."""

@@ -1,7 +1,7 @@
 """`finegrain run --gang`: runs one command in every slot of a gang, as if it were one command.
 
-As with mpirun, the first member that fails ends the others and determines the exit code. Members
-learn their index, the gang's size and its id from environment variables.
+As with mpirun, the first member that fails ends all other members and determines the exit code.
+Environment variables tell each member its index, and the gang's size and id.
 """
 
 from __future__ import annotations
@@ -38,15 +38,17 @@ async def run_gang(
     environment: Mapping[str, str],
     signals: Signals,
 ) -> int:
-    """Requests all slots, runs the command in each, and returns the exit code of `finegrain run`.
+    """Requests all slots, runs the command in each slot, and returns the exit code of `finegrain
+    run`.
 
     Args:
         job: the job that requests the slots.
-        target: where the output of all members is written.
+        target: the target to which the output of all members is written.
         options: the command and its slot.
         wanted: size and placement of the gang.
-        environment: variables of all commands; the variables of the gang are added.
-        signals: forwards signals to all members.
+        environment: variables of all commands, to which the function adds the variables of the
+            gang.
+        signals: the object that forwards signals to all members.
 
     Raises:
         FinegrainError: the gang was not granted, or lost a slot.
@@ -64,7 +66,8 @@ async def run_gang(
     )
     remember(job.job_id, requests[0].allocation_id)
     first = await signals.unless_ended(granted(requests[0], options.wait_timeout_s))
-    others = [await each.granted() for each in requests[1:]]  # a gang is granted as a whole
+    # these slots exist already, because a gang is granted as a whole
+    others = [await each.granted() for each in requests[1:]]
     tell_unenforced(first, options.slot)
     members = _Members([first, *others], target, gang_id, options, environment, signals)
     code = await members.run()
@@ -73,7 +76,9 @@ async def run_gang(
 
 
 class _Members:
-    """The commands of one gang, from the first start until the last has ended."""
+    """The commands of one gang, from the start of the first command until the end of the last
+    command.
+    """
 
     def __init__(
         self,
@@ -97,11 +102,11 @@ class _Members:
         self._error: FinegrainError | None = None
 
     async def run(self) -> int:
-        """Runs all members to their end; returns 0, or the exit code of the first failed member.
+        """Runs all members to their end. Returns 0, or the exit code of the first failed member.
 
         Raises:
             FinegrainError: the first failure had no exit code, for example because the slot was
-                lost; the other members are ended.
+                lost. All other members are ended.
         """
         works = [asyncio.ensure_future(self._run_one(index)) for index in range(len(self.slots))]
         try:
@@ -114,7 +119,7 @@ class _Members:
         return self._code or 0
 
     async def _run_one(self, index: int) -> None:
-        """Runs one member until it has ended; if it fails, ends the others."""
+        """Runs one member until it has ended. If the member fails, ends all other members."""
         try:
             code = await self._code_of(index)
         except fg.TaskNotStarted as error:
@@ -124,7 +129,8 @@ class _Members:
         else:
             if code:
                 self._fail(code, f"member {index} failed; the other members are stopped")
-        # This comes last: `_fail` must still count this member while it reports its failure.
+        # Decrease the number last, because `_fail` must still count this member while it reports
+        # the failure.
         self._left -= 1
 
     async def _code_of(self, index: int) -> int:
@@ -157,7 +163,7 @@ class _Members:
         return self._code is not None or self._error is not None
 
     def _fail(self, code: int | None, message: str, error: FinegrainError | None = None) -> None:
-        """Records the first failure and ends the other members; later failures are ignored."""
+        """Records the first failure, and ends all other members. Ignores later failures."""
         if self._has_failed:
             return
         self._code, self._error = code, error

@@ -1,6 +1,7 @@
-"""Options of `finegrain run`, and code that single commands and gangs share.
+"""Defines the options of `finegrain run`, and code that single commands and gangs share.
 
-The shared code determines a command's environment and exit code, and prints the report at its end.
+The shared code determines a command's environment and exit code, and prints the report at the end
+of the command.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from finegrain_cli.exit_codes import ExitCode
 from finegrain_cli.text.output import say
 
 PASSED_VARIABLES = ("PATH", "LANG", "LANGUAGE", "TERM", "TZ")
-"""Variables of the caller that a command gets by default, together with every LC_* variable."""
+"""Variables of the caller that a command gets by default. A command also gets every LC_*
+variable.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class GangOptions:
-    """Options of a gang: `--gang` and the options that need it."""
+    """Options of a gang: `--gang`, and the options that need `--gang`."""
 
     members: int
     placement: str  # "ANYWHERE", "SAME_EXECUTOR", "SAME_LABEL", "SPREAD"
@@ -44,13 +47,14 @@ class RunOptions:
     grace_s: float
     stats: bool
     stdin: bool = False
-    output: str = ""  # a file; empty: the streams of this process
+    output: str = ""  # a file for the output; empty: the streams of this process
     output_limit_bytes: int = 0  # 0: the executor's limit
     gang: GangOptions | None = None
 
 
 def environment_of(wanted: tuple[str, ...]) -> dict[str, str]:
-    """Returns the command's environment: some of the caller's variables, and `--env`.
+    """Returns the command's environment: some of the caller's variables, and the variables of
+    `--env`.
 
     Raises:
         InvalidArgument: a name is empty, or a variable to pass on is not set.
@@ -69,13 +73,14 @@ def environment_of(wanted: tuple[str, ...]) -> dict[str, str]:
 
 
 def tell_unenforced(slot: fg.Slot, spec: fg.SlotSpec) -> None:
-    """Prints on standard error which of the requested amounts the slot's executor does not enforce.
+    """Prints the requested amounts that the slot's executor does not enforce, on standard error.
 
     The command can use more of these amounts than it requested, so that other slots get less.
 
     Args:
         slot: the granted slot.
-        spec: the requested slot. A default slot requests no amounts, so nothing is printed for it.
+        spec: the requested slot. A default slot requests no amounts, so nothing is printed for a
+            default slot.
     """
     isolation = slot.isolation
     if isolation is None or spec.is_unknown:
@@ -104,9 +109,9 @@ def start_failure(reason: Reason) -> int:
 
 
 def exit_code_of_task(result: fg.TaskResult) -> int:
-    """Returns the exit code; after a signal, 128 plus the signal's number, as shells do.
+    """Returns the exit code. After a signal, this is 128 plus the signal's number, as in shells.
 
-    If the command succeeded but its output is incomplete, the exit code is that of a failed `run`.
+    If the command succeeded but its output is incomplete, this is the exit code of a failed `run`.
     """
     if result.signal:
         return ExitCode.SIGNAL + result.signal
@@ -116,7 +121,7 @@ def exit_code_of_task(result: fg.TaskResult) -> int:
 
 
 def report(result: fg.TaskResult, options: RunOptions, member: int | None = None) -> None:
-    """Prints on standard error: an exceeded limit, dropped output and, with `stats`, the usage.
+    """Prints an exceeded limit, dropped output and, with `stats`, the usage on standard error.
 
     Args:
         result: the result of the task.

@@ -1,6 +1,7 @@
-"""The main sequence of `finegrain run`: wait for a slot, run the command, release the slot.
+"""Implements the main sequence of `finegrain run`: waits for a slot, runs the command, and releases
+the slot.
 
-Input and output are bytes and are passed on unchanged. `gangs.py` runs the command of a gang.
+Input and output are bytes, which are passed on unchanged. `gangs.py` runs the command of a gang.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from finegrain_cli.run.streams import OutputTarget, standard_input
 from finegrain_cli.run.waiting import granted
 from finegrain_cli.text.output import say
 
-REASON_S = 3.0  # longest wait for the reason why the command was killed
-OUTAGE_S = 60.0  # longest outage of the resource manager that a run survives
+REASON_S = 3.0  # longest wait in seconds for the reason why the command was killed
+OUTAGE_S = 60.0  # longest outage of the resource manager in seconds that a run survives
 
 
 def run_command(options: RunOptions) -> int:
-    """Runs the command and returns the exit code of `finegrain run`.
+    """Runs the command, and returns the exit code of `finegrain run`.
 
     Raises:
         FinegrainError: the command could not be run at all.
@@ -92,7 +93,9 @@ async def _run_in(
     environment: dict[str, str],
     signals: Signals,
 ) -> int | None:
-    """Runs the command in a slot; returns its exit code, or None if it must be started again."""
+    """Runs the command in a slot. Returns its exit code, or None if the command must be started
+    again.
+    """
     try:
         task = await slot.run(
             options.argv,
@@ -115,7 +118,7 @@ async def _run_in(
         if not _must_restart(error, options):
             raise
         return None
-    # The end of the task may be known before the reason for it.
+    # Wait, because the end of the task may be known before the reason for the end.
     if options.slot.restart_on_device_loss and result.signal:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(REASON_S):

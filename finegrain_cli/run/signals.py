@@ -1,8 +1,9 @@
-"""Handles signals to `finegrain run`: they end the wait for a slot, or go to the command.
+"""Handles signals to `finegrain run`, which end the wait for a slot or are forwarded to the
+command.
 
 Termination signals (SIGINT, SIGTERM, SIGHUP) are forwarded to the command. If the command still
-runs after the grace period, it is killed. A second termination signal kills it at once. Other
-signals are only forwarded.
+runs after the grace period, it is killed. A second termination signal kills the command at once.
+Other signals are only forwarded.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ OTHER_SIGNALS = (signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class EndedEarlyError(Exception):
-    """A termination signal arrived before there was a command to forward it to."""
+    """A termination signal arrived before a command ran to which it could be forwarded."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -29,7 +30,7 @@ class EndedEarlyError(Exception):
 
 
 class Signals:
-    """Handles the signals of this process; must be created inside a running event loop.
+    """Handles the signals of this process. It must be created inside a running event loop.
 
     Args:
         grace_s: time from a termination signal until SIGKILL.
@@ -46,14 +47,14 @@ class Signals:
 
     @property
     def ask_for_the_end(self) -> bool:
-        """Whether a termination signal has arrived."""
+        """True if a termination signal has arrived."""
         return self._ending.done()
 
     async def unless_ended(self, waiting: Coroutine[Any, Any, T]) -> T:
         """Returns the result of `waiting`.
 
         Raises:
-            EndedEarlyError: a termination signal arrived first; `waiting` is cancelled.
+            EndedEarlyError: a termination signal arrived first, and `waiting` was cancelled.
         """
         work = asyncio.ensure_future(waiting)
         either: set[asyncio.Future[Any]] = {work, self._ending}
@@ -68,10 +69,11 @@ class Signals:
         """Forwards signals to this task as well, including an earlier termination signal."""
         if not self._tasks:
             for number in OTHER_SIGNALS:
-                # Until now, these signals must have their usual effect.
+                # Set the handlers only now, because before a command runs, these signals must have
+                # their usual effect.
                 self._loop.add_signal_handler(number, self._take, number)
         self._tasks.append(task)
-        # The signal arrived while the task was being started.
+        # Forward a termination signal that arrived while the task was being started.
         if self._ending.done():
             self._forward(task, self._ending.result())
 
@@ -101,5 +103,5 @@ class Signals:
     async def _end(self, task: fg.Task, number: int) -> None:
         await task.signal(number)
         await asyncio.sleep(self._grace_s)
-        # The grace period has just passed, so SIGKILL follows at once.
+        # The grace period has just passed, so send SIGKILL at once.
         await task.cancel(grace_s=0.0)

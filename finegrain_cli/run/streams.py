@@ -1,4 +1,4 @@
-"""Standard input and output of commands in slots.
+"""Passes on the standard input and output of commands in slots.
 
 The bytes of a single command are passed on unchanged. The output of gang members is passed on line
 by line, with a label. This module also handles a pipe whose reader has closed it.
@@ -25,10 +25,10 @@ _NAMES = {"stdout": "output", "stderr": "error"}
 
 
 class OutputTarget:
-    """Where `run` writes the output of its command, or of all commands of a gang.
+    """Writes the output of the command of `run`, or of all commands of a gang.
 
     Args:
-        path: a file for both streams; empty: each stream goes to the same stream of this process.
+        path: a file for both streams; empty: write each stream to the same stream of this process.
 
     Raises:
         InvalidArgument: the file cannot be written.
@@ -37,7 +37,8 @@ class OutputTarget:
     def __init__(self, path: str = "") -> None:
         self._file: BinaryIO | None = None
         self._path = path
-        # Lines of several commands must not mix while one of them waits.
+        # Write one chunk at a time, because lines of several commands must not mix while a write
+        # waits.
         self._one_at_a_time = asyncio.Lock()
         if path:
             try:
@@ -47,23 +48,25 @@ class OutputTarget:
                 raise InvalidArgument("--output", path, expected) from None
 
     async def pass_on(self, chunk: fg.OutputChunk) -> None:
-        """Writes a chunk, and prints on standard error if bytes before it are missing."""
+        """Writes a chunk. Prints a message on standard error if bytes before the chunk are
+        missing.
+        """
         tell_missing(chunk)
         await self.write(chunk.stream, chunk.data)
 
     async def write(self, name: str, data: bytes) -> None:
         """Writes to the file, or to standard output or error of this process.
 
-        If the reader has closed the stream, this process receives SIGTERM and later output is
+        If the reader has closed the stream, this process sends itself SIGTERM, and later output is
         dropped.
 
         Raises:
-            FinegrainError: DISK_FULL or CONFIGURATION: it cannot be written.
+            FinegrainError: DISK_FULL or CONFIGURATION: the output cannot be written.
         """
         stream = self._file or (sys.stdout if name == "stdout" else sys.stderr).buffer
         async with self._one_at_a_time:
-            # A pipe or terminal can block for long. The job's lease must be renewed meanwhile, and
-            # the output must stay held.
+            # Write in a thread, because a pipe or terminal can block for a long time. Meanwhile,
+            # the job's lease and the hold of the output must be renewed.
             try:
                 if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
                     _write(stream, data)
@@ -84,11 +87,11 @@ class OutputTarget:
 
 
 def tell_missing(chunk: fg.OutputChunk, label: str = "") -> None:
-    """Prints on standard error how many bytes before this chunk are missing, if any.
+    """Prints the number of missing bytes before this chunk, if there are any, on standard error.
 
     Args:
         chunk: the chunk.
-        label: printed before the stream, such as "member 2: ".
+        label: a text before the name of the stream, such as "member 2: ".
     """
     if chunk.missing_bytes:
         say(
@@ -104,8 +107,8 @@ def _write(stream: BinaryIO, data: bytes) -> None:
             view = view[stream.write(view) :]
         stream.flush()
     except BrokenPipeError:
-        # Any command in a pipe ends when the reader closes it. /dev/null takes the output that
-        # still arrives, so this happens only once.
+        # Like any command in a pipe, end when the reader closes the pipe. Redirect output that
+        # still arrives to /dev/null, so that this happens only once.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
@@ -115,11 +118,11 @@ def _write(stream: BinaryIO, data: bytes) -> None:
 class LabelledLines:
     """Writes a command's output line by line, with a label before each line.
 
-    Whole lines are written at once, so lines of several commands never mix. A line longer than
-    64 KiB is split.
+    Whole lines are written at once, so that lines of several commands never mix. A line that is
+    longer than 64 KiB is split.
 
     Args:
-        target: where the lines are written.
+        target: the target to which the lines are written.
         member: the index of the command in its gang, which becomes the label "[INDEX] ".
     """
 
@@ -130,10 +133,10 @@ class LabelledLines:
         self._begun: dict[str, bytes] = {"stdout": b"", "stderr": b""}
 
     async def __call__(self, chunk: fg.OutputChunk) -> None:
-        """Takes a chunk of output and writes all lines that are complete."""
+        """Adds a chunk of output, and writes all lines that are complete."""
         tell_missing(chunk, f"member {self._member}: ")
         *lines, rest = (self._begun[chunk.stream] + chunk.data).split(b"\n")
-        # Output without newlines must not fill the memory.
+        # Split a long line, because output without newlines must not fill the memory.
         while len(rest) >= LINE_BYTES_MAX:
             lines.append(rest[:LINE_BYTES_MAX])
             rest = rest[LINE_BYTES_MAX:]
@@ -143,7 +146,7 @@ class LabelledLines:
             await self._target.write(chunk.stream, text)
 
     async def end(self) -> None:
-        """Writes the rest of each stream, which has no newline."""
+        """Writes the last line of each stream, which has no newline."""
         for name, rest in self._begun.items():
             if rest:
                 await self._target.write(name, self._label + rest + b"\n")
@@ -153,8 +156,8 @@ class LabelledLines:
 def standard_input() -> AsyncIterator[bytes] | None:
     """Returns chunks of standard input; None if standard input cannot be read.
 
-    It cannot be read if it is closed, or if it is a terminal and this process is in the background:
-    the kernel would stop the process.
+    Standard input cannot be read if it is closed, or if it is a terminal and this process is in the
+    background: the kernel would stop the process.
     """
     try:
         if os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp():

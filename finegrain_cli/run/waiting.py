@@ -21,11 +21,12 @@ class SlotNotGranted(FinegrainError):
 
 
 async def granted(request: fg.Request, timeout_s: float | None) -> fg.Slot:
-    """Returns the slot of a request; prints why it waits after `QUIET_S`.
+    """Returns the slot of a request. If the wait takes longer than `QUIET_S`, prints why the
+    request waits.
 
     Args:
         request: the request to wait for.
-        timeout_s: limit of the wait; None: no limit.
+        timeout_s: longest time to wait in seconds; None: no limit.
 
     Raises:
         SlotNotGranted: the slot was not granted within `timeout_s`.

@@ -1,1 +1,1 @@
-"""Text that commands print: tables, maps, explanations."""
+"""Writes the text that commands print: tables, maps, explanations."""

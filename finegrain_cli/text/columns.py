@@ -1,6 +1,6 @@
-"""Columns of the tables of executors, slots, requests, jobs, events and batches.
+"""Defines the columns of the tables of executors, slots, requests, jobs, events and batches.
 
-A row of a table is the same mapping that `-o json` prints.
+A row of a table is the mapping that `-o json` prints.
 """
 
 from __future__ import annotations
@@ -28,14 +28,16 @@ from finegrain_cli.text.output import Column
 Row = Mapping[str, Any]
 
 SHORT = "short"
-"""Key of a row for tables: short forms of its ids, by key. JSON never has it."""
+"""Key that a row has only for tables. Its value is the short forms of the row's ids, by key."""
 
 JOB_NAME = "job_name"
 HOST_PORTS = f"{EXTENDED_PREFIX}ports"
 
 
 def with_short_ids(rows: Sequence[Row], *keys: str) -> list[Row]:
-    """Returns the rows with short forms of the ids under these keys, for tables."""
+    """Returns the rows with short forms of the ids that the rows have under these keys, for
+    tables.
+    """
     short = {key: ShortIds(row[key] for row in rows if row.get(key)) for key in keys}
     return [
         {**row, SHORT: {key: short[key](row[key]) for key in keys if row.get(key)}} for row in rows
@@ -43,7 +45,9 @@ def with_short_ids(rows: Sequence[Row], *keys: str) -> list[Row]:
 
 
 def age(row: Row, key: str) -> str:
-    """Returns the time since the timestamp `key` of the row: "5m"; "-" if the row has none."""
+    """Returns the time since the timestamp `key` of the row: "5m"; "-" if the row has no such
+    timestamp.
+    """
     text = row.get(key)
     if not text:
         return "-"
@@ -52,7 +56,9 @@ def age(row: Row, key: str) -> str:
 
 
 def memory_of(amounts: Mapping[str, int]) -> int:
-    """Returns the memory in bytes: of the one pool for all memory, or summed over the parts."""
+    """Returns the memory in bytes: the amount of the common pool, or the sum of all memory
+    parts.
+    """
     return amounts.get(MEMORY_BYTES, 0) or sum(amounts.get(part, 0) for part in MEMORY_PARTS)
 
 
@@ -70,7 +76,7 @@ def amounts_text(amounts: Mapping[str, int]) -> str:
 
 
 def devices_of(amounts: Mapping[str, int]) -> dict[str, int]:
-    """Returns only the amounts of devices; the names have no prefix, such as "gpu-core"."""
+    """Returns only the amounts of devices. The names have no prefix: "gpu-core"."""
     return {
         name.removeprefix(DEVICE_PREFIX): amount
         for name, amount in amounts.items()
@@ -81,7 +87,8 @@ def devices_of(amounts: Mapping[str, int]) -> dict[str, int]:
 def devices_text(amounts: Mapping[str, int]) -> list[str]:
     """Returns amounts of devices as text, such as "gpu 0.5".
 
-    If the shares of compute and memory differ, each is named: "gpu-core 50", "gpu-memory-ratio 25".
+    If the shares of compute and memory differ, the text names both: "gpu-core 50",
+    "gpu-memory-ratio 25".
     """
     left = dict(amounts)
     parts = []
@@ -170,14 +177,15 @@ def _isolation(row: Row) -> str:
         return "-"
     # Even a driver that enforces all other amounts may not enforce countable resources.
     declared = ["resources declared"] if isolation.get("countable") == "declared" else []
-    # For each kind of limit, the weakest level of all devices; `-o json` has the level of each.
+    # For each kind of limit, show the weakest level of all devices. `-o json` has the level of each
+    # device.
     words = {"gpu_core": "gpu-core", "gpu_memory": "gpu-memory", "devices": "devices"}
     levels = [f"{shown} {isolation[name]}" for name, shown in words.items() if isolation.get(name)]
     return ", ".join([isolation["driver"], *declared, *levels])
 
 
 def _short(key: str) -> Any:
-    """Returns the id under `key`, in the short form that `with_short_ids` found if there is one."""
+    """Returns the id under `key`, in the short form of `with_short_ids` if the row has one."""
     return lambda row: str(row.get(SHORT, {}).get(key) or row.get(key) or "-")
 
 
@@ -190,7 +198,7 @@ def _runner(row: Row) -> str:
 
 
 def _available(row: Row) -> str:
-    """Returns free amounts. Ports are left out: almost every executor has 10,000 of them."""
+    """Returns free amounts without ports, because almost every executor has 10,000 ports."""
     amounts = {name: each for name, each in row["available"].items() if name != HOST_PORTS}
     return amounts_text(amounts)
 
@@ -223,7 +231,7 @@ EXECUTORS = (
 
 
 def _slot_devices(row: Row) -> str:
-    """Returns the devices of a slot, with measured use and problems of each."""
+    """Returns the devices of a slot, with the measured use and the problems of each device."""
     bad = {(each["type"], each["uuid"]): each for each in row["device_conditions"]}
     used = {(each["type"], each["uuid"]): each for each in row.get("device_usage", ())}
     shown = []
@@ -288,7 +296,7 @@ REQUESTS = (
 def _job_state(row: Mapping[str, Any]) -> str:
     if not row["ended"]:
         return "ACTIVE"
-    # If its own job master ended the job, the reason is ENDED, which adds nothing to the state.
+    # If its own job master ended the job, the reason is ENDED, which need not be repeated.
     return "ENDED" if row["end_reason"] in ("", "ENDED") else f"ENDED {row['end_reason']}"
 
 
@@ -316,13 +324,15 @@ JOBS = (
 
 
 def _moment(row: Row) -> str:
-    """Returns the time of an event in UTC: "11-28 13:05:12", or as in JSON if ids are, too."""
+    """Returns the time of an event in UTC: "11-28 13:05:12". If the ids of the row are not
+    shortened, returns the time as in JSON.
+    """
     text = str(row["event_time"] or "-")
     return text[5:19].replace("T", " ") if SHORT in row else text
 
 
 def _subject(row: Row) -> str:
-    """Returns the slot or request of an event, else its job."""
+    """Returns the slot or request of an event, otherwise its job."""
     key = "allocation_id" if row["allocation_id"] else "job_id"
     return str(_short(key)(row))
 

@@ -1,4 +1,4 @@
-"""Draws the cpus of an executor's host as text: one character per cpu shows what it is used for.
+"""Draws the cpus of an executor's host as text: one character per cpu shows the use of the cpu.
 
 Each package contains its NUMA nodes, and each node contains rows of cores with one character per
 hardware thread. A wider gap marks a change of the last-level cache. Lines have at most 96 columns
@@ -28,17 +28,19 @@ if TYPE_CHECKING:
     from finegrain_client.types.topology import TopologyReport
 
 WIDTH: Final = 96
-LABEL: Final = 9  # width of a row's label: its first cpu, right-aligned
+LABEL: Final = 9  # width of a row's label, which is the row's first cpu, right-aligned
 
 ID_LENGTH_MIN: Final = 8
 
 NODE_UNKNOWN: Final = -1
-"""The number that executors report if they do not know the NUMA node of a device."""
+"""The node id that executors report if they do not know the NUMA node of a device."""
 
 SHARED, RESERVED, STRICT, KUBELET = "s", "r", "x", "k"
 ISOLATED, OFFLINE, FOREIGN, UNLETTERED = "i", "-", ".", "*"
 LETTERS: Final = string.ascii_uppercase + string.digits + "abcdefghjlmnopqtuvwyz"
-"""Marks of pinned slots. The letters left out mark other uses (`SHARED`, `RESERVED`, ...)."""
+"""Marks of pinned slots. Letters that are missing here mark other uses (`SHARED`, `RESERVED`,
+...).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +86,13 @@ class Marks:
         )
 
     def by_cpu(self) -> dict[int, str]:
-        """Returns the character of every cpu that has one.
+        """Returns the character of every cpu that has a mark.
 
-        An offline cpu always shows as offline, and a pinned slot has priority over all other marks.
+        The mark of offline cpus has the highest priority, and then the marks of pinned slots.
         """
         offline = self.others[0][1]
         found: dict[int, str] = {}
-        # Lowest priority first, so that each later mark overwrites the earlier ones.
+        # Set the marks with the lowest priority first, so that later marks overwrite them.
         for mark, cpus in reversed(self.others):
             found |= dict.fromkeys(cpus, mark)
         for mark, slot in self.slots:
@@ -250,13 +252,15 @@ def _amounts(zone: Zone) -> Iterator[str]:
 
 
 def _rows(cores: Sequence[_Core], by_cpu: Mapping[int, str]) -> list[str]:
-    """Returns rows of cores. A new row begins when the kind of core changes or the row is full."""
+    """Returns rows of cores. A new row begins when the kind of core changes, or when the row is
+    full.
+    """
     first: dict[str, int] = {}
     for core in cores:
         first[core.kind] = min(core.cpus[0], first.get(core.kind, core.cpus[0]))
     # Kinds of cores are in the order of their lowest cpu.
     cores = sorted(cores, key=lambda core: (first[core.kind], core.cpus))
-    # Cores with fewer threads are padded, so that columns stay aligned.
+    # Pad cores with fewer threads, so that columns stay aligned.
     width = max(len(core.cpus) for core in cores)
     lines: list[str] = []
     before: _Core | None = None
@@ -275,7 +279,7 @@ def _rows(cores: Sequence[_Core], by_cpu: Mapping[int, str]) -> list[str]:
 
 
 def _pinned(report: TopologyReport, marks: Marks) -> Iterator[str]:
-    """Yields a line per pinned slot; long lines are folded."""
+    """Yields a line for each pinned slot. Long lines are folded."""
     short = ShortIds(text for each in report.slots for text in (each.allocation_id, each.job_id))
     for mark, slot in marks.slots:
         assignment = slot.assignment
@@ -297,7 +301,9 @@ def _pinned(report: TopologyReport, marks: Marks) -> Iterator[str]:
 
 
 class ShortIds:
-    """Shortens ids to 8 characters, or to more if 8 would not be unique among the given ids."""
+    """Shortens ids to 8 characters, or to more characters if 8 would not be unique among the given
+    ids.
+    """
 
     def __init__(self, ids: Iterable[str]) -> None:
         self._ids = sorted(set(ids))
@@ -305,12 +311,12 @@ class ShortIds:
     def of(self, known: str) -> str:
         """Returns the shortened form of one of the ids.
 
-        The id shares its longest common beginning with a neighbour in sorted order, so only the two
-        neighbours are compared.
+        In sorted order, the id with the longest common beginning is a neighbour, so the method
+        compares only with the two neighbours.
         """
         at = bisect_left(self._ids, known)
         near = self._ids[max(at - 1, 0) : at] + self._ids[at + 1 : at + 2]
-        # One character is added at a time, until no neighbour begins with the same characters.
+        # Add one character at a time, until no neighbour begins with the same characters.
         length = ID_LENGTH_MIN
         while length < len(known) and any(each.startswith(known[:length]) for each in near):
             length += 1
@@ -320,7 +326,7 @@ class ShortIds:
 def _folded(line: str, indent: int) -> list[str]:
     """Breaks a line that is too long at commas between its parts.
 
-    If that is not enough, it also breaks the line within a list of numbers.
+    If this is not enough, the function also breaks the line within a list of numbers.
     """
     lines = []
     while len(line) > WIDTH:

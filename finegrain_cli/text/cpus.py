@@ -1,4 +1,4 @@
-"""CPU policies of requests, cpus of slots and settings of hosts as text, for tables."""
+"""Writes CPU policies of requests, cpus of slots and settings of hosts as text, for tables."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ SETTINGS = {
     "default-bind": "default_bind",
     "default-exclusive": "default_exclusive",
 }
-"""Settings of a host: their names on the command line, and in code and JSON."""
+"""Settings of a host: the name on the command line, and the name in code and JSON."""
 
 
 def policy_text(policy: Row) -> str:
-    """Returns a request's CPU policy: "LSR, bind FullPCPUs:required"; "-" without one."""
+    """Returns a request's CPU policy: "LSR, bind FullPCPUs:required"; "-" if it has no policy."""
     parts = [] if policy["qos"] == "LS" else [str(policy["qos"])]
     for name in ("bind", "exclusive", "numa"):
         if policy[name] != DEFAULT:
@@ -50,7 +50,7 @@ def cpus_text(slot: Row) -> str:
 
 
 def nodes_text(slot: Row) -> str:
-    """Returns the NUMA nodes that a slot is bound to; "-" if it is bound to none."""
+    """Returns the NUMA nodes to which a slot is bound; "-" if it is bound to no node."""
     shares = (slot["assignment"] or {}).get("numa", ())
     return ",".join(str(each["node"]) for each in shares) or "-"
 
@@ -63,7 +63,8 @@ def notes_text(slot: Row) -> str:
 def policy_rows(policy: Row) -> list[dict[str, str]]:
     """Returns a row per setting of a host.
 
-    A row has the effective value, the origin of that value, and the value set for this host.
+    A row has the effective value, the origin of this value, and the value that was set for this
+    host.
     """
     effective, here = policy["effective"], policy["set"]
     strict = effective["strictly_reserved_cpus"]

@@ -1,4 +1,4 @@
-"""Shows devices for people: a table of devices, and the matrix of their links."""
+"""Writes tables of devices and the matrix of their links."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _links_of(device: Device, executor: Any) -> list[dict[str, Any]]:
 
 
 def _links(row: Row) -> str:
-    """Returns the links of a device; devices with equal links are grouped.
+    """Returns the links of a device, grouped by kind of link.
 
     Example: "NV12 gpu1 gpu2, SYS gpu3".
     """
@@ -66,19 +66,19 @@ def _shares(row: Row) -> str:
 
 
 def _health(row: Row) -> str:
-    """Returns the health, and why no new slot gets the device: "probing: it answers again"."""
+    """Returns the health of a device, and why no new slot gets it: "probing: it answers again"."""
     problem, condition = str(row["problem"]), row["condition"] or {}
     health = condition.get("health", "healthy")
     if not problem:
         return "ok (fake)" if row["fake"] else "ok"
-    # A cordon hides the problem of the device itself.
+    # Add the problem of the device itself, because a cordon hides it.
     if condition.get("problem") and condition["problem"] not in problem:
         return f"{problem}; {health}: {condition['problem']}"
     return problem if health == "healthy" else f"{health}: {problem}"
 
 
 def _measured(row: Row) -> str:
-    """Returns measured use of the device, then of each slot: "12Gi, 80 %; SLOT 10Gi"."""
+    """Returns the measured use of the device, and then of each slot: "12Gi, 80 %; SLOT 10Gi"."""
     usage = row["usage"]
     if usage is None:
         return "-"
@@ -106,7 +106,8 @@ def _slots(row: Row) -> str:
 
 
 def _levels(row: Row) -> str:
-    """Returns how limits of a device are enforced, for a share of it and for the whole device.
+    """Returns how limits of a device are enforced, for a share of the device and for the whole
+    device.
 
     Example: "gpu-core mps, whole kernel".
     """
@@ -162,10 +163,11 @@ def offered_lines(host: HostDevices) -> list[str]:
 
 
 def link_matrix(devices: Sequence[Device], links: Sequence[DeviceLink]) -> str:
-    """Returns how the GPUs of a host are connected, as a matrix; empty if it has fewer than two.
+    """Returns the connections of a host's GPUs as a matrix; empty if the host has fewer than two
+    GPUs.
 
-    NV12 stands for 12 bonded NVLinks. PIX, PXB, PHB, NODE and SYS name the nearest part of the PCIe
-    bus that connects two GPUs. `nvidia-smi topo -m` uses the same words.
+    NV12 means 12 bonded NVLinks. PIX, PXB, PHB, NODE and SYS name the nearest part of the PCIe bus
+    that connects two GPUs. `nvidia-smi topo -m` uses the same words.
     """
     gpus = [each for each in devices if each.type == "gpu"]
     if len(gpus) < 2:

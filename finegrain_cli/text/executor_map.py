@@ -1,6 +1,6 @@
-"""Draws a registered executor as text: the cpus of its host, and where its slots run.
+"""Draws a registered executor as text: the cpus of its host, and the cpus on which its slots run.
 
-This module arranges the parts and lists slots in shared pools; `cpu_map.py` draws the cpus.
+This module arranges the parts, and lists slots in shared pools. `cpu_map.py` draws the cpus.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ if TYPE_CHECKING:
 Data = Mapping[str, Any]
 
 SLOTS_LISTED_MAX = 20
-"""The most slots listed per pool. A pool may have thousands; `finegrain slots` lists all."""
+"""Maximum number of slots that are listed per pool. A pool may have thousands of slots, and
+`finegrain slots` lists all of them.
+"""
 
 _PoolKey = tuple[str, tuple[tuple[int, int], ...]]
-"""A slot's QoS class, and (package, node) of each pool that it runs in.
+"""A slot's QoS class, and (package, node) of each pool in which the slot runs.
 
-Without pools, the slot runs in all pools of its class.
+If there are no pools, the slot runs in all pools of its class.
 """
 
 
@@ -53,15 +55,15 @@ def executor_text(executor: Data, report: TopologyReport) -> str:
 
 
 def _pools(report: TopologyReport) -> list[str]:
-    """Lists slots without dedicated cpus, grouped by the pools that they run in."""
-    # Both pools of the whole host are listed, even if no slot runs in them.
+    """Lists slots without dedicated cpus, grouped by the pools in which they run."""
+    # List both pools of the whole host, even if no slot runs in them.
     members: dict[_PoolKey, list[SlotStatus]] = {("LS", ()): [], ("BE", ()): []}
     jobs = ShortIds(each.job_id for each in report.slots)
     for slot in report.slots:
         if not slot.cpus:
             members.setdefault(_key(slot), []).append(slot)
     lines = []
-    # Shared pools (LS) first, then best-effort pools.
+    # List shared pools (LS) first, then best-effort pools.
     for key, slots in sorted(members.items(), key=lambda each: (each[0][0] != "LS", each[0])):
         qos, names = key
         pools = [each for each in report.pools if not names or (each.package, each.node) in names]
@@ -98,7 +100,7 @@ def _count(slots: int) -> str:
 
 
 def _with_gpus(topology: Data) -> HostTopology:
-    """Returns a topology with nothing but the GPUs that the executor reported."""
+    """Returns a topology that contains only the GPUs that the executor reported."""
     devices = (each for each in topology.get("devices", ()) if each.get("kind") == GPU)
     gpus = tuple(_gpu(index, device) for index, device in enumerate(devices))
     return HostTopology(online=EMPTY, allowed=EMPTY, cores=(), numa_nodes=(), gpus=gpus)

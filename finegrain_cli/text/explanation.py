@@ -1,4 +1,6 @@
-"""Explains a request as text: its size, what each host lacks, and changes that make it fit."""
+"""Explains a request as text: its size, the obstacles on each host, and changes after which it
+would fit.
+"""
 
 from __future__ import annotations
 
@@ -68,20 +70,20 @@ def explanation_text(found: Explanation) -> str:
         least = "at least " if found.more_may_fit else ""
         more = "" if state is RequestState.PENDING else "more "
         lines.append(f"  room     {least}{found.more_fit} {more}like this fit now")
-    # Stage 2: the order of the queue, and executors that were requested for this request.
+    # Stage 2: the order of the queue, and the pending executor on which this request is planned.
     lines += _order(found)
     if found.planned_on:
         lines.append(
             f"  planned  on {found.planned_on}, which was requested; see finegrain providers"
         )
-    # Stage 3: why it does not fit on each executor.
+    # Stage 3: why the request does not fit on each executor.
     if found.executors:
         lines += ["", *("  " + line for line in _verdicts(found.executors))]
     if found.gang:
         lines += ["", *("  " + line for line in _gang(found.gang))]
     for each in found.resizes:
         lines += ["", *("  " + line for line in _resize(each))]
-    # Stage 4: what would help, and which slots must end first.
+    # Stage 4: the changes that would help, and the slots that must end first.
     if found.would_fit_if:
         lines += ["", "  smallest changes"]
         lines += [f"    {each.message}" for each in found.would_fit_if]
@@ -95,7 +97,9 @@ def explanation_text(found: Explanation) -> str:
 
 
 def _order(found: Explanation) -> list[str]:
-    """Lists what is served before the request, what blocks it, and which capacity is reserved."""
+    """Lists the flows that are served before the request, the limits that block it, and the
+    reserved capacity.
+    """
     lines = [f"  order    {step.summary}" for step in found.steps]
     for limit in found.limits:
         name = limit.dimension

@@ -13,35 +13,38 @@ WIDTH_DEFAULT: Final = 80
 GAP: Final = 2
 ELLIPSIS: Final = ".."
 CELL_READABLE: Final = 20
-"""Before cells get shorter than this, columns are left out."""
+"""Columns are left out before cells become shorter than this number of characters."""
 
 CELL_MIN: Final = 8
-"""No cell is shortened below this many characters."""
+"""A cell is never shortened below this number of characters."""
 
 SHORT_LENGTH: Final = 8
 _UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
 
 
 class Fitting(Protocol):
-    """The part of a column that decides how it is fitted."""
+    """The attributes of a column that decide how the column is fitted."""
 
     @property
     def heading(self) -> str:
-        """Its heading."""
+        """The heading of the column."""
 
     @property
     def rank(self) -> int:
-        """0: it is always shown; else the higher, the earlier it is left out."""
+        """0: the column is always shown. Otherwise, a column with a higher rank is left out
+        earlier.
+        """
 
     @property
     def shrinks(self) -> bool:
-        """Whether its cells may be shortened."""
+        """True if the cells of the column may be shortened."""
 
 
 def output_width() -> int:
-    """Returns the width that a table may have: COLUMNS, or that of the terminal, or 80.
+    """Returns the width that a table may have: COLUMNS, otherwise the width of the terminal,
+    otherwise 80.
 
-    Without a terminal it is at least 80, since a pipe has no width.
+    Without a terminal, the width is at least 80, because a pipe has no width.
     """
     columns = os.environ.get("COLUMNS", "")
     given = int(columns) if columns.isdecimal() and columns.isascii() else 0
@@ -56,9 +59,9 @@ def fitted(
 ) -> list[tuple[int, int]]:
     """Chooses columns, and a width for each, so that a line has at most `width` characters.
 
-    Columns are left out in order: first those without any value ("-" in each row), then by `rank`,
-    the highest first. Columns of rank 0 always stay. Cells that are too long for what is left are
-    shortened, the longest first.
+    The function first leaves out columns without any value ("-" in each row), and then columns by
+    `rank`, the highest rank first. Columns of rank 0 always stay. If cells are still too long, it
+    shortens them, the longest cells first.
 
     Returns:
         The number of each column that is shown, and its width.
@@ -93,7 +96,7 @@ def fitted(
 
 
 def shortened(text: str, width: int) -> str:
-    """Returns a text of at most `width` characters, without its middle if it is longer."""
+    """Returns a text of at most `width` characters. A longer text loses its middle part."""
     if len(text) <= width:
         return text
     kept = width - len(ELLIPSIS)
@@ -102,10 +105,11 @@ def shortened(text: str, width: int) -> str:
 
 
 class ShortIds:
-    """Short forms of ids: the last 8 characters, or more if two of the ids would look alike.
+    """Short forms of ids: the last 8 characters, or more characters if two of the ids would have
+    the same short form.
 
-    Only UUIDs are shortened: other ids were chosen as names. A member of a range, RANGE.17, keeps
-    its index: "a1b2c3d4.17".
+    Only UUIDs are shortened, because other ids were chosen as names. A member of a range, RANGE.17,
+    keeps its index: "a1b2c3d4.17".
     """
 
     def __init__(self, ids: Iterable[str]) -> None:
@@ -121,7 +125,7 @@ class ShortIds:
             self._lengths |= dict.fromkeys(group, length)
 
     def __call__(self, full: str) -> str:
-        """Returns the short form of one of the ids; an id that is no UUID stays as it is."""
+        """Returns the short form of one of the ids. An id that is not a UUID stays unchanged."""
         stem, index = _split(full)
         return stem[-self._lengths.get(stem, len(stem)) :] + index
 

@@ -1,4 +1,6 @@
-"""Resource groups as text: a tree with weights, shares, usage, waiting requests and limits."""
+"""Writes resource groups as text: a tree with weights, shares, usage, waiting requests and
+limits.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ def groups_text(found: Groups, jobs: Sequence[JobStatus] = (), *, wide: bool = F
 
 
 def limits_text(amounts: Mapping[str, int]) -> str:
-    """Returns limits in one line: "cpu 64, memory 1Ti, license 3"; "-" without limits."""
+    """Returns limits in one line: "cpu 64, memory 1Ti, license 3"; "-" if there are no limits."""
     named = {
         CPU_MILLI: lambda amount: f"cpu {format_cpu(amount)}",
         MEMORY_BYTES: lambda amount: f"memory {format_bytes(amount)}",
@@ -56,7 +58,9 @@ def limits_text(amounts: Mapping[str, int]) -> str:
 
 
 def used_text(amounts: Mapping[str, int]) -> str:
-    """Returns the amounts of slots in the form of `limits_text`; parts of memory are added up."""
+    """Returns the amounts of slots in the form of `limits_text`, with the sum of all memory
+    parts.
+    """
     found = {CPU_MILLI: amounts.get(CPU_MILLI, 0), MEMORY_BYTES: memory_of(amounts)}
     others = (EXTENDED_PREFIX, DEVICE_PREFIX)
     found |= {name: each for name, each in amounts.items() if name.startswith(others)}

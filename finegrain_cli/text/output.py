@@ -1,8 +1,8 @@
-"""Output of commands: tables for people, JSON for programs, errors for both.
+"""Prints the output of commands: tables for people, JSON for programs, errors for both.
 
-Data goes to standard output; messages, progress and warnings go to standard error. Colour is used
-only on a terminal, and not if NO_COLOR is set or TERM is "dumb". FORCE_COLOR and --color override
-this.
+Data goes to standard output, and messages, progress and warnings go to standard error. Colour is
+used on a terminal, unless NO_COLOR is set or TERM is "dumb". FORCE_COLOR and --color override this
+rule.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ API_VERSION = "finegrain/v1"
 
 
 class OutputFormat(StrEnum):
-    """Values of `-o`."""
+    """The values of `-o`."""
 
     TABLE = "table"
     WIDE = "wide"
@@ -32,7 +32,7 @@ class OutputFormat(StrEnum):
 
 
 class ColorChoice(StrEnum):
-    """Values of `--color`."""
+    """The values of `--color`."""
 
     AUTO = "auto"
     ALWAYS = "always"
@@ -40,7 +40,7 @@ class ColorChoice(StrEnum):
 
 
 class Style(StrEnum):
-    """How a word is highlighted; the value is the parameter of the terminal's SGR sequence."""
+    """How a word is highlighted. The value is the parameter of the terminal's SGR sequence."""
 
     BOLD = "1"
     GOOD = "32"
@@ -56,13 +56,13 @@ class Column:
     """One column of a table.
 
     Attributes:
-        heading: the heading; printed in capitals.
-        text: returns the cell of a row.
-        wide: the column is shown only by `-o wide`.
-        right: the column is right-aligned.
-        rank: 0: the column is always shown. Otherwise, columns with the highest rank are left out
-            of a narrow table first.
-        shrinks: cells may be shortened in a narrow table.
+        heading: the heading, which is printed in capitals.
+        text: a function that returns the cell of a row.
+        wide: True if only `-o wide` shows the column.
+        right: True if the column is right-aligned.
+        rank: 0: the column is always shown. Otherwise, a narrow table first leaves out the columns
+            with the highest rank.
+        shrinks: True if a narrow table may shorten the cells.
     """
 
     heading: str
@@ -74,7 +74,7 @@ class Column:
 
 
 def colour_wanted(choice: ColorChoice, stream: Any) -> bool:
-    """Returns whether output to `stream` has colour."""
+    """Returns True if output to `stream` has colour."""
     if choice is not ColorChoice.AUTO:
         return choice is ColorChoice.ALWAYS
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
@@ -88,7 +88,7 @@ def choose_colour(choice: ColorChoice) -> None:
 
 
 def painted(text: str, style: Style) -> str:
-    """Returns the text for standard output, in this style if colour is wanted there."""
+    """Returns the text for standard output, in this style if standard output has colour."""
     if not colour_wanted(_CHOICE.get(), sys.stdout):
         return text
     return f"\x1b[{style.value}m{text}\x1b[0m"
@@ -115,18 +115,18 @@ def print_list(
 
 
 def columns_in(columns: Sequence[Column], form: OutputFormat) -> list[Column]:
-    """Returns the columns that are shown: without `-o wide`, the wide columns are left out."""
+    """Returns the columns that are shown. Without `-o wide`, the wide columns are left out."""
     return [column for column in columns if form is OutputFormat.WIDE or not column.wide]
 
 
 def print_object(kind: str, data: Mapping[str, Any], form: OutputFormat, text: str) -> None:
-    """Prints one thing: `text` for people, or the data with its kind for programs.
+    """Prints one object: `text` for people, or the data with its kind for programs.
 
     Args:
         kind: value of "kind" in JSON.
-        data: printed as JSON.
+        data: the data to print as JSON.
         form: table or JSON.
-        text: printed for people.
+        text: the text to print for people.
     """
     if form is OutputFormat.JSON:
         print_json({"api_version": API_VERSION, "kind": kind, **data})
@@ -149,7 +149,7 @@ def table_lines(
 ) -> list[str]:
     """Returns a table with headings in capitals and columns two spaces apart.
 
-    A table is fitted to the width of the terminal; a wide one has all columns and full cells.
+    A table is fitted to the width of the terminal. A wide table has all columns and full cells.
     """
     cells = [[column.text(row) for column in columns] for row in rows]
     width = output_width() if form is OutputFormat.TABLE else sys.maxsize
@@ -177,12 +177,12 @@ def print_json(data: Mapping[str, Any]) -> None:
 
 
 def print_json_line(data: Mapping[str, Any]) -> None:
-    """Prints one JSON document on one line and flushes, so that readers get it at once."""
+    """Prints one JSON document on one line and flushes, so that readers get the line at once."""
     print(json.dumps(data, ensure_ascii=False, separators=(",", ":")), flush=True)
 
 
 def say(message: str) -> None:
-    """Prints a message for people on standard error; a closed standard error is not an error."""
+    """Prints a message for people on standard error. A closed standard error is not an error."""
     try:
         print(message, file=sys.stderr, flush=True)
     except OSError:
@@ -190,19 +190,22 @@ def say(message: str) -> None:
 
 
 def discard_standard_error() -> None:
-    """Redirects standard error to /dev/null; called when its pipe or terminal is closed."""
+    """Redirects standard error to /dev/null. Callers use this when its pipe or terminal is
+    closed.
+    """
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     os.close(nowhere)
 
 
 def print_error(error: FinegrainError, form: OutputFormat, hint: str = "") -> None:
-    """Prints an error with its code and hint on standard error; with JSON also on standard output.
+    """Prints an error with its code and hint on standard error. With JSON, also prints it on
+    standard output.
 
     Args:
         error: the error.
         form: table or JSON.
-        hint: what the user can do; empty: no hint is printed.
+        hint: the text of the hint; empty: print no hint.
     """
     say(f"finegrain: {error.message} [{error.reason}]")
     if hint:

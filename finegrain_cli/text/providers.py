@@ -1,4 +1,6 @@
-"""Providers as text: executor shapes, executors that were requested, and the reason for each."""
+"""Writes providers as text: executor shapes, and requested executors with the reason for each
+request.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,7 @@ def _table(columns: tuple[Column, ...], rows: list[Mapping[str, Any]], *, wide: 
 
 
 def _limits(amounts: Mapping[str, int]) -> str:
-    """Returns limits as text; a dimension without a limit is left out."""
+    """Returns limits as text, without dimensions that have no limit."""
     named = {
         CPU_MILLI: lambda amount: f"cpu {format_cpu(amount)}",
         MEMORY_BYTES: lambda amount: f"memory {format_bytes(amount)}",
