@@ -55,7 +55,7 @@ def name_options(error: FinegrainError, typed: Mapping[str, object]) -> None:
     # Remove the advice to job masters, which names a parameter of the library: the hint names the
     # option.
     error.message = error.message.replace(_ADVICE, "")
-    # The name of the argument in usage lines; SLOT and REQUEST name one id as well.
+    # Usage lines call the argument ID, SLOT or REQUEST. The error says ID.
     error.message = _ID.sub("ID is ", error.message)
     found = _ABOUT.search(error.message)
     if found is None:
