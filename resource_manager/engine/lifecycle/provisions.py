@@ -253,7 +253,8 @@ class ProvisionMoves:
     ) -> dict[str, int]:
         """Returns the total of all executors that are not lost."""
         elastic = self.elastic
-        # Cached, because each planning pass needs the sum, and it changes only with `version`.
+        # The sum is cached, because each planning pass needs it, and it changes only with
+        # `version`.
         if elastic.present is None or elastic.present[0] != self.hosts.version:
             here = total_of(
                 host.executor.registration.total
@@ -317,7 +318,7 @@ class ProvisionMoves:
         return [
             shape
             for name, shape in elastic.shapes.items()
-            # Not in back-off; below the count of the shape; within the maximum total.
+            # The shape is not in back-off, below its maximum count, and within the maximum total.
             if elastic.backoffs[name].until_ms <= self.journal.now_ms
             and (not shape.count_max or of_shape(self.provisions, name) < shape.count_max)
             and all(shape.total.get(each, 0) <= left for each, left in room.items())

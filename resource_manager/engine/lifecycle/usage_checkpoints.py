@@ -146,7 +146,8 @@ def restore_usage(
         if row is not None and not flow.rate and row.time_ms <= time_ms:
             flow.changed = False
             tree.changed.pop(flow_id, None)
-    # The usage of all flows must be set first, because this compares the children of each group.
+    # The usage of all flows must be set first, because the loop below compares the children of each
+    # group.
     for flow in (tree.root, *tree.groups.values()):
         _remember_last_served(flow)
     return others

@@ -98,7 +98,7 @@ class RequestsCancelled:
     at: Instant
     job_id: str | None
     allocation_ids: tuple[str, ...]
-    ranges: tuple[Members, ...] = ()  # their outcomes come last
+    ranges: tuple[Members, ...] = ()  # members of ranges; their outcomes come last
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class SlotsReleased:
     job_id: str | None
     slots: tuple[tuple[str, int], ...]
     grace_ms: int | None = None
-    ranges: tuple[Members, ...] = ()  # their outcomes come last
+    ranges: tuple[Members, ...] = ()  # members of ranges; their outcomes come last
 
 
 @dataclass(frozen=True, slots=True)

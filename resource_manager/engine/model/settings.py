@@ -135,7 +135,7 @@ class EngineSettings:
     probe_max_ms: int = 30 * SECOND_MS
 
     # If a host refused a slot of a scheduling class, it gets no slot of the class for this time.
-    # This ends earlier if the state of the host changes.
+    # The time ends earlier if the state of the host changes.
     refusal_backoff_min_ms: int = 1 * SECOND_MS
     refusal_backoff_max_ms: int = 300 * SECOND_MS
 
