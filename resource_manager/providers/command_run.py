@@ -143,7 +143,8 @@ def run_command(
         _let_run(child)
         kept, ended_because = _follow(child, began + timeout_s, cancellation)
     except BaseException:
-        # This includes an error of `started`: without a note the program must not run.
+        # The group is ended also after an error of `started`, because the program must not run
+        # without a note.
         end_group(child.pid)
         _reap(child, process)
         raise

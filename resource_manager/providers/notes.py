@@ -10,7 +10,7 @@ from typing import Any
 
 
 def write_durably(path: Path, text: str) -> None:
-    """Replaces a file atomically. When this returns, the new content is on disk.
+    """Replaces a file atomically. When the function returns, the new content is on disk.
 
     Raises:
         OSError: the file cannot be written.

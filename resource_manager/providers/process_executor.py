@@ -1,17 +1,19 @@
 """Manages one executor of the process provider: creates and removes its directory and processes.
 
     executors/ID/claim.json      the executor's share; written before anything is started
-    executors/ID/executor.toml   its configuration; the path also identifies the front's process
+    executors/ID/executor.toml   the executor's configuration; the path also identifies the
+                                 front's process
     executors/ID/front.json      the front that was started last, and the number of starts
-    executors/ID/output          its output; output.earlier has the part before a truncation
-    executors/ID/state/          the executor's own state directory executors/ID/tmp/
-    scratch directories of tasks that run as this process's user output/ID.log                output
-    of removed executors; only the newest files are kept
+    executors/ID/output          the executor's output
+    executors/ID/output.earlier  the output before the last truncation
+    executors/ID/state/          the executor's own state directory
+    executors/ID/tmp/            scratch directories of tasks that run as this process's user
+    output/ID.log                output of removed executors; only the newest files are kept
 
 A directory appears by a rename, complete with its claim. It disappears by another rename, before
 its content is deleted. So after a crash between any two steps there is either no directory, or a
-directory that claims its share and identifies its processes. All of this code blocks, and needs no
-resource manager.
+directory that claims its share and identifies its processes. The functions of this module block,
+and need no resource manager.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def executor_processes(directory: Path) -> list[tuple[Process, list[str]]]:
     """
     path = f"{directory.absolute()}/"
     either = "|".join(re.escape(each) for each in (path, json.dumps(path)[1:-1]))
-    # A path in the middle of a longer one belongs to another cluster's directory.
+    # A path in the middle of a longer path belongs to another cluster's directory.
     mark = re.compile(rf"(?:^|[\"'=:, ])(?:{either})")
     return [
         (process, words)

@@ -63,7 +63,7 @@ class Observation:
 class Started:
     """Result of a successful start.
 
-    The provider needs `handle` to stop the executor. People see it, too.
+    The provider needs `handle` to stop the executor. People see the handle, too.
     """
 
     handle: str = ""

@@ -60,8 +60,8 @@ class Cancellation:
 async def in_thread(threads: ThreadPoolExecutor, work: Callable[[Cancellation], T]) -> T:
     """Runs `work` in one of the threads. Waits for a thread if all are busy.
 
-    If the caller is cancelled, this sets the work's cancellation and raises CancelledError only
-    after the work has ended.
+    If the caller is cancelled, the function sets the work's cancellation, and raises CancelledError
+    only after the work has ended.
     """
     cancellation = Cancellation()
     began = threads.submit(work, cancellation)

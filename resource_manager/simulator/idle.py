@@ -48,7 +48,7 @@ class IdleCheck:
         checks: number of moments that were checked.
         findings: a sentence for each kind of request that waits although it fits. Only the first
             `FINDINGS_MAX` are kept.
-        idle_moments: number of moments with any finding.
+        idle_moments: number of moments with at least one finding.
     """
 
     FINDINGS_MAX = 20

@@ -1,7 +1,7 @@
 """Places single requests of another program on a simulated cluster, one after the other.
 
-The other program writes one JSON object per line, and reads one per line. So the placements of the
-resource manager and of other schedulers can be compared, for the same sequence of requests:
+The other program writes and reads one JSON object per line. So the placements of the resource
+manager and of other schedulers can be compared, for the same sequence of requests:
 
     {"type": "hello", "nodes": [{"id": "n1", "cpu_milli": 96000, "memory_mib": 786432, "gpus": 8,
                                  "model": "V100"}], "gpu_milli_per_device": 1000}

@@ -22,7 +22,8 @@ def simulated(settings: EngineSettings) -> EngineSettings:
     """Returns the settings without parts that do not exist in a simulation.
 
     There are no silent executors, leases or restarts, and no limits that protect a real service's
-    memory. A thread may request no memory or no cpu, because logs often do not record them.
+    memory. A thread may request no memory or no cpu, because logs often do not record these
+    amounts.
     """
     return replace(
         settings,

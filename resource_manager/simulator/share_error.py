@@ -23,7 +23,7 @@ WINDOW_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Usage and demand from this moment until the next one of the series.
+    """Usage and demand from this moment until the next moment of the series.
 
     `running` is the cost of each leaf's slots, `demand` the cost of its slots and waiting requests
     together, `capacity` the total.

@@ -58,7 +58,7 @@ def create_sqlite(path: Path) -> None:
             database at the same time.
     """
     with os_errors(path), locked(path, "finegrain creating the database"):
-        # This is checked again with the lock, because another process may have created the
+        # The path is checked again with the lock, because another process may have created the
         # database.
         if path.exists():
             return
@@ -90,7 +90,8 @@ def upgrade_sqlite(path: Path) -> int:
     if version == tables.SCHEMA_VERSION:
         return version
     with os_errors(path), locked(path, "finegrain db upgrade"):
-        # This is read again with the lock, because another process may have upgraded the database.
+        # The version is read again with the lock, because another process may have upgraded the
+        # database.
         version = check_is_ours(path).schema_version
         if version < tables.SCHEMA_VERSION:
             name = f"{path.name}.before-{migrate.revision_name(tables.SCHEMA_VERSION)}"

@@ -41,8 +41,8 @@ class LazyStore(Store):
         """See `Store.lead`. This store makes one attempt, and ignores `wait_s`."""
         del wait_s
         try:
-            # This is checked before opening, because opening the file could change the leader's
-            # WAL.
+            # The lock is checked before the file is opened, because opening could change the
+            # leader's WAL.
             if self._store is None:
                 self._check_free()
                 self._store = self._opener()

@@ -68,9 +68,9 @@ class MemoryTables:
         try:
             yield
         except BaseException:
-            # This runs for every exception, even KeyboardInterrupt, so that a batch is never stored
-            # partly. The writes are undone in reverse, so that a row that was written twice gets
-            # its first value back.
+            # The writes are undone after every exception, even KeyboardInterrupt, so that a batch
+            # is never stored partly. The order is reversed, so that a row that was written twice
+            # gets its first value back.
             for table, key, before in reversed(self._undo):
                 self._put(table, key, before)
             raise

@@ -36,7 +36,7 @@ def open_store(
     """
     location = DatabaseUrl.parse(url)
     if location.is_sqlite:
-        # This is imported only here, because each database needs other libraries.
+        # The module is imported only here, because each database needs other libraries.
         from resource_manager.storage.sqlite_store import open_sqlite
 
         return open_sqlite(location, create=create, upgrade=upgrade, read_only=read_only)

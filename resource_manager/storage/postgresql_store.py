@@ -64,7 +64,7 @@ allows for clocks of different speed, and for the time between a decision and th
 message.
 """
 
-# The join makes the setting in `durable` take effect. All of it is one statement, so that the
+# The join makes the setting in `durable` take effect. The whole is one statement, so that the
 # transaction is never idle. Holders are unique: a row with this holder belongs to this store, even
 # if the database's answer was lost.
 _TAKE = text(

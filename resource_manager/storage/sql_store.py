@@ -53,8 +53,8 @@ class SqlStore(Store):
 
     @abstractmethod
     def _fence(self, connection: Connection) -> bool:
-        """Returns True if this store leads at its epoch. Then no process can take over before the
-        transaction ends.
+        """Returns True if this store leads at its epoch. If so, no other process can take over
+        before the transaction ends.
         """
 
     @abstractmethod

@@ -179,7 +179,8 @@ class SqliteStatements(SqlStatements):
 class PostgresqlStatements(SqlStatements):
     """Sends thousands of rows in one statement, which costs one round trip and one plan.
 
-    A column is sent as an array, or as one value if it is equal in all rows.
+    A column is sent as an array, or as a single value if all rows have the same value in this
+    column.
     """
 
     def upsert(self, connection: Connection, table: Table, rows: Rows) -> None:

@@ -380,7 +380,7 @@ class Host(CpuAllocator):
         return subtract(slot.booked, self._booking_of_size(slot))
 
     def contains(self, slot: Slot) -> bool:
-        """Returns True if the executor cannot have this slot when the last report does not show it."""
+        """Returns True if the last report would show this slot if the executor had it."""
         key = (slot.allocation_id, slot.generation)
         # The slot has not been sent to the executor yet, so no report can show it.
         if key in self.to_allocate:

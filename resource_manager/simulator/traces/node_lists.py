@@ -31,7 +31,7 @@ _EXPECTED = "kinds of nodes such as 128x1cpu or 20x80cpu:505G:8gpu@zone=a, or a 
 
 
 def read_nodes(text: str, field: str = "--nodes") -> list[Node]:
-    """Returns nodes from a description, or from a CSV file if `text` is the path of one.
+    """Returns nodes from a description, or from a CSV file if `text` is the path of such a file.
 
     Raises:
         InvalidArgument: `text` is neither, or there are no nodes or too many.
