@@ -1,12 +1,13 @@
-"""Measures how much time and memory a thread of work costs the client's batch runner.
+"""Measures the CPU time and the memory that the client's batch runner needs per thread of work.
 
     python -m bench.batch [--threads 100000] [--slots 1000] [--seconds 0.5] [--folder DIR]
         [--results] [--profile]
 
-This process also simulates the cluster: it grants slots, agrees to reuse them, and ends tasks after
-a number of seconds. The state file is real, on disk, and every commit is synced. The benchmark
-prints the CPU time of this process per thread of work (including the simulated cluster), threads
-per second, the growth of its memory, its open files, and the size of its state file.
+This process also simulates the cluster: it grants slots, agrees to the reuse of slots, and ends
+each task after `--seconds`. The state file is a real file on disk, and every commit is synced. The
+benchmark prints the CPU time of this process per thread of work (including the simulated cluster),
+threads per second, the growth of the memory of this process, the number of its open files, and the
+size of the state file.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Cluster:
 
 
 class Slots:
-    """The slots as the runner sees them."""
+    """Simulates the slots of the batch: the interface that the runner uses."""
 
     def __init__(self, _job: Cluster, row: Any, _spec: fg.SlotSpec) -> None:
         self._range = row.range_id
@@ -111,7 +112,7 @@ class Slots:
 
 
 class Slot:
-    """A slot in which every command takes the same time and prints one line."""
+    """A slot in which every command runs for the same time and prints one line."""
 
     executor_id, memory_bytes = "host", 0
     profile = ResourceProfile(cpu_milli=1000)
@@ -165,7 +166,7 @@ async def measure(threads: int, folder: Path, results: bool) -> None:
 
 def main() -> None:
     """Reads the command line and measures."""
-    global SLOTS_MAX, SECONDS  # the simulated cluster above reads these
+    global SLOTS_MAX, SECONDS  # the simulated cluster reads both
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=100_000)
     parser.add_argument("--slots", type=int, default=SLOTS_MAX)

@@ -1,25 +1,25 @@
-"""Measures placement policies while slots come and go for a long time: how many requests are
-refused, and how much capacity is stranded.
+"""Measures how many requests placement policies refuse, and how much capacity they strand, while
+slots come and go for a long time.
 
     python -m bench.churn [--slots 10000] [--load 0.9] [--turnovers 3] [--seed 1]
         [--policy first-fit --policy best-fit --policy pack --policy spread --policy balanced]
 
-Slots and hosts have the sizes of a real cluster. Slots stay for exponentially distributed times. On
-average, they need the fraction `--load` of the scarcer resource. A request for which no host has
-room is refused, and does not return. First, the number `--slots` of slots arrives at once; then
-slots come and go. One turnover is one mean duration.
+Slots and hosts have the sizes of a real cluster. The durations of slots are distributed
+exponentially. On average, the slots need the fraction `--load` of the scarcer resource. A request
+for which no host has room is refused, and is not repeated. First, the number `--slots` of slots
+arrives at once; then slots come and go. One turnover is the mean duration of a slot.
 
 The benchmark prints a line for each policy at every half turnover: the number of slots, the
 fraction of arrivals that was refused since the previous line, allocated capacity, and stranded
 capacity (free cpu and memory of hosts where no size of the trace fits). It also prints the CPU time
-of placing per arrival. `best-fit` is implemented in this module: it compares all hosts, and takes
+of the placement per arrival. This module implements `best-fit`, which compares all hosts and takes
 the host with the least sum of free fractions. The other policies use the whole engine, with
 commands and answers.
 
-Sizes and hosts: the 24 most frequent requests (7,363 of 8,152) and the six most frequent kinds of
-nodes of the Alibaba GPU cluster trace of 2023, GPUs left out (Q. Weng et al., "Beware of
-Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient Descent", USENIX ATC
-2023).
+The sizes are the 24 most frequent requests (7,363 of 8,152 requests), and the hosts are the six
+most frequent kinds of nodes, of the Alibaba GPU cluster trace of 2023, without GPUs (Q. Weng et
+al., "Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient
+Descent", USENIX ATC 2023).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Amounts = npt.NDArray[np.int64]
 
 
 class Size(NamedTuple):
-    """Cpu and memory of a slot or host, and how often it occurs in the trace."""
+    """Cpu and memory of a slot or host, and the number of its occurrences in the trace."""
 
     cpu_milli: int
     memory_mib: int
@@ -80,7 +80,7 @@ HOSTS = tuple(
 
 
 def mean(sizes: tuple[Size, ...]) -> tuple[float, float]:
-    """Mean cpu and memory."""
+    """Returns the mean cpu and memory."""
     total = sum(each.frequency for each in sizes)
     return (
         sum(each.cpu_milli * each.frequency for each in sizes) / total,
@@ -89,7 +89,9 @@ def mean(sizes: tuple[Size, ...]) -> tuple[float, float]:
 
 
 def cluster_for(slots: int, load: float, seed: int) -> list[Size]:
-    """Returns hosts in random order; `slots` need the fraction `load` of the scarcer resource."""
+    """Returns hosts in random order, of which `slots` need the fraction `load` of the scarcer
+    resource.
+    """
     scarcer = max(needed / there for needed, there in zip(mean(SLOTS), mean(HOSTS), strict=True))
     count = round(slots * scarcer / load)
     of_trace = sum(each.frequency for each in HOSTS)
@@ -106,10 +108,10 @@ def cluster_for(slots: int, load: float, seed: int) -> list[Size]:
 
 
 class Policy(Protocol):
-    """Chooses hosts, by their position."""
+    """Chooses hosts. A host is a position in the list of hosts."""
 
     def place(self, name: str, size: Size) -> int | None:
-        """Returns the host that a slot was placed on; None: no host was found."""
+        """Places a slot and returns its host, or None if no host has room."""
 
     def release(self, name: str, size: Size, host: int) -> None:
         """Removes a slot."""
@@ -136,7 +138,7 @@ class BestFit:
 
 
 class Engine(Bench):
-    """The whole engine, with executors that accept every order at once."""
+    """Places with the whole engine, and with executors that accept every order at once."""
 
     def __init__(self, hosts: list[Size], settings: EngineSettings) -> None:
         super().__init__({"profiles": [], "hosts": None}, settings)
@@ -166,7 +168,7 @@ class Engine(Bench):
 
 
 class Books:
-    """The free capacity of each host, counted in the same way for every policy."""
+    """Counts the free capacity of each host, in the same way for every policy."""
 
     def __init__(self, hosts: list[Size]) -> None:
         self.total = np.array([[each.cpu_milli, each.memory_mib] for each in hosts])
@@ -177,7 +179,7 @@ class Books:
         """Books a slot.
 
         Raises:
-            ValueError: the host has no room for it.
+            ValueError: the host has no room for the slot.
         """
         self.free[host] -= (size.cpu_milli, size.memory_mib)
         if (self.free[host] < 0).any():
@@ -188,7 +190,7 @@ class Books:
         self.free[host] += (size.cpu_milli, size.memory_mib)
 
     def in_use(self) -> int:
-        """Returns how many hosts have a slot."""
+        """Returns the number of hosts with at least one slot."""
         return int((self.free < self.total).any(axis=1).sum())
 
     def percent(self, amounts: Amounts) -> str:
@@ -197,13 +199,15 @@ class Books:
         return f"{cpu:6.2f} {memory:6.2f}"
 
     def stranded(self) -> Amounts:
-        """Returns the sum of free capacity on hosts where no size of the trace fits."""
+        """Returns the sum of the free capacity of hosts on which no size of the trace fits."""
         fits = np.any(np.all(self.free[:, None, :] >= self._sizes, axis=2), axis=1)
         return np.where(fits[:, np.newaxis], 0, self.free)
 
 
 class Churn:
-    """Runs arrivals and ends under one policy. The unit of time is the mean duration of a slot."""
+    """Runs arrivals and ends of slots under one policy. The unit of time is the mean duration of a
+    slot.
+    """
 
     def __init__(self, policy: Policy, hosts: list[Size], seed: int) -> None:
         self._policy = policy
@@ -211,7 +215,7 @@ class Churn:
         self._random = random.Random(seed)
         self._weights = list(accumulate(each.frequency for each in SLOTS))
         self._running: list[tuple[str, Size, int]] = []
-        self._shown = (0, 0)  # arrivals and refusals at the previous line
+        self._shown = (0, 0)  # arrivals and refusals when the previous line was printed
         self.arrivals = 0
         self.refused = 0
         self.spent_s = 0.0  # CPU seconds spent on placing

@@ -1,20 +1,20 @@
-"""Measures what it costs to choose the cpus and NUMA nodes of a slot on one large host.
+"""Measures the CPU time to choose the cpus and NUMA nodes of a slot on one large host.
 
     python -m bench.cpus [--repeat 20] [--seed 1] [--by-need]
 
-There are three hosts: two packages of 64 cores with two threads (256 cpus, 2 NUMA nodes); the same
-cpus on 8 NUMA nodes; and 8 NUMA nodes with eight threads per core (1,024 cpus). Each host is tried
-empty, half full (slots of 4 cpus, node after node) and fragmented (half of the threads, chosen at
-random, are in use). The benchmark prints the CPU time of this process per decision, for slots of 2
-to 200 cpus, including slots that do not fit:
+There are three hosts: a host with two packages of 64 cores with two threads each (256 cpus, 2 NUMA
+nodes); a host with the same cpus on 8 NUMA nodes; and a host with 8 NUMA nodes and eight threads
+per core (1,024 cpus). The benchmark measures each host empty, half full (slots of 4 cpus, node
+after node) and fragmented (half of the threads, chosen at random, are in use). It prints the CPU
+time of this process per decision, for slots of 2 to 200 cpus, including slots that do not fit:
 
-- choice of cpus: only `take`, by bind policy and NUMA strategy;
-- whole decision: `assign`, from a request and the ledger of the host to an assignment or a refusal,
-  by NUMA alignment policy; "shared pool" is a slot without dedicated cpus;
-- first decision of a kind: `assign` before results for an empty host are cached. Equal hosts share
-  these results.
+- choice of cpus: only `take`, for each bind policy and NUMA strategy;
+- whole decision: `assign`, which makes an assignment or a refusal from a request and the ledger of
+  the host, for each NUMA alignment policy; "shared pool" is a slot without dedicated cpus;
+- first decision of a kind: `assign` before the results for an empty host are in the cache. Equal
+  hosts share the cached results.
 
-A row has the median over the sizes and strategies, and the maximum.
+Each row has the median and the maximum over the sizes and strategies.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ ALIGNMENTS = (
 
 
 def host(packages: int, nodes: int, cores: int, threads: int) -> CpuLayout:
-    """Makes a regular host from nodes per package, cores per node and threads per core."""
+    """Returns a host whose packages have equal numbers of nodes, cores per node and threads per
+    core.
+    """
     total = packages * nodes * cores
     rows = [
         (thread * total + core, core, core // cores, core // (cores * nodes))
@@ -89,7 +91,7 @@ HOSTS = {
 
 
 def held_cpus(layout: CpuLayout, state: str, seed: int) -> list[CpuSet]:
-    """Returns the cpus of each slot of the host."""
+    """Returns the cpus of each slot on the host, in one of the states of the benchmark."""
     if state == "half full":
         half = layout.cpus.bit_count() // 2
         threads = [cpu for node in layout.nodes for cpu in CpuSet.from_bits(node.mask)]
@@ -117,7 +119,7 @@ def timed(call: Callable[[], object], repeat: int) -> float:
     return (time.process_time() - started) / repeat
 
 
-Sample = tuple[int, float]  # need and seconds
+Sample = tuple[int, float]  # needed cpus and seconds
 
 
 def show(what: str, samples: list[Sample], by_need: bool) -> None:

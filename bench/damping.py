@@ -1,16 +1,18 @@
-"""Measures how quickly shares follow a change, and how much they oscillate, for several lookaheads.
+"""Measures how quickly shares follow a change, and how much shares oscillate, for several
+lookaheads.
 
     python -m bench.damping [--threads 10,60,120] [--lookahead 0,15,30,60,120] [--alike]
 
 A cluster has 60 slots in virtual time. Usage is counted in slots, with a half-life of 15 minutes.
-DEFAULT1 has all slots when MED1 arrives, whose group has weight 4 (fair: 12 and 48). Then DEFAULT2
-arrives in the group of DEFAULT1 (fair: 6, 48, 6), and ends later (fair: 12, 48). Threads of work
-take 0.5 to 1.5 times the mean duration. With --alike all take the same time, so they end together.
+DEFAULT1 has all slots when MED1 arrives, whose group has weight 4 (fair shares: 12 and 48 slots).
+Then DEFAULT2 arrives in the group of DEFAULT1 (fair shares: 6, 48 and 6 slots), and ends later
+(fair shares: 12 and 48 slots). Threads of work take 0.5 to 1.5 times the mean duration. With
+`--alike`, all threads take the mean duration, so threads that began together end together.
 
-The benchmark prints a row of Markdown for each mean duration and lookahead. The row has the seconds
-from each of the three changes until every flow stays within 5 % of its share in every window of 60
-s ("-": not before the next change). It also has the largest error in any window of 60 s that begins
-at least a minute plus three mean durations after a change.
+The benchmark prints a row of Markdown for each mean duration and lookahead. The row has, for each
+of the three changes, the seconds until every job stays within 5 % of its share in every window of
+60 s; "-" means that a job did not converge before the next change. The row also has the largest
+error in any window of 60 s that begins at least a minute plus three mean durations after a change.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ STEP_S = 5
 
 
 def measure(set_up: SetUp, settled_s: float) -> tuple[list[float | None], float]:
-    """Returns the time to converge after each change, and the largest error after that."""
+    """Returns the time to converge after each change, and the largest error after the shares
+    settled.
+    """
     log = run_set_up(set_up).log
     comparison = compared(set_up, log)
     dry_s = {name: (job.last_start_ms or 0) / 1_000 for name, job in log.jobs.items()}

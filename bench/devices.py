@@ -51,7 +51,7 @@ def host_devices(gpus: int) -> HostDevices:
 
 
 def described(devices: HostDevices) -> str:
-    """Returns a topology with devices, in the form in which registrations store it."""
+    """Returns a topology with devices, as the text that a registration stores."""
     data = json.loads(topology())
     data["devices"] = [
         {
@@ -68,7 +68,7 @@ def described(devices: HostDevices) -> str:
 
 
 class DeviceBench:
-    """A resource manager with hosts that have GPUs."""
+    """Runs the engine of a resource manager whose hosts have GPUs."""
 
     def __init__(self, hosts: int, gpus: int) -> None:
         self.state: State = fresh(EngineSettings(), 1, AT)
@@ -123,7 +123,7 @@ def run(hosts: int, gpus: int) -> None:
         placed = len(bench.state.slots)
         print(f"  {title:<44}{ms:>9.0f} ms  {placed} slots, {ms / placed * 1e3:.0f} us each")
     bench = DeviceBench(hosts, gpus)
-    # Each host gets slots, so that no rack has enough free GPUs.
+    # Place slots on every host, so that no rack has enough free GPUs.
     fill = tuple(spec(f"s{at}", 100) for at in range(hosts * (gpus - 4)))
     bench.apply(RequestsSubmitted(AT, "job", fill))
     members = tuple(spec(f"g{at}", 100 * gpus, gang="gang") for at in range(80 // gpus))

@@ -6,21 +6,24 @@ accept every order.
 
 The benchmark prints the CPU time of this process, for each strategy:
 
-- counted: one placement pass that fills an empty cluster. Its input are entries with a count, and
-  its output is the number of slots of each entry on each host. The time includes the correction of
-  the indexes at the end. The figure is the least of several passes, each on a new cluster.
+- counted: one placement pass that fills an empty cluster. The input of the pass is a list of
+  entries with counts. The output is the number of slots of each entry on each host. The time
+  includes the correction of the indexes at the end. The figure is the least time of several passes,
+  each on a new cluster.
 - expanded: a pass with events and effects, which makes a request, a slot and an order for each
-  slot, from the submission until the commands are written. The steps before and after the pass are
-  shown as well.
-- the arrival of jobs with 10 slots at the full cluster, one at a time; each is answered and then
-  released. Also a full report of every host, an explanation, and the sums of the cluster.
-- the release of all slots.
+  slot, from the submission until the commands are written. The benchmark also shows the steps
+  before and after the pass.
+- arrivals: jobs with 10 slots arrive at the full cluster, one at a time. The slots of each job are
+  granted and then released. The benchmark also shows a full report of every host, an explanation,
+  and the sums of the cluster.
+- release: all slots are released.
 
 Both passes call the same function (`Placer.place`). "hosts used" is the number after the pass.
 
 `gen_workload` makes the workload from a fixed seed: N equal hosts of 16 cores and 64 GiB with a
 pool per memory part, 24 slot profiles, and jobs of 5 to 100 slots with 2 to 5 of these profiles.
-Alternatively, the workload is read from a file of the same format ("finegrain-wl-1").
+With `--workload`, the benchmark reads the workload from a file of the same format
+("finegrain-wl-1") instead.
 """
 
 from __future__ import annotations
@@ -79,7 +82,9 @@ _HOST = {
 
 
 class _SplitMix64:
-    """The random numbers of Sebastiano Vigna's SplitMix64: small, and equal on every machine."""
+    """Makes random numbers with Sebastiano Vigna's SplitMix64, which is small and gives equal
+    numbers on every machine.
+    """
 
     def __init__(self, seed: int) -> None:
         self._state = seed & _MASK
@@ -93,7 +98,7 @@ class _SplitMix64:
 
 
 def gen_workload(hosts: int, slots: int, arrivals: int = 200) -> dict[str, Any]:
-    """Returns the workload. Equal arguments give an equal workload."""
+    """Returns a workload. Equal arguments give an equal workload."""
     random = _SplitMix64(20251120)
     profiles: list[dict[str, int]] = []
     while len(profiles) < 24:
@@ -132,7 +137,7 @@ def gen_workload(hosts: int, slots: int, arrivals: int = 200) -> dict[str, Any]:
 
 
 class Bench:
-    """A cluster whose executors accept every order at once."""
+    """Runs the engine with a cluster whose executors accept every order at once."""
 
     def __init__(self, workload: dict[str, Any], settings: EngineSettings) -> None:
         self.workload = workload
@@ -152,8 +157,8 @@ class Bench:
         self.numbers: dict[str, int] = {}
 
     def batch(self, *events: Event) -> list[Effect]:
-        """Applies events, then decides until no work is left, as the service does. The changed rows
-        are dropped.
+        """Applies events, then decides until no work is left, as the service does. Drops the
+        changed rows.
         """
         effects: list[Effect] = []
         for event in (*events, Decide(AT)):
@@ -241,7 +246,7 @@ class Bench:
         return events
 
     def settle(self, effects: list[Effect]) -> float:
-        """Answers commands until none is left; returns the CPU seconds of the engine."""
+        """Answers commands until no command is left; returns the CPU seconds of the engine."""
         spent = 0.0
         while events := self.answers(effects):
             started = time.process_time()
@@ -253,7 +258,7 @@ class Bench:
 def counted(
     workload: dict[str, Any], settings: EngineSettings
 ) -> tuple[float, list[tuple[int, Run]]]:
-    """Runs one counted pass; returns the CPU seconds, and where the slots of each entry went."""
+    """Runs one counted pass; returns the CPU seconds, and the hosts of the slots of each entry."""
     bench = Bench(workload, settings)
     bench.batch(*bench.registrations())
     shapes = [bench.state.queue.class_of(RequestSpec("", profile)) for profile in bench.profiles]
@@ -333,7 +338,7 @@ def run_arrivals(bench: Bench) -> None:
 
 
 def run_questions(bench: Bench) -> None:
-    """Explains a request that fits on no host, because all are full or drained."""
+    """Explains a request that fits on no host, because all hosts are full or drained."""
     for name, host in bench.state.hosts.items():
         if not host.slots:
             bench.batch(DrainRequested(AT, name))

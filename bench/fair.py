@@ -1,19 +1,20 @@
-"""Measures the fair choice: which request is next, among very many groups and jobs.
+"""Measures the fair choice of the next request among very many groups and jobs.
 
     python -m bench.fair [--groups 1000] [--jobs 100] [--requests 1000] [--hosts 1000]
         [--decisions 2000] [--order fair] [--shapes 1 --shapes 10] [--alone 100000] [--profile]
 
 Each group has the same number of jobs, and each job waits with a range of requests. Executors are
-simulated and accept every order at once. Prints the CPU time of this process, for one slot profile
-that all jobs request, and for ten profiles of which each job requests one:
+simulated and accept every order at once. The benchmark prints the CPU time of this process, for one
+slot profile that all jobs request, and for ten profiles of which each job requests one profile:
 
 - submission: all jobs with their ranges;
-- burst: one pass that fills the empty cluster, per slot;
+- burst: the time per slot of one pass that fills the empty cluster;
 - steady: the cluster is full. One slot ends, another slot is placed, and time passes in between.
   "choose and place" is `place_waiting`; the other work of a slot is shown separately;
-- side by side: `--alone` requests of one job, then of 2 and of 10 jobs, placed in one pass.
+- side by side: `--alone` requests are placed in one pass, first as requests of one job, then of 2
+  jobs and of 10 jobs.
 
-Half of the groups have other weights than 1.
+Half of the groups have a weight that differs from 1.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ SECOND_MS = 1_000
 
 
 class FairBench(Bench):
-    """A cluster of equal hosts, groups with jobs, and a clock."""
+    """Runs the engine with equal hosts, groups with jobs, and a clock."""
 
     def __init__(self, hosts: int, shapes: int, **settings: Any) -> None:
         cores = [1_000] if shapes == 1 else [250 * (1 + number % 8) for number in range(shapes)]
@@ -81,7 +82,7 @@ class FairBench(Bench):
         )
         self.total = {"cpu_milli": 16_000, "memory_bytes": 64 * GIB}
         self.now_ms = 0
-        self.choosing: list[float] = []  # CPU seconds of each place_waiting
+        self.choosing: list[float] = []  # CPU seconds of each call of place_waiting
         self.profile: cProfile.Profile | None = None
 
     @property
@@ -105,7 +106,7 @@ class FairBench(Bench):
                 return effects
 
     def answer(self, effects: list[Effect]) -> None:
-        """Lets executors answer. The decisions after that are not measured."""
+        """Lets executors answer. The decisions after the answers are not measured."""
         while events := self.answers(effects):
             effects = self.decide(*events)
 
@@ -132,7 +133,7 @@ class FairBench(Bench):
 
 
 def timed_choice(bench: FairBench) -> None:
-    """Measures the CPU time of each choice."""
+    """Makes the engine measure the CPU time of each choice."""
 
     def measured(state: State) -> None:
         if bench.profile is not None:
@@ -208,7 +209,7 @@ def run_steady(bench: FairBench, options: argparse.Namespace) -> None:
 
 
 def run_side_by_side(options: argparse.Namespace) -> None:
-    """Places the same number of requests from a growing number of jobs."""
+    """Places equal numbers of requests, from one job and from several jobs."""
     print(f"{options.alone:,} requests of one job, and of several jobs")
     alone = 0.0
     for order in ("arrival", "fair"):

@@ -1,8 +1,8 @@
-"""Fills a database like that of a large cluster, for benchmarks. It is written through the store.
+"""Fills a database through the store with the rows of a large cluster, for benchmarks.
 
-Rows are realistic. Executors have the detected topology of a real machine with 64 cpus, and differ
-in ids, addresses and memory. Jobs have fifty slots each. Each job's log has its grants, and the
-cluster's history has each slot. This module measures nothing.
+The rows are realistic. All executors have the detected topology of a real machine with 64 cpus, but
+differ in ids, addresses and memory. Each job has fifty slots. The log of each job has the grants of
+the job, and the history of the cluster has each slot. This module measures nothing.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ ISOLATION = Isolation(
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The numbers of rows."""
+    """The numbers of rows to write."""
 
     executors: int = 0
     slots: int = 0  # granted
@@ -77,7 +77,7 @@ class Size:
 
 @cache
 def machine() -> resources_pb2.HostTopology:
-    """Returns the topology that detection finds on the machine."""
+    """Returns the topology that detection finds on `MACHINE`."""
     with (
         tempfile.TemporaryDirectory() as folder,
         tarfile.open(TOPOLOGIES / f"{MACHINE}.tar.xz") as packed,
@@ -87,7 +87,7 @@ def machine() -> resources_pb2.HostTopology:
 
 
 def topology_of(number: int) -> resources_pb2.HostTopology:
-    """Returns the topology of another such machine, with slightly different memory."""
+    """Returns the topology of executor `number`: `MACHINE` with slightly different memory."""
     topology = resources_pb2.HostTopology()
     topology.CopyFrom(machine())
     for node in topology.numa_nodes:
@@ -97,17 +97,19 @@ def topology_of(number: int) -> resources_pb2.HostTopology:
 
 
 def host_id(number: int) -> str:
-    """Returns the name of an executor."""
+    """Returns the id of executor `number`."""
     return f"host-{number:05d}.cluster.example"
 
 
 def instance_id(number: int) -> str:
-    """Returns its instance id, which is equal in every run."""
+    """Returns the instance id of executor `number`, which is equal in every run of the
+    benchmark.
+    """
     return str(uuid.uuid5(uuid.NAMESPACE_OID, host_id(number)))
 
 
 def executor(number: int, address: str) -> Executor:
-    """Returns a row of `executors`."""
+    """Returns the row of executor `number`."""
     topology = json.dumps(topology_from_proto(topology_of(number), "topology"))
     registration = Registration(
         executor_id=host_id(number),
@@ -128,12 +130,12 @@ def executor(number: int, address: str) -> Executor:
 
 
 def fill(store: Store, size: Size, *, address: str = "") -> None:
-    """Writes all rows. The store must lead.
+    """Writes all rows. The store must have the leadership.
 
     Args:
         store: the database.
         size: numbers of rows.
-        address: the address of all executors; empty: each has its own.
+        address: the address of all executors; empty: each executor has its own address.
     """
     for first in range(0, size.executors, 1_000):
         numbers = range(first, min(size.executors, first + 1_000))
@@ -154,7 +156,7 @@ def _job(arrival_number: int) -> Job:
         job_id=new_id(),
         name=f"nightly report {arrival_number}",
         group="default",
-        lease_ms=None,  # no client keeps it alive here
+        lease_ms=None,  # no client keeps the job alive here
         owner=uuid.uuid4().hex * 2,
         request_id_sha256=uuid.uuid4().hex * 2,
         arrival_number=arrival_number,

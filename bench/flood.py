@@ -6,11 +6,11 @@
 Three real processes take part:
 
 - a resource manager;
-- a job master, the flooder. It requests `--requests` slots that fit nowhere, in large parallel
-  calls, and opens streams that it never reads. When a call is refused, it waits as long as the
-  error says; with `--rude` it does not wait;
-- light executors that send heartbeats, with another job, which requests one slot at a time, waits
-  for the grant, and releases the slot.
+- a job master, the flooder. The flooder requests `--requests` slots that fit on no host, in large
+  parallel calls, and opens streams but never reads from them. When a call is refused, the flooder
+  waits as long as the error says; with `--rude` it does not wait;
+- a process with light executors that send heartbeats, and with another job, which requests one slot
+  at a time, waits for the grant, and releases the slot.
 
 The benchmark prints the time from a request of the other job to its grant: without the flood,
 during the flood, and while the flooder's job ends. It also prints the memory of the resource
@@ -61,7 +61,7 @@ PROFILE = resources_pb2.ResourceProfile(cpu_milli=1000, task_heap_memory_bytes=2
 
 @dataclass(frozen=True, slots=True)
 class Flooded:
-    """The result of the flooder."""
+    """The figures of the flooder."""
 
     seconds: float
     accepted: int
@@ -72,7 +72,7 @@ class Flooded:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """The times from request to grant of the other job, in milliseconds."""
+    """The times from a request of the other job to its grant, in milliseconds."""
 
     samples: int
     p50_ms: float
@@ -108,7 +108,7 @@ class Flooder:
         self.accepted = self.calls = self.told_to_wait = self.failed = 0
 
     def neglect(self, streams: int) -> list[Any]:
-        """Opens streams that it never reads."""
+        """Opens streams, and never reads from them."""
         request = rm_pb2.WatchJobRequest(job_id=self._job_id)
         return [self._rm.WatchJob(request) for _ in range(streams)]
 
@@ -175,7 +175,7 @@ async def _flood(
 def flood_in_process(
     address: str, authority: tuple[bytes, bytes], arguments: argparse.Namespace
 ) -> Flooded:
-    """Runs the flooder; the entry point of its process."""
+    """Runs the flooder. This function is the entry point of the flooder's process."""
     return asyncio.run(_flood(address, authority, arguments))
 
 
@@ -197,7 +197,7 @@ class Other:
             await asyncio.sleep(SAMPLE_PAUSE_S)
 
     def taken(self) -> Waits:
-        """Returns the times since the last call."""
+        """Returns the times since the previous call of this function."""
         waits, self._waits_s = sorted(self._waits_s), []
         if len(waits) < 2:
             return Waits(len(waits), *([1000 * max(waits, default=float("inf"))] * 3))
@@ -206,7 +206,7 @@ class Other:
 
 
 class Signs:
-    """Heartbeats of the executors."""
+    """Sends the heartbeats of the executors."""
 
     def __init__(self, cluster: LightCluster) -> None:
         self._cluster = cluster

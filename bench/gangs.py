@@ -3,15 +3,16 @@ database and RPC. Simulated executors accept every order.
 
     python -m bench.gangs [--hosts 1000 --hosts 10000] [--arrivals 50] [--waiting 1000]
 
-The benchmark prints the CPU time of this process, for each size of the cluster (hosts in racks of
-40, filled with the workload of `bench.engine`, 17 slots per host):
+Hosts are in racks of 40, and have 17 slots each of the workload of `bench.engine`. The benchmark
+prints the CPU time of this process, for each size of the cluster and each of these steps:
 
-- a gang of 4 arrives, until its commands are written, for each placement; each is then released;
-- gangs of different kinds arrive that do not fit (8 to 40 members, each needs most of a host):
-  their submission, with the check whether they could ever fit, and the first decision;
-- a slot is released: the decision that skips all gangs, because no member fits there. Then a host
-  is emptied, and the first gang that fits is placed;
-- the same for an equal number of gangs of one kind;
+- for each placement, a gang of 4 arrives: the time until its commands are written. The gang is then
+  released;
+- gangs of different kinds arrive that do not fit (8 to 40 members, each of which needs most of a
+  host): the submission, which checks if the gangs could ever fit, and the first decision;
+- a slot is released: the decision skips all gangs, because no member fits into the free capacity.
+  Then a host is emptied, and the first gang that fits is placed;
+- the two previous steps, with an equal number of gangs of one kind;
 - a gang of 1,000 different members arrives and does not fit.
 """
 
@@ -46,7 +47,7 @@ _numbers = count()
 
 
 class GangBench(Bench):
-    """A cluster whose hosts are in racks."""
+    """Runs the engine with a cluster whose hosts are in racks."""
 
     def registrations(self) -> list[Event]:
         events: list[Event] = []

@@ -1,10 +1,10 @@
-"""Measures how long a slot can use more than its share of a GPU's memory: the level "watch".
+"""Measures how long a slot can exceed its share of a GPU's memory at the enforcement level "watch".
 
     nice -n 5 python -m bench.gpu_watch [--runs 20]
 
 A real executor (as root) reads fake GPUs from the test driver. In each run, a task exceeds its
 share from a random moment on. The benchmark measures the time from this moment until the job master
-learns that the task has ended. With a real driver, its calls take additional time.
+learns that the task has ended. The calls of a real driver would take additional time.
 """
 
 from __future__ import annotations

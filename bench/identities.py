@@ -1,4 +1,6 @@
-"""Certificates for benchmarks, signed by the authority in a resource manager's state directory."""
+"""Makes certificates for benchmarks, signed by the authority in a resource manager's state
+directory.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ LIFE_S = 24 * 3_600.0
 
 
 def authority_of(state_dir: Path) -> Authority:
-    """Returns the authority in a state directory; creates it if the directory is new."""
+    """Returns the authority in a state directory. Creates the authority if the directory is new."""
     return open_own_files(state_dir).authority
 
 
@@ -37,7 +39,7 @@ def channel_as(authority: Authority, who: str, address: str) -> grpc.aio.Channel
 
 
 class AnyExecutor(OwnCertificate):
-    """The certificate of a server that passes as every executor with a short id."""
+    """The certificate of a server, which is valid for every executor with a short id."""
 
     def __init__(self, authority: Authority) -> None:
         super().__init__(signed_by(authority, "executor/any", life_s=LIFE_S))
@@ -49,7 +51,7 @@ class AnyExecutor(OwnCertificate):
 
 
 def _for_all_executors(authority: Authority) -> grpc.ServerCredentials:
-    # The cluster's own code never signs such a certificate.
+    # The code of the product never signs a certificate for several executors.
     key, now = new_key(), utc_now()
     names = [x509.DNSName(f"*.{Role.EXECUTOR}.{authority.cluster}.{DOMAIN}")]
     signed = (

@@ -1,4 +1,4 @@
-"""Measures job graphs: compiling a plan, and running its schedule without a cluster.
+"""Measures the time to compile the plan of a job graph, and to run its schedule without a cluster.
 
 python -m bench.job_graphs [--tasks N]
 """
@@ -24,7 +24,7 @@ from finegrain_client.graph.schedule import (
 
 
 def chain(slots: int, tasks: int) -> fg.JobGraph:
-    """Returns a batch job whose regions follow each other, each with a task in every slot."""
+    """Returns a batch job whose regions run one after the other, each with a task in every slot."""
     graph = fg.JobGraph("chain", "batch")
     names = [f"o{at}" for at in range(tasks // slots)]
     for name in names:
@@ -35,7 +35,7 @@ def chain(slots: int, tasks: int) -> fg.JobGraph:
 
 
 def pipeline(slots: int, tasks: int) -> fg.JobGraph:
-    """Returns a streaming job of one region, with operators that are not chained."""
+    """Returns a streaming job with one region, whose operators are not chained."""
     graph = fg.JobGraph("pipeline", "streaming")
     names = [f"o{at}" for at in range(tasks // slots)]
     for name in names:

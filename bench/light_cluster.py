@@ -1,9 +1,10 @@
-"""Light executors and job masters, for benchmarks of the resource manager.
+"""Implements light executors and job masters, for benchmarks of the resource manager.
 
-They use the whole protocol over real gRPC, with separate channels, but do as little work as
-possible: a slot is only the message that ordered it, and every answer is immediate. So a
+Both use the whole protocol over real gRPC, with separate channels, but do as little work as
+possible: an executor only stores the message that ordered a slot, and answers at once. So a
 measurement shows the cost of the resource manager. All executors share one address, because every
-command names its executor. The resource manager dials this address once for each executor.
+command names its executor. The resource manager opens one channel to this address for each
+executor.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ from finegrain.v1.task_executor_pb2_grpc import (
     add_TaskExecutorServiceServicer_to_server,
 )
 
-if TYPE_CHECKING:  # the typed base is abstract; calls that are not defined here are "unimplemented"
+# the typed base is abstract; the base at runtime answers undefined calls with UNIMPLEMENTED
+if TYPE_CHECKING:
     _Base = object
 else:
     _Base = TaskExecutorServiceServicer
@@ -53,7 +55,9 @@ ACKNOWLEDGE_INTERVAL_S = 1.0
 
 @dataclass
 class LightExecutor:
-    """One executor: the messages that ordered its slots, and the counters of the protocol."""
+    """An executor that keeps the messages that ordered its slots, and the counters of the
+    protocol.
+    """
 
     executor_id: str
     devices: HostDevices = NO_DEVICES
@@ -100,7 +104,7 @@ class LightExecutor:
         if not self.devices.devices:
             return request
         devices_to_topology(self.devices, request.topology)
-        # Slots can get devices only on hosts that describe their cpus.
+        # Describe the cpus, because a slot can get devices only on a host whose cpus are known.
         request.host_cpus.slot_cpus = request.shared_cpus
         request.host_cpus.numa.extend(
             cpus_pb2.NumaCapacity(numa_node_id=n, memory_bytes=MEMORY_BYTES // 2) for n in range(2)
@@ -119,7 +123,7 @@ class LightExecutor:
                 unchanged=True,
                 base_report_number=self.acknowledged,
             )
-        # Devices that slots have are not deducted: the resource manager counts these itself.
+        # Do not deduct the devices of slots, because the resource manager counts them itself.
         return slots_pb2.SlotReport(
             report_number=self.report_number,
             rm_epoch=self.rm_epoch,
@@ -134,7 +138,7 @@ class LightExecutor:
 
     @cached_property
     def device_sums(self) -> dict[str, int]:
-        """Returns the sums over its devices."""
+        """Returns the sums over the devices of this executor."""
         sums = total_of_devices(self.devices.devices)
         return {name.removeprefix(DEVICE_PREFIX): amount for name, amount in sums.items()}
 
@@ -184,8 +188,8 @@ class LightCluster:
     """Registered executors, and job masters.
 
     Args:
-        address: where the resource manager listens.
-        authority: signs the certificates of executors and job masters.
+        address: the address of the resource manager.
+        authority: the authority that signs the certificates of executors and job masters.
     """
 
     def __init__(self, address: str, authority: Authority) -> None:
@@ -212,7 +216,7 @@ class LightCluster:
         await self._stack.aclose()
 
     async def register(self, count: int, devices: HostDevices = NO_DEVICES) -> None:
-        """Registers `count` executors; each has these devices."""
+        """Registers `count` executors, each with `devices`."""
         named = [LightExecutor(f"host-{n:05d}", devices) for n in range(count)]
         self.executors.update({each.executor_id: each for each in named})
         for start in range(0, count, 100):
@@ -228,7 +232,9 @@ class LightCluster:
         executor.acknowledged = executor.report_number
 
     async def heartbeat(self, executor: LightExecutor) -> None:
-        """Sends one report, as `unchanged` if nothing has changed since the last one."""
+        """Sends one report, with the mark `unchanged` if the slots have not changed since the last
+        report.
+        """
         answer = await self._stubs[executor.executor_id].ReportSlots(
             rm_pb2.ReportSlotsRequest(
                 executor_id=executor.executor_id,
@@ -243,8 +249,8 @@ class LightCluster:
             raise RuntimeError(f"{executor.executor_id} was asked to register again")
 
     async def heartbeats(self, interval_s: float, seconds: float) -> int:
-        """Sends one report of every executor per interval, evenly spread; returns how many were
-        sent.
+        """Sends one report of every executor per interval, evenly spread over the interval; returns
+        the number of reports.
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
@@ -277,7 +283,7 @@ class LightCluster:
         return await self._stack.enter_async_context(channel)
 
     async def slots(self) -> int:
-        """Returns how many slots the resource manager knows."""
+        """Returns the number of slots that the resource manager knows."""
         answer = await self._cluster.GetCluster(cluster_pb2.GetClusterRequest())
         return int(answer.slots)
 
@@ -316,14 +322,14 @@ class LightJob:
         ]
 
     async def end(self) -> None:
-        """Closes the stream."""
+        """Closes the watch stream."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _followed(self, work: Coroutine[Any, Any, None]) -> None:
-        """Reads the stream; passes a failure to all waiting calls, which would otherwise never
-        return.
+        """Runs the reader of the stream. Passes a failure to all waiting calls, which would
+        otherwise never return.
         """
         try:
             await work
@@ -353,8 +359,8 @@ class LightJob:
     async def live(
         self, ids: Sequence[str], profile: resources_pb2.ResourceProfile, gang_id: str = ""
     ) -> None:
-        """Runs one batch: requests slots, waits for the grants, releases them, and waits for the
-        ends.
+        """Runs one batch: requests slots, waits for the grants, releases the slots, and waits for
+        their ends.
         """
         await self.ask(ids, profile, gang_id)
         await self.give_back(ids)
@@ -362,8 +368,9 @@ class LightJob:
     async def ask(
         self, ids: Sequence[str], profile: resources_pb2.ResourceProfile, gang_id: str = ""
     ) -> tuple[float, float]:
-        """Requests slots, as a gang if it has an id, and waits for all of them; returns the seconds
-        to the acknowledgement and to the last grant."""
+        """Requests slots, as a gang if `gang_id` is not empty, and waits for all grants. Returns
+        the seconds to the acknowledgement and to the last grant.
+        """
         heard = self._expect(slots_pb2.REQUEST_STATE_GRANTED, ids)
         request = rm_pb2.RequestResourceRequest(
             job_id=self.job_id,
@@ -381,7 +388,7 @@ class LightJob:
         return acknowledged - begun, time.perf_counter() - begun
 
     async def give_back(self, ids: Sequence[str]) -> None:
-        """Releases slots and waits until the stream confirms it."""
+        """Releases slots, and waits until the stream reports their ends."""
         heard = self._expect(slots_pb2.REQUEST_STATE_RELEASED, ids)
         answer = await self._rm.ReleaseSlots(
             rm_pb2.ReleaseSlotsRequest(

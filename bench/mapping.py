@@ -1,12 +1,13 @@
-"""Compares the time of compiled conversions with conversions that are written by hand.
+"""Compares the time of compiled conversions with the time of conversions that are written by hand.
 
     python -m bench.mapping [--repeat 2000]
 
-It measures the conversions that calls, heartbeats and restarts make most often: a slot as the
-client reads it, a request and an event as the resource manager writes them, and a request to and
-from a row of its table. The compiled version and the version written by hand run in turn. The least
-of all turns counts, because other work on the host only makes a turn longer. The benchmark prints
-the microseconds of both versions, and their ratio.
+The benchmark measures the conversions that calls, heartbeats and restarts make most often: the
+client reads a slot from a message, the resource manager writes a request and an event to messages,
+and the store converts a request to and from a row of its table. The compiled version and the
+version written by hand run in turn. The least time of all turns counts, because other work on the
+host only makes a turn longer. The benchmark prints the microseconds of both versions, and their
+ratio.
 """
 
 from __future__ import annotations
@@ -210,7 +211,7 @@ PAIRS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
 
 
 def measured(pair: tuple[Callable[[], Any], Callable[[], Any]], repeat: int) -> list[float]:
-    """Returns the microseconds of both, measured in turns."""
+    """Returns the microseconds of the two versions, measured in turns."""
     least = [float("inf")] * 2
     for _ in range(repeat):
         for at, function in enumerate(pair):

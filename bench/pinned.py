@@ -3,19 +3,21 @@ executors accept every order.
 
     python -m bench.pinned [--hosts 1000 --hosts 10000] [--strict 0] [--slots 300]
 
-Hosts have two packages. Each is a NUMA node of eight cores with two threads. Nine of ten hosts are
-nearly full: a pinned slot has one thread of each core, and a plain slot has most of the rest.
-Prints, for each number of hosts, the CPU time of this process per slot, from the call until the
-command is written:
+Each host has two packages. Each package is a NUMA node of eight cores with two threads. Nine of ten
+hosts are nearly full: a pinned slot has one thread of each core, and a plain slot has most of the
+other threads. For each number of hosts, the benchmark prints the CPU time of this process per slot,
+from the call until the command is written:
 
-- slots that are placed and released one after the other: plain, pinned, with whole cores, on one
-  NUMA node (median and maximum);
+- slots that are placed and released one after the other: plain slots, pinned slots, slots with
+  whole cores, and slots on one NUMA node (median and maximum);
 - many pinned slots of one job at once;
-- a slot that the index rules out on all hosts, and a slot that the index admits on all hosts
-  although it fits on none: the first search, and the end of a slot with the search that follows;
-- the rejection of a request that would fit on no host even when empty.
+- a slot that the index excludes on all hosts;
+- a slot that the index admits on all hosts, although the slot fits on no host: the first search,
+  and the end of a slot with the search that follows;
+- the rejection of a request that would not fit on any host, even if the host were empty.
 
-With `--strict N`, N hosts align all slots. Requests that name only amounts are also placed on them.
+With `--strict N`, N hosts align all slots. Requests that name only amounts are also placed on these
+hosts.
 """
 
 from __future__ import annotations
@@ -103,7 +105,7 @@ def topology() -> str:
 
 
 def announced(*, strict: bool) -> str:
-    """Returns the announcement of a host's cpus."""
+    """Returns the description of a host's cpus, as the text that a registration stores."""
     numa = [{"numa_node_id": node, "memory_bytes": 64 * GIB} for node in range(NODES)]
     policy = {"policy": {"alignment": "SingleNUMANode"}} if strict else {}
     return json.dumps({"slot_cpus": f"0-{CPUS - 1}", "numa": numa, **policy})
@@ -111,7 +113,7 @@ def announced(*, strict: bool) -> str:
 
 @dataclass
 class Cluster:
-    """Hosts that accept every order at once."""
+    """Runs the engine with hosts that accept every order at once."""
 
     hosts: int
     strict: int = 0
@@ -140,7 +142,9 @@ class Cluster:
         self.batch(*events, JobRegistered(AT, "job", "job", "default", None, "s", "r"))
 
     def decide(self, *events: Event) -> list[Effect]:
-        """Applies events, then makes one decision, which places as much as its budget allows."""
+        """Applies events, then makes one decision, which places requests until its budget is used
+        up.
+        """
         effects: list[Effect] = []
         for event in (*events, Decide(AT)):
             effects.extend(step(self.state, event).effects)
@@ -155,8 +159,8 @@ class Cluster:
         return effects
 
     def timed(self, *events: Event) -> tuple[float, float]:
-        """Returns the CPU seconds until the commands are written, and until all answers are
-        applied.
+        """Applies events. Returns the CPU seconds until the commands are written, and until all
+        answers are applied.
         """
         started = time.process_time()
         effects = self.batch(*events)
@@ -168,7 +172,9 @@ class Cluster:
         return first, spent
 
     def looks(self, specs: tuple[Any, ...]) -> list[float]:
-        """Returns the CPU seconds of each decision until all requests without room were tried."""
+        """Returns the CPU seconds of each decision, until the engine has tried all requests without
+        room.
+        """
         spent: list[float] = []
         events: list[Event] = [RequestsSubmitted(AT, "job", specs)]
         more = True
@@ -250,7 +256,8 @@ def run(hosts: int, strict: int, slots: int) -> None:
     cluster = Cluster(hosts, strict)
     cluster.register()
     print(f"{hosts} hosts, {strict} of which align every slot")
-    # On most hosts, an exclusive slot has one thread of each core, and plain slots have the rest.
+    # Place an exclusive slot with one thread of each core on most hosts, and plain slots on the
+    # other threads.
     full = hosts * 9 // 10
     filling = cluster.ask(full, 1_000 * NODES * CORES, APART)
     seconds = cluster.place(filling)

@@ -1,22 +1,24 @@
-"""Measures one plan: which executors to request for a backlog.
+"""Measures the planning of executors: which executors to request for a backlog.
 
     python -m bench.planning [--requests 10000] [--shapes 20] [--passes 5]
 
-Prints, for each backlog, the least and the median CPU time of this process for one plan, how many
-executors it requests, and their cost compared with a lower bound (the linear relaxation, in which
-executors and requests can be divided). The backlogs are:
+For each backlog, the benchmark prints the least and the median CPU time of this process for one
+plan, the number of executors that the plan requests, and their cost compared with a lower bound
+(the linear relaxation, in which executors and requests can be divided). The backlogs are:
 
-- all requests equal; 24 and 1,000 different requests; all requests different;
-- all different, with a tenth of the executors already requested, and with all of them requested;
-- all different, with a limit on the totals that serves about a third; the same with a tenth
-  already requested; and the same in three zones, where every second request names a zone;
+- equal requests; 24 and 1,000 different requests; requests that are all different;
+- requests that are all different, with a tenth of the executors already requested, and with all
+  executors requested;
+- requests that are all different, with limits on the totals that let the plan serve about a third
+  of them; the same backlog with a tenth of the executors already requested; and the same backlog in
+  three zones, where every second request names a zone;
 - large requests that nearly fill an executor.
 
 At the end, the whole engine plans for requests that are all different. The benchmark prints the
-number of decisions of the planning pass, the time of the longest, and their total time.
+number of decisions of the planning pass, the time of the longest decision, and the total time.
 
-Shapes have 4 to 64 cpus, with 2 to 8 GiB for each cpu. Their prices are in proportion to their
-size, plus or minus a tenth. All random numbers come from a fixed seed.
+Executor shapes have 4 to 64 cpus, with 2 to 8 GiB for each cpu. The price of a shape is
+proportional to its size, plus or minus a tenth. All random numbers come from a fixed seed.
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ def _capacity(total: dict[str, int]) -> Capacity:
 def backlog(
     requests: int, different: int, shapes: list[Supply], chance: random.Random, cpus_max: float = 4
 ) -> Backlog:
-    """Makes requests of several kinds in random order."""
+    """Returns requests of several kinds in random order."""
     demands = []
     for _ in range(different):
         amounts = {
@@ -111,11 +113,11 @@ def _runs(line: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def bound(asked: Backlog, plan: Plan) -> float:
-    """Returns a lower bound of the cost of any executors that serve these amounts.
+    """Returns a lower bound of the cost of executors that serve what the plan serves.
 
-    It solves the dual of the linear relaxation: the largest value of the served amounts, at prices
-    of cpu and memory for which no executor is worth more than its cost. The optimum is at a point
-    where two of these conditions are equalities.
+    The function solves the dual of the linear relaxation: it finds the largest value of the served
+    amounts, at prices of cpu and memory for which no executor is worth more than its cost. At the
+    optimum, two of these conditions are equalities.
     """
     cpu = memory = 0
     for new in plan.new:

@@ -1,14 +1,16 @@
-"""Measures a range of very many requests: submitted, waiting, restored, and served.
+"""Measures a range of very many requests: its submission, its memory, its restoration and its
+service.
 
     .venv/bin/python -m bench.ranges [--members 1000000] [--through 100000] [--running 5000]
         [--json]
 
 One job requests `--members` equal slots, once in one call and once in calls of 10,000. The first
-part runs the engine and an SQLite store on a real disk in this process. It shows CPU time,
-transactions, and bytes that Python has allocated. `--through` members are served: each is granted
-and later released, in random order, with `--running` slots at a time. The hosts are simulated, and
-their work is not counted. The second part runs the real process. It shows resident memory, the
-time of the call over the network, and the time of a restart after a kill.
+part runs the engine and an SQLite store on a real disk in this process. This part shows CPU time,
+transactions, and bytes that Python has allocated. It serves `--through` members: each member is
+granted and later released, in random order, with `--running` slots at a time. The hosts are
+simulated, and their work is not counted. The second part runs a real resource manager in a separate
+process. It shows resident memory, the time of the calls over the network, and the time of a restart
+after a kill.
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ SETTLE_S = 2.0
 
 @dataclass(slots=True)
 class Asked:
-    """The cost of requesting all members."""
+    """The cost of a request for all members."""
 
     calls: int
     cpu_ms: float = 0.0
@@ -74,23 +76,24 @@ class Asked:
 
 @dataclass(slots=True)
 class Through:
-    """The cost of serving some members, one after the other."""
+    """The cost to serve some members, from the grant to the release."""
 
     members: int = 0
     running: int = 0
-    cpu_us: float = 0.0  # CPU time of the engine per member, from placing to release
+    cpu_us: float = 0.0  # CPU time of the engine per member, from the placement to the release
     commit_cpu_us: float = 0.0
-    bytes_per_running: float = 0.0  # additional memory of Python, halfway through
-    bytes_after: int = 0  # additional memory of Python, when all served members have ended
+    # additional memory of Python per running member, halfway through
+    bytes_per_running: float = 0.0
+    bytes_after: int = 0  # additional memory of Python when all served members have ended
     requests_after: int = 0
     rows_after: int = 0
-    row_bytes_max: int = 0  # longest row of a range part, halfway through
+    row_bytes_max: int = 0  # longest text in a row of a range, halfway through
     read_again_ms: float = 0.0
 
 
 @dataclass(slots=True)
 class Process:
-    """The figures of the real process."""
+    """The figures of the real resource manager."""
 
     calls: int
     call_s: float = 0.0  # wall time of all calls
@@ -125,7 +128,7 @@ class TimedExecutor(FakeExecutor):
 
 
 class CountingStore:
-    """The real store, which counts transactions."""
+    """Passes transactions to the real store, and counts them."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -142,7 +145,7 @@ class CountingStore:
 
 
 class Bench:
-    """The engine with a store and simulated executors."""
+    """Runs the engine with a store and simulated executors."""
 
     def __init__(self, store: Store) -> None:
         self.cluster = EngineCluster(job_events_max=1_000, cluster_events_max=1_000)
@@ -175,7 +178,9 @@ def taken_bytes() -> int:
 
 
 def rows_of(path: Path) -> dict[str, int]:
-    """Returns numbers of rows that could accumulate, and the longest text in a row of a range."""
+    """Returns the numbers of rows in tables that could grow, and the longest text in a row of a
+    range.
+    """
     with sqlite3.connect(path) as connection:
         found = {
             table: int(connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
@@ -186,7 +191,9 @@ def rows_of(path: Path) -> dict[str, int]:
 
 
 def asked(members: int, calls: int) -> Asked:
-    """Measures the time, and in a second run the bytes, because counting bytes takes time."""
+    """Measures the time in a first run and the bytes in a second run, because the count of bytes
+    takes time.
+    """
     figures = Asked(calls)
     each = members // calls
     for counted in (False, True):
@@ -225,7 +232,9 @@ def _read_ms(store: Store) -> float:
 
 
 def through(members: int, count: int, running: int) -> Through:
-    """Serves `count` members; time and bytes are measured separately."""
+    """Serves `count` members in two runs, and measures the time in one run and the bytes in the
+    other run.
+    """
     figures = Through(count, running)
     for counted in (False, True):
         with database() as (store, path):
@@ -277,7 +286,7 @@ def _run_through(
 
 
 async def process(members: int, calls: int) -> Process:
-    """Measures the real process: before the call, with all members, and after a kill."""
+    """Measures the real resource manager before the call, with all members, and after a kill."""
     figures = Process(calls)
     folder = Path(tempfile.mkdtemp(prefix="finegrain-ranges-"))
     manager = RmProcess(folder / "rm", free_port())

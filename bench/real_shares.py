@@ -1,18 +1,20 @@
-"""Measures on the real kernel how much cpu time each job gets, with two groups of weights 4 and 1.
+"""Measures on the real kernel how much cpu time each job gets, in two groups of weights 4 and 1.
 
     nice -n 10 python -m bench.real_shares [--seconds 25] [--slots 20] [--thread-cpu 0.15]
 
 A resource manager has one executor with two cores, divided into slots of equal size. MED1 (group
 medium, weight 4), DEFAULT1 and DEFAULT2 (group default, weight 1) each have far more threads of
-work than there are slots. A thread uses some cpu time and ends. All threads are queued before the
-executor gets its first slot, because a job that is alone would get all slots, and this usage would
-count. After `--seconds`, DEFAULT2 is cancelled; after the same time MED1, and then DEFAULT1. So
-there are three phases, with shares of 8:1:1, 8:2 and all by weight.
+work than there are slots. A thread of work uses `--thread-cpu` seconds of cpu time and ends. The
+benchmark queues all threads before the executor gets its first slot, because a job that is alone
+would get all slots, and this usage would count against the job. After each period of `--seconds`,
+the benchmark cancels one job: first DEFAULT2, then MED1, then DEFAULT1. So there are three phases.
+The shares by weight are 8:1:1 in the first phase and 8:2 in the second phase; in the third phase,
+one job gets everything.
 
-The benchmark prints a row of Markdown for each phase, without its first fifth, in which shares
-settle. The row has the cpu seconds of each job, measured by the control groups of its tasks, their
-shares, the shares by weight, and the load of the host. A thread that overlaps the beginning or end
-of a phase counts in proportion.
+The benchmark prints a row of Markdown for each phase, without the first fifth of the phase, in
+which shares settle. The row has the cpu seconds of each job, measured by the control groups of its
+tasks, the share of each job, the shares by weight, and the load of the host. A thread that overlaps
+the beginning or end of a phase counts in proportion.
 """
 
 from __future__ import annotations
@@ -36,12 +38,12 @@ CPU_MILLI = 2_000
 JOBS = {"MED1": "medium", "DEFAULT1": "default", "DEFAULT2": "default"}
 WEIGHTS = {"medium": 4.0, "default": 1.0}
 SETTLING = 0.2
-"""The fraction of a phase, at its beginning, that is left out."""
+"""The fraction at the beginning of each phase that the figures leave out."""
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A time during which the same jobs had work; seconds since 1970."""
+    """A period during which the same jobs had work. Times are seconds since 1970."""
 
     jobs: tuple[str, ...]
     begin_s: float
@@ -80,7 +82,7 @@ async def measure(cluster: fg.Cluster, args: argparse.Namespace, folder: Path) -
 
 
 def cpu_within(results: list[ThreadResult], begin_s: float, end_s: float) -> float:
-    """Returns the cpu seconds of threads between two moments."""
+    """Returns the cpu seconds that threads used between two moments."""
     return sum(
         each.cpu_time_s * overlap(each.start_time, each.end_time, begin_s, end_s)
         for each in results
@@ -89,14 +91,16 @@ def cpu_within(results: list[ThreadResult], begin_s: float, end_s: float) -> flo
 
 
 def overlap(start: datetime, end: datetime, begin_s: float, end_s: float) -> float:
-    """Returns the fraction of a thread's time that is between two moments."""
+    """Returns the fraction of a thread's duration that lies between two moments."""
     first, last = start.timestamp(), end.timestamp()
     inside = min(last, end_s) - max(first, begin_s)
     return max(0.0, inside / max(last - first, 1e-3)) if last > first else float(first >= begin_s)
 
 
 def entitled(names: tuple[str, ...]) -> dict[str, float]:
-    """Returns each job's share by weight: its group's share, divided among the group's jobs."""
+    """Returns the share of each job by weight: the share of its group, divided by the number of the
+    group's jobs.
+    """
     groups = {JOBS[name] for name in names}
     whole = sum(WEIGHTS[group] for group in groups)
     return {

@@ -1,14 +1,15 @@
-"""Measures how soon a resource manager serves after a restart, and how much memory it needs.
+"""Measures how soon a resource manager serves calls after a restart, and how much memory it needs.
 
     .venv/bin/python -m bench.restart [--executors 10000] [--slots 100000] [--queued 200000]
         [--returning 2000] [--database sqlite|postgresql] [--seconds 20] [--json]
 
 The benchmark fills databases through the store (`filled_books.py`), starts the real process on each
 database, and measures the time until the process has registered a job. It also measures the growth
-of the resident memory: with executors, compared with an empty database; with waiting requests,
-compared with no requests, once restored from the database and once submitted over the network. At
-the end, `--returning` executors (0: none) of a second process register at the same time, and send
-heartbeats for `--seconds`. The longest time without a heartbeat must stay below the lost timeout.
+of the resident memory: the growth with executors, compared with an empty database; and the growth
+with waiting requests, compared with no requests. The process once restores the waiting requests
+from the database, and once receives them over the network. At the end, `--returning` executors (0:
+no executors) of a second process register at the same time, and send heartbeats for `--seconds`.
+The longest time without a heartbeat must stay below the lost timeout.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ SETTLE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """One start of the process."""
+    """The figures of one start of the process."""
 
     size: Size
     ready_s: float
@@ -83,8 +84,8 @@ class Place:
 
     @contextmanager
     def filled(self, size: Size) -> Iterator[tuple[RmProcess, list[Slot]]]:
-        """Returns a resource manager that is not started, with a database of this size, and its
-        slots.
+        """Yields a resource manager that is not started, with a database of this size, and the
+        slots in the database.
         """
         folder = Path(tempfile.mkdtemp(prefix="finegrain-restart-"))
         state_dir = folder / "rm"
@@ -116,7 +117,7 @@ async def started(manager: RmProcess, size: Size) -> Started:
 
 
 async def ask(manager: RmProcess, count: int) -> None:
-    """Submits requests that must wait, over the network."""
+    """Submits, over the network, requests that must wait."""
     async with manager.channel() as channel:
         rm: Any = ResourceManagerServiceStub(channel)
         job_id = new_id()
@@ -160,7 +161,9 @@ def _return_in_process(
 async def returned(
     figures: Figures, place: Place, size: Size, returning: int, seconds: float
 ) -> None:
-    """Starts the whole cluster; its executors, if any, return at once."""
+    """Starts the resource manager with the whole database, and lets `returning` executors return at
+    once.
+    """
     with place.filled(size) as (manager, slots):
         figures.starts.append(await started(manager, size))
         if not min(returning, size.executors):
@@ -184,7 +187,7 @@ async def returned(
 
 
 async def measure(place: Place, name: str, size: Size, returning: int, seconds: float) -> Figures:
-    """Measures one start after the other."""
+    """Measures the starts one after the other."""
     figures = Figures(name)
 
     async def weighed(of: Size, queued: int = 0) -> int:

@@ -1,10 +1,9 @@
-"""Executors that return to a restarted resource manager at once, in a separate process, for
-benchmarks.
+"""Simulates executors that return to a restarted resource manager at once, for benchmarks.
 
-Each executor has its own connection. It sends a report, is asked to register again, registers with
-its topology and slots, and then sends a heartbeat every `REPORT_INTERVAL_S`. No slot is carved and
-no server listens, because the resource manager sends no commands to executors whose slots agree
-with its state.
+The executors run in a separate process, and each executor has its own connection. An executor sends
+a report, gets the answer to register again, registers with its topology and slots, and then sends a
+heartbeat every `REPORT_INTERVAL_S`. The process carves no slots and runs no server, because the
+resource manager sends no commands to executors whose slots agree with its state.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ CALL_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """The result of the return."""
+    """The figures of the return."""
 
     registered_s: float  # from the first call until the last executor was registered
     longest_silence_s: float  # longest time between two acknowledged reports of an executor
@@ -53,7 +52,7 @@ def registration(number: int, slots: list[Slot]) -> rm_pb2.RegisterExecutorReque
     return rm_pb2.RegisterExecutorRequest(
         executor_id=filled_books.host_id(number),
         instance_id=filled_books.instance_id(number),
-        address="127.0.0.1:9",  # no client calls
+        address="127.0.0.1:9",  # no client calls this address
         total=amounts_to_proto(TOTAL),
         reserved=amounts_to_proto({"memory_bytes": 4 * GIB}),
         default_slot_profile=profile_to_proto(PROFILES[0]),
@@ -90,7 +89,7 @@ async def come_back(
     registrations: list[rm_pb2.RegisterExecutorRequest],
     seconds: float,
 ) -> Returned:
-    """Runs all executors until `seconds` after the last one has registered."""
+    """Runs all executors until `seconds` after the last executor has registered."""
     loop = asyncio.get_running_loop()
     registered: list[asyncio.Future[None]] = [loop.create_future() for _ in registrations]
     executors = [

@@ -1,6 +1,4 @@
-"""A real resource manager in a separate process, for benchmarks: starts it, measures its CPU time
-and memory, and ends it.
-"""
+"""Starts, measures and ends a real resource manager in a separate process, for benchmarks."""
 
 from __future__ import annotations
 
@@ -27,7 +25,9 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class RmProcess:
-    """`finegrain rm serve` on loopback; its log goes to a file in the state directory's parent."""
+    """Runs `finegrain rm serve` on loopback. The process writes its log to a file in the parent of
+    the state directory.
+    """
 
     def __init__(self, state_dir: Path, port: int, options: Sequence[str] = ()) -> None:
         self.state_dir = state_dir
@@ -38,7 +38,8 @@ class RmProcess:
 
     def start(self) -> None:
         """Starts the process without waiting."""
-        # The process would create the authority itself, but its clients may open channels sooner.
+        # Create the state directory and the authority now, because clients may open channels before
+        # the process has created both.
         self.state_dir.mkdir(mode=0o711, exist_ok=True)
         authority_of(self.state_dir)
         command = [sys.executable, "-m", "finegrain_cli", "rm", "serve"]
@@ -50,7 +51,7 @@ class RmProcess:
 
     @property
     def pid(self) -> int:
-        """The process id."""
+        """Returns the process id."""
         assert self._process is not None
         return self._process.pid
 
@@ -77,7 +78,9 @@ class RmProcess:
         raise LookupError(name)
 
     async def ready(self) -> float:
-        """Returns the seconds from the start until a job could be registered."""
+        """Waits until the process registers a job. Returns the seconds from the start to the
+        registration.
+        """
         until = time.monotonic() + START_TIMEOUT_S
         request = rm_pb2.RegisterJobRequest(
             job_id=new_id(), request_id=new_id(), name="first", detached=True

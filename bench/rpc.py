@@ -1,12 +1,13 @@
-"""Measures the cost of one call for a blocking and an asyncio server, with and without the guard,
-and the cost of streams.
+"""Measures the cost of a call and of a stream for a blocking server, and for asyncio servers with
+and without the guard.
 
     .venv/bin/python -m bench.rpc [--seconds 5] [--concurrency 32] [--json]
 
-The server runs in a separate process, so its CPU time is measured alone. Callers run here. CPU time
-per call hardly depends on the load of the machine, but calls per second do: compare only those of
-one run. `guarded` is the server that finegrain uses (TLS, certificates, sizes, statuses). Its cost
-above `asyncio` is the cost of the guard and of TLS.
+The server runs in a separate process, so the benchmark can measure its CPU time alone. The callers
+run in this process. The CPU time per call hardly depends on the load of the machine, but the number
+of calls per second does: compare calls per second only within one run. `guarded` is the server that
+finegrain uses (TLS, certificates, sizes, statuses). The difference between `guarded` and `asyncio`
+is the cost of the guard and of TLS.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ KINDS = ("blocking", "asyncio", "asyncio+uvloop", "guarded", "guarded+uvloop")
 
 
 class BlockingServicer(ResourceManagerServiceServicer):
-    """Answers at once, with one thread per open stream."""
+    """Answers every call at once, with one thread per open stream."""
 
     def ReportSlots(self, request: Any, context: Any) -> rm_pb2.ReportSlotsResponse:
         return ANSWER
@@ -61,7 +62,7 @@ class BlockingServicer(ResourceManagerServiceServicer):
 
 
 class AsyncServicer(ResourceManagerServiceServicer):
-    """The same on an event loop."""
+    """Answers every call at once, on an event loop."""
 
     async def ReportSlots(self, request: Any, context: Any) -> rm_pb2.ReportSlotsResponse:
         return ANSWER
@@ -83,7 +84,8 @@ class Figure:
     p99_ms: float
 
 
-# Servicers here answer the one call that is measured, so abstract methods are ignored below.
+# The servicers of this module implement only the measured calls, so mypy must ignore the other
+# abstract methods.
 
 
 def serve_blocking(ready: Connection) -> None:
@@ -119,7 +121,7 @@ def serve_asyncio(ready: Connection, own: OwnCertificate | None) -> None:
 
 
 def answer_cpu(ready: Connection) -> None:
-    """Reports the CPU time used, on each request, until it receives another message."""
+    """Sends the CPU time of this process for each "cpu" message, until another message arrives."""
     while ready.recv() == "cpu":
         ready.send(time.process_time())
 
@@ -157,14 +159,18 @@ def report() -> rm_pb2.ReportSlotsRequest:
 
 
 def opened(address: str, kind: str, who: str) -> grpc.aio.Channel:
-    """Returns a channel of `who` to a server of a kind: only the guarded ones speak TLS."""
+    """Returns a channel of the identity `who` to a server of a kind. Only guarded servers use
+    TLS.
+    """
     if kind.startswith("guarded"):
         return open_channel(address, OwnCertificate(credentials(who)), identity("rm"))
     return grpc.aio.insecure_channel(address, list(CHANNEL_OPTIONS))
 
 
 async def load(address: str, kind: str, seconds: float, concurrency: int) -> list[float]:
-    """Makes calls one after the other in each of `concurrency` tasks; returns all times."""
+    """Makes calls one after the other in each of `concurrency` tasks; returns the durations of all
+    calls.
+    """
     times: list[float] = []
     async with opened(address, kind, "executor/host-a") as channel:
         stub: Any = ResourceManagerServiceStub(channel)
@@ -200,7 +206,7 @@ def measure(kind: str, seconds: float, concurrency: int, messages: int = 20_000)
         spent: float = ours.recv()
         return spent
 
-    asyncio.run(load(address, kind, 0.5, concurrency))  # warm
+    asyncio.run(load(address, kind, 0.5, concurrency))  # warm up
     before = cpu()
     times = sorted(asyncio.run(load(address, kind, seconds, concurrency)))
     between = cpu()

@@ -2,13 +2,14 @@
 
     python -m bench.sizes [--hosts 6] [--mean 20] [--hours 1]
 
-Hosts have 4 cores, in virtual time. Usage is counted in cores. A job with threads of one core has
-all cores when another job arrives, whose threads need 2, 3 or 4 cores. Both have work until the
-end, so each should get half of the cores. A small thread that ends frees too little for a large
-thread, so only reservations make room for large threads (after `starvation_timeout`, 1 or 5 minutes
-in this benchmark). For each size and timeout, the benchmark prints the mean cores of the job with
-large threads in each quarter of the time, its fair share, the number of reservations, and the
-fraction of the capacity in use.
+Simulated hosts have 4 cores, and time is virtual. Usage is counted in cores. A job with threads of
+one core has all cores when another job arrives, whose threads need 2, 3 or 4 cores. The two jobs
+have work until the end, so each job should get half of the cores. The core of a small thread that
+ends is too little for a large thread, so only reservations make room for large threads. A
+reservation begins after `starvation_timeout`, which is 1 or 5 minutes in this benchmark. For each
+size and timeout, the benchmark prints the mean cores of the job with large threads in each quarter
+of the time, the fair share of this job, the number of reservations, and the fraction of the
+capacity in use.
 """
 
 from __future__ import annotations

@@ -4,12 +4,12 @@ database and RPC. Simulated executors accept every order.
     python -m bench.steps [--hosts 5000] [--requests 1000000] [--classes 10] [--slowest 8] [--each]
 
 For each part of a scripted run, the benchmark prints the kinds of events whose steps took the most
-CPU time: the number of steps, the longest step and the sum. Steps above 20 ms are marked. Calls are
-divided into events as in the service. After each call, `Decide` runs until no work is left, and one
-slice of the invariants is checked after each decision, as in the service.
+CPU time: the number of steps, the longest step and the sum. Steps above 20 ms are marked. As in the
+service, the benchmark divides calls into events, applies `Decide` after each call until no work is
+left, and checks one slice of the invariants after each decision.
 
-Lists, explanations and the collection of changed rows are shown as further kinds. Starting and
-restoring are not measured.
+Lists, explanations and the collection of changed rows are shown as further kinds. The benchmark
+does not measure the start and the restoration from the database.
 """
 
 from __future__ import annotations
@@ -68,17 +68,17 @@ from resource_manager.service.state_metrics import HOSTS_AT_ONCE, observe_cluste
 from resource_manager.service.submission import CHUNK_ITEMS_MAX, Submission, submission_events
 
 LIMIT_S = 0.020
-CALL_ITEMS = 10_000  # what one call may carry
-LARGE = ("kind", "large")  # label of the host with a thousand slots
+CALL_ITEMS = 10_000  # the maximum number of items in a call
+LARGE = ("kind", "large")  # the label of the host with a thousand slots
 LARGE_SLOTS = 1_000
 SMALL = ResourceProfile(100, 16 * MIB)
-FAR_TOO_LARGE = 15_900  # millicores: fits a host only when it is empty
+FAR_TOO_LARGE = 15_900  # millicores: a request of this size fits only on an empty host
 BATCH_DECISIONS_MAX = 10_000
 
 
 @dataclass(slots=True)
 class Spent:
-    """CPU time of steps of one kind."""
+    """The CPU time of all steps of one kind."""
 
     count: int = 0
     longest_s: float = 0.0
@@ -92,7 +92,7 @@ class Spent:
 
 @dataclass(slots=True)
 class Clock:
-    """Measures steps, by part of the run and by kind."""
+    """Measures steps, for each part of the run and each kind of step."""
 
     slowest: int
     part: str = ""
@@ -110,7 +110,7 @@ class Clock:
 
     @contextmanager
     def during(self, part: str) -> Iterator[None]:
-        """Prints the slowest kinds of steps of this part."""
+        """Measures the steps of one part; prints the slowest kinds of steps at its end."""
         self.part, self.spent = part, {}
         yield
         print(f"{part}")
@@ -127,7 +127,7 @@ class Clock:
 
 
 class Life(Bench):
-    """A cluster with a clock, whose steps are measured."""
+    """Runs the engine with a cluster and a clock, and measures each step."""
 
     def __init__(self, clock: Clock, hosts: int, settings: EngineSettings) -> None:
         super().__init__(gen_workload(hosts, 0, 0), settings)
@@ -135,8 +135,8 @@ class Life(Bench):
         self.at = Instant(0, 1_700_000_000_000)
 
     def batch(self, *events: Event) -> list[Effect]:
-        """Applies each event with a decision and a slice of checks, then decides while work is
-        left.
+        """Applies each event, followed by a decision and a slice of checks. Then decides while work
+        is left.
         """
         effects: list[Effect] = []
         for event in events:
@@ -165,7 +165,9 @@ class Life(Bench):
         self.carry_out(self.batch(*events))
 
     def carry_out(self, effects: list[Effect]) -> None:
-        """Lets the executors execute commands, and the commands that follow from their answers."""
+        """Lets the executors execute commands, and also the commands that the engine sends after
+        their answers.
+        """
         most = LaneLimits().urgent_items_max
         while answers := self.answers(effects):
             effects = []
@@ -181,7 +183,7 @@ class Life(Bench):
         self.report_of(list(self.state.hosts))
 
     def report_of(self, names: Sequence[str]) -> None:
-        """Returns heartbeats of executors."""
+        """Sends heartbeats of the named executors."""
         most = LaneLimits().urgent_items_max
         for at in range(0, len(names), most):
             self.carry_out(self.batch(*map(self.reported, names[at : at + most])))
@@ -201,7 +203,7 @@ class Life(Bench):
         gangs: Sequence[GangSpec] = (),
         ranges: tuple[RangeSpec, ...] = (),
     ) -> None:
-        """Submits requests in calls, which are divided into events as in the service."""
+        """Submits requests in calls, and divides the calls into events as the service does."""
         for at in range(0, max(1, len(specs)), CALL_ITEMS):
             some = tuple(specs[at : at + CALL_ITEMS])
             names = {spec.gang_id for spec in some}
@@ -211,7 +213,9 @@ class Life(Bench):
                 self.call(make(self.at))
 
     def cancel(self, job: str, names: Sequence[str]) -> None:
-        """Cancels requests. Requests that a step did not reach are sent to the engine again."""
+        """Cancels requests. If a step does not reach all requests, sends the remaining requests
+        again.
+        """
         for some in _chunks(names):
             left = some
             while left:
@@ -244,7 +248,7 @@ class Life(Bench):
 
 
 def specs_of(prefix: str, count: int, classes: int, *, cpu_milli: int) -> list[RequestSpec]:
-    """Returns requests of several scheduling classes in rotation."""
+    """Returns requests that take the scheduling classes in rotation."""
     profiles = [ResourceProfile(cpu_milli, (64 + n) * MIB) for n in range(classes)]
     return [
         RequestSpec(f"{prefix}-{n}", profiles[n % classes], allow_pending=True)
@@ -253,7 +257,7 @@ def specs_of(prefix: str, count: int, classes: int, *, cpu_milli: int) -> list[R
 
 
 def live(life: Life, hosts: int, requests: int, classes: int) -> None:  # noqa: PLR0915 -- a script
-    """Runs the script."""
+    """Runs all parts of the script."""
     during, state = life.clock.during, life.state
     with during("register the hosts, one of them large, and fill them"):
         for event in life.registrations():
@@ -372,7 +376,9 @@ def reads(life: Life, job: str) -> None:
 
 
 def large_host(life: Life) -> ExecutorRegistered:
-    """Returns a host with room for a thousand slots. Only requests with its label use the host."""
+    """Returns a host with room for a thousand slots. Only requests with the label of this host use
+    it.
+    """
     total = {"cpu_milli": 100 * LARGE_SLOTS, "memory_bytes": 64 * MIB * LARGE_SLOTS}
     life.totals["large"], life.tables["large"], life.numbers["large"] = total, {}, 1
     registration = Registration("large", "large", "large:7000", total, {}, SMALL, labels=(LARGE,))

@@ -1,10 +1,11 @@
-"""A real resource manager in a separate process that a benchmark can stop inside a transaction.
+"""Runs a real resource manager in a separate process that a benchmark can stop inside a
+transaction.
 
     .venv/bin/python -m bench.stoppable_rm JSON     (what `StoppableManager.start` does)
 
-It is an ordinary resource manager with `--standby`, with one difference: if its stop file names a
-place in a write transaction, the process stops itself (SIGSTOP) the next time it reaches this
-place.
+The process is an ordinary resource manager with `--standby`, with one difference: if the stop file
+names a place in a write transaction, the process stops itself (SIGSTOP) the next time it reaches
+this place.
 """
 
 from __future__ import annotations
@@ -73,7 +74,9 @@ def serve(given: dict[str, str]) -> int:
 
 @dataclass
 class StoppableManager:
-    """The process. Its folder holds its log and its state directory."""
+    """Starts and ends the process. The folder contains the log and the state directory of the
+    process.
+    """
 
     name: str
     folder: Path
@@ -88,12 +91,12 @@ class StoppableManager:
 
     @property
     def stop_file(self) -> Path:
-        """Returns the file that names the place where it must stop."""
+        """Returns the file that names the place where the process must stop."""
         return self.folder / f"{self.name}.stop"
 
     @property
     def pid(self) -> int:
-        """The process id, also after a restart."""
+        """Returns the id of the current process."""
         assert self.process is not None
         return self.process.pid
 
@@ -118,7 +121,7 @@ class StoppableManager:
         return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
     def said(self, event: str) -> int:
-        """Returns how often its log has this event."""
+        """Returns how often the log has this event."""
         try:
             return (self.folder / f"{self.name}.log").read_text().count(f'"{event}"')
         except FileNotFoundError:

@@ -1,12 +1,13 @@
-"""Measures how many rows per second the store makes durable, by batch size.
+"""Measures how many rows per second the store makes durable, for each batch size.
 
     .venv/bin/python -m bench.storage [--seconds 2] [--url URL ...] [--json]
 
-Each batch is one `Store.commit`. Of every four rows, one is a request, one a slot, one an entry of
-a job's log, and one an update of an earlier request. The database gets such rows when requests are
-placed. Without `--url`, the benchmark measures an SQLite file in the file system of the working
-directory, and a PostgreSQL server that it starts, both with full durability. One writer commits one
-batch after the other. (The real service fills the next batch during a commit.)
+Each batch is one `Store.commit`. The rows are those that the service writes when it places
+requests: of every four rows, one row is a request, one row a slot, one row an entry of a job's log,
+and one row an update of an earlier request. Without `--url`, the benchmark measures an SQLite file
+in the file system of the working directory, and a PostgreSQL server that the benchmark starts. Both
+databases have full durability. One writer commits one batch after the other, whereas the real
+service fills the next batch during a commit.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Measured:
 
 
 class Workload:
-    """Makes batches like those of placing requests."""
+    """Makes batches of the rows that the service writes when it places requests."""
 
     def __init__(self) -> None:
         self.job = Job(new_id(), "bench", "default", 30_000, "a" * 64, "b" * 64, 1, 1)
@@ -99,7 +100,7 @@ class Workload:
 
 
 def measure(store: Store, name: str, size: int, seconds: float) -> Measured:
-    """Commits batches of `size` rows for `seconds`. The time to make them does not count."""
+    """Commits batches of `size` rows for `seconds`. The time to make the batches does not count."""
     workload = Workload()
     store.commit(Changes(jobs=[workload.job]))
     store.commit(workload.batch(size))
@@ -124,7 +125,7 @@ def measure(store: Store, name: str, size: int, seconds: float) -> Measured:
 
 @contextmanager
 def databases(urls: list[str]) -> Iterator[list[tuple[str, str]]]:
-    """Returns name and URL of each database to measure."""
+    """Yields the name and the URL of each database to measure."""
     if urls:
         yield [(url.partition(":")[0], url) for url in urls]
         return
@@ -140,7 +141,7 @@ def databases(urls: list[str]) -> Iterator[list[tuple[str, str]]]:
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Measures each database and prints the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seconds", type=float, default=2.0, help="per batch size")
     parser.add_argument("--url", action="append", default=[], help="database to measure")

@@ -1,17 +1,19 @@
-"""Measures how long a cluster has no leader, and checks that a replaced leader does nothing more.
+"""Measures how long a cluster has no leader, and checks that a replaced leader changes nothing
+more.
 
     .venv/bin/python -m bench.takeover [--trials 100] [--sqlite-trials 20] [--json]
 
-Two real resource managers with `--standby` share a real database. Executors check epochs like real
-ones, and a job master requests slots all the time. On PostgreSQL the leader is killed, stopped
-(SIGSTOP), or stopped inside a write transaction, in turn. A stopped leader is continued after the
-other resource manager has taken over. On SQLite the leader is killed.
+Two real resource managers with `--standby` share a real database. Light executors check epochs like
+real executors, and a job master requests slots all the time. On PostgreSQL, the benchmark in turn
+kills the leader, stops the leader (SIGSTOP), and stops the leader inside a write transaction. The
+benchmark continues a stopped leader after the other resource manager has taken over. On SQLite, the
+benchmark kills the leader.
 
 The benchmark prints the seconds from the fault until the new leader has committed its epoch, and
-until the job master's first request is acknowledged after that, with the same list of addresses.
-These count as violations: a row that was written while another process led (a trigger in the
-database checks it), an epoch that falls, a command of an older epoch that an executor executed, and
-a gap or a repeated event in the job's stream.
+until the new leader acknowledges the first request of the job master, which keeps its list of
+addresses. The following events count as violations: a row that was written while another process
+led (a trigger in the database checks it), an epoch that falls, a command of an older epoch that an
+executor executed, and a gap or a repeated event in the job's stream.
 """
 
 from __future__ import annotations
@@ -70,17 +72,19 @@ AUDIT = """
 AUDITED = ("jobs", "requests", "slots", "executors", "job_events", "cluster_events", "counters")
 
 
-if TYPE_CHECKING:  # the typed base is abstract; calls that are not defined here are "unimplemented"
+# the typed base is abstract; the base at runtime answers undefined calls with UNIMPLEMENTED
+if TYPE_CHECKING:
     _Servicer = object
 else:
     _Servicer = TaskExecutorServiceServicer
 
 
-# Executors that find the leader like real executors, and record the commands that they receive.
+# Executors that find the leader like real executors, and record the commands that executors
+# receive.
 
 
 class Executors(_Servicer):
-    """Light executors that check epochs like real ones."""
+    """Runs light executors that check epochs like real executors."""
 
     def __init__(self, managers: Sequence[str], authority: Authority) -> None:
         self._managers = tuple(managers)
@@ -177,7 +181,7 @@ class Asker:
         self.violations: list[str] = []
 
     async def after(self, moment: float) -> float:
-        """Returns the first acknowledgement after a moment."""
+        """Waits for the first acknowledgement after a moment; returns its time."""
         await until(lambda: self.acknowledged[-1] > moment, "requests are acknowledged")
         return next(each for each in self.acknowledged if each > moment)
 
@@ -211,7 +215,7 @@ class Asker:
             await asyncio.sleep(0.01)
 
     async def _use(self, request: fg.Request) -> None:
-        with suppress(fg.JobEnded):  # the measurement is over
+        with suppress(fg.JobEnded):  # the measurement has ended
             slot = await request.granted()
             self.granted += 1
             await slot.release()
@@ -229,16 +233,16 @@ class Asker:
 
 @dataclass
 class Trial:
-    """The result of one fault."""
+    """The figures of one fault."""
 
     fault: str
-    led_s: float  # until the next epoch was committed
-    acknowledged_s: float  # until a request was acknowledged after that
+    led_s: float  # seconds until the next epoch was committed
+    acknowledged_s: float  # seconds until the first request was acknowledged afterwards
 
 
 @dataclass
 class Outcome:
-    """The results on one database."""
+    """The figures of all faults on one database."""
 
     database: str
     trials: list[Trial] = field(default_factory=list)
@@ -246,11 +250,11 @@ class Outcome:
     commands_refused: int = 0
     slots_granted: int = 0
     rows_audited: int = 0
-    unasked: int = 0  # epochs raised although no fault was injected
+    unasked: int = 0  # increases of the epoch without an injected fault
 
 
 class Books:
-    """Reads the database from another process."""
+    """Reads the leadership from the database, in the process of the benchmark."""
 
     def __init__(self, leadership: Callable[[], tuple[int, str]]) -> None:
         self.leadership = leadership
@@ -288,7 +292,7 @@ async def run_trials(
         for number, fault in enumerate(faults):
             await asyncio.sleep(0.3 + 0.05 * (number % 7))
             now, address, _ = await books.led_above(0)
-            outcome.unasked += now - epoch  # this host was too busy for the lease
+            outcome.unasked += now - epoch  # the host was too busy for a renewal of the lease
             epoch = now
             leader = by_address[address]
             waits = next(each for each in managers if each is not leader)
@@ -323,7 +327,7 @@ async def strike(leader: StoppableManager, fault: str) -> float:
 
 
 async def recover(leader: StoppableManager, fault: str) -> None:
-    """Lets the earlier leader return; waits until it is a standby."""
+    """Lets the earlier leader return, and waits until it is a standby."""
     waited = leader.said("standing_by")
     if fault == "kill -9":
         leader.end()
@@ -339,7 +343,7 @@ def say(text: str) -> None:
 
 @asynccontextmanager
 async def two_managers(database: Callable[[str], str]) -> AsyncIterator[list[StoppableManager]]:
-    """Starts two resource managers in a new folder. Their logs are shown if something fails."""
+    """Starts two resource managers in a new folder. Prints their logs if the measurement fails."""
     with tempfile.TemporaryDirectory(prefix="fg-takeover-") as name:
         folder = Path(name)
         for state_dir in (folder / "rm-a", folder / "rm-b"):
@@ -363,7 +367,9 @@ async def two_managers(database: Callable[[str], str]) -> AsyncIterator[list[Sto
 
 
 async def on_postgresql(trials: int) -> Outcome:
-    """Injects kill -9, SIGSTOP and a stop at each place of a transaction, in turn."""
+    """Injects faults on PostgreSQL in turn: `kill -9`, SIGSTOP, and a stop at each place of a
+    transaction.
+    """
     import psycopg
 
     outcome = Outcome("postgresql")
@@ -409,7 +415,7 @@ async def on_postgresql(trials: int) -> Outcome:
 
 
 async def on_sqlite(trials: int) -> Outcome:
-    """Injects kill -9."""
+    """Injects `kill -9` on SQLite."""
     outcome = Outcome("sqlite")
     with tempfile.TemporaryDirectory(prefix="fg-takeover-db-") as name:
         path = Path(name) / "books.db"
@@ -426,14 +432,14 @@ async def on_sqlite(trials: int) -> Outcome:
 
 
 def spread(seconds: Sequence[float]) -> str:
-    """Returns p50, p99 and the maximum."""
+    """Returns p50, p99 and the maximum as text."""
     ordered = sorted(seconds)
     p99 = ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
     return f"{statistics.median(ordered):5.2f} {p99:5.2f} {ordered[-1]:5.2f}"
 
 
 def show(outcome: Outcome) -> None:
-    """Prints tables."""
+    """Prints the table of one database."""
     print(f"{outcome.database}: seconds (p50, p99, longest)")
     kinds = [*dict.fromkeys(each.fault for each in outcome.trials), "all"]
     for kind in kinds:

@@ -1,24 +1,25 @@
-"""Measures the whole path of a slot: requested, durable, placed, carved, offered, released,
-removed.
+"""Measures the whole path of a slot: the request, the commit, the placement, the carving, the
+offer, the release and the removal.
 
     .venv/bin/python -m bench.whole_path [--database sqlite|postgresql|URL] [--slots 20000]
         [--batch 1000] [--jobs 4] [--executors 100] [--single 500] [--heartbeats 1000]
         [--seconds 20] [--gpus 4000] [--json]
 
-The resource manager is the real one in a separate process, with full durability. This process plays
-the executors and the job masters over real gRPC (`light_cluster.py`), and shows its own cost, too.
-It starts PostgreSQL unless a URL is given.
+The resource manager is a real resource manager in a separate process, with full durability. This
+process simulates the executors and the job masters over real gRPC (`light_cluster.py`), and also
+shows its own cost. Without a URL of a database, this process starts PostgreSQL.
 
-1. throughput: `--jobs` job masters request and release batches of `--batch` slots, one after the
-   other, until `--slots` slots have ended; the time ends when no slot is left.
-2. latency: `--single` slots, one at a time; from the call to the event "granted" on the stream.
-3. heartbeats: `--heartbeats` executors that report every 5 s for `--seconds`.
+1. throughput: `--jobs` job masters request and release batches of `--batch` slots, one batch after
+   the other, until `--slots` slots have ended; the time ends when no slot is left.
+2. latency: a job master requests `--single` slots, one at a time; the time is from the call to the
+   event "granted" on the stream.
+3. heartbeats: `--heartbeats` executors report every 5 s for `--seconds`.
 4. graph (only with `--graph N`): N slots of a job graph whose regions run one after the other, each
    with `--batch` slots in one gang, with managed and network memory.
-5. gpus: `--gpus` slots with one GPU each, requested by `--jobs` job masters at once, on as many
-   hosts with 8 GPUs as are needed; from the first call to the last event "granted".
+5. gpus: `--jobs` job masters at once request `--gpus` slots with one GPU each, on as many hosts
+   with 8 GPUs as the slots need; the time is from the first call to the last event "granted".
 
-Each part starts from an empty database. CPU seconds are of the whole process (all threads). Wall
+Each part starts from an empty database. CPU seconds are the time of all threads of a process. Wall
 time depends on other work on the machine, so compare `rm us/slot`.
 """
 
@@ -55,7 +56,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass
 class Result:
-    """The figures; times in seconds."""
+    """The figures of one part. Times are in seconds."""
 
     database: str
     part: str
@@ -68,7 +69,7 @@ class Result:
 
 
 class Database:
-    """The database, empty for each part."""
+    """Makes an empty database for each part."""
 
     def __init__(self, name: str, server: PostgresqlServer | None) -> None:
         self.name = name
@@ -76,7 +77,7 @@ class Database:
 
     @contextmanager
     def fresh(self) -> Iterator[str]:
-        """Returns the URL of an empty database; empty: SQLite in the state directory."""
+        """Yields the URL of an empty database. An empty URL means SQLite in the state directory."""
         if self._server is None:
             yield "" if self.name == "sqlite" else self.name
             return
@@ -87,7 +88,7 @@ class Database:
             self._server.drop_database(made)
 
     def cpu_s(self) -> float:
-        """Returns the CPU seconds of the database server, with all its processes."""
+        """Returns the CPU seconds of all processes of the database server."""
         if self._server is None:
             return 0.0
         return sum(cpu_of(pid) for pid in family(self._server.pid))
@@ -135,7 +136,7 @@ def family(pid: int) -> list[int]:
 
 
 def serve_rm(options: ResourceManagerOptions) -> None:
-    """Runs the resource manager; the entry point of its process."""
+    """Runs the resource manager. This function is the entry point of its process."""
     from resource_manager.main import run
 
     sys.exit(run(options))
@@ -153,7 +154,7 @@ async def running(database: Database) -> AsyncIterator[tuple[LightCluster, Meter
             log=LogOptions(level="warning"),
             report_interval_ms=5_000,
             lost_timeout_ms=60_000,
-            database_lease_ms=10_000,  # a machine that others use, too, may stall us for a while
+            database_lease_ms=10_000,  # other work on the machine may stop this process for a while
         )
         context = multiprocessing.get_context("spawn")
         process = context.Process(target=serve_rm, args=(options,), daemon=True)
@@ -168,7 +169,7 @@ async def running(database: Database) -> AsyncIterator[tuple[LightCluster, Meter
 
 
 async def address_of(state_dir: Path) -> str:
-    """Waits until the resource manager serves."""
+    """Waits until the resource manager serves; returns its address."""
     async with asyncio.timeout(START_TIMEOUT_S):
         while True:
             try:
@@ -182,7 +183,8 @@ async def throughput(database: Database, arguments: argparse.Namespace) -> Resul
     async with running(database) as (cluster, meter):
         await cluster.register(arguments.executors)
         jobs = [await cluster.job() for _ in range(arguments.jobs)]
-        await jobs[0].live([new_id() for _ in range(min(200, arguments.batch))], profile())  # warm
+        # warm up
+        await jobs[0].live([new_id() for _ in range(min(200, arguments.batch))], profile())
         await cluster.until_empty()
         rounds = max(1, round(arguments.slots / arguments.batch / arguments.jobs))
         batches = [
@@ -210,7 +212,7 @@ async def throughput(database: Database, arguments: argparse.Namespace) -> Resul
 async def graph(database: Database, arguments: argparse.Namespace) -> Result:
     """Measures the slots of a job graph whose regions run one after the other.
 
-    Tasks go to the executors, so they cost the resource manager nothing but their slots.
+    Job masters send tasks to the executors, so the resource manager has work only for the slots.
     """
     async with running(database) as (cluster, meter):
         await cluster.register(arguments.executors)
@@ -243,7 +245,7 @@ async def latency(database: Database, arguments: argparse.Namespace) -> Result:
             if number == 20:
                 meter.mark()
             times = await job.ask(ids, profile())
-            if number >= 20:  # before that it warms up
+            if number >= 20:  # the first 20 slots warm up
                 acknowledged.append(times[0])
                 granted.append(times[1])
             await job.give_back(ids)
@@ -262,7 +264,7 @@ async def heartbeats(database: Database, arguments: argparse.Namespace) -> Resul
     """Measures executors that only report."""
     async with running(database) as (cluster, meter):
         await cluster.register(arguments.heartbeats)
-        await cluster.heartbeats(HEARTBEAT_INTERVAL_S, HEARTBEAT_INTERVAL_S)  # connects, warms
+        await cluster.heartbeats(HEARTBEAT_INTERVAL_S, HEARTBEAT_INTERVAL_S)  # connect and warm up
         meter.mark()
         sent = await cluster.heartbeats(HEARTBEAT_INTERVAL_S, arguments.seconds)
         meter.mark()
@@ -275,12 +277,12 @@ async def heartbeats(database: Database, arguments: argparse.Namespace) -> Resul
 
 
 async def gpus(database: Database, arguments: argparse.Namespace) -> Result:
-    """Measures slots with one GPU each, as many as there are GPUs."""
+    """Measures one slot with one GPU for each GPU of the cluster."""
     async with running(database) as (cluster, meter):
         await cluster.register(arguments.gpus // GPUS_PER_HOST, host_devices(GPUS_PER_HOST))
         jobs = [await cluster.job() for _ in range(arguments.jobs)]
         wanted = profile(gpu=100)
-        await jobs[0].live([new_id() for _ in range(100)], wanted)  # warm
+        await jobs[0].live([new_id() for _ in range(100)], wanted)  # warm up
         await cluster.until_empty()
         share = arguments.gpus // arguments.jobs
         meter.mark()
@@ -299,7 +301,7 @@ async def gpus(database: Database, arguments: argparse.Namespace) -> Result:
 
 
 def shown(result: Result) -> str:
-    """Returns one paragraph."""
+    """Returns the figures of one part as a paragraph."""
     spent = (
         f"wall {result.wall_s:.2f} s, cpu: rm {result.rm_cpu_s:.2f} s, "
         f"load {result.load_cpu_s:.2f} s"

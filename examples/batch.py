@@ -1,9 +1,10 @@
-"""A batch that hashes every file. It uses as many slots at one time as the cluster grants.
+"""Hashes every file in a batch, which uses as many slots at one time as the cluster grants.
 
     python examples/batch.py FILE...
 
-If it was killed or interrupted, run it again with the same --state: it continues where it stopped.
-The hosts of the executors must have the files. Reads FINEGRAIN_MANAGER and FINEGRAIN_CREDENTIALS.
+If the program was killed or interrupted, run it again with the same `--state`: the program
+continues where it stopped. The files must exist on the hosts of the executors. The program reads
+FINEGRAIN_MANAGER and FINEGRAIN_CREDENTIALS.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def show(progress: fg.batch.Progress) -> None:
 
 
 async def hash_files(cluster: fg.Cluster, files: Sequence[Path], state: Path) -> dict[Path, str]:
-    """Returns the SHA-256 of each file, in hex; raises BatchFailed if one cannot be hashed."""
+    """Returns the SHA-256 of each file, in hex; raises `BatchFailed` if a file cannot be hashed."""
     program = 'shift "$FINEGRAIN_BATCH_INDEX"; exec sha256sum < "$1"'
     spec = fg.BatchSpec(
         len(files),
@@ -38,7 +39,7 @@ async def hash_files(cluster: fg.Cluster, files: Sequence[Path], state: Path) ->
 
 
 async def main(argv: Sequence[str]) -> None:
-    """Prints the hashes in the format of sha256sum."""
+    """Prints the hashes in the format of `sha256sum`."""
     parser = argparse.ArgumentParser(description="Hash files on a cluster.")
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--state", type=Path, help="state file, to resume after an interruption")

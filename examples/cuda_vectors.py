@@ -1,11 +1,12 @@
-"""A CUDA job without a toolkit: computes with vectors on a GPU, and checks every element.
+"""Computes with vectors on a GPU, without a CUDA toolkit, and checks every element of the result.
 
     finegrain run --gpu 0.5 -- python3 examples/cuda_vectors.py
     finegrain run --gpu 0.5 -- python3 examples/cuda_vectors.py --mebibytes 1024 --rounds 20
 
-It uses the first GPU that CUDA_VISIBLE_DEVICES names, by the CUDA driver alone: the driver compiles
-the kernel. Each round adds 3 * x to y. The numbers are integers, so the result is exact. Exit
-codes: 0 all elements are right; 1 one is not, or a call failed; 3 there is no CUDA driver here.
+The program uses the first GPU that CUDA_VISIBLE_DEVICES names. It needs only the CUDA driver, which
+also compiles the kernel. Each round adds 3 * x to y. The numbers are integers, so the result is
+exact. Exit codes: 0: all elements are right; 1: an element is wrong, or a call failed; 3: the host
+has no CUDA driver.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from array import array
 
 DONE, FAILED, NO_DRIVER = 0, 1, 3
 FACTOR = 3
-CHUNK = 1 << 20  # elements that are copied at once; all chunks of a vector are equal
+CHUNK = 1 << 20  # number of elements to copy at once; all chunks of a vector are equal
 ELEMENT_BYTES = 4
 THREADS = 256
 
@@ -60,7 +61,7 @@ END:
 
 
 class CudaError(Exception):
-    """A call of the CUDA driver failed."""
+    """Says that a call of the CUDA driver failed."""
 
 
 class Gpu:
@@ -98,7 +99,7 @@ class Gpu:
             raise CudaError(f"{name} failed: {error} ({code})")
 
     def vector(self, chunk: bytes, chunks: int) -> ctypes.c_uint64:
-        """Makes a vector of equal chunks in the GPU's memory."""
+        """Makes a vector of equal chunks in the GPU's memory; returns its address."""
         start = ctypes.c_uint64()
         self.call("cuMemAlloc_v2", ctypes.byref(start), ctypes.c_size_t(len(chunk) * chunks))
         for at in self._starts(start, len(chunk), chunks):
@@ -106,8 +107,8 @@ class Gpu:
         return start
 
     def wrong_chunk(self, start: ctypes.c_uint64, expected: bytes, chunks: int) -> int | None:
-        """Returns the number of the first chunk of a vector with another content; None: all are
-        as expected.
+        """Returns the number of the first chunk of a vector that differs from `expected`, or None
+        if all chunks are equal to `expected`.
         """
         found = ctypes.create_string_buffer(len(expected))
         for number, at in enumerate(self._starts(start, len(expected), chunks)):
@@ -139,14 +140,14 @@ class Gpu:
 
 
 def first_values() -> tuple[bytes, bytes]:
-    """Returns a chunk of x and one of y before the first round."""
+    """Returns a chunk of x and a chunk of y before the first round."""
     x = array("I", range(CHUNK))
     y = array("I", (0xFFFFFFFF - number for number in range(CHUNK)))
     return x.tobytes(), y.tobytes()
 
 
 def expected_values(rounds: int) -> bytes:
-    """Returns a chunk of y after some rounds, modulo 2^32."""
+    """Returns a chunk of y after `rounds` rounds, modulo 2^32."""
     factor = FACTOR * rounds - 1
     return array(
         "I", ((0xFFFFFFFF + number * factor) % (1 << 32) for number in range(CHUNK))
@@ -154,7 +155,7 @@ def expected_values(rounds: int) -> bytes:
 
 
 def compute(gpu: Gpu, mebibytes: int, rounds: int, pause_s: float) -> int:
-    """Computes; returns the exit code."""
+    """Runs the rounds and checks the result; returns the exit code."""
     chunks = max(mebibytes * (1 << 20) // (CHUNK * ELEMENT_BYTES) // 2, 1)
     count = chunks * CHUNK
     begun = time.monotonic()
@@ -177,7 +178,7 @@ def compute(gpu: Gpu, mebibytes: int, rounds: int, pause_s: float) -> int:
 
 
 def main() -> int:
-    """Returns the exit code."""
+    """Runs the program; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mebibytes", type=int, default=64, help="memory to use (default: 64)")
     parser.add_argument("--rounds", type=int, default=10, help="rounds to compute (default: 10)")

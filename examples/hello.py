@@ -1,8 +1,8 @@
-"""The smallest job master, without an event loop: one slot, one command.
+"""Shows the smallest job master, without an event loop: it runs one command in one slot.
 
     python examples/hello.py
 
-Reads FINEGRAIN_MANAGER and FINEGRAIN_CREDENTIALS.
+The program reads FINEGRAIN_MANAGER and FINEGRAIN_CREDENTIALS.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import finegrain_client as fg
 
 
 def main() -> None:
-    """Prints the host, executor and profile of the slot that it gets."""
+    """Gets a slot, and prints its host, executor and profile."""
     with fg.blocking.connect() as cluster, cluster.job("hello") as job:
         (request,) = job.request_slots(fg.SlotSpec(cpu_milli=100, memory_bytes=64 * fg.MIB))
         try:

@@ -2,9 +2,10 @@
 
     python examples/wordcount.py --slots 4 *.txt
 
-Reads FINEGRAIN_MANAGER and FINEGRAIN_CREDENTIALS, or takes --manager and --credentials. It shows
-what a job master does: it requests slots, uses each slot as soon as it is granted, runs tasks with
-input and output, goes on after the loss of a slot, and frees all slots at the end.
+The program reads FINEGRAIN_MANAGER and FINEGRAIN_CREDENTIALS, or takes `--manager` and
+`--credentials`. It shows the work of a job master: it requests slots, uses each slot as soon as the
+slot is granted, runs tasks with input and output, continues after the loss of a slot, and frees all
+slots at the end.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from pathlib import Path
 
 import finegrain_client as fg
 
-# Tasks are ordinary commands: bytes in, bytes out.
+# Tasks are ordinary commands, which read bytes from standard input and write bytes to standard
+# output.
 MAP = """
 import collections, json, re, sys
 words = re.findall(r"[a-z']+", sys.stdin.read().lower())
@@ -48,7 +50,7 @@ async def count_words(cluster: fg.Cluster, files: Sequence[Path], *, slots: int)
         todo.put_nowait(file)
     partial: dict[Path, bytes] = {}
 
-    # Leaving this block ends the job: requests that still wait are cancelled, slots are freed.
+    # The end of this block ends the job: waiting requests are cancelled, and slots are freed.
     async with cluster.job("wordcount") as job:
         spec = fg.SlotSpec(
             cpu_milli=SLOT.cpu_milli,
@@ -68,7 +70,7 @@ async def count_words(cluster: fg.Cluster, files: Sequence[Path], *, slots: int)
 async def map_files(
     request: fg.Request, todo: asyncio.Queue[Path], partial: dict[Path, bytes], wanted: int
 ) -> None:
-    """Maps one file after the other in one slot, until all files are done."""
+    """Maps one file after the other in one slot, until all files are mapped."""
     while len(partial) < wanted and not todo.empty():
         slot = await request.granted()
         try:
@@ -92,7 +94,7 @@ async def map_file(slot: fg.Slot, file: Path) -> bytes:
 
 
 async def chunks(file: Path) -> AsyncIterator[bytes]:
-    """Reads a file in pieces, and no faster than the task takes them."""
+    """Reads a file in pieces, and reads no faster than the task reads."""
     with file.open("rb") as source:
         while data := source.read(256 * 1024):
             yield data

@@ -17,8 +17,8 @@ _EXIT_USAGE = 2
 
 def main() -> None:
     """Runs the command line. Exits with 2 and an install hint if dependencies are missing."""
-    # Without `freeze`, Python would search all objects for cycles once more at exit. The search takes
-    # a fifth of the CPU time of a short command.
+    # Without `freeze`, Python would search all objects for cycles once more at exit. The search
+    # takes a fifth of the CPU time of a short command.
     atexit.register(gc.freeze)
     _fill_closed_descriptors()
     # Ctrl-C during the imports ends the process without a traceback. The command line sets the

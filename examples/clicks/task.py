@@ -1,9 +1,10 @@
-"""A task of job.toml: the chain source+parse sends clicks, the chain window+sink counts them.
+"""Runs a task of `job.toml`: the chain `source+parse` sends clicks, and the chain `window+sink`
+counts the clicks.
 
-The tasks find each other with FINEGRAIN_EDGES. The window listens on a unix socket in the folder
-FOLDER, which all tasks share. It keeps the clicks of a window in pages of its managed memory. When
-its pool is empty, it spills these pages to a file. The stream of this example ends, so the job
-ends, too.
+The tasks find each other with FINEGRAIN_EDGES. The operator `window` listens on a unix socket in
+the folder FOLDER, which all tasks share. The operator keeps the clicks of a window in pages of its
+managed memory. When the memory pool has no more pages, the operator spills its pages to a file. The
+stream of this example ends, so the job ends, too.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ def address(operator: str, subtask: int) -> str:
 
 
 def connected(path: str) -> socket.socket:
-    """Connects to a task that may not listen yet: all tasks of a region start together."""
+    """Connects to a task. The task may not listen yet, because all tasks of a region start
+    together.
+    """
     while True:
         connection = socket.socket(socket.AF_UNIX)
         try:
@@ -47,7 +50,7 @@ def connected(path: str) -> socket.socket:
 
 
 def send() -> None:
-    """Makes clicks (source), takes the page out of each (parse), and sends the pages."""
+    """Makes clicks (source), extracts the page of each click (parse), and sends the pages."""
     output = EDGES["outputs"][0]
     with connected(address(output["operator"], output["subtasks"][0])).makefile("w") as stream:
         for number in range(CLICKS):
@@ -56,7 +59,9 @@ def send() -> None:
 
 
 class Window:
-    """The clicks of one window, in order: in a file as far as they were spilled, then in pages."""
+    """The clicks of one window, in order: the spilled clicks in a file, and the later clicks in
+    pages.
+    """
 
     def __init__(self, pool: MemoryPool, spill: Path) -> None:
         self._pool, self._spill = pool, spill.open("w+b")
@@ -89,7 +94,7 @@ class Window:
         self._used = 0
 
     def take(self) -> Iterator[bytes]:
-        """Yields the clicks, and empties the window."""
+        """Yields the clicks, and then empties the window."""
         self._spill.seek(0)
         full, last = self._pages[:-1], self._pages[-1:]
         parts = [bytes(each.memory) for each in full]
@@ -103,7 +108,9 @@ class Window:
 
 
 def count() -> None:
-    """Counts pages in windows of each source, and writes the sum and what was spilled (sink)."""
+    """Counts the pages in windows of each source, and writes the sum and the number of spilled
+    bytes (sink).
+    """
     producers = EDGES["inputs"][0]["tasks"]
     total: Counter[str] = Counter()
     windows = 0

@@ -1,4 +1,5 @@
-"""A task of job.toml: reads, shuffles or reduces words. All tasks share the folder FOLDER.
+"""Runs a task of `job.toml`: it reads, shuffles or reduces words. All tasks share the folder
+FOLDER.
 
 The program finds its work in FINEGRAIN_TASK (operators, subtask) and FINEGRAIN_EDGES (inputs,
 outputs); see docs/job-graphs.md.
@@ -42,7 +43,9 @@ def inputs() -> Counter[str]:
 
 
 def read() -> None:
-    """Counts the words of this subtask's files, in one file for each subtask of `shuffle`."""
+    """Counts the words of this subtask's files, and writes one file of counts for each subtask of
+    `shuffle`.
+    """
     files = sorted(FOLDER.glob("*.txt"))[SUBTASK :: TASK["parallelism"]]
     words = Counter(word for file in files for word in file.read_text().lower().split())
     output: dict[str, Any] = EDGES["outputs"][0]
