@@ -110,8 +110,8 @@ class _Running:
         if self.components.options.standby:
 
             def waiting() -> None:
-                # This is checked before this process can lead, because with another authority it
-                # would reject all callers.
+                # The authority is checked before this process can lead, because a leader with
+                # another authority would reject all callers.
                 check_authority_shared(self.components.own_files, leadership.leader)
                 self._write_endpoint()
                 ready(f"standing by at {self.address}")
@@ -259,11 +259,11 @@ async def _resource_manager(options: ResourceManagerOptions) -> AsyncIterator[_R
         runner.fatal.add_done_callback(lambda _fatal: links.drop_all())
         runner.fatal.add_done_callback(lambda _fatal: provisioning.drop_all())
         runner.fatal.add_done_callback(lambda _fatal: components.leadership.end())
-        # This runs before the runner stops, so that calls in progress are still committed.
+        # The server stops before the runner stops, so that calls in progress are still committed.
         stack.push_async_callback(server.stop, STOP_GRACE_S)
         metrics_address = await serve_metrics(components, stack)
-        # This is pushed last, so it runs first. Then no tool finds the address of a port that is
-        # closing.
+        # The file with the address is removed first, because this callback is pushed last. So no
+        # tool finds the address of a port that is closing.
         stack.callback(remove_endpoint, state_dir)
         dispatcher = Dispatcher(links, hub, metrics, provisioning)
         yield _Running(

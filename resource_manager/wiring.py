@@ -145,14 +145,14 @@ async def make_components(
     Raises:
         FinegrainError: a file, a certificate or the database cannot be used.
     """
-    # Stage 1: configuration and certificates. They are read first, so that mistakes in them are
-    # reported before a database is opened.
+    # Stage 1: configuration and certificates. These files are read first, so that mistakes in the
+    # files are reported before a database is opened.
     providers = read_providers(options)
     settings = settings_of(options, providers.provisioning)
     own_files = open_own_files(state_dir)
     own = OwnCertificate(own_files.rm_credentials())
     metrics = ResourceManagerMetrics(software_version())
-    # Stage 2: the store. Opening it blocks, so this runs in a thread.
+    # Stage 2: the store. Opening the store blocks, so a thread opens it.
     store: Store
     if options.standby:
         url = database_url(options, state_dir)

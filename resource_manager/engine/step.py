@@ -112,8 +112,8 @@ def step(state: State, event: Event) -> StepResult:
         FinegrainError: the whole event is rejected; see its handler for the reasons.
     """
     effects = state.journal.begin(event.at)
-    # This comes before the handler, because up to this moment usage accrues at the rates of the old
-    # state.
+    # The flows advance before the handler runs, because up to this moment usage accrues at the
+    # rates of the old state.
     state.flows.advance(event.at.monotonic_ms)
     answer = _handle(state, event)
     return StepResult(answer, effects)
@@ -138,7 +138,7 @@ def _handle(state: State, event: Event) -> object:  # noqa: C901, PLR0912, PLR09
         case ResizeRequested():
             return request_resize(state, event)
         case ExecutorRegistered():
-            # Read before the registration, which adds the host.
+            # `new` is computed before the registration, because the registration adds the host.
             new = event.registration.executor_id not in state.hosts
             answer = register_executor(state, event)
             executor_came(state, event.registration.executor_id, new=new)
@@ -185,7 +185,7 @@ def _handle(state: State, event: Event) -> object:  # noqa: C901, PLR0912, PLR09
                 state.timers.listening_since_ms = state.journal.now_ms
             _fire_timers(state)
         case Decide():
-            # This comes before the placement, because requests that end by an expired lease or
+            # The timers fire before the placement, because requests that end by an expired lease or
             # timeout must get no slots.
             if state.timers.left_over:
                 _fire_timers(state)

@@ -399,7 +399,7 @@ class ProcessProvider:
 
 def _executor_keys(table: ConfigTable) -> dict[str, Any]:
     keys = table.table("executor")
-    # Such a key could contradict the share or the guarantees of the provider.
+    # A key in `OURS` could contradict the share or the guarantees of the provider.
     for name, value in keys.plain().items():
         if name in OURS:
             keys.wrong(name, value, "nothing: the provider sets this key")

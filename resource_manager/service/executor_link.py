@@ -153,7 +153,7 @@ class ExecutorLinks:
 
     async def _deliver(self, command: Command, rm_epoch: int) -> None:
         async with self._slots:
-            # This is checked right before the call, because leadership may be lost during the wait
+            # Leadership is checked right before the call, because it may be lost during the wait
             # for a place.
             if not await may_command(self._runner):
                 return

@@ -35,7 +35,7 @@ class ExecutorTerms:
 
 
 def check_speaks_for(executor_id: str) -> str:
-    """Checks that the caller is the executor that it speaks for, and returns the id.
+    """Checks that the caller is the executor with this id, and returns the id.
 
     Raises:
         PermissionDenied: the caller is not this executor.

@@ -88,7 +88,8 @@ class JobCalls:
             ),
             owner=caller.peer,
         )
-        # This comes last, because a rejected registration must not change the owner of the job.
+        # The owner is set last, because a rejected registration must not change the owner of the
+        # job.
         self._owners.remember(job_id, caller.name)
         return answer
 

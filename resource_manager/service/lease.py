@@ -102,7 +102,7 @@ class LeaseKeeper:
             NotLeader: another process leads.
             StoreError: the database does not report the leader.
         """
-        # This is a loop, because the lease may have ended again when a slow answer arrives.
+        # A loop is needed, because the lease may have ended again when a slow answer arrives.
         while not self._store.holds_lease():
             if self._renewal is None or self._renewal.done():
                 self._renewal = asyncio.ensure_future(self.renew())

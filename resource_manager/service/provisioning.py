@@ -1,10 +1,10 @@
 """Sends the engine's orders to start and stop executors to providers, and reports the outcomes.
 
 There is at most one call in progress for each executor, and a stop cancels a start in progress. An
-outcome is submitted again until it is in the state. This module also watches the executors of
-providers: it reports and cleans up executors that ended by themselves, and stops executors that the
-state does not know. The engine's rules (`engine/scaling`) decide when an executor is needed. The
-provider knows how to start an executor.
+outcome is submitted again until the state contains the outcome. The module also watches the
+executors of providers: it reports and cleans up executors that ended by themselves, and stops
+executors that the state does not know. The engine's rules (`engine/scaling`) decide when an
+executor is needed. The provider knows how to start an executor.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class _Work:
 
     order: Order
     ended_by_itself: str = ""  # reason why the executor is stopped without an order of the engine
-    answered: bool = False  # True: the provider has answered, but the outcome may not be stored
+    answered: bool = False  # True: the provider has answered, but the outcome may not be stored yet
     following: Order | None = None  # the next order to carry out
     task: asyncio.Task[None] | None = None
 
@@ -280,7 +280,7 @@ class Provisioning:
         return result
 
     async def _report(self, executor_id: str, make: MakeEvent) -> None:
-        """Submits an outcome until it is in the state.
+        """Submits an outcome until the state contains the outcome.
 
         An attempt can fail because the database cannot be reached, or because the state must be
         read again.

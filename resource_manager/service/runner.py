@@ -213,7 +213,7 @@ class Runner(Intake):
         self._serving = batch
         try:
             effects = await self._in_thread(self._driver.run_batch, batch, ticked)
-            # This is necessary even for reads, because the answers of a former leader may be
+            # The lease is confirmed even for reads, because the answers of a former leader may be
             # outdated.
             if batch or effects:
                 await self._lease.confirm()

@@ -39,7 +39,8 @@ class Leadership:
         """Returns the error for callers while this process does not lead; None if it leads."""
         if self.leading:
             return None
-        # This comes first, because a leader that was replaced must not name itself as the leader.
+        # This check comes first, because a leader that was replaced must not name itself as the
+        # leader.
         if self._runner.fatal.done():
             return Unavailable(
                 "this resource manager no longer leads and is stopping",

@@ -254,7 +254,8 @@ class WatchHub:
         """
         if upto is not None and position >= upto:
             return []
-        # Every stream tries this until one stream succeeds, because a stream may end at any time.
+        # Every stream tries to read the number until one stream succeeds, because a stream may end
+        # at any time.
         if feed.synced < feed.resyncs:
             # The count is taken before the read, because a reload during the read requires another
             # read.

@@ -237,7 +237,7 @@ class Cluster:
             # No event is left until `until_ms`, but later submissions must not be before it.
             self.now_ms = max(self.now_ms, until_ms)
 
-    # One moment.
+    # The events of one moment.
 
     def _next_moment(self) -> int | None:
         # If only timers are left, the run is over, because no job can arrive or end any more.

@@ -164,7 +164,8 @@ def _epoch_if_readable(database: Path) -> int:
         with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as connection:
             return int(connection.execute("SELECT max(rm_epoch) FROM leadership").fetchone()[0])
     except (StoreError, sqlite3.Error, TypeError):
-        # This is no error, because a damaged database is a frequent reason for a restore.
+        # A damaged database causes no error here, because damage is a frequent reason for a
+        # restore.
         return 0
 
 

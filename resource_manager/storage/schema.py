@@ -163,7 +163,7 @@ def differences(location: DatabaseUrl) -> list[str]:
     if location.is_sqlite:
         engine = sqlite_engine(location.path, read_only=True, connections=1)
     else:
-        # Import it only when needed, because the driver is in an optional extra.
+        # The module is imported only when needed, because the driver is in an optional extra.
         from resource_manager.storage.postgresql_server import postgresql_engine
 
         engine = postgresql_engine(location)

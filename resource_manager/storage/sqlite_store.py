@@ -91,7 +91,8 @@ class SqliteStore(SqlStore):
         self._must_be_open()
         # Take the lock first, because only its owner may write the epoch.
         self._lock.acquire(holder, address)
-        # This is needed only before the first leadership. Later, `maintain` checkpoints the WAL.
+        # Leftover commits are checkpointed only before the first leadership. Later, `maintain`
+        # checkpoints the WAL.
         if not self._rm_epoch:
             self._checkpoint_leftovers()
         row = tables.leadership
@@ -114,7 +115,8 @@ class SqliteStore(SqlStore):
                     f"`finegrain db restore` a backup",
                     reason=Reason.STORE_CORRUPT,
                 )
-        # Set these only after the commit, because the fence compares them with the row.
+        # Set the two attributes only after the commit, because the fence compares them with the
+        # row.
         self._holder, self._rm_epoch = holder, rm_epoch
         return rm_epoch
 

@@ -21,8 +21,8 @@ Rows = Sequence[tuple[Any, ...]]
 ROWS_PER_STATEMENT = 2000
 """PostgreSQL: rows sent in one statement.
 
-This limits the memory, and the pause between two statements of a transaction. The server ends a
-transaction whose pause is longer than `idle_in_transaction_session_timeout`.
+The number limits the memory, and the pause between two statements of a transaction. The server ends
+a transaction whose pause is longer than `idle_in_transaction_session_timeout`.
 """
 
 _STATEMENTS_KEPT = 1_024  # maximum number of cached SQL texts

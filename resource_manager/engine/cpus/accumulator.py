@@ -152,7 +152,7 @@ class Accumulator:
 
     def _take_cores(self, cores: Sequence[int]) -> bool:
         """Takes the first cpus of these cores, if there are enough. If cores have different numbers
-        of threads, it prefers cores whose threads add up exactly to the need.
+        of threads, the method prefers cores whose threads add up exactly to the need.
         """
         if _size(cores) < self._need:
             return False

@@ -102,8 +102,8 @@ def assign_together(
     together and not for one slot after the other. Changes nothing.
 
     Returns:
-        The assignments. None: there are no GPUs to choose together, or the best connected set of
-        GPUs would not meet as many preferred policies. The caller then uses `assign_many`.
+        The assignments. None: there are no GPUs to choose together, or `assign_many` meets more of
+        the preferred policies. In both cases, the caller uses `assign_many`.
     """
     sets = gpus_together(ledger.devices, [each.devices for each in requests])
     if sets is None:

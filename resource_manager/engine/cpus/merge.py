@@ -155,7 +155,7 @@ def _ranked(resources: list[_Resource], remoteness: Callable[[int], int]) -> lis
             each.preferred_score for each in choices if each.preferred_score is not None
         ]
         preferred = len(preferred_scores) == len(choices) and _is_preferred(resources, mask)
-        # If all resources prefer the mask, only the scores of preferring hints are added, because
+        # If all resources prefer the mask, only the scores of preferred hints are added, because
         # the other scores are not comparable.
         score = sum(preferred_scores) if preferred else sum(choice.score for choice in choices)
         if mask is None:

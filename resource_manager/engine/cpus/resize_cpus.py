@@ -223,8 +223,8 @@ def _order_of_return(layout: CpuLayout, current: int, request: CpuDemand) -> Ite
     evenly = request.strategy is NumaStrategy.DISTRIBUTE_EVENLY
     choose: Callable[..., int] = max if evenly else min
     while cores_of:
-        # `min` and `max` return the first of equal nodes. The order is reversed, so this is the
-        # last node.
+        # `min` and `max` return the first of equal nodes. The order is reversed, so the result is
+        # the last of the equal nodes.
         at = choose(reversed(cores_of), key=left.__getitem__)
         core = cores_of[at].pop()
         left[at] -= (core & current).bit_count()

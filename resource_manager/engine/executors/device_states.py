@@ -44,8 +44,8 @@ class DeviceReporter:
         """
         if host.executor.device_conditions != before:
             self._report_changes(host, before)
-        # This is also needed without a change, because a slot may have been confirmed only after
-        # its device failed.
+        # Lost work is ended even if no device has changed, because a slot may have been confirmed
+        # only after its device failed.
         self._end_lost_work(host)
 
     def _report_changes(self, host: Host, before: Iterable[DeviceCondition]) -> None:

@@ -181,7 +181,8 @@ def _adopt(state: State, host: Host | None, registration: Registration) -> Host:
     state.usage.total_changed(host)
     # The new capacity may make requests feasible, so their rejection clock starts again.
     state.rejection_clock.restart(state.journal.now_ms)
-    # This comes after `total_changed`, because the cost of a slot is its share of the new totals.
+    # `rebooked` comes after `total_changed`, because the cost of a slot is its share of the new
+    # totals.
     state.usage.rebooked(booked)
     state.timers.arm(
         Timer.SILENCE, host.host_id, state.journal.now_ms + state.settings.lost_timeout_ms

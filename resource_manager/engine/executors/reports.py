@@ -203,8 +203,8 @@ def adopt_report(
         state.hosts.indexes.log_growth(host, state.queue)
     if host.resize_backoffs:
         state.resizes.end_backoffs(host)
-    # This comes after `end_refusals`. Otherwise, this report would at once end the refusals that it
-    # causes.
+    # `remember_refusal` comes after `end_refusals`. Otherwise, this report would at once end the
+    # refusals that the report causes.
     for slot in broken:
         remember_refusal(state, host, slot)
     # The executor is already ending the slots that it reports as FREEING, so they need no order.

@@ -126,7 +126,8 @@ class ReservedCapacity:
                     since[name] = since.get(name, 0) + amount - before.get(name, 0)
         spare = {}
         for name, amount in free.items():
-            # Other requests may book this much more. Then they and the owner stay within the total.
+            # `beyond` is the amount that other requests may book without exceeding the total
+            # together with the owner.
             beyond = total.get(name, 0) - self.amounts.get(name, 0) - since.get(name, 0)
             if name in self.barred:
                 continue

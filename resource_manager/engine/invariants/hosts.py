@@ -76,8 +76,8 @@ def size_problems(host: Host) -> Iterator[str]:
 
 
 def is_waiting_in_queue(host: Host, slot: Slot) -> bool:
-    """Returns True if the waiting resize of a slot must be queued, because no other resize is
-    ordered and it is not in back-off.
+    """Returns True if the waiting resize of a slot must be queued: no other resize is ordered, and
+    the slot's resizes are not in back-off.
     """
     key = (slot.allocation_id, slot.generation)
     backoff = host.resize_backoffs.get(key)

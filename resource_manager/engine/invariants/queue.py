@@ -38,7 +38,7 @@ def class_problems(
         yield f"{title} has room, but {len(scheduling_class.inactive)} inactive queues"
     if not scheduling_class.inactive.keys() <= set(scheduling_class.job_queues.values()):
         yield f"{title} has inactive queues that do not exist"
-    # These sums over the job queues may pause.
+    # The sums over the job queues below may pause.
     waiting, first = 0, None
     problems: list[str] = []
 

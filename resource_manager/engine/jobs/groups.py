@@ -224,7 +224,8 @@ def _height(groups: dict[str, Group], name: str) -> int:
 def _live_job_in(jobs: dict[str, Job], groups: dict[str, Group], name: str) -> Job | None:
     """Returns a live job in the group or below it; None if there is no live job."""
     names = below(groups, name)
-    # This scans all jobs, because groups change rarely, and an index would need work for every job.
+    # All jobs are scanned, because groups change rarely, and an index would need work for every
+    # job.
     return next((job for job in jobs.values() if job.group in names and is_live(job)), None)
 
 

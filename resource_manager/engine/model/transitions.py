@@ -50,7 +50,8 @@ class Transitions:
     """Moves entities, and stores the latest moves.
 
     All `move_*` methods raise `IllegalTransition` if the table does not list the move. All
-    `restore_*` methods raise it if the table does not allow to restore the state.
+    `restore_*` methods raise `IllegalTransition` if the table does not list the state as
+    restorable.
     """
 
     def __init__(self) -> None:
@@ -118,7 +119,7 @@ class Transitions:
         Args:
             executor_id: the executor.
             unreachable: True if the executor was unreachable until now.
-            what: the input.
+            what: the input of the state table.
 
         Returns:
             True if the executor is unreachable after the move.

@@ -16,7 +16,7 @@ from resource_manager.engine.model.events import Event, SlotsReuseRequested
 from resource_manager.service.wire import decoding
 
 ReusePart = tuple[tuple[str, int, str], ...]
-"""Slots: (id, generation, id of the request that each serves next)."""
+"""Slots: (id, generation, id of the request that the slot serves next)."""
 
 
 def slot_reuses(messages: Sequence[rm_pb2.SlotReuse]) -> ReusePart:
