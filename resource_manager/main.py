@@ -67,7 +67,7 @@ COLLECTOR_THRESHOLDS = (10_000, 10, 10)
 """Thresholds for `gc.set_threshold`.
 
 Each slot creates about 30 objects that stay in memory. With Python's default threshold of 700, the
-cyclic collector scanned these objects so often that this took a quarter of the time of event
+cyclic collector scanned these objects so often that the scans took a quarter of the time of event
 processing.
 """
 
@@ -93,7 +93,7 @@ class _Running:
 
     @property
     def database(self) -> DatabaseUrl:
-        """The database that it uses."""
+        """The database that the resource manager uses."""
         return DatabaseUrl.parse(database_url(self.components.options, self.state_dir))
 
     async def lead(self, ready: Callable[[str], None]) -> None:
@@ -101,7 +101,8 @@ class _Running:
         leads.
 
         Args:
-            ready: called with a status line for systemd when it stands by, and when it serves.
+            ready: called with a status line for systemd when the resource manager stands by, and
+                when it serves.
 
         Raises:
             FinegrainError: see `Leadership`.
@@ -179,7 +180,7 @@ async def serve(
 
     Args:
         options: the configuration.
-        ready: called with the addresses when calls are served, or when it stands by.
+        ready: called with the addresses when the resource manager serves calls or stands by.
         handle_signals: True: stop as planned on SIGTERM and SIGINT.
 
     Returns:

@@ -123,7 +123,8 @@ def run_command(
         StillRuns: the command had to be killed, but still runs.
     """
     began = time.monotonic()
-    # Check this here, because the shell would only print the error and exit with 126 or 127.
+    # The program is checked here, because the shell would only print the error and exit with 126 or
+    # 127.
     _check_program(argv[0], environment)
     # The shell waits for a line before it runs the program. So `started` can first write a note.
     child = subprocess.Popen(
@@ -221,7 +222,8 @@ def _follow(
         poll.register(end, select.POLLIN)
         poll.register(cancellation.fileno(), select.POLLIN)
         while kept or child.poll() is None:
-            # Compute this in each iteration, because the end of the child shortens the deadline.
+            # The time left is computed in each iteration, because the end of the child shortens the
+            # deadline.
             left_s = deadline - time.monotonic()
             ready = {descriptor for descriptor, _ in poll.poll(max(0.0, left_s) * 1000)}
             for descriptor in ready & kept.keys():

@@ -81,8 +81,8 @@ def read_providers(file: Path) -> ProvidersConfiguration:
     look_interval_ms = top.duration_ms("look_interval", LOOK_INTERVAL_MS, least_ms=100)
     kinds = built_in_kinds()
     shapes = _shapes(top, kinds)
-    # Read this after the shapes, because `_shapes` adds the kinds of installed providers to
-    # `kinds`.
+    # The tables of the kinds are read after the shapes, because `_shapes` adds the kinds of
+    # installed providers to `kinds`.
     common = {name: kind.read_common(top.table(name)) for name, kind in kinds.items()}
     provisioning = _limits(top.table("limits"), tuple(each.shape for each in shapes))
     top.end()

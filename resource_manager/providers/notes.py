@@ -26,7 +26,7 @@ def write_durably(path: Path, text: str) -> None:
         # content.
         os.fsync(file.fileno())
     fresh.rename(path)
-    sync_directory(path.parent)  # without this a power loss can undo the rename
+    sync_directory(path.parent)  # otherwise a power loss could undo the rename
 
 
 def sync_directory(directory: Path) -> None:

@@ -243,7 +243,8 @@ class ProcessProvider:
             if executor.front() is not None:
                 return Observation(Presence.RUNS, f"its directory {executor.path} was deleted")
             return Observation(Presence.ENDED, "it has no directory and no process")
-        executor.bound_output()  # done here, because `_status` runs every few seconds
+        # the output is bounded here, because `_status` runs every few seconds
+        executor.bound_output()
         if executor.front() is not None:
             return Observation(Presence.RUNS)
         output = executor.last_words() or "nothing"

@@ -66,7 +66,7 @@ def read_shares(table: ConfigTable, shape: str) -> tuple[Share, ...]:
             each.wrong("cpus", cpus, error.expected)
         if not cpu_set:
             each.wrong("cpus", cpus, "one cpu or more, such as 0-3")
-        # Decode this after the cpus, because their number limits the cpu time.
+        # The key "cpu" is decoded after the cpus, because their number limits the cpu time.
         cpu_milli = each.cpu("cpu") if "cpu" in each else None
         if cpu_milli is not None and not CPU_MILLI_MIN <= cpu_milli <= 1000 * len(cpu_set):
             each.wrong(

@@ -68,7 +68,8 @@ class Process:
         except OSError:  # the process ended and was reaped
             return not self.is_running()
         try:
-            # Check this after the descriptor is open, so that the pid cannot be reused in between.
+            # The process is checked after the descriptor is open, so that the pid cannot be reused
+            # in between.
             if self.is_running():
                 ended = select.poll()
                 ended.register(descriptor, select.POLLIN)
@@ -202,7 +203,7 @@ def end_forcibly(processes: Iterable[Process], groups: Iterable[Path], patience_
     found = list(processes)
     for process in found:
         process.signal(signal.SIGKILL)
-    # Wait only after all are signalled, so that the waits overlap.
+    # The waits begin after all processes were signalled, so that the waits overlap.
     for process in found:
         process.wait(patience_s)
     deadline = time.monotonic() + patience_s

@@ -33,7 +33,7 @@ from finegrain.resources import Amounts
 from resource_manager.engine.model.settings import ExecutorShape
 
 PROVIDED_AS_VARIABLE = "FINEGRAIN_PROVIDED_AS"
-"""The environment variable with the shape of an executor. The executor sends it when it
+"""The environment variable with the shape of an executor. The executor sends the shape when it
 registers.
 """
 

@@ -288,7 +288,7 @@ class EngineDriver:
             if not isinstance(effect, PublishJobEvent) or effect.event.reason:
                 continue  # a grant has no reason; GRANTED with a reason reports a resize
             request = self.state.requests.get(effect.event.allocation_id)
-            # Generations start above a floor, which a restore from a backup raises.
+            # Generations start above `generation_floor`, which a restore from a backup raises.
             first = (
                 request is not None
                 and request.generation == self.state.numbers.generation_floor + 1

@@ -86,7 +86,7 @@ class _Link:
 
 
 class ExecutorLinks:
-    """Keeps one channel per executor. It is opened at the first command, and closed by `forget`."""
+    """Keeps one channel per executor. The first command opens it, and `forget` closes it."""
 
     def __init__(
         self, runner: Runner, metrics: ResourceManagerMetrics, options: LinkOptions
@@ -295,8 +295,8 @@ class ExecutorLinks:
         )
 
     def _not_reached(self, executor_id: str, address: str, error: FinegrainError) -> str:
-        """Returns the cause with a hint. Logs the cause if the last logged obstacle was another
-        one.
+        """Returns the cause with a hint. Logs the cause if the last logged obstacle was a different
+        obstacle.
         """
         obstacle = obstacle_of(error)
         if self._obstacles.get(executor_id) is not obstacle:
@@ -372,7 +372,7 @@ def _not_known(command: SendResize) -> Callable[[Any], CommandAnswered]:
 def _refused(command: Command, error: FinegrainError) -> Callable[[Any], CommandRefused]:
     """Returns the event that an executor rejected a command.
 
-    If the executor rejects the epoch, it must register again. It then shows the proof of the newer
+    An executor that rejects the epoch must register again, and then shows the proof of the newer
     epoch.
     """
     return lambda at: CommandRefused(

@@ -193,8 +193,8 @@ class Lanes:
                     return  # the items of all queues with credit are too large for this batch
                 least = min(-queue.credit for queue in self._queues.values())
                 for queue in self._queues.values():
-                    # All queues are overdrawn. This skips the rounds in which no queue could be
-                    # served.
+                    # All queues are overdrawn. The rounds in which no queue could be served are
+                    # skipped.
                     queue.credit += least
 
     def _take(self, queue: _OwnerQueue) -> Item:

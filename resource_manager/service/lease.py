@@ -130,7 +130,7 @@ class LeaseKeeper:
                     loop.call_soon_threadsafe(self._on_lost, error)
                 return
             except Exception as error:  # only another leader ends the renewals permanently
-                # This is logged once per outage. The failing commits log the details.
+                # The warning is logged once per outage. The failing commits log the details.
                 if not (failing or over.is_set()):
                     _log.warning("renewal_failed", error=str(error))
                 failing = True

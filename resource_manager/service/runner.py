@@ -49,7 +49,7 @@ class Listener(Protocol):
         """Carries out the effects of a durable batch."""
 
     def on_reload(self, rm_epoch: int) -> None:
-        """Handles that the state was read again, so that the listener may have missed events."""
+        """Called after the state was read again. The listener may have missed events."""
 
 
 class Runner(Intake):
@@ -148,8 +148,8 @@ class Runner(Intake):
             task.cancel()
         await asyncio.gather(*self._timers, return_exceptions=True)
         self._refuse_all(Unavailable("the resource manager is stopping; try again"))
-        # The lease is renewed until here, because the last batch is answered only while it is
-        # valid.
+        # The lease is renewed until here, because the last batch is answered only while the lease
+        # is valid.
         self._lease.pause()
         # The store is closed on the writer's thread, so that no commit is running at this time.
         await self._in_thread(self._driver.store.close)

@@ -190,7 +190,7 @@ class Cluster:
         return record
 
     def at_moment(self, at_ms: int, event: Callable[[Instant], Event]) -> None:
-        """Schedules another event of the engine. `event` creates it from its time."""
+        """Schedules another event of the engine. `event` creates the event from its time."""
         heapq.heappush(self._orders, (at_ms, self._next_number(), event))
 
     def set_group(
@@ -259,13 +259,14 @@ class Cluster:
         """
         self.effort.moments += 1
         before = self._effects
-        # Run these in a batch before the arrivals, so that slots are freed before jobs arrive.
+        # Ends and orders run in a batch before the arrivals, so that slots are freed before jobs
+        # arrive.
         first: list[Event] = [*self._ends(), *self._orders_due()]
         if first:
             self._batch(first)
         arrivals = self._arrivals()
         self._batch([*self._carry_out(), *self._ticks(), *arrivals])
-        # A moment is quiet if it has only timers, and they have no effect.
+        # A moment is quiet if it has only timers without effect.
         quiet = not first and not arrivals and self._effects == before
         self._quiet_until_ms = self.now_ms + QUIET_MS if quiet else 0
         # Executors answer at once, and an answer may lead to further placements at the same moment.
@@ -332,7 +333,7 @@ class Cluster:
             )
 
     def _carry_out(self) -> list[Event]:
-        # Swap the list first, because answers add further commands to it.
+        # Swap the list first, because answers add further commands to the list.
         commands, self._wire = self._wire, []
         self.changed_nodes.update(command.executor_id for command in commands)
         return [
@@ -418,7 +419,7 @@ class Cluster:
             return
         for number in job.running.values():  # after `end_job`, threads may still run
             self.log.ended(number, self.now_ms)
-        # Read this before `end_ms` is set, because an ended job has no waiting threads.
+        # `waiting` is read before `end_ms` is set, because an ended job has no waiting threads.
         if lots := job.record.waiting:
             self._wait_with(job.kind, -(1 if job.record.gang else lots))
         job.record.end_ms = self.now_ms

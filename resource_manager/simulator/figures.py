@@ -154,7 +154,7 @@ def choice_at(log: RunLog, moment_ms: int) -> Choice:
     Raises:
         StopIteration: nothing was served at that moment.
     """
-    # The log is in the order of starts, so this is the first run served at that moment.
+    # The log is in the order of starts, so the result is the first run served at that moment.
     served = next(run for run in log if run.start_ms == moment_ms)
     jobs = {job.job_id: 0.0 for job in log.jobs.values()}
     groups = {job.group: 0.0 for job in log.jobs.values()}

@@ -229,7 +229,7 @@ class FluidSchedule:
 
 
 def fluid_schedule(tree: IdealTree, jobs: Iterable[FluidJob], capacity: float) -> FluidSchedule:
-    """Returns how the jobs would run as fluids, from the first arrival until the last is done.
+    """Returns how the jobs would run as fluids, from the first arrival until the last job is done.
 
     There is one job per leaf. Unlike a real job, a fluid job can use its width until it is done. A
     fluid job has no last threads that leave capacity idle.

@@ -31,7 +31,7 @@ def trace_data(
     Args:
         workload: the jobs that were replayed, as `Workload.picked` returned them.
         nodes: the nodes of the simulated cluster.
-        plan: the settings of the replay. The fairness order in it is not used, because every
+        plan: the settings of the replay. The fairness order in the plan is not used, because every
             policy has its own order.
         outcomes: the results of the replay, one for each policy.
     """

@@ -37,8 +37,8 @@ DURABLE = (
 )
 """Makes one transaction durable, even if the server's default is `off`.
 
-This is set for each transaction, because a pooler may give one session to several clients. A
-stronger setting (remote_apply) stays in effect.
+The setting is made for each transaction, because a pooler may give one session to several clients.
+A stronger setting (remote_apply) stays in effect.
 """
 
 _UPGRADE_LOCK = tables.APPLICATION_ID

@@ -71,7 +71,7 @@ class SqlStore(Store):
         """Opens a write transaction, in which the caller must call `_fence`."""
         writer = self._writer_engine()
         with self._write_lock:
-            self._must_be_open()  # check with the lock, because `close` waits for it
+            self._must_be_open()  # checked with the lock, because `close` waits for the lock
             with self._errors(), writer.begin() as connection:
                 yield connection
 

@@ -90,7 +90,8 @@ def pick(ledger: CpuLedger, resolved: Resolved, cpus: int) -> Taken | Short:
     Returns:
         The cpus, or the resource of which there is too little.
     """
-    isolated = cpus & ~ledger.pool_cpus  # taken first, because slots in pools cannot use them
+    # isolated cpus are taken first, because slots in pools cannot use them
+    isolated = cpus & ~ledger.pool_cpus
     return take(
         ledger.layout,
         cpus,

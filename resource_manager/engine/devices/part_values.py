@@ -34,7 +34,7 @@ DEFAULT_VALUES: Final[PartValues] = tuple(isqrt(size**3) for size in range(WHOLE
 
 
 def loss(values: Sequence[int], left: int, part: int) -> int:
-    """Returns how much value a GPU loses if a slot gets a part of it.
+    """Returns how much value a GPU loses if a slot gets a part of the GPU.
 
     Args:
         values: the value of parts by size.

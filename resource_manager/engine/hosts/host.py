@@ -475,7 +475,7 @@ class Host(CpuAllocator):
         Returns:
             True if at least one refusal ended.
         """
-        # The state is built once for all refusals, because this reads all slots.
+        # The state is built once for all refusals, because building the state reads all slots.
         present = self.state_seen() if self.refusals else None
         ended = False
         for refusal in self.refusals.values():

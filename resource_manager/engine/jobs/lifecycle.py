@@ -236,7 +236,7 @@ def retention_timer_fired(state: State, job_id: str) -> None:
         if (gang := state.gangs.forget(request)) is not None:
             state.changes.delete_gang(gang)
     # If entries are left, the next `Decide` continues. The job's row is deleted last, because other
-    # rows refer to it.
+    # rows refer to this row.
     if job.arrivals or job_id in state.ranges.by_job:
         state.timers.put_off(Timer.RETENTION, job_id)
         return

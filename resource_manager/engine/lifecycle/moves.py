@@ -122,8 +122,8 @@ class RequestMoves:
         # `strict` is off, because `repeat` never ends.
         for request, assignment in zip(requests, assignments, strict=False):
             spec = request.spec
-            # If an older backup was restored, this floor is above all generations that were used
-            # since the backup.
+            # If an older backup was restored, `generation_floor` is above all generations that were
+            # used since the backup.
             request.generation = max(request.generation, self.numbers.generation_floor) + 1
             slot = _slot_of(
                 spec,

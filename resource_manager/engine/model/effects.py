@@ -177,9 +177,8 @@ class Changes:
     # gangs of a deleted job are deleted with the job, and are not listed here
     deleted_gangs: list[str] = field(default_factory=list)
     deleted_provisions: list[str] = field(default_factory=list)
-    deleted_ranges: list[tuple[str, int]] = field(
-        default_factory=list
-    )  # (range_id, first_index); ranges of a deleted job are deleted with it, and not listed here
+    # (range_id, first_index); the ranges of a deleted job are deleted with the job, and not listed
+    deleted_ranges: list[tuple[str, int]] = field(default_factory=list)
     deleted_groups: list[str] = field(default_factory=list)
     deleted_usage_records: list[str] = field(default_factory=list)
     deleted_host_settings: list[str] = field(default_factory=list)

@@ -74,7 +74,7 @@ class Fairness:
     usage_measure: Measure = "dominant"
     # usage of this age counts half; None: usage does not decay
     half_life_ms: int | None = 900 * SECOND_MS
-    # running slots count as if they had already run for this time in addition
+    # each running slot counts as if it had run this much longer
     lookahead_ms: int = 30 * SECOND_MS
     usage_interval_ms: int = 10 * SECOND_MS  # longest time between two writes of a changing usage
     # capacity is reserved for a request that waits this long while other requests are placed

@@ -1,5 +1,5 @@
-"""Maps the engine's answers and commands to messages for executors. Lists only fields that
-differ.
+"""Converts the engine's answers and commands to messages for executors. `WRITINGS` names only the
+fields that differ from the message.
 """
 
 from __future__ import annotations

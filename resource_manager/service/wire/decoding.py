@@ -237,7 +237,7 @@ def check_protocol_version(text: str, software: str) -> str:
 
     Args:
         text: version of the protocol that an executor speaks.
-        software: version of finegrain that it runs, for the error.
+        software: version of finegrain that the executor runs, for the error.
 
     Raises:
         InvalidArgument: the version is malformed.

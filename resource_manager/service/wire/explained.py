@@ -1,4 +1,6 @@
-"""Maps the engine's explanations to messages. Lists only the fields that differ."""
+"""Converts the engine's explanations to messages. `WRITINGS` names only the fields that differ from
+the message.
+"""
 
 from __future__ import annotations
 

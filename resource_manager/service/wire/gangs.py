@@ -46,7 +46,7 @@ def gangs_of_call(
     # Most calls have no gang, and end here.
     if not messages and not any(request.gang_id for request in requests):
         return ()
-    if len(messages) > len(requests):  # check this first, because decoding costs more
+    if len(messages) > len(requests):  # the number is checked first, because decoding costs more
         expected = "at most as many gangs as requests"
         raise InvalidArgument("gangs", f"{len(messages)} gangs", expected)
     gangs: dict[str, GangSpec] = {}

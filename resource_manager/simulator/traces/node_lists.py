@@ -50,8 +50,8 @@ def _in_words(text: str, field: str) -> list[Node]:
         if not match:
             raise InvalidArgument(field, words, _EXPECTED)
         count = int(match[1] or 1)
-        # Check this before the nodes are created, because a mistyped count must not fill the
-        # memory.
+        # The count is checked before the nodes are created, because a mistyped count must not fill
+        # the memory.
         if len(nodes) + count > NODES_MAX:
             raise InvalidArgument(field, words, f"at most {NODES_MAX} nodes")
         total, gpus = {CPU_MILLI: parse_cpu_milli(field, match[2])}, 0

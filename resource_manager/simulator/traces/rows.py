@@ -23,7 +23,8 @@ def lines_of(path: Path) -> Iterator[str]:
     Raises:
         InvalidArgument: the file cannot be read, is not a regular file, or is damaged.
     """
-    # A pipe cannot be read twice: once to detect the format, and again to read the records.
+    # The file is read twice: to detect the format, and to read the records. A pipe can be read only
+    # once.
     if path.is_fifo() or path.is_char_device():
         expected = "a file, because it is read twice; write the content of the pipe to a file"
         raise InvalidArgument("FILE", str(path), expected)
