@@ -1,4 +1,4 @@
-"""What all commands of the stories share: the cluster, and the rendering of its effects."""
+"""Base class of all commands of the stories: it has the cluster and prints its effects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.engine_cluster import EngineCluster, FakeExecutor, OnTheWire
 
 
 class Commands:
-    """A cluster, and messages that a story holds back."""
+    """Has the cluster of a story, and messages that the story delivers later."""
 
     def __init__(self) -> None:
         self.cluster = EngineCluster(jobs=())

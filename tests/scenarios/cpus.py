@@ -29,7 +29,7 @@ from tests.support.devices import announced as devices_announced
 from tests.support.machines import machine
 
 CLUSTER = "cluster"
-"""Denotes all hosts where a command takes the name of a host."""
+"""In place of the name of a host, this name means the settings of the whole cluster."""
 
 
 class CpuCommands(Commands):
@@ -50,7 +50,7 @@ class CpuCommands(Commands):
         yield from cpus_render.settings(name, view.effective)
 
     def do_cpu_state(self, words: Words) -> Iterator[str]:
-        """Changes what an executor sees of its cpus; reports it now, or later with `unsaid`."""
+        """Changes the cpus that an executor sees; with `unsaid`, only its next report shows it."""
         unsaid = words.flag("unsaid")
         executor = self._executor(words)
         seen = executor.cpu_state
@@ -67,7 +67,7 @@ class CpuCommands(Commands):
             yield from self._report(executor)
 
     def do_cpus(self, words: Words) -> Iterator[str]:
-        """Prints who has which cpus of a host, its pools, and what is free on its NUMA nodes."""
+        """Prints the pools of a host, the cpus of slots, and the free amounts of NUMA nodes."""
         yield from cpus_render.host(topology_view(self.cluster.state, words.subjects[0]))
 
 
@@ -92,7 +92,7 @@ def cpu_policy(words: Words) -> CpuPolicy:
 
 
 def host_policy(words: Words) -> HostPolicy:
-    """Returns one layer of a host's policy."""
+    """Returns the settings of one source."""
     strict, shared = words.flag("strict"), words.flag("shared")
     texts = {
         name: words.values.pop(name, "")
@@ -112,7 +112,7 @@ def host_policy(words: Words) -> HostPolicy:
 
 
 def machine_of(words: Words) -> tuple[Amounts, str, str]:
-    """Returns what an executor on a machine announces: totals, topology and cpus."""
+    """Returns the totals, topology and cpus that an executor on this machine announces."""
     made = machine(words.values.pop("machine"), words.number("node_mem", 16_384) * MIB)
     huge_pages = words.number("huge")
     isolated = CpuSet.parse(_some(words.values.pop("isolated", "none")))

@@ -15,7 +15,7 @@ from tests.scenarios import devices
 
 
 def assignment(one: CpuAssignment | None) -> str:
-    """Returns the cpus, nodes and pools of a slot; empty if it may use a whole pool."""
+    """Returns the cpus, nodes and pools of a slot; empty for a slot without an assignment."""
     if one is None:
         return ""
     parts = [str(one.qos)]
@@ -36,7 +36,7 @@ def assignment(one: CpuAssignment | None) -> str:
 
 
 def amounts(some: Amounts) -> str:
-    """Returns the amounts that are present."""
+    """Returns the amounts as text; leaves out absent amounts."""
     parts = [f"cpu={some[CPU_MILLI]}m"] if CPU_MILLI in some else []
     if BEST_EFFORT_CPU_MILLI in some:
         parts.append(f"be={some[BEST_EFFORT_CPU_MILLI]}m")
@@ -62,8 +62,8 @@ def settings(name: str, one: EffectivePolicy) -> Iterator[str]:
         f"{name}: bind {said('bind', one.bind)},"
         f" strategy {said('numa_strategy', one.numa_strategy)},"
         f" alignment {said('alignment', one.alignment)},"
-        f" by default {said('default_bind', one.default_bind)}"
-        f" and {said('default_exclusive', one.default_exclusive)}"
+        f" default bind {said('default_bind', one.default_bind)},"
+        f" default exclusive {said('default_exclusive', one.default_exclusive)}"
     )
     if one.shared_reserved_cpus:
         text += f", reserved {one.shared_reserved_cpus}"
@@ -73,16 +73,18 @@ def settings(name: str, one: EffectivePolicy) -> Iterator[str]:
 
 
 def host(view: TopologyView) -> Iterator[str]:
-    """Yields who has the cpus of each pool, and what is free on each NUMA node."""
+    """Yields the slots that have the cpus of each pool, and the free amounts of each NUMA node."""
     slots = [each.slot for each in view.slots]
     seen = view.executor.cpu_state
     announced = announced_by(view.executor.registration)
     yield f"{view.executor.executor_id}:"
-    everybodys = EMPTY
+    pooled = EMPTY
     for each in view.pools.members:
         parts = [f"LS {each.shared or 'none'}", f"BE {each.best_effort or 'none'}"]
-        parts += [f"{slot.allocation_id} in it" for slot in slots if _only_in(slot, each.name)]
-        everybodys |= each.shared | each.best_effort
+        parts += [
+            f"{slot.allocation_id} bound to it" for slot in slots if _only_in(slot, each.name)
+        ]
+        pooled |= each.shared | each.best_effort
         yield f"  pool {pool(each.name)}: {', '.join(parts)}"
     for slot in slots:
         own = slot.assignment.cpus if slot.assignment else EMPTY
@@ -92,18 +94,18 @@ def host(view: TopologyView) -> Iterator[str]:
     for name, cpus in (
         ("reserved", view.policy.reserved_cpus),
         ("offline", seen.offline_cpus),
-        ("a kubelet's", seen.kubelet_cpus),
-        ("unused", announced.slot_cpus - everybodys - owned),
+        ("kubelet", seen.kubelet_cpus),
+        ("unused", announced.slot_cpus - pooled - owned),
     ):
         if cpus:
             yield f"  {name}: {cpus}"
     for zone in view.zones:
         yield (
-            f"  node {zone.node}: {amounts(zone.total)}; given {amounts(zone.allocated)};"
-            f" left {amounts(zone.available)}"
+            f"  node {zone.node}: {amounts(zone.total)}; allocated {amounts(zone.allocated)};"
+            f" available {amounts(zone.available)}"
         )
     for name, _, lost in view.lost_cpus:
-        yield f"  {name} lacks {lost}"
+        yield f"  {name} has lost {lost}"
 
 
 def _only_in(slot: Slot, name: PoolName) -> bool:

@@ -1,4 +1,4 @@
-"""Devices of stories: what hosts have, and what requests ask for."""
+"""Devices in stories: the devices of hosts, and the devices that requests name."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def host_devices(words: Words, nodes: int) -> HostDevices:
 
 
 def requests(words: Words) -> tuple[DeviceRequest, ...]:
-    """Returns what a request asks for, in hundredths of a device; `gpu_mem` in GiB."""
+    """Returns the requested devices, in hundredths of a device; `gpu_mem` is in GiB."""
     message = resources_pb2.ResourceProfile()
     for option, name in NAMES.items():
         if amount := words.number(option):
@@ -67,7 +67,7 @@ def requests(words: Words) -> tuple[DeviceRequest, ...]:
 
 
 def share(one: DeviceShare) -> str:
-    """Returns what a slot has of a device: "gpu3 (50 core, 50 memory-ratio)"."""
+    """Returns a slot's share of a device as text: "gpu3 (50 core, 50 memory-ratio)"."""
     parts = " ".join(
         f"{name.removeprefix('gpu-')}="
         + (f"{amount / GIB:g}Gi" if name == GPU_MEMORY else str(amount))

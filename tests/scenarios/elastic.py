@@ -1,4 +1,4 @@
-"""Commands about executors of providers: shapes, limits, and what their provider reports."""
+"""Commands about executors from providers: shapes, limits, and reports of the provider."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ElasticCommands(Commands):
     """Part of the language; `language.py` joins the parts."""
 
     def do_shape(self, words: Words) -> Iterator[str]:
-        """Adds an executor shape; the cluster starts over."""
+        """Adds an executor shape, and starts again with an empty cluster."""
         total = {"cpu_milli": words.number("cpu"), "memory_bytes": words.number("mem") * MIB}
         shape = ExecutorShape(
             name=words.subjects[0],
@@ -46,7 +46,7 @@ class ElasticCommands(Commands):
         yield from ()
 
     def do_elastic(self, words: Words) -> Iterator[str]:
-        """Sets limits and times of provisioning, without shapes; the cluster starts over."""
+        """Sets limits and times, removes all shapes, and starts again with an empty cluster."""
         given: dict[str, Any] = {}
         for name in ("min", "max"):
             if cpu := words.number(f"{name}_cpu"):
@@ -65,7 +65,7 @@ class ElasticCommands(Commands):
         )
 
     def do_look(self, words: Words) -> Iterator[str]:
-        """Lets time pass in single seconds, so that the RM checks in each what it needs."""
+        """Lets time pass second by second, so that the RM can plan in each second."""
         for _ in range(int(words.subjects[0].removesuffix("s")) if words.subjects else 1):
             self.cluster.wait(1_000)
             yield from self._effects()
@@ -89,7 +89,7 @@ class ElasticCommands(Commands):
         yield from self._told(ProvisionStopFailed(self.cluster.at, words.subjects[0], why))
 
     def do_joins(self, words: Words) -> Iterator[str]:
-        """An executor registers as promised, or with other amounts."""
+        """An executor registers with the amounts of its shape, or with other amounts."""
         name = words.subjects[0]
         provision = self.cluster.state.provisions.get(name)
         shape_name = provision.shape if provision else words.values.pop("shape")
@@ -100,7 +100,7 @@ class ElasticCommands(Commands):
         yield from self._register(provided(name, shape, total=total))
 
     def do_providers(self, words: Words) -> Iterator[str]:
-        """Prints what `finegrain providers` shows."""
+        """Prints the facts that `finegrain providers` shows."""
         yield from render.providers(providers_view(self.cluster.state))
 
     def _told(self, event: Event) -> Iterator[str]:

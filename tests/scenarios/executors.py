@@ -83,7 +83,7 @@ class ExecutorCommands(Commands):
         yield from self._report(executor, self.held_reports.pop(executor.executor_id))
 
     def do_set(self, words: Words) -> Iterator[str]:
-        """Sets what only the executor knows: use by others, failures, memory use, slow frees."""
+        """Sets facts that only the executor knows: hidden use, failures, memory use, slow frees."""
         executor = self._executor(words)
         if "hidden_cpu" in words.values:
             cpu = words.number("hidden_cpu")
@@ -99,12 +99,12 @@ class ExecutorCommands(Commands):
         yield from ()
 
     def do_ends(self, words: Words) -> Iterator[str]:
-        """Ends a slot without a command; the next report says so."""
+        """Ends a slot without a command. The next report contains its end."""
         self._executor(words).end(words.slot(), words.values.pop("reason"))
         yield from ()
 
     def do_freed(self, words: Words) -> Iterator[str]:
-        """Begins to free a slot without a command."""
+        """Makes the executor begin to free a slot without a command."""
         self._executor(words).free(words.slot())
         yield from ()
 
@@ -143,7 +143,7 @@ class ExecutorCommands(Commands):
         yield from ()
 
     def do_probe(self, words: Words) -> Iterator[str]:
-        """The RM learns whether an executor that it dialled answers."""
+        """Reports to the RM whether an executor that it dialled has answered."""
         cause = "connection refused" if words.flag("fails") else ""
         executor = self._executor(words)
         address = executor.registration().address

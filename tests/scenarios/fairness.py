@@ -34,7 +34,7 @@ class FairnessCommands(Commands):
         yield from self._effects()
 
     def do_groups(self, words: Words) -> Iterator[str]:
-        """Prints the named groups, or else those that have work."""
+        """Prints the named groups; without names, the groups that have work."""
         state = self.cluster.state
         state.flows.advance(self.cluster.at.monotonic_ms)
         for view in group_views(state.flows, state.groups, {}):

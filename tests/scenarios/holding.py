@@ -14,14 +14,14 @@ class HoldingCommands(Commands):
     """Part of the language; `language.py` joins the parts."""
 
     def do_reuse(self, words: Words) -> Iterator[str]:
-        """Asks to reuse slots, SLOT:REQUEST each; prints which may."""
+        """Asks to reuse slots, SLOT:REQUEST each, and prints the slots that are reused."""
         job_id, generation = words.job(), words.number("generation", 1)
         pairs = [pair.split(":", 1) for pair in words.subjects]
         slots = ((slot, generation, waiting) for slot, waiting in pairs)
         outcomes = self.cluster.reuse(*slots, job=job_id)
         for slot, outcome in zip(pairs, outcomes, strict=True):
             if not outcome.reason:
-                yield f"{slot[0]} goes on with {slot[1]}"
+                yield f"{slot[0]} is reused for {slot[1]}"
         yield from self._items(outcomes)
 
     def do_reservations(self, words: Words) -> Iterator[str]:
@@ -30,10 +30,12 @@ class HoldingCommands(Commands):
             yield view.summary
 
     def do_why(self, words: Words) -> Iterator[str]:
-        """Prints why a request is not next: steps of the choice, and reservations."""
+        """Prints why a request is not next in order: the steps of the choice, and reservations."""
         found = explain(self.cluster.state, words.subjects[0])
         yield f"{words.subjects[0]} {found.primary_reason}: {found.summary}"
         yield from (f"  {step.summary}" for step in found.steps)
         if found.reservation is not None:
-            yield f"  held: {found.reservation.summary}"
-        yield from (f"  held: {each.summary}" for each in found.held_for_others)
+            yield f"  reserved for this request: {found.reservation.summary}"
+        yield from (
+            f"  reserved for another request: {each.summary}" for each in found.held_for_others
+        )

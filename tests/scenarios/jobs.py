@@ -43,7 +43,7 @@ class JobCommands(Commands):
         yield from self._items(self.cluster.submit(*requests, job=job_id))
 
     def do_gang(self, words: Words) -> Iterator[str]:
-        """Submits a gang in one call; NAME:CPU:MEM is a member with other amounts."""
+        """Submits a gang in one call. NAME:CPU:MEM is a member with its own amounts."""
         timeout = words.values.pop("timeout", "")
         allow_pending, restart = words.flag("allow_pending"), words.flag("restart")
         gang_id, *names = words.subjects

@@ -76,8 +76,7 @@ class Interpreter(
         yield from ()
 
     def do_restore(self, words: Words) -> Iterator[str]:
-        """Puts the copy in place of the store's content, as file copies do while the RM is
-        stopped."""
+        """Replaces the store's content by the copy, like a copied database file."""
         self.cluster.store.database.tables = self.copy.copy()
         yield from ()
 

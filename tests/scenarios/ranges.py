@@ -1,4 +1,4 @@
-"""Commands about ranges: many equal requests that differ in their index only."""
+"""Commands about ranges: many equal requests that differ only in their index."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RangeCommands(Commands):
         yield from self._items(self.cluster.release(ranges=[members], job=job_id))
 
     def do_rows(self, words: Words) -> Iterator[str]:
-        """Prints what the store has of ranges and their members."""
+        """Prints the stored rows of ranges and of their members."""
         store = self.cluster.store
         for (name, first), row in sorted(store.ranges.items()):
             ended = ", ".join(

@@ -65,7 +65,7 @@ def job_event(event: JobEvent) -> str:
     why = f" ({event.reason})" if event.reason else ""
     more = f": {event.message}" if event.reason in ("RESIZED", "RESIZE_REFUSED") else ""
     name = _many(event.allocation_id, event.count)
-    return f"tell {event.job_id}: {name} {event.state}{where}{why}{more}"
+    return f"event of {event.job_id}: {name} {event.state}{where}{why}{more}"
 
 
 def size(one: Slot | Resize) -> str:
@@ -74,7 +74,7 @@ def size(one: Slot | Resize) -> str:
 
 
 def changes(one: Slot) -> str:
-    """Returns the resizes in flight, as lists show them."""
+    """Returns the ordered and the waiting resize of a slot, as lists show them."""
     found = [(one.ordered, "ordered"), (one.wanted, "waits")]
     texts = [f"{size(each)} {how} (change {each.number})" for each, how in found if each]
     return f", {', then '.join(texts)}" if texts else ""
@@ -99,11 +99,11 @@ def report_answer(executor_id: str, number: int, answer: ReportAnswer) -> Iterat
     if answer.register_again:
         yield f"{executor_id} must register again"
     elif answer.send_full_report:
-        yield f"{executor_id} is asked for a full report"
+        yield f"{executor_id} must send a full report"
     elif answer.acknowledged_report_number != number:
         yield (
             f"report {number} of {executor_id} is dropped;"
-            f" the last one taken in is {answer.acknowledged_report_number}"
+            f" the last accepted one is {answer.acknowledged_report_number}"
         )
     yield from unowned(executor_id, answer.unowned)
 
@@ -142,8 +142,8 @@ def explanation(one: Explanation) -> Iterator[str]:
         yield f"  {verdict.executor_id}: {verdict.message}{blockers}"
     for status in one.dimensions:
         yield (
-            f"  {status.dimension}: asked {status.asked}, free {status.free},"
-            f" largest hole {status.largest_hole}, total {status.total}"
+            f"  {status.dimension}: requested {status.asked}, free {status.free},"
+            f" largest on one executor {status.largest_hole}, total {status.total}"
         )
     for change in one.would_fit_if:
         yield f"  {change.message}"

@@ -1,4 +1,4 @@
-"""Runs the stories in these folders: commands, `----`, output. README.md has the language."""
+"""Runs the stories in these folders. README.md describes their language."""
 
 from __future__ import annotations
 
