@@ -2,8 +2,8 @@
 
 The steps are: lock the state directory, read the certificates, bind the ports, and become the
 leader or wait as a standby. Until the state is read, callers get UNAVAILABLE. A wrong configuration
-ends the process with one clear line. If a standby has led and was replaced, it executes its program
-again in the same process, so that no call in progress continues.
+ends the process with one clear line. If a standby has led and was replaced, its process executes
+the program again, so that no call in progress continues.
 """
 
 from __future__ import annotations

@@ -92,8 +92,8 @@ def restore(snapshot: Snapshot, settings: EngineSettings, at: Instant) -> State:
     )
     state.usage.register()
     for host in state.hosts.values():
-        # The registration is adopted a second time, now that the host has its slots, because it
-        # also determines the capacity that the slots book.
+        # The registration is adopted a second time, now that the host has its slots, because the
+        # registration also determines the capacity that the slots book.
         host.adopt_registration()
         state.hosts.in_use += bool(host.slots)
     # This step comes after all bookings are final and all flows exist, because it charges bookings

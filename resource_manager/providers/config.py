@@ -261,7 +261,7 @@ def _limits(table: ConfigTable, shapes: tuple[ExecutorShape, ...]) -> Provisioni
     least = _amounts(table.table("min"))
     most = _amounts(table.table("max"))
     for name, amount in least.items():
-        if amount > most.get(name, amount):  # without a maximum, any minimum is fine
+        if amount > most.get(name, amount):  # without a maximum, every minimum is valid
             table.wrong("min", _shown(least), f"no more than max ({_shown(most)})")
     defaults = Provisioning()
     provisioning = Provisioning(

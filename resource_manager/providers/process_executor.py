@@ -187,7 +187,8 @@ class ExecutorDirectory:
         child.returncode = 0  # Popen need not wait for the process, because `Process.reap` waits
         front = this_process(child.pid) or Process(child.pid, 0)
         note = {"boot_id": boot_id(), "starts": starts, **asdict(front)}
-        with suppress(OSError):  # on a full disk: the front can still be found by its command line
+        # if the disk is full, the front can still be found by its command line
+        with suppress(OSError):
             write_durably(self.path / FRONT_FILE, json.dumps(note))
         return front
 
@@ -205,8 +206,9 @@ class ExecutorDirectory:
     def bound_output(self) -> None:
         """Truncates the output file if it is larger than `OUTPUT_BYTES_MAX`; keeps the newest part.
 
-        An executor writes a line for each task and may run for a long time. Output that it writes
-        during the truncation is lost, because its open descriptor cannot be moved to another file.
+        An executor writes a line for each task and may run for a long time. Output that the
+        executor writes during the truncation is lost, because its open descriptor cannot be moved
+        to another file.
         """
         with suppress(OSError), (self.path / OUTPUT_FILE).open("r+b") as output:
             if os.fstat(output.fileno()).st_size > OUTPUT_BYTES_MAX:
@@ -287,7 +289,8 @@ class ExecutorDirectory:
         """Ends the executor, cleanly if possible. Returns a message for people, as `stop` does.
 
         If a front did not stop cleanly, its helper, slots and tasks may be left. This function then
-        starts another front, which finds them, and frees them when it receives SIGTERM.
+        starts another front. The new front finds the slots and tasks, and frees them when it
+        receives SIGTERM.
         """
         front = self.front()
         if front is not None:

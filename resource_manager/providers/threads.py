@@ -75,7 +75,7 @@ async def in_thread(threads: ThreadPoolExecutor, work: Callable[[Cancellation], 
                 await asyncio.wait([future])
             except asyncio.CancelledError as error:
                 cancelled = error
-                began.cancel()  # has an effect only if the work has not begun
+                began.cancel()  # `cancel` has an effect only if the work has not begun
                 cancellation.set()
         if cancelled is not None:
             if not future.cancelled():

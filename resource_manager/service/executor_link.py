@@ -95,8 +95,9 @@ class ExecutorLinks:
         self._metrics = metrics
         self._options = options
         self._channels: dict[str, _Link] = {}
-        self._proven: dict[str, int] = {}  # by executor: the epoch whose proof the executor has
-        self._obstacles: dict[str, Obstacle] = {}  # by executor: the obstacle that was last logged
+        self._proven: dict[str, int] = {}  # by executor id: the epoch whose proof the executor has
+        # by executor id: the obstacle that was last logged
+        self._obstacles: dict[str, Obstacle] = {}
         self._slots = asyncio.Semaphore(COMMANDS_IN_FLIGHT_MAX)
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopped = False

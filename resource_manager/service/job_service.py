@@ -46,7 +46,9 @@ DEFAULT_GROUP = "default"
 EXPLAINED_EXECUTORS_MAX = 1_000
 # number of requests that are decoded before other calls run; one request takes 10 us
 CHECKED_AT_ONCE = 200
-EXPLAIN_ITEMS = 500  # items that Explain counts in the fair queues: 50 ms on the largest clusters
+# An Explain call counts as this many items in the fair queues. It takes 50 ms on the largest
+# clusters.
+EXPLAIN_ITEMS = 500
 
 
 class JobCalls:

@@ -103,7 +103,8 @@ class Providers:
             try:
                 if self.by_name[name].owns(executor_id):
                     return name, self.by_name[name]
-            # for example, the provider's notes cannot be read at the moment
+            # the check failed, for example because the provider's notes cannot be read at the
+            # moment
             except Exception as error:
                 trouble = f" (provider {name} could not check: {error!r})"
         if not configured:

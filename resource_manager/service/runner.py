@@ -198,7 +198,7 @@ class Runner(Intake):
                 await self._serve(batch, ticked=ticked)
                 if self.fatal.done():
                     return
-                if not self._closing:  # when closing, the state may not have been read again
+                if not self._closing:  # the state may be missing while the runner closes
                     await self._maintain()
             if self._closing:
                 return

@@ -63,9 +63,9 @@ class Phase:
 
     A phase begins when a job has no more waiting work. `converged_s` is the time until all jobs
     were served fairly; None if this took longer than the phase. `error` is the largest relative
-    difference after this time. `shares` has the mean threads of capacity, measured after
-    convergence and after the last thread of the jobs without waiting work; `ideal` has the ideal
-    values.
+    difference after this time. `shares` has the mean number of threads of capacity that each job
+    used, and `ideal` the number in the ideal schedule. Both are measured after convergence, and
+    after the last thread of the jobs without waiting work has ended.
     """
 
     start_s: float
@@ -159,8 +159,8 @@ def choice_at(log: RunLog, moment_ms: int) -> Choice:
     jobs = {job.job_id: 0.0 for job in log.jobs.values()}
     groups = {job.group: 0.0 for job in log.jobs.values()}
     for run in log:
-        # Only the time before the moment is counted, because the choice itself counts only this
-        # time.
+        # Only the time before the moment is counted, because the engine knew only this time when it
+        # chose.
         end_ms = moment_ms if run.end_ms is None else min(run.end_ms, moment_ms)
         ran_s = max(0, end_ms - run.start_ms) / 1_000
         jobs[run.job_id] += ran_s

@@ -186,8 +186,7 @@ def share_gaps(
     """Compares a run with the ideal weighted fluid schedule.
 
     The ideal schedule divides the capacity in use at each moment among the groups that have work.
-    Capacity that rigid jobs leave idle does not count as unfairness here, because it reduces the
-    utilisation.
+    Capacity that rigid jobs leave idle counts as low utilisation, and not as unfairness.
 
     Args:
         course: the moments of the run, in order.

@@ -55,7 +55,8 @@ class SqliteStore(SqlStore):
         super().__init__(location, writer=writer, reader=reader, statements=SqliteStatements())
         self._path: Path = location.path
         self._lock = LockFile(self._path)
-        self._identity = self._path.stat()  # for `renew`: the file may be replaced later
+        # `renew` compares this identity, because the file may be replaced later
+        self._identity = self._path.stat()
         self._broken: StoreBroken | None = None
         self._commits = 0
         self._rows = 0
@@ -171,7 +172,8 @@ class SqliteStore(SqlStore):
         Otherwise the WAL would grow with every process that is killed before its first checkpoint,
         and every start reads the whole WAL.
         """
-        # such as a full disk; if the problem persists, the next commit reports it
+        # The error may be a full disk, for example. If the problem persists, the next commit
+        # reports it.
         with suppress(StoreAway):
             self._checkpoint("TRUNCATE")
 
@@ -214,7 +216,7 @@ class SqliteStore(SqlStore):
         with self._write_lock:
             self._closed = True
             # Close the readers first: SQLite copies the WAL into the database when the last
-            # connection closes, which must be the writer's.
+            # connection closes, so the last connection must be the writer's.
             self._reader.dispose()
             if self._writer is not None:
                 self._writer.dispose()

@@ -230,7 +230,8 @@ def settle(state: State, host: Host) -> None:
             message = f"executor {host.host_id} no longer has the slot"
             state.gang_moves.lose(slot, Reason.SLOT_MISSING, message)
         # If an earlier member of the same gang was lost, this slot is already FREEING. The slot
-        # does not exist on the executor any more, so it is deleted here in both cases.
+        # does not exist on the executor any more, so the slot is deleted here, whether it was lost
+        # or already FREEING.
         state.moves.vanish(slot)
 
 

@@ -165,7 +165,8 @@ def _gang(
     if any(each.job_id != gang.job_id or each.spec.gang_id != gang.gang_id for each in members):
         yield f"{title} has members of another job or gang"
     states = {each.state for each in members}
-    over = gang.job_id in endings  # if True, some members may have left the queue already
+    # True: the job has ended, so some members may have left the queue already
+    over = gang.job_id in endings
     # Until the grant, all members change state together. If a member loses its slot, only this
     # member ends, or all members change state.
     if len(states) > 1:

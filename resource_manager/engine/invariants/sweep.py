@@ -24,8 +24,8 @@ def each(keys: Iterable[_Key], check: Callable[[_Key], Iterator[Finding]]) -> It
     """Checks many entities, with a pause after each entity.
 
     Args:
-        keys: keys of the entities. The state may change in a pause, so they must be a copy, or come
-            from a list that changes only at its end.
+        keys: keys of the entities. The state may change in a pause, so the keys must be a copy, or
+            come from a list that changes only at its end.
         check: checks one entity. The function must accept the key of an entity that was deleted
             during a pause.
     """

@@ -149,7 +149,7 @@ def _check_new(groups: dict[str, Group], name: str) -> None:
 def _wanted(event: GroupSet, group: Group) -> Group:
     """Returns the group with the changes of the event, field by field."""
     weight = group.weight if event.weight is None else event.weight
-    if not WEIGHT_MIN <= weight <= WEIGHT_MAX:  # in this form, NaN is rejected, too
+    if not WEIGHT_MIN <= weight <= WEIGHT_MAX:  # this comparison rejects NaN, too
         raise InvalidArgument("weight", weight, f"{WEIGHT_MIN} to {WEIGHT_MAX:,.0f}")
     description = group.description
     if event.description is not None:

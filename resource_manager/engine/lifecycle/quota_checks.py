@@ -163,8 +163,8 @@ class QuotaChecks:
         while freed_groups and left > 0:
             group_id = next(iter(freed_groups))
             left -= queue.unblock_by_quota(group_id, partial(self._admits, group_id), left)
-            # If `most` is reached, the group may block more job queues, so it stays for the next
-            # call.
+            # If `most` is reached, the group may block more job queues, so the group stays for the
+            # next call.
             if left:
                 del freed_groups[group_id]
         return most - left

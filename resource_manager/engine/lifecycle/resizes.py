@@ -14,7 +14,7 @@ The rules:
 - An executor reports the size that it enforces. A report with the resize's number confirms the
   resize. Only then may other slots use the capacity that this slot gave up.
 - The order is repeated until a report or an answer confirms or refuses the resize. If the executor
-  could not carry it out, the resize ends, or is queued again at its old place after a pause.
+  could not carry out a resize, the resize ends, or is queued again at its old place after a pause.
 - A slot keeps its NUMA nodes, and a growing slot keeps its dedicated cpus. Additional cpus are
   chosen when the resize is ordered (`cpus/resizing.py`). Old and new cpus stay booked until the
   executor confirms the resize.
@@ -377,7 +377,7 @@ class ResizeMoves:
         would show that the resize succeeded, but only the answer to an order shows a failure.
         """
         if slot.state is not SlotState.ALLOCATED:
-            return  # see `stop`
+            return  # no order is repeated for a slot in another state; see `stop`
         key = (slot.allocation_id, slot.generation)
         before = host.resize_backoffs.get(key)
         until_ms = self.journal.now_ms + self.settings.resize_retry_min_ms

@@ -310,7 +310,8 @@ class Registration:
     boot_id: str = ""
     protocol_version: str = ""
     software_version: str = ""
-    provided_as: str = ""  # shape with which a provider started it; empty: no provider started it
+    # shape with which a provider started the executor; empty: no provider started it
+    provided_as: str = ""
     host_cpus: str = "{}"  # HostCpus as compact JSON text, to save memory
 
 
