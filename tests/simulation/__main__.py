@@ -1,7 +1,7 @@
 """`./dev simulate --seeds N`: simulates a cluster once per seed, and shrinks each failing run.
 
-`--hosts 10000` simulates one large cluster. With enough seeds, a kind of fault that never happened
-is a failure, too.
+`--hosts 10000` simulates one large cluster. With enough seeds, the run also fails if a kind of
+fault never happened.
 """
 
 from __future__ import annotations

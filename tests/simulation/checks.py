@@ -1,8 +1,8 @@
-"""Checks what must always hold, whatever fails; it sees all state and changes none.
+"""Checks properties that must always hold, whatever fails; it reads all state and changes none.
 
-After every batch with news it checks all invariants of the engine's state. Those of requests that
-ended earlier are checked only now and then. With many hosts it checks what the batch touched, and
-everything only now and then.
+After every batch with changes it checks all invariants of the engine's state. It checks requests
+that ended earlier only from time to time. With many hosts, it checks only the entities that the
+batch changed, and all entities from time to time.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class Checks:
                 self.nobody_owns(state, [(name, number) for name, number, _ in effect.slots])
 
     def _look_at_all(self, state: State, changes: Changes) -> None:
-        """Checks everything; requests that ended earlier only now and then."""
+        """Checks all entities, but requests that ended earlier only from time to time."""
         now_and_then = self.did["batches"] % ENDED_CHECK_EVERY == 0
         self.require(check_invariants(state, ended=now_and_then))
         self.require(check_touched(state, (*changes.requests, *changes.moved_requests), ()))
@@ -204,7 +204,7 @@ class Checks:
                         yield f"slot {key} exists at {host.host_id}, but is booked no longer"
 
     def nobody_owns(self, state: State, keys: Iterable[tuple[str, int]]) -> None:
-        """Requires that slots which are about to be freed serve no living request."""
+        """Requires that no living request has the slots that are about to be freed."""
         self.require(
             f"slot {name}/{generation} is freed, but its request is {request.state}"
             for name, generation in keys
@@ -290,7 +290,7 @@ class Checks:
                     self._lapse(event.job_id)
 
     def restored(self) -> None:
-        """A backup replaced the database: what came after the backup is rightly forgotten."""
+        """A backup replaced the database, so the checks forget all later changes."""
         rows = self.database.rows
         self._promised_to_pools = {k: v for k, v in self._promised_to_pools.items() if rows.has(k)}
         self._restored_at_ms = self.now_ms

@@ -1,8 +1,8 @@
 """A simulated provider: its machines run executors and outlive resource managers.
 
-It keeps the promises of `resource_manager/providers/provider.py` and nothing more. A start may
-fail, hang, be late or bring less than its shape. A machine may never register, or end by itself. A
-stop may fail or be slow. Calls about one executor are executed in order.
+It guarantees only the promises of `resource_manager/providers/provider.py`. A start may fail, hang
+or be late, or its machine may have less than its shape. A machine may never register, or end by
+itself. A stop may fail or be slow. Calls about one executor are executed in order.
 """
 
 from __future__ import annotations

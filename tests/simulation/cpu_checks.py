@@ -1,6 +1,6 @@
 """Checks that no cpu is dedicated to two slots and that every slot has a cpu to run on.
 
-It computes this from the assignments of slots, independently of the cpu ledgers of either side.
+It uses only the assignments of slots, not the cpu ledgers of engine or executor.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class CpuChecks:
 
 
 def exclusive(executor: SlotHost) -> Iterator[str]:
-    """Checks in the kernel: each dedicated cpu has one owner, every slot has a cpu to run on."""
+    """Checks the kernel's settings: each dedicated cpu has one owner, and every slot has a cpu."""
     held = EMPTY
     for key, spec in executor.on_host.items():
         mine = spec.assignment.cpus if spec.assignment else EMPTY

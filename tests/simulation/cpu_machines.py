@@ -61,7 +61,7 @@ class HostMachine:
         return json.dumps(topology), json.dumps(told)
 
     def host_cpus(self) -> HostCpus:
-        """Returns what the executor itself knows of its cpus."""
+        """Returns the cpus of the host, as the executor detects them."""
         cores = [
             (PoolName(core["package_index"], core["numa_node_id"]), CpuSet.parse(core["cpus"]))
             for core in self.machine.topology["cores"]

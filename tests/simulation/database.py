@@ -1,4 +1,4 @@
-"""A database in memory: rows exactly as the real stores keep them, and one lease row.
+"""A database in memory: the same rows as in the real stores, and one lease row.
 
 It follows `resource_manager/storage`. With a lease it behaves like a server with its own clock: a
 process that takes the lease waits for open transactions, and a transaction with a silent client is

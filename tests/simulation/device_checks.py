@@ -1,7 +1,7 @@
-"""Checks of devices: none is given out beyond its amount, to a slot twice, or while it must not be.
+"""Checks that slots get no device beyond its amount, none twice, and none that is out of use.
 
-It computes this from the assignments of slots and from the hardware, independently of the ledgers
-of devices of either side.
+It uses only the assignments of slots and the hardware, not the ledgers of devices of engine or
+executor.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Key = tuple[str, int]
 
 @dataclass
 class DeviceChecks:
-    """The hardware, and what operators have done to it.
+    """The hardware, and the operators' changes to it.
 
     Attributes:
         given: number of slots with devices.
@@ -61,7 +61,7 @@ class DeviceChecks:
         self.uncordons[uuid] += 1
 
     def restored(self) -> None:
-        """A backup replaced the database: a later cordon is rightly forgotten."""
+        """A backup replaced the database, so the checks forget later cordons."""
         self.cordoned.clear()
 
     def decided(self, state: State, changes: Changes) -> Iterator[str]:
@@ -80,7 +80,7 @@ class DeviceChecks:
             )
 
     def lost_work(self, state: State, changes: Changes) -> Iterator[str]:
-        """Checks who was ended because a device failed, and that all who asked for it were."""
+        """Checks that a failed device ended exactly the slots whose requests wanted this."""
         for event in changes.job_events:
             if event.reason != Reason.DEVICE_LOST:
                 continue
@@ -130,7 +130,7 @@ class DeviceChecks:
     def _given_out(
         self, where: str, slots: Iterable[tuple[object, Iterable[DeviceShare]]]
     ) -> Iterator[str]:
-        """Yields devices of which slots have more than there is, or a slot has two shares."""
+        """Yields devices whose shares exceed the device, or of which a slot has two shares."""
         used: dict[str, dict[str, int]] = {}
         owners: dict[str, object] = {}
         for key, shares in slots:
@@ -150,7 +150,7 @@ class DeviceChecks:
                 yield f"slots have {sums} of {uuid} {where}, and it has {most}"
 
     def on_host(self, executor: SlotHost) -> Iterator[str]:
-        """Checks what slots really have on a host, and the executor's own ledger."""
+        """Checks the devices that slots really have on a host, and the executor's ledger."""
         yield from self._given_out(
             f"on {executor.name}",
             (
@@ -195,8 +195,9 @@ class DeviceChecks:
 def _parked(
     state: State, executor: Executor, slot: Slot, listed: ExecutorSlot | None
 ) -> Iterator[str]:
-    """Checks that all parties agree on whether a slot is parked, and that one that wants its GPUs
-    back, and could have them, has them.
+    """Checks that engine, executor and kernel agree whether a slot is parked.
+
+    A slot that wants its GPUs back must not wait if it could have them.
     """
     name = f"slot {slot.allocation_id} of {executor.name}"
     if listed is None or slot.assignment is None or listed.spec.assignment is None:

@@ -1,7 +1,7 @@
-"""Faults of devices: they vanish and return under other numbers, fail, and operators cordon them.
+"""Faults of devices: devices vanish, return under other numbers, or fail; operators cordon them.
 
-An executor looks for devices when it starts, so a device that vanishes restarts its front. What
-happens to the health of a device, and who else uses it, is reported while it runs.
+An executor looks for devices when it starts, so a device that vanishes restarts its front. The
+executor reports health and foreign use of devices while it runs.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def devices_vanish(world: World, rng: Random) -> bool:
 
 
 def device_breaks(world: World, rng: Random) -> bool:
-    """Makes a device unhealthy for a while. Its slots go on."""
+    """Makes a device unhealthy for a while. Its slots continue."""
     executor = _some(world, rng)
     if executor is None or not executor.up:
         return False
@@ -84,7 +84,7 @@ def device_breaks(world: World, rng: Random) -> bool:
 
 
 def device_fails_at_work(world: World, rng: Random) -> bool:
-    """Changes the condition of a device for a while, and lets others use another one."""
+    """Changes the condition of a device for a while, and adds foreign use to another device."""
     executor = _some(world, rng)
     if executor is None or not executor.up:
         return False
@@ -150,7 +150,7 @@ def operator_uncordons_a_device(world: World, rng: Random) -> bool:
 
 
 def operator_parks_a_slot(world: World, rng: Random) -> bool:
-    """Lets a slot give up its GPUs."""
+    """Parks a slot."""
     leader = world.leader()
     slots = [] if leader is None else [s for s in _granted(leader.state) if _has_gpus(s)]
     if leader is None or not slots:
@@ -163,7 +163,7 @@ def operator_parks_a_slot(world: World, rng: Random) -> bool:
 
 
 def operator_unparks_a_slot(world: World, rng: Random) -> bool:
-    """Lets a parked slot, or one that is being parked, have GPUs again."""
+    """Unparks a slot that is parked or is being parked."""
     leader = world.leader()
     slots = [] if leader is None else _parked(leader.state)
     if leader is None or not slots:
@@ -175,7 +175,7 @@ def operator_unparks_a_slot(world: World, rng: Random) -> bool:
 
 
 def unpark_all(world: World) -> None:
-    """Lets every parked slot have GPUs again."""
+    """Unparks every parked slot."""
     leader = world.leader()
     for slot in _parked(leader.state) if leader is not None else ():
         _give_devices(leader, slot, _requested(leader.state, slot), wait=True)  # type: ignore[union-attr, arg-type]

@@ -171,7 +171,7 @@ def with_devices(rng: Random, spec: RequestSpec) -> RequestSpec:
 def with_other_shares(
     rng: Random, requests: tuple[DeviceRequest, ...]
 ) -> tuple[DeviceRequest, ...]:
-    """Returns what a slot may request of the same devices in a resize."""
+    """Returns another share of a slot's devices, for a resize."""
     # Compute alone cannot be spread over several GPUs.
     return tuple(
         replace(each, amounts=rng.choice(SHARES[each.count > 1 :])) if each.type == GPU else each

@@ -25,7 +25,7 @@ def provided_executor_ends(world: World, rng: Random) -> bool:
 
 
 def executor_comes_by_hand(world: World, rng: Random) -> bool:
-    """Starts an executor like those of a provider, perhaps with the id of a pending one."""
+    """Starts an executor of a shape by hand, perhaps with the id of a pending executor."""
     leader, cloud = world.leader(), world.cloud
     if cloud is None or leader is None or world.by_hand >= BY_HAND_MAX:
         return False

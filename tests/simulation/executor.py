@@ -1,4 +1,4 @@
-"""An executor in virtual time: real fence and slot table, with a thin model of the rest.
+"""An executor in virtual time: real fence and slot table, and a simple model of all other parts.
 
 It follows `task_executor/service/agent.py` (registration, reports, loss of contact), and
 host_sync.py when it starts.
@@ -68,7 +68,7 @@ class Executor(CommandedHost):
         return self._settle(self.loop.now_ms)
 
     def _recover(self) -> None:
-        """Adopts known slots, removes unknown ones, and reports missing ones as broken."""
+        """Adopts known slots, removes unknown slots, and reports missing slots as broken."""
         saved = self._read_checkpoint()
         self._begin_saving()
         self.instance_id, self.starts = saved.instance_id, saved.starts + 1
@@ -105,7 +105,9 @@ class Executor(CommandedHost):
         self.table.withhold(key, known, cpus)
 
     def _settle(self, since_ms: int) -> None:
-        """Waits for the removal of unknown slots, up to a limit; then saves the rest."""
+        """Waits for the removal of unknown slots, up to a limit; then saves the slots that are
+        left.
+        """
         if self._cleaning and self.loop.now_ms < since_ms + DESTROY_WAIT_MS:
             return self.after(10, lambda: self._settle(since_ms))
         for slot in self.table:
@@ -144,7 +146,7 @@ class Executor(CommandedHost):
         self.on_host.clear()
 
     def _configure(self) -> None:
-        """Draws whether an operator has changed the share since the last start."""
+        """Decides at random whether an operator has changed the share since the last start."""
         if self.life > 1 and self.rng.random() < self.troubles.resized:
             total = dict(self.share.total)
             cpu_milli = self.rng.choice((1_000, 4_000, 8_000))

@@ -1,8 +1,8 @@
 """Checks fair sharing whatever fails: quotas, reservations and reuse of slots.
 
-Maxima hold, minima come first, capacity is reserved only for pending requests, and answers about
-groups and reuse stay true. Usage of groups is computed here; the order by virtual time is checked
-by the engine's invariants.
+No maximum is exceeded, minima come first, capacity is reserved only for pending requests, and
+answers about groups and reuse are durable. This module computes the usage of groups itself; the
+engine's invariants check the order by virtual time.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MANY_SHAPES = 1_000
 
 @dataclass
 class FairChecks:
-    """What is known of groups, of reused slots, and of the last bookings."""
+    """Records of groups, of reused slots, and of the last bookings."""
 
     did: Counter[str] = field(default_factory=Counter)
     # After the last batch, of every manager that believes to lead:
@@ -83,7 +83,7 @@ class FairChecks:
             self._taken_over.pop(name, None)
 
     def older_books(self) -> None:
-        """Drops what a restored backup does not know."""
+        """Drops records that are newer than a restored backup."""
         self._taken_over.clear()
 
     def decided(self, state: State, effects: Iterable[Effect]) -> Iterator[str]:
@@ -159,7 +159,7 @@ class FairChecks:
         return self._deleted[name]
 
     def group_was_decided(self, group: Group) -> None:
-        """A batch has given a group this content. It answers only when it is durable."""
+        """A batch has given a group this content; the manager answers when it is durable."""
         self._replaced.setdefault(group.name, set()).add(GROUPS.encode(group))
 
     def group_is_set(self, group: Group) -> Iterator[str]:
@@ -181,7 +181,7 @@ class FairChecks:
 
 
 class Limits:
-    """What the maxima of groups still allow, in the present state."""
+    """The amounts that the maxima of groups still allow, in the present state."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -248,7 +248,7 @@ def _beyond(booked: dict[str, int], before: dict[str, int]) -> dict[str, int]:
 def _above_maximum(
     state: State, used: dict[str, Counter[str]], more: dict[str, Counter[str]]
 ) -> Iterator[str]:
-    """Yields groups that exceed a maximum because of what was placed now."""
+    """Yields groups that exceed a maximum because of the present placements."""
     for name, added in more.items():
         for dimension, limit in state.groups[name].maximum.items():
             if added[dimension] and used[name][dimension] > limit:

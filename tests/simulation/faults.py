@@ -171,7 +171,7 @@ def operator_forgets(world: World, rng: Random) -> bool:
 
 
 def job_ends(world: World, rng: Random) -> bool:
-    """Ends a job: its master ends it, or stops and never returns."""
+    """Ends a job: its master ends the job, or stops and never returns."""
     master = some_master(world, rng)
     if master is None:
         return False
@@ -184,7 +184,7 @@ def job_ends(world: World, rng: Random) -> bool:
 
 
 def job_master_dies(world: World, rng: Random) -> bool:
-    """Kills a job master; it returns and remembers its name and secret only."""
+    """Kills a job master; after its return it remembers only its name and secret."""
     master = some_master(world, rng)
     if master is None:
         return False

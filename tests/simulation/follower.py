@@ -30,7 +30,7 @@ WATCH_MS = 250
 
 @dataclass(frozen=True)
 class Told:
-    """What a job master received last about a request."""
+    """The last state of a request that a job master received."""
 
     state: RequestState
     slot: Mapping[str, object] | None = None
@@ -216,7 +216,9 @@ class Follower(Node):
         }
 
     def told_of(self, name: str) -> Told | None:
-        """Returns what the job must believe of its own request; None: it may have ended."""
+        """Returns the state that the job must know of its request; None: the request may have
+        ended.
+        """
         if name in self.seen or self.snapshot is not None:
             return self.seen.get(name)
         return Told(RequestState.PENDING)

@@ -1,7 +1,7 @@
 """Checks that a gang has all of its slots or none, in the state and as its job master sees it.
 
-It computes independently whether a gang of equal members fits, so that none waits beside free
-capacity.
+It computes without the engine whether a gang of equal members fits, to find gangs that wait beside
+free capacity.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SIZE_EVENTS = frozenset({Reason.RESIZED, Reason.RESIZE_REFUSED})
 
 @dataclass
 class GangChecks:
-    """What is known of every gang that a job master has requested."""
+    """Records of every gang that a job master has requested."""
 
     _gangs: dict[str, dict[str, tuple[GangSpec, list[str]]]] = field(default_factory=dict)
     _placed: dict[str, frozenset[tuple[str, int]]] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class GangChecks:
         self._gangs.setdefault(job_id, {})[gang.gang_id] = gang, members
 
     def followed(self, master: Follower) -> list[str]:
-        """Checks that of a gang's living members all are granted or none, as far as a job knows.
+        """Checks that a job master knows all living members of a gang as granted, or none.
 
         The log may be behind the state, but never in the middle of a change.
         """

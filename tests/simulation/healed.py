@@ -16,7 +16,7 @@ from tests.simulation.resize_checks import sizes_agree
 
 
 def check_healed(checks: Checks, state: State) -> None:
-    """Checks that every request is in the right state, and all parties know it.
+    """Checks that every request is in the right state, and that all processes agree on this state.
 
     Raises:
         Violation: a check failed.
@@ -72,7 +72,7 @@ def check_empty(checks: Checks, state: State) -> None:
 def _is_double(checks: Checks, state: State, executor: Executor) -> bool:
     """Returns whether another executor registered under this id and is not lost.
 
-    This one is then refused forever.
+    The resource manager then always refuses this executor.
     """
     host = state.hosts.get(executor.executor_id)
     return host is not None and checks.at(host.executor.registration.address) is not executor

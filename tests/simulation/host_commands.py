@@ -42,7 +42,7 @@ class CommandedHost(ParkingHost):
         self._begin_sizes()
 
     def command(self, effect: Command, rm_epoch: int, reply: Reply) -> None:
-        """Executes a command of a manager, after those before it."""
+        """Executes a command of a manager, after all earlier commands."""
         digest = hashlib.sha256(repr((rm_epoch, effect)).encode()).hexdigest()
         numbers = CommandNumbers(
             rm_epoch, effect.registration_number, effect.command_number, digest
@@ -160,7 +160,7 @@ class CommandedHost(ParkingHost):
             saved(True)
 
     def _clean(self, key: SlotKey) -> None:
-        """Removes the remains of an unknown slot, or of one whose carving failed."""
+        """Removes the remains of an unknown slot, or of a slot whose carving failed."""
         self._cleaning.add(key)
         self.after(self.rng.randint(1, 400), lambda: self._by_helper(lambda: self._cleaned(key)))
 

@@ -1,7 +1,7 @@
 """A simulated job master: requests slots and gangs, resizes and releases them, or crashes.
 
-It decides what the job wants; `follower.py` handles the calls. After a restart it remembers its
-name and secret only.
+It decides what the job requests; `follower.py` handles the calls. After a restart it remembers only
+its name and secret.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class JobMaster(Follower):
     """The master of one job.
 
     Args:
-        wishes: what it requests besides single slots, and a function that makes random sources.
+        wishes: kinds of requests besides single slots, and a function that makes random sources.
         batch_max: most requests in one call.
     """
 
@@ -173,7 +173,7 @@ class JobMaster(Follower):
             )
 
     def crash(self, *, back_in_ms: int | None) -> None:
-        """Crashes; forever if `back_in_ms` is None (then its lease expires)."""
+        """Crashes, and returns after `back_in_ms`; None: never, so that the lease expires."""
         self.log(f"{self.name} {'falls silent' if back_in_ms is None else 'dies'}")
         self.up = False
         if back_in_ms is not None:

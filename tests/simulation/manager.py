@@ -205,7 +205,7 @@ class Manager(Client):
             self._sure_until_ms = FOREVER_MS if lease_ms is None else sent_ms + lease_ms
 
     def _is_sure(self) -> bool:
-        """Returns whether the lease is surely valid: it runs from after the call was sent."""
+        """Returns whether the lease is certainly valid, counted from before the call was sent."""
         return self.loop.now_ms < self._sure_until_ms
 
     # -- batches ---------------------------------------------------------------------------
@@ -255,7 +255,7 @@ class Manager(Client):
         return self._speak(batch)
 
     def _change(self, items: list[Item], batch: Batch, *, ticked: bool) -> tuple[Changes, bool]:
-        """Steps everything; returns the rows to store, and whether only keep-alive calls came."""
+        """Steps all events; returns the rows to store, and whether all calls were keep-alives."""
         at, idle = self.at, True
         for item in items:
             if item.make is not None:

@@ -1,8 +1,8 @@
 """Virtual time, and a network that delays, drops, duplicates and reorders messages.
 
 As with TCP, a message reaches only the run of a process that it was sent to; messages of a dead
-process may still arrive. A stopped process (SIGSTOP) does nothing until it continues, and then does
-at once all that had piled up, including its own timers.
+process may still arrive. A stopped process (SIGSTOP) does nothing. When it continues, it handles
+all waiting messages and timers at once.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Node:
         self.loop.after(delay_ms, lambda: self.run(life, action))
 
     def run(self, life: int, action: Action) -> None:
-        """Runs the action in that run of the process, now or when it continues; else never."""
+        """Runs the action in that run of the process: now, or when the process continues."""
         if not self.up or self.life != life:
             return
         if self.is_stopped:

@@ -1,8 +1,8 @@
 """Simulated executor: parks and unparks slots in the background, as `service/parking.py` does.
 
-The order of a move is answered with IN_PROGRESS, and asked again until a report shows the new size
-or an answer has the failure. While processes move, both sizes stay booked. A move that fails is
-undone; that may take several attempts.
+The host answers the command with IN_PROGRESS, and the resource manager repeats it until a report
+shows the new size or an answer has the failure. While processes move, both sizes stay booked. The
+host undoes a failed move, in several attempts if needed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MOVE_MS = (5, 60, 300, 1_500)
 
 
 class ParkingHost(ResizingHost):
-    """A host whose slots can leave their GPUs, and come back to some."""
+    """A host that can park and unpark slots."""
 
     def _begin_sizes(self) -> None:
         super()._begin_sizes()
@@ -35,7 +35,7 @@ class ParkingHost(ResizingHost):
         return self._next_size()
 
     def _outcome(self, key: SlotKey, number: int) -> FinegrainError | None:
-        """Returns IN_PROGRESS, or once why a move has failed; None: nothing is known of it."""
+        """Returns IN_PROGRESS, or once the reason why a move failed; None: there was no move."""
         slot = self.table.get(key)
         wanted = slot.becoming if slot is not None else None
         if key in self._moves and wanted is not None and wanted.resize_number == number:
@@ -57,7 +57,7 @@ class ParkingHost(ResizingHost):
         return then(still_moving(slot.becoming, ""))
 
     def _move(self, slot: Slot) -> None:
-        """Moves the processes of a slot; one that comes back first opens the device files."""
+        """Moves the processes of a slot; to unpark it, first opens its device files."""
         wanted = slot.becoming
         if wanted is None or not self._may_move(slot):
             return
@@ -80,7 +80,7 @@ class ParkingHost(ResizingHost):
         self.after(self.rng.choice(MOVE_MS), arrived)
 
     def _may_move(self, slot: Slot) -> bool:
-        """Returns True if a move goes on; it ends if the slot is freed, or vanishes."""
+        """Returns whether a move continues; it ends if the slot is freed or vanishes."""
         now = self.table.get(slot.key)
         if now is not None and now.state is CarveState.ALLOCATED and now.becoming == slot.becoming:
             return True
@@ -100,7 +100,7 @@ class ParkingHost(ResizingHost):
         self._enforce_size(slot.key, done)
 
     def _undo(self, slot: Slot, error: FinegrainError) -> None:
-        """Brings the processes back to where they were, however long that takes."""
+        """Moves the processes back, and tries again until this succeeds."""
 
         def attempt() -> None:
             now = self.table.get(slot.key)

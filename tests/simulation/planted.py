@@ -1,7 +1,7 @@
 """Planted bugs. The suite's seeds must find every one of them, or the simulation proves little.
 
-Each function plants one bug by patching the engines, or the model of the shell where the engine
-does not decide; see `test_planted.py`. This file has bugs in placement, ordering and reports;
+Each function plants one bug: it patches an engine, or the simulated shell if the engine does not
+decide; see `test_planted.py`. This file has bugs in placement, ordering and reports;
 `planted_faults.py` has those that crashes, failover and restores reveal.
 """
 
@@ -36,12 +36,12 @@ Patch = pytest.MonkeyPatch
 
 
 def late_report_frees_a_pending_slot(patch: Patch) -> None:
-    """Whatever a report lacks is taken for missing."""
+    """The engine treats every slot that a report lacks as missing."""
     patch.setattr(Host, "contains", lambda _host, _slot: True)
 
 
 def capacity_not_booked_while_outcome_unknown(patch: Patch) -> None:
-    """A command that was not answered is taken for not carried out."""
+    """The engine assumes that a command without an answer was not executed."""
 
     def undelivered(state: State, event: CommandUndelivered) -> None:
         host = state.hosts.get(event.executor_id)
@@ -59,7 +59,7 @@ def capacity_not_booked_while_outcome_unknown(patch: Patch) -> None:
 
 
 def generation_ignored_in_release(patch: Patch) -> None:
-    """A job master that gives back an older slot loses the present one."""
+    """The release of an older slot frees the present slot."""
     real = submission._give_up
     patch.setattr(
         submission,
@@ -69,7 +69,7 @@ def generation_ignored_in_release(patch: Patch) -> None:
 
 
 def refused_request_goes_to_the_end_of_the_line(patch: Patch) -> None:
-    """It gets a new place instead of its old one."""
+    """The request gets a new place in the queue."""
     real = RequestMoves.requeue
 
     def requeue(
@@ -84,7 +84,7 @@ def refused_request_goes_to_the_end_of_the_line(patch: Patch) -> None:
 
 
 def slots_of_an_ended_job_are_kept(patch: Patch) -> None:
-    """Its requests end, and what was carved for them is not freed."""
+    """The job's requests end, but its slots are not freed."""
 
     real = GangMoves.give_up
 
@@ -98,7 +98,7 @@ def slots_of_an_ended_job_are_kept(patch: Patch) -> None:
 
 
 def requests_are_durable_only_when_placed(patch: Patch) -> None:
-    """A crash forgets what was acknowledged and waits."""
+    """A crash loses acknowledged requests that wait."""
     real = ChangeTracker.request
 
     def request(tracker: ChangeTracker, row: Request) -> None:
@@ -109,7 +109,7 @@ def requests_are_durable_only_when_placed(patch: Patch) -> None:
 
 
 def event_numbers_are_not_durable(patch: Patch) -> None:
-    """After a restart a job's log repeats numbers."""
+    """After a restart, a job's log uses numbers again."""
     real = ChangeTracker.job
 
     def job(tracker: ChangeTracker, row: Job) -> None:
@@ -120,12 +120,12 @@ def event_numbers_are_not_durable(patch: Patch) -> None:
 
 
 def nobody_wakes_when_a_host_grows(patch: Patch) -> None:
-    """Work waits beside free capacity."""
+    """Requests wait beside free capacity."""
     patch.setattr(WaitingQueue, "unblock", lambda _queue, _labels: None)
 
 
 def capacity_is_free_before_the_processes_are_gone(patch: Patch) -> None:
-    """An executor sells what dying tasks still use."""
+    """An executor gives slots capacity that ending tasks still use."""
     real = SlotTable.begin_free
 
     def begin_free(table: SlotTable, key: SlotKey, *, end_reason: str = "") -> TableSlot | None:
@@ -138,12 +138,12 @@ def capacity_is_free_before_the_processes_are_gone(patch: Patch) -> None:
 
 
 def command_outlives_its_registration(patch: Patch) -> None:
-    """A slow carve moves the numbering of the next registration."""
+    """The answer to a slow command of the last registration counts for the next registration."""
     patch.setattr(CommandFence, "_is_current", lambda _fence, _numbers: True)
 
 
 def overtaken_registration_is_taken_in(patch: Patch) -> None:
-    """A late copy of a registration strikes slots that exist."""
+    """A late copy of a registration deletes slots that exist."""
     real = executors._adopt
 
     def adopt(state: State, host: Host | None, registration: Any) -> Host:
@@ -168,7 +168,7 @@ def unowned_slots_are_never_told(patch: Patch) -> None:
 
 
 def nobody_dials_an_unreachable_executor_again(patch: Patch) -> None:
-    """What could not be reached once is never used again."""
+    """An executor that was unreachable once is never used again."""
     patch.setattr(step, "probe_timer_fired", lambda _turn, _executor_id: None)
 
 

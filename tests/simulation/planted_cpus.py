@@ -22,12 +22,12 @@ Patch = pytest.MonkeyPatch
 
 
 def cpus_are_given_that_do_not_run(patch: Patch) -> None:
-    """What executors see of their cpus changes amounts, and not what is given."""
+    """Offline cpus reduce the amounts of a host, but slots still get these cpus."""
     patch.setattr(CpuLedger, "set_unavailable", lambda _books, **_unavailable: None)
 
 
 def cpus_of_a_slot_that_shrinks_are_given_before_it_has_shrunk(patch: Patch) -> None:
-    """What is ordered is taken for done."""
+    """The engine assumes that an ordered resize is done."""
 
     def booked(slot: Slot) -> CpuAssignment | None:
         ordered = slot.ordered.assignment if slot.ordered is not None else None
@@ -38,7 +38,7 @@ def cpus_of_a_slot_that_shrinks_are_given_before_it_has_shrunk(patch: Patch) -> 
 
 
 def cpus_of_slots_are_forgotten_at_a_start(patch: Patch) -> None:
-    """A new manager takes all slots for plain ones."""
+    """A new manager assumes that no slot has dedicated cpus."""
     real = restoring._restore_slot
 
     def restore_slot(state: State, slot: Slot) -> None:
@@ -49,7 +49,7 @@ def cpus_of_slots_are_forgotten_at_a_start(patch: Patch) -> None:
 
 
 def executor_forgets_cpus_of_slots_when_it_starts(patch: Patch) -> None:
-    """A new front takes all slots for plain ones."""
+    """A new front assumes that no slot has dedicated cpus."""
     real = SlotTable.adopt
 
     def adopt(table: SlotTable, slot: ExecutorSlot) -> None:
@@ -59,7 +59,7 @@ def executor_forgets_cpus_of_slots_when_it_starts(patch: Patch) -> None:
 
 
 def settings_of_operators_are_not_told(patch: Patch) -> None:
-    """An executor that was there before goes on as it was."""
+    """Executors that are already registered get no new settings."""
     patch.setattr(reports, "policy_to_send", lambda _state, _host: (None, 0))
 
 

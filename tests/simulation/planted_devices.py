@@ -35,7 +35,7 @@ Patch = pytest.MonkeyPatch
 
 
 def devices_of_slots_are_forgotten_at_a_start(patch: Patch) -> None:
-    """A new manager takes all devices for free."""
+    """A new manager assumes that all devices are free."""
     real = restoring._restore_slot
 
     def restore_slot(state: State, slot: Slot) -> None:
@@ -47,7 +47,7 @@ def devices_of_slots_are_forgotten_at_a_start(patch: Patch) -> None:
 
 
 def executor_forgets_devices_of_slots_when_it_starts(patch: Patch) -> None:
-    """A new front takes all devices for free."""
+    """A new front assumes that all devices are free."""
     real = SlotTable.adopt
 
     def adopt(table: SlotTable, slot: ExecutorSlot) -> None:
@@ -58,7 +58,7 @@ def executor_forgets_devices_of_slots_when_it_starts(patch: Patch) -> None:
 
 
 def devices_with_problems_get_new_work(patch: Patch) -> None:
-    """What an executor announces of the health of devices is ignored."""
+    """The engine ignores the health of devices that an executor announces."""
     real = CpuLedger.set_unusable_devices
 
     def set_unusable(ledger: CpuLedger, unusable: dict[Any, str], foreign: frozenset[Any]) -> None:
@@ -69,7 +69,7 @@ def devices_with_problems_get_new_work(patch: Patch) -> None:
 
 
 def cordons_are_not_durable(patch: Patch) -> None:
-    """A new manager gives out devices that an operator has cordoned."""
+    """With a new manager, slots get devices that an operator has cordoned."""
 
     def store(state: State, its_host: Host, cordons: tuple[Cordon, ...]) -> None:
         settings, name = state.host_settings, its_host.host_id
@@ -81,7 +81,7 @@ def cordons_are_not_durable(patch: Patch) -> None:
 
 
 def cordons_are_forgotten_when_an_executor_registers(patch: Patch) -> None:
-    """They hold only until the executor starts again."""
+    """A cordon ends when the executor registers again."""
     real = cpu_allocator.CpuAllocator.adopt_topology
 
     def adopt_topology(allocator: cpu_allocator.CpuAllocator) -> None:
@@ -92,7 +92,7 @@ def cordons_are_forgotten_when_an_executor_registers(patch: Patch) -> None:
 
 
 def cached_choices_outlive_a_cordon(patch: Patch) -> None:
-    """What slots of a class get is not chosen again when devices get no more work."""
+    """A cached choice of devices for a class stays valid when a device is cordoned."""
     patch.setattr(
         CpuLedger,
         "set_unusable_devices",
@@ -101,7 +101,7 @@ def cached_choices_outlive_a_cordon(patch: Patch) -> None:
 
 
 def slots_of_one_decision_get_the_same_device(patch: Patch) -> None:
-    """Slots that are placed together do not see each other's devices."""
+    """The engine chooses the same devices for slots that it places together."""
     real = CpuLedger._add_devices
 
     def add_devices(ledger: CpuLedger, assignment: CpuAssignment | None) -> None:
@@ -113,7 +113,7 @@ def slots_of_one_decision_get_the_same_device(patch: Patch) -> None:
 
 
 def virtual_functions_are_given_twice(patch: Patch) -> None:
-    """Only amounts of a NIC are booked."""
+    """The engine books only the amounts of a NIC, not its virtual functions."""
     real = DeviceLedger._change
 
     def change(ledger: DeviceLedger, shares: Iterable[DeviceShare], sign: int) -> None:
@@ -123,7 +123,7 @@ def virtual_functions_are_given_twice(patch: Patch) -> None:
 
 
 def devices_are_free_before_the_processes_are_gone(patch: Patch) -> None:
-    """An executor gives out devices that dying tasks still use."""
+    """An executor gives slots devices that ending tasks still use."""
     real = SlotTable.begin_free
 
     def begin_free(table: SlotTable, key: SlotKey, *, end_reason: str = "") -> Any:
@@ -135,7 +135,7 @@ def devices_are_free_before_the_processes_are_gone(patch: Patch) -> None:
 
 
 def vanished_device_keeps_nothing(patch: Patch) -> None:
-    """Slots of a device that is not there lose it, so that it is free when it returns."""
+    """Slots lose a device that is absent, so the device is free when it returns."""
     real = executor_side.DeviceLedger.put
 
     def put(
@@ -158,7 +158,7 @@ def vanished_device_keeps_nothing(patch: Patch) -> None:
 
 
 def conditions_of_devices_are_ignored(patch: Patch) -> None:
-    """Devices that fail while the executor runs, or that others use, get new work."""
+    """New slots get devices that fail while the executor runs, or that have foreign uses."""
     real = CpuLedger.set_unusable_devices
 
     def set_unusable(ledger: CpuLedger, unusable: dict[Any, str], foreign: frozenset[Any]) -> None:
@@ -178,7 +178,7 @@ def work_that_a_device_has_lost_goes_on(patch: Patch) -> None:
 
 
 def slot_that_is_confirmed_on_a_failed_device_goes_on(patch: Patch) -> None:
-    """Only those are ended who were confirmed when the device failed."""
+    """Only slots that were confirmed before the device failed end."""
 
     def report(reporter: DeviceReporter, host: Host, before: tuple[DeviceCondition, ...]) -> None:
         if host.executor.device_conditions != before:
@@ -189,7 +189,7 @@ def slot_that_is_confirmed_on_a_failed_device_goes_on(patch: Patch) -> None:
 
 
 def every_slot_of_a_lost_device_is_ended(patch: Patch) -> None:
-    """Also those that did not ask for it."""
+    """Slots end even if their requests do not have `restart_on_device_loss`."""
     real = DeviceReporter._end_lost_work
 
     def end_lost_work(reporter: DeviceReporter, host: Host) -> None:
@@ -207,7 +207,7 @@ def every_slot_of_a_lost_device_is_ended(patch: Patch) -> None:
 
 
 def gpus_of_a_slot_that_parks_are_given_at_once(patch: Patch) -> None:
-    """They are promised to others while its processes still leave them."""
+    """Other slots get the GPUs before the processes have left them."""
     real = resizing.together
 
     def together(before: CpuAssignment, after: CpuAssignment) -> CpuAssignment:
@@ -219,7 +219,7 @@ def gpus_of_a_slot_that_parks_are_given_at_once(patch: Patch) -> None:
 
 
 def slot_is_parked_before_its_processes_have_left(patch: Patch) -> None:
-    """An executor confirms a parked slot as soon as it is asked."""
+    """An executor confirms a parked slot as soon as it gets the command."""
 
     def enforce_size(host: ParkingHost, key: SlotKey, then: Resized) -> None:
         slot = host.table.get(key)
@@ -236,12 +236,12 @@ def slot_is_parked_before_its_processes_have_left(patch: Patch) -> None:
 
 
 def slot_comes_back_to_a_gpu_that_others_have(patch: Patch) -> None:
-    """What became of its GPUs meanwhile is not looked at."""
+    """The engine does not check whether other slots have the GPUs now."""
     patch.setattr(parking, "obstacle", lambda _share, _ledger: None)
 
 
 def parked_gpus_are_forgotten_at_a_start(patch: Patch) -> None:
-    """A new manager does not know what a parked slot had."""
+    """A new manager does not know the GPUs that a parked slot had."""
     real = restoring._restore_slot
 
     def restore_slot(state: State, slot: Slot) -> None:
@@ -253,9 +253,7 @@ def parked_gpus_are_forgotten_at_a_start(patch: Patch) -> None:
 
 
 def capacity_is_free_before_the_processes_are_back(patch: Patch) -> None:
-    """An executor that could not finish an unpark sells the GPUs, and brings the processes back
-    later.
-    """
+    """An executor that fails to unpark a slot gives other slots the GPUs, and tries again later."""
     real = ParkingHost._undo
 
     def undo(host: ParkingHost, slot: ExecutorSlot, error: FinegrainError) -> None:

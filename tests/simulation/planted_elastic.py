@@ -41,7 +41,7 @@ Patch = pytest.MonkeyPatch
 
 
 def growth_is_booked_when_it_is_confirmed(patch: Patch) -> None:
-    """Until then others may be promised the same."""
+    """Other slots can get the same capacity before the growth is confirmed."""
 
     def booking(host: Host, slot: Slot) -> Amounts:
         return host.booking_of(slot.profile)
@@ -50,7 +50,7 @@ def growth_is_booked_when_it_is_confirmed(patch: Patch) -> None:
 
 
 def what_shrinks_is_free_when_it_is_ordered(patch: Patch) -> None:
-    """Others are promised what the kernel still lets the slot have."""
+    """Other slots can get capacity that the kernel still allows the shrinking slot."""
 
     def booking(host: Host, slot: Slot) -> Amounts:
         return host.booking_of(slot.ordered.profile if slot.ordered else slot.profile)
@@ -59,7 +59,7 @@ def what_shrinks_is_free_when_it_is_ordered(patch: Patch) -> None:
 
 
 def any_report_confirms_a_change(patch: Patch) -> None:
-    """Also one that left before the executor received the change."""
+    """Even a report that the executor sent before it received the change confirms it."""
     real = ResizeMoves.adopt_reported_size
 
     def adopt_reported_size(moves: ResizeMoves, slot: Slot, seen: ReportedSlot) -> None:
@@ -76,7 +76,7 @@ def any_report_confirms_a_change(patch: Patch) -> None:
 
 
 def next_change_replaces_one_whose_outcome_is_unknown(patch: Patch) -> None:
-    """Two changes of a slot are under way, and the first one's growth is booked no longer."""
+    """Two changes of a slot are in progress, and the growth of the first is no longer booked."""
     real = ResizeMoves.advance
 
     def go_on(moves: ResizeMoves, slot: Slot) -> None:
@@ -88,7 +88,7 @@ def next_change_replaces_one_whose_outcome_is_unknown(patch: Patch) -> None:
 
 
 def change_that_waits_is_forgotten_at_a_restart(patch: Patch) -> None:
-    """It was acknowledged, and it is never done."""
+    """The change was acknowledged, but is never executed."""
     real = restoring._restore_slot
 
     def restore_slot(state: State, slot: Slot) -> None:
@@ -99,17 +99,17 @@ def change_that_waits_is_forgotten_at_a_restart(patch: Patch) -> None:
 
 
 def change_that_waits_for_use_is_never_tried_again(patch: Patch) -> None:
-    """It waits forever, whatever is in use."""
+    """The change waits without end, even if the slot uses less memory."""
     patch.setattr(ResizeMoves, "resize_timer_fired", lambda _moves, _name: None)
 
 
 def job_master_is_not_told_of_its_new_size(patch: Patch) -> None:
-    """It goes on with the old one."""
+    """The job master continues with the old size."""
     patch.setattr(ResizeMoves, "_report", lambda _moves, _slot, _number: None)
 
 
 def intent_is_not_rolled_forward(patch: Patch) -> None:
-    """A front that starts again forgets what its host may already have enforced."""
+    """After a restart, a front does not know a size that its host may already enforce."""
     real = SlotTable.adopt
 
     def adopt(table: SlotTable, slot: TableSlot) -> None:
@@ -120,7 +120,7 @@ def intent_is_not_rolled_forward(patch: Patch) -> None:
 
 
 def size_is_told_before_it_is_enforced(patch: Patch) -> None:
-    """The kernel knows nothing of it."""
+    """The executor reports the size before the kernel enforces it."""
     real = ResizingHost._enforce_size
 
     def enforce(host: ResizingHost, key: SlotKey, then: Resized) -> None:
@@ -137,7 +137,7 @@ def size_is_told_before_it_is_enforced(patch: Patch) -> None:
 
 
 def gang_is_granted_one_by_one(patch: Patch) -> None:
-    """Each member as soon as its executor has confirmed it."""
+    """Each member is granted as soon as its executor has confirmed it."""
 
     def confirm(moves: GangMoves, slot: Slot, **seen: Any) -> None:
         moves.moves.confirm(slot, **seen)
@@ -156,7 +156,7 @@ def loss_of_one_member_leaves_the_others_what_they_have(patch: Patch) -> None:
 
 
 def gang_goes_anywhere(patch: Patch) -> None:
-    """Its placement policy is ignored."""
+    """The engine ignores the placement policy of the gang."""
     real = GangLedger._kind_of
 
     def kind_of(books: GangLedger, spec: GangSpec, members: list[Request]) -> GangKind:
@@ -166,12 +166,12 @@ def gang_goes_anywhere(patch: Patch) -> None:
 
 
 def gang_in_vain_is_never_tried_again(patch: Patch) -> None:
-    """It sleeps on when an executor has more room. So does growth."""
+    """Gangs and growth stay blocked when an executor has more free capacity."""
     patch.setattr(NonBatchables, "grew", lambda _singles, _host, _labels: None)
 
 
 def gang_never_times_out(patch: Patch) -> None:
-    """Whatever its job master said."""
+    """The engine ignores the timeout of the gang."""
     patch.setattr(GangMoves, "gang_timer_fired", lambda _moves, _gang_id: 0)
 
 
@@ -179,7 +179,7 @@ def gang_never_times_out(patch: Patch) -> None:
 
 
 def what_is_asked_for_is_not_durable_first(patch: Patch) -> None:
-    """A manager that dies now does not know what it has started."""
+    """After a crash, the manager does not know which executors it has started."""
     real = ChangeTracker.provision
 
     def provision(tracker: ChangeTracker, row: Provision) -> None:
@@ -190,12 +190,12 @@ def what_is_asked_for_is_not_durable_first(patch: Patch) -> None:
 
 
 def stops_are_forgotten_at_a_restart(patch: Patch) -> None:
-    """The provider is not called again."""
+    """After a restart, the provider gets no call to finish the stop."""
     patch.setattr(ProvisionMoves, "resume", lambda _moves: None)
 
 
 def executor_is_struck_before_its_provider_said_that_it_is_gone(patch: Patch) -> None:
-    """A call to stop it counts as its end."""
+    """The call to stop an executor counts as its end."""
     real = step._handle
 
     def handle(state: State, event: Event) -> object:
@@ -210,7 +210,7 @@ def executor_is_struck_before_its_provider_said_that_it_is_gone(patch: Patch) ->
 
 
 def stop_that_failed_is_taken_for_done(patch: Patch) -> None:
-    """Something of it runs on."""
+    """A part of the executor still runs."""
 
     def stop_failed(state: State, event: ProvisionStopFailed) -> None:
         provider_answers.provision_ended(state, ProvisionEnded(event.at, event.executor_id))
@@ -219,7 +219,7 @@ def stop_that_failed_is_taken_for_done(patch: Patch) -> None:
 
 
 def what_was_asked_for_is_not_planned_on(patch: Patch) -> None:
-    """The same requests are asked for again and again."""
+    """The engine requests executors for the same requests again and again."""
 
     def plan_in_steps(given: Backlog) -> Steps[Plan]:
         return planning.plan_in_steps(replace(given, pending={}, kept={}))
@@ -228,12 +228,12 @@ def what_was_asked_for_is_not_planned_on(patch: Patch) -> None:
 
 
 def maximum_is_about_those_who_are_there(patch: Patch) -> None:
-    """What was asked for may come on top."""
+    """Requested executors do not count against the maximum."""
     patch.setattr(ProvisionMoves, "counted", ProvisionMoves.present)
 
 
 def latecomers_are_nobodys(patch: Patch) -> None:
-    """An executor that comes although it was given up stays forever."""
+    """An executor that registers after it was given up is never stopped."""
     patch.setattr(arrival, "_adopt", lambda _turn, _host, _shape: None)
 
 
@@ -243,7 +243,7 @@ def idle_executors_are_kept(patch: Patch) -> None:
 
 
 def who_was_planned_waits_like_everybody(patch: Patch) -> None:
-    """Others take what was asked for on behalf of those."""
+    """Other requests get the executor before the requests that were planned on it."""
 
     def hand_over(state: State) -> None:
         state.elastic.plan.on.clear()
@@ -253,7 +253,7 @@ def who_was_planned_waits_like_everybody(patch: Patch) -> None:
 
 
 def shape_is_asked_for_beyond_its_count(patch: Patch) -> None:
-    """As often as requests wait."""
+    """The engine requests one executor for each waiting request."""
     real = ProvisionMoves.requestable_shapes
 
     def requestable_shapes(moves: ProvisionMoves) -> list[ExecutorShape]:

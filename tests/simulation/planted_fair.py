@@ -1,6 +1,6 @@
 """Planted bugs in groups, quotas, reservations and reuse of slots.
 
-They show only where operators and job masters use these (`FAIR_SHARES`).
+They have an effect only if operators and job masters use these features (`FAIR_SHARES`).
 """
 
 from __future__ import annotations
@@ -58,17 +58,17 @@ def _answered_early(patch: Patch, kind: type[Event]) -> None:
 
 
 def group_change_is_answered_before_it_is_durable(patch: Patch) -> None:
-    """An operator relies on what a crash forgets."""
+    """An operator relies on a change that a crash loses."""
     _answered_early(patch, GroupSet)
 
 
 def reuse_is_answered_before_it_is_durable(patch: Patch) -> None:
-    """The work of a request is done, and after a crash it waits again."""
+    """After a crash, a request whose work is done waits again."""
     _answered_early(patch, SlotsReuseRequested)
 
 
 def limits_of_groups_are_forgotten_at_a_start(patch: Patch) -> None:
-    """Each group may have everything."""
+    """After a restart, groups have no limits."""
     real = group_books.in_order
 
     def in_order(groups: Any) -> list[Group]:
@@ -90,7 +90,7 @@ class _WithoutFreeing:
 
 
 def maximum_forgets_what_is_being_freed(patch: Patch) -> None:
-    """A slot counts no more although processes of it may live."""
+    """A slot that is being freed no longer counts, although its processes may still run."""
     real = QuotaChecks.limited
 
     def limited(quotas: QuotaChecks, job_id: str) -> list[Any]:
@@ -109,7 +109,7 @@ def _without_freeing(quotas: QuotaChecks, group: Flow) -> _WithoutFreeing:
 
 
 def maximum_that_is_raised_wakes_nobody(patch: Patch) -> None:
-    """Requests that it had blocked wait beside free capacity."""
+    """Requests that the maximum had blocked wait beside free capacity."""
     real = FlowTree.put_group
 
     def put_group(tree: FlowTree, name: str, *args: Any, **limits: Any) -> Flow:
@@ -121,7 +121,7 @@ def maximum_that_is_raised_wakes_nobody(patch: Patch) -> None:
 
 
 def minimum_is_not_served_first(patch: Patch) -> None:
-    """It is written down, and that is all."""
+    """The minimum is stored, but has no effect."""
     patch.setattr(flows, "fulfilment", lambda _used, _minimum: UNBOUNDED)
 
 
@@ -129,7 +129,7 @@ def minimum_is_not_served_first(patch: Patch) -> None:
 
 
 def hosts_are_held_for_whoever_is_gone(patch: Patch) -> None:
-    """No check whether the owner still waits."""
+    """The engine does not check whether the owner of a reservation still waits."""
     real = reservations._void
 
     def void(state: State, each: Reservation) -> str:
@@ -142,12 +142,12 @@ def hosts_are_held_for_whoever_is_gone(patch: Patch) -> None:
 
 
 def slots_go_on_above_a_lowered_maximum(patch: Patch) -> None:
-    """A group with much work never comes down to what it may have."""
+    """A group with much work never gets below its lowered maximum."""
     patch.setattr(NextInOrder, "_is_above_maximum", lambda _turns, _slot: False)
 
 
 def work_that_was_handed_on_still_waits(patch: Patch) -> None:
-    """It is done twice."""
+    """The work of the request is done twice."""
 
     def note_reuse(state: State, request: Request, waiting: Request) -> None:
         state.flows.note_reuse(request.job_id)

@@ -34,17 +34,17 @@ Patch = pytest.MonkeyPatch
 
 
 def writes_are_not_fenced(patch: Patch) -> None:
-    """A former leader goes on writing."""
+    """A former leader can still write."""
     patch.setattr(Database, "_is_fenced", lambda _database, _transaction: True)
 
 
 def nobody_asks_whether_the_lease_lasts(patch: Patch) -> None:
-    """A manager that was replaced speaks on until a write of its fails."""
+    """A replaced manager sends answers and commands until one of its writes fails."""
     patch.setattr(Manager, "_is_sure", lambda _manager: True)
 
 
 def lower_epoch_is_obeyed(patch: Patch) -> None:
-    """An executor that knows the new leader still takes orders of the old one."""
+    """An executor that knows the new leader still executes commands of the old leader."""
     real = CommandFence.admit
 
     def admit(fence: CommandFence[Any], numbers: CommandNumbers) -> Any:
@@ -58,7 +58,7 @@ def lower_epoch_is_obeyed(patch: Patch) -> None:
 
 
 def epoch_is_not_in_the_checkpoint(patch: Patch) -> None:
-    """A front that starts again obeys anybody."""
+    """After a restart, a front executes commands of every epoch."""
     real = SlotHost._snapshot
 
     def snapshot(host: SlotHost) -> SavedState:
@@ -77,12 +77,12 @@ def epoch_is_not_in_the_checkpoint(patch: Patch) -> None:
 
 
 def restored_books_begin_at_their_old_epoch(patch: Patch) -> None:
-    """A restore does not look at what executors have seen."""
+    """A restore does not raise the epoch above the epochs that executors have seen."""
     patch.setattr(Database, "_restored_epoch", lambda database, _above: database.rm_epoch // 2)
 
 
 def restored_books_use_numbers_again(patch: Patch) -> None:
-    """Placements and events that were lost with the newer books are made a second time."""
+    """After a restore, placements and events get numbers that were used before."""
     patch.setattr(Rows, "leave_lost_history", lambda _rows: None)
 
 
@@ -90,7 +90,7 @@ def restored_books_use_numbers_again(patch: Patch) -> None:
 
 
 def books_are_kept_after_a_failed_commit(patch: Patch) -> None:
-    """The durable state is not read again."""
+    """The manager does not read the durable state again."""
     real = Manager._read_books
 
     def read_books(manager: Manager) -> None:
@@ -128,7 +128,7 @@ def silence_counts_while_the_manager_is_away(patch: Patch) -> None:
 
 
 def leases_go_on_while_the_manager_is_away(patch: Patch) -> None:
-    """Jobs lapse soon after a start, whatever was promised to their masters."""
+    """Leases expire soon after a start, although job masters could not renew them."""
     real = restoring._restore_job
 
     def restore_job(state: State, job: Job) -> None:
@@ -144,7 +144,7 @@ def leases_go_on_while_the_manager_is_away(patch: Patch) -> None:
 
 
 def retry_gets_a_new_command_number(patch: Patch) -> None:
-    """What was sent and not answered is ordered again."""
+    """The manager sends a command without an answer again, under a new number."""
 
     def undelivered(state: State, event: CommandUndelivered) -> None:
         host = state.hosts.get(event.executor_id)
@@ -160,7 +160,7 @@ def retry_gets_a_new_command_number(patch: Patch) -> None:
 
 
 def old_reports_are_taken_in(patch: Patch) -> None:
-    """A report that was overtaken undoes what came after it."""
+    """A late report undoes later changes."""
     real = reports.adopt_report
 
     def adopt_report(state: State, host: Host, report: Any, **said: Any) -> Any:
@@ -174,7 +174,7 @@ def old_reports_are_taken_in(patch: Patch) -> None:
 
 
 def commands_of_older_registrations_are_obeyed(patch: Patch) -> None:
-    """A late order of an earlier conversation is carried out."""
+    """An executor executes a late command of an earlier registration."""
     real = CommandFence.admit
 
     def admit(fence: CommandFence[Any], numbers: CommandNumbers) -> Any:
@@ -192,7 +192,7 @@ def commands_of_older_registrations_are_obeyed(patch: Patch) -> None:
 
 
 def answer_goes_out_before_the_checkpoint(patch: Patch) -> None:
-    """A front that dies forgets slots that others know."""
+    """After a crash, a front does not know slots that it has confirmed."""
     real = SlotHost._save
 
     def save(host: SlotHost, then: Saved = lambda _ok: None) -> None:
@@ -203,7 +203,7 @@ def answer_goes_out_before_the_checkpoint(patch: Patch) -> None:
 
 
 def remains_are_left_on_the_host(patch: Patch) -> None:
-    """What is in no record is not removed after a crash."""
+    """After a crash, slots without a record are not removed from the host."""
     real = Executor._recover
 
     def recover(executor: Executor) -> None:
@@ -215,12 +215,12 @@ def remains_are_left_on_the_host(patch: Patch) -> None:
 
 
 def orphans_are_kept(patch: Patch) -> None:
-    """An executor that is alone never gives its slots up."""
+    """An executor without contact never frees its slots."""
     patch.setattr(Executor, "_free_orphans", lambda _executor: None)
 
 
 def request_that_lost_its_slot_goes_to_the_end_of_the_line(patch: Patch) -> None:
-    """It waits again, behind those who came later."""
+    """The request waits behind later requests."""
     real = RequestMoves.requeue
 
     def requeue(
@@ -235,7 +235,7 @@ def request_that_lost_its_slot_goes_to_the_end_of_the_line(patch: Patch) -> None
 
 
 def what_flows_have_received_is_forgotten_at_a_start(patch: Patch) -> None:
-    """All flows begin at 0."""
+    """After a restart, the usage of all flows begins at 0."""
     patch.setattr(usage_checkpoints, "restore_usage", lambda *_: 0)
 
 

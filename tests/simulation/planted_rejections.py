@@ -1,4 +1,4 @@
-"""Planted bugs in late rejection, which show only where job masters request early (`EARLY`)."""
+"""Planted bugs in late rejection. They have an effect only with early requests (`EARLY`)."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ Patch = pytest.MonkeyPatch
 
 
 def infeasible_requests_wait_for_ever(patch: Patch) -> None:
-    """Nothing is rejected when the clock is over."""
+    """No request is rejected when the time is over."""
     patch.setattr(step, "infeasible_timer_fired", lambda _context: None)
 
 
 def executors_count_as_known_at_once(patch: Patch) -> None:
-    """A request is rejected while an executor that may host it has yet to register again."""
+    """A request is rejected although an executor that may host it has not registered again."""
     patch.setattr(rejecting, "_all_known", lambda _hosts: True)
 
 
 def infeasible_requests_are_rejected_with_the_first_executor(patch: Patch) -> None:
-    """Those that come a moment later are not waited for."""
+    """The engine does not wait for executors that register a moment later."""
     patch.setattr(RejectionClock, "due_ms", property(lambda clock: clock.since_ms))
 
 

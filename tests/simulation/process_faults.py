@@ -43,7 +43,7 @@ def around_commit(what: str) -> Fault:
 
 
 def manager_stalls(world: World, rng: Random) -> bool:
-    """Stops a manager for a while (SIGSTOP); then it continues where it was."""
+    """Stops a manager for a while (SIGSTOP); then the manager continues."""
     manager = some_manager(world, rng)
     if manager is None or manager.is_stopped:
         return False
@@ -164,7 +164,7 @@ def helper_dies(world: World, rng: Random) -> bool:
 
 
 def front_and_helper_die(world: World, rng: Random) -> bool:
-    """Kills both at once."""
+    """Kills front and helper at the same time."""
     executor = some_executor(world, rng)
     if not executor.up:
         return False

@@ -1,7 +1,7 @@
 """Simulates how a manager calls the provider: one call at a time for each executor.
 
-It follows `resource_manager/service/provisioning.py`. An outcome is submitted until the engine has
-it. The answer to a call that is in flight when the manager dies is lost.
+It follows `resource_manager/service/provisioning.py`. It submits an outcome until the engine has
+stored it. If the manager dies during a call, the answer is lost.
 """
 
 from __future__ import annotations

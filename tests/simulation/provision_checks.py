@@ -1,4 +1,4 @@
-"""Checks provisions: each is known until nothing of it is left, and none exceeds the limits."""
+"""Checks that provisions stay known until their executor is gone, and are within the limits."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PENDING = (ProvidedExecutorState.ASKED, ProvidedExecutorState.STARTED)
 
 @dataclass
 class ProvisionChecks:
-    """What is known of every executor that was asked for."""
+    """Records of every executor that was requested."""
 
     cloud: Cloud | None = None
     wrong: list[str] = field(default_factory=list)  # found where no caller can raise it
@@ -47,7 +47,7 @@ class ProvisionChecks:
             self.wrong.append(f"{executor_id} is started, and nobody has written that down")
 
     def disobeyed(self, executor_id: str) -> None:
-        """An executor runs although its provider has reported that nothing of it is left."""
+        """An executor runs although its provider has reported its end."""
         self._disobeyed.add(executor_id)
 
     def started_by_hand(self, executor_id: str) -> None:
@@ -55,7 +55,9 @@ class ProvisionChecks:
         self._by_hand.add(executor_id)
 
     def is_over(self, executor_id: str) -> bool:
-        """Returns whether the provider has ended it, so that its loss needs no timeout."""
+        """Returns whether the provider has reported the executor's end, so that it may be lost at
+        once.
+        """
         machines = {} if self.cloud is None else self.cloud.machines
         return executor_id in machines and machines[executor_id].stopped
 
@@ -117,7 +119,7 @@ class ProvisionChecks:
             yield f"{sorted(stopping - running)} are stopped for ever"
 
     def empty(self, state: State) -> Iterator[str]:
-        """Checks an idle cluster: it has what the minimum requires, and no executor more."""
+        """Checks that an idle cluster has only the executors that the minimum requires."""
         if self.cloud is None:
             return
         provisioning, provisions = state.settings.provisioning, state.provisions
@@ -155,7 +157,7 @@ def _too_many(state: State, new: list[Provision]) -> Iterator[str]:
 
 
 def waits_in_vain(state: State, spec: RequestSpec) -> Iterator[str]:
-    """Yields if a request waits although one more executor could serve it.
+    """Yields requests that wait although one more executor could serve them.
 
     A start or stop that is in flight excuses the wait.
     """
@@ -187,7 +189,8 @@ def planned_on(state: State) -> Planned:
 def served_first(state: State, planned: Planned) -> Iterator[str]:
     """Checks after a batch that new executors serve the requests that were planned on them.
 
-    If several executors come in one batch, each of them may serve what was planned on another one.
+    If several executors register in one batch, each may serve requests that were planned on
+    another.
     """
     wanted: Counter[SchedulingClass] = Counter()
     served: Counter[SchedulingClass] = Counter()

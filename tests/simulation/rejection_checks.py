@@ -1,4 +1,4 @@
-"""Checks rejections: only what no executor could host is rejected, and in time.
+"""Checks that exactly the requests that no executor could host are rejected, and in time.
 
 It compares amounts and labels with what executors announced. The engine's own tests check whether
 cpus and NUMA nodes suit, and whether gangs fit together.
@@ -32,7 +32,7 @@ class RejectionChecks:
         self._registered: dict[int, tuple[int, int]] = {}
 
     def decided(self, state: State, effects: Iterable[Effect], now_ms: int) -> Iterator[str]:
-        """Yields what is wrong with the rejections among the effects of a decision."""
+        """Yields problems with the rejections among the effects of a decision."""
         since_ms = self._since_ms(state, now_ms)
         # An executor may be lost in the same step, by a timer that fires after the rejection.
         known = _all_known(state) or self._knew_all.get(state.rm_epoch, False)

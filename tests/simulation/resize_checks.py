@@ -1,4 +1,4 @@
-"""Checks resizes: numbers rise, capacity is not booked twice, and all parties agree in the end."""
+"""Checks resizes: numbers rise, nothing is booked twice, and all processes agree at the end."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Size = tuple[ResourceProfile, int]
 
 @dataclass
 class ResizeChecks:
-    """What is known of every slot's sizes."""
+    """Records of the sizes of every slot."""
 
     _stored: dict[Key, int] = field(default_factory=dict)  # last durable number
     _asked: dict[Key, tuple[int, Size]] = field(default_factory=dict)  # last acknowledged resize
@@ -58,7 +58,7 @@ class ResizeChecks:
         self._overdue.clear()
 
     def restored(self, slots: Iterable[Key]) -> None:
-        """A backup replaced the database: what came after the backup is rightly forgotten.
+        """A backup replaced the database, so the checks forget all later changes.
 
         A resize number of these slots may be used again; their executors may know a later one.
         """
@@ -213,7 +213,7 @@ def _growth(host: Host, slot: Slot) -> dict[str, int]:
 
 
 def in_use(executor: SlotHost, key: SlotKey) -> dict[str, int]:
-    """Returns what a slot uses on its host, or will use once its size is enforced.
+    """Returns the amounts that a slot uses on its host, or will use once its size is enforced.
 
     Shares of devices that are absent do not count. `DeviceChecks` compares each device by itself.
     """

@@ -29,7 +29,7 @@ class ResizingHost(SlotHost):
         self._sizes_to_come: deque[Callable[[], None]] = deque()
 
     def _change_size(self, key: SlotKey, resize: Resize, then: Resized) -> None:
-        """Executes a resize, after those before it."""
+        """Executes a resize, after all earlier resizes."""
         self._sizes_to_come.append(lambda: self._begin_change(key, resize, then))
         self._next_size()
 
@@ -67,7 +67,7 @@ class ResizingHost(SlotHost):
             self._save(kept)
 
     def _settle_sizes(self, then: Callable[[], None] = lambda: None) -> None:
-        """Completes the resizes that were begun, or reverts those that are impossible."""
+        """Completes the begun resizes, and reverts the resizes that are impossible now."""
         unsettled = [
             slot.key
             for slot in self.table
@@ -120,7 +120,7 @@ class ResizingHost(SlotHost):
         return True
 
     def _unknown(self) -> FinegrainError:
-        """Keeps the slot `becoming` until the helper is back."""
+        """Keeps the slot in the state `becoming` until the helper runs again."""
         self._by_helper(self._settle_sizes)
         return Unavailable("it is not known yet")
 

@@ -1,7 +1,7 @@
 """All durable rows, in the store's own tables in memory; transactions are atomic.
 
-A write returns what is wrong with it: a request whose arrival number changed, an event log with a
-gap, or rows that contradict each other.
+A write returns its problems: a request whose arrival number changed, a gap in an event log, or rows
+that contradict each other.
 """
 
 from __future__ import annotations

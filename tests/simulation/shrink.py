@@ -17,8 +17,8 @@ RUNS_MAX = 80
 def shrink(failed: Failed, runs_max: int = RUNS_MAX) -> Failed:
     """Returns a failure of the same kind with a smaller plan.
 
-    The plan has a shorter storm, fewer hosts and jobs, a better network, and no faults that it does
-    not need. It reproduces the failure exactly.
+    The smaller plan has a shorter time with faults, fewer hosts and jobs, fewer network faults, and
+    only the faults that the failure needs. It reproduces the failure exactly.
     """
     search = _Search(failed, runs_max)
     search.accept(lambda plan: replace(plan, bad_weather=False))

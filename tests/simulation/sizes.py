@@ -16,7 +16,7 @@ MEMORY_MIN = 8 * MIB
 
 
 def resized(rng: Random, slot: Mapping[str, object]) -> tuple[ResourceProfile, int]:
-    """Returns a profile and a cpu limit (0: that of the profile), drawn around the slot's own."""
+    """Returns a random profile near the slot's, and a cpu limit (0: the cpu of the profile)."""
     profile = ResourceProfile.from_dict(cast("Mapping[str, Any]", slot["profile"]))
     cpu = min(CPU_MILLI_MAX, max(CPU_MILLI_MIN, int(profile.cpu_milli * rng.choice(FACTORS))))
     memory = max(MEMORY_MIN, int(profile.task_heap_memory_bytes * rng.choice(FACTORS)))

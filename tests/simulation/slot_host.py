@@ -58,7 +58,7 @@ class Troubles:
 
 @dataclass(frozen=True)
 class HostPlan:
-    """What an operator configured for a host."""
+    """The operator's configuration of a host."""
 
     total: Amounts
     default_profile: ResourceProfile
@@ -135,7 +135,7 @@ class SlotHost(Node):
         self._begin_saving()
 
     def _change(self) -> None:
-        """Marks that there is something new to report."""
+        """Marks that the next report differs from the last one."""
         raise NotImplementedError
 
     def crash(self, *, reboot: bool = False) -> None:
@@ -154,7 +154,7 @@ class SlotHost(Node):
         self._to_save: list[Saved] = []
 
     def _read_checkpoint(self) -> SavedState:
-        """Returns what the last run has saved, or a new identity."""
+        """Returns the saved state of the last run, or a new identity."""
         try:
             if self.checkpoint:
                 return parse_state(decode_document(self.checkpoint, STATE_FILE), [])
@@ -179,7 +179,7 @@ class SlotHost(Node):
         )
 
     def _save(self, then: Saved = lambda _ok: None) -> None:
-        """Saves the state; one write serves all callers that came before it began."""
+        """Saves the state; one write serves all callers that called before it began."""
         self._to_save.append(then)
         if self._writing is None:
             self._write()
@@ -205,7 +205,7 @@ class SlotHost(Node):
             self._write()
 
     def _keep_epoch(self, rm_epoch: int, then: Saved) -> None:
-        """Saves a higher epoch before anything else happens with it."""
+        """Saves a higher epoch before the executor uses it."""
         if rm_epoch > self.fence.rm_epoch:
             self._epoch_to_save = max(self._epoch_to_save, rm_epoch)
             self._save(then)

@@ -17,7 +17,7 @@ def some_settings(
     provisioning: Provisioning,
     fair_shares: bool,
 ) -> EngineSettings:
-    """Draws settings that an operator may use.
+    """Draws random settings that are valid.
 
     Args:
         large: whether there are very many hosts.

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def some_manager(world: World, rng: Random) -> Manager | None:
-    """Returns the leader in most cases, else any manager that is up."""
+    """Returns the leader in most cases, otherwise a random running manager."""
     leader = world.leader()
     if leader is not None and rng.random() < 0.85:
         return leader
@@ -22,11 +22,11 @@ def some_manager(world: World, rng: Random) -> Manager | None:
 
 
 def some_executor(world: World, rng: Random) -> Executor:
-    """Returns any executor, up or not."""
+    """Returns a random executor, which may be stopped."""
     return rng.choice(list(world.checks.executors.values()))
 
 
 def some_master(world: World, rng: Random) -> JobMaster | None:
-    """Returns a job master that is up and has a job."""
+    """Returns a random running job master with a job."""
     living = [m for m in world.checks.masters.values() if m.up and m.registered and not m.over]
     return rng.choice(living) if living else None

@@ -1,4 +1,4 @@
-"""Tests of the simulated executor at a start, and of the checks that apply then."""
+"""Tests of the start of the simulated executor, and of the checks at a start."""
 
 from __future__ import annotations
 

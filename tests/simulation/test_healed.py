@@ -80,9 +80,9 @@ def crowded_world(monkeypatch: pytest.MonkeyPatch, lse_cpus: int, policy: HostPo
 
 
 def offered_when_healed(monkeypatch: pytest.MonkeyPatch, crowded: World) -> tuple[int, str]:
-    """Runs the world; returns what `check_healed` saw.
+    """Runs the world; returns two values that `check_healed` read.
 
-    That is the best-effort cpu that the resource manager offers, and the state of the best-effort
+    They are the best-effort cpu that the resource manager offers, and the state of the best-effort
     request.
     """
     seen: list[tuple[int, str]] = []

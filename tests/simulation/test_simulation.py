@@ -1,4 +1,4 @@
-"""Simulates whole clusters with faults: no capacity is promised twice, nothing is forgotten.
+"""Simulates whole clusters with faults: no capacity is booked twice, and no request is lost.
 
 `./dev simulate --seeds 1000` runs more seeds and shrinks each failing run.
 """
@@ -152,8 +152,8 @@ def test_wall_clocks_that_jump_change_nothing_but_timestamps(
 ) -> None:
     """Compares runs with correct clocks and with clocks that jump every 50 ms.
 
-    Deadlines of drains and gangs, and fair shares, are left out: after a restart the manager has
-    only the wall clock for them, and for how long slots ran before.
+    The runs have no deadlines of drains and gangs, and no fair shares: after a restart, the manager
+    can compute these only with the wall clock.
     """
     by_arrival = replace(some_settings.USUAL, order="arrival")
     monkeypatch.setattr(some_settings, "USUAL", by_arrival)
@@ -179,7 +179,7 @@ def test_wall_clocks_that_jump_change_nothing_but_timestamps(
 
 @pytest.mark.full
 def test_an_operator_ends_what_a_restore_has_brought_back_and_nobody_serves() -> None:
-    """A job without a lease ends after the backup: its master does not end it again."""
+    """A job without a lease ended after the backup, so its master does not end it again."""
     plan = Plan(1, hosts=3, stormy_ms=12_000, bad_weather=False, demands_work=False)
     world = World(replace(plan, without=frozenset(FAULTS)))
     left: list[str] = []

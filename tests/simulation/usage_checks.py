@@ -1,6 +1,6 @@
 """Checks that usage survives a restart: it differs by at most one interval of accrual.
 
-It compares only where no wall clock was changed: nothing else measures the time between two
+It compares only if no wall clock was changed, because only wall clocks measure the time between two
 incarnations.
 """
 
@@ -101,7 +101,7 @@ def _flows(state: State) -> list[Flow]:
 
 
 def _decay(past_s: float, fairness: Fairness) -> tuple[float, float]:
-    """Returns the fraction that is left after `past_s`, and the seconds of it that still count."""
+    """Returns the fraction of usage that still counts after `past_s`, and its integral over it."""
     if fairness.half_life_ms is None:
         return 1.0, past_s
     half_life_s = fairness.half_life_ms / 1_000

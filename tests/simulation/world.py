@@ -1,7 +1,7 @@
 """One seeded run of a cluster: first with faults, then healed, then emptied.
 
-A `Plan` says what happens. Every part has a separate random source, so that a smaller plan is, as
-far as possible, the same run with less in it.
+A `Plan` says what happens. Every part has a separate random source, so that a run with a smaller
+plan differs as little as possible.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Result:
-    """Figures of a run."""
+    """Numbers about a run."""
 
     seed: int
     hosts: int
@@ -127,7 +127,7 @@ class Result:
 
 
 class Failed(AssertionError):
-    """A seed that has shown a bug, with the end of its log."""
+    """Raised for a seed that has found a bug; has the end of its log."""
 
     def __init__(self, plan: Plan, error: Exception, at_ms: int, lines: list[str]) -> None:
         self.plan, self.error, self.at_ms = plan, error, at_ms
@@ -395,7 +395,7 @@ class World:
         )
 
     def _tell(self, error: Exception) -> list[str]:
-        """Returns the last lines of the log, and those about jobs that the error names."""
+        """Returns the last lines of the log, and all lines about jobs that the error names."""
         words = {word.strip("(),:;'") for word in str(error).replace("'", " ").split()}
         names = {
             word.split("/")[0] for word in words if word.startswith("job-") and word[-1] != "-"

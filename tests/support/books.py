@@ -150,7 +150,7 @@ def gang(**changes: Any) -> Gang:
 
 
 def provision(executor_id: str = "small-3-1", **changes: Any) -> Provision:
-    """Returns the record of an executor that was asked for; `changes` overrides fields by name."""
+    """Returns the record of a requested executor; `changes` overrides fields by name."""
     values: dict[str, Any] = {
         "shape": "small",
         "number": 1,
@@ -322,7 +322,7 @@ def _rows(books: Snapshot) -> tuple[Any, ...]:
 
 
 def books_of(changes: Changes) -> Snapshot:
-    """Returns the snapshot that a store holds after these changes alone."""
+    """Returns the snapshot that a store contains after only these changes."""
     return Snapshot(
         0,
         changes.jobs,

@@ -1,7 +1,8 @@
 """Components of the machine that some tests need, how to detect them, and how to install them.
 
-A test says `@pytest.mark.needs("postgresql", "root")`. This module only detects; the consequences
-(the test is left out, or fails where CI=true) are in `tests/support/plugin.py`.
+A test says `@pytest.mark.needs("postgresql", "root")`. This module only detects components.
+`tests/support/plugin.py` leaves out the tests whose components are missing, or lets them fail if
+CI=true.
 """
 
 from __future__ import annotations

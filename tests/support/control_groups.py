@@ -10,8 +10,7 @@ DEPTH_MAX = 4  # of a hierarchy's mount and the parents of our groups
 
 
 def groups_called(pattern: str) -> list[Path]:
-    """Returns the groups in all hierarchies whose name, or path below some parent, matches
-    `pattern`.
+    """Returns the groups in all hierarchies whose name, or path below a parent, matches `pattern`.
 
     `Path.glob` is not used: it fails when another process removes a group during the search.
     """

@@ -26,7 +26,7 @@ class CpuCounters:
 
     @classmethod
     def read(cls, group: Path) -> CpuCounters:
-        """Reads the counters; `group` is in the `cpu` hierarchy, beside that of `cpuacct`."""
+        """Reads the counters of `group`, which exists in the hierarchies `cpu` and `cpuacct`."""
         told = dict(line.split() for line in (group / "cpu.stat").read_text().splitlines())
         usage = Path(str(group).replace("/cpu/", "/cpuacct/", 1)) / "cpuacct.usage"
         used_us = int(usage.read_text()) / 1000
@@ -45,8 +45,8 @@ async def await_throttling(group: Path, since: CpuCounters, periods: int = PERIO
 async def assert_quota_holds(group: Path, cpu_milli: int) -> None:
     """Fails unless the kernel limits the spinning processes in `group` to `cpu_milli`.
 
-    A busy machine may leave part of a period's quota unused. That period is not throttled, so it
-    widens the upper bound only and cannot violate either bound.
+    A busy machine may leave part of a period's quota unused. Such a period is not throttled, so it
+    only widens the upper bound.
     """
     quota_us = int((group / "cpu.cfs_quota_us").read_text())
     period_us = int((group / "cpu.cfs_period_us").read_text())

@@ -66,14 +66,14 @@ def made_up(
 
 
 def announced(host: HostDevices) -> tuple[dict[str, Any], Amounts]:
-    """Returns what a host with devices adds to its topology and to its total."""
+    """Returns the entries of a host with devices in its topology and in its total."""
     message = resources_pb2.HostTopology()
     devices_to_topology(host, message)
     return MessageToDict(message, preserving_proto_field_name=True), total_of_devices(host.devices)
 
 
 def with_devices(executor: FakeExecutor, host: HostDevices) -> FakeExecutor:
-    """Gives devices to an executor, in place of those that it has, and returns it."""
+    """Replaces the devices of an executor by these devices, and returns the executor."""
     topology, total = announced(host)
     old = {name: each for name, each in executor.total.items() if not name.startswith("device.")}
     known = {

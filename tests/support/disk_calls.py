@@ -13,7 +13,7 @@ import pytest
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """An fsync; `content` is what the file contained, None for a directory."""
+    """An fsync; `content` is the content of the file, None for a directory."""
 
     path: Path
     content: bytes | None
@@ -21,8 +21,7 @@ class Synced:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A file or directory got the name `path`; `content` is what it contained, None for a
-    directory."""
+    """A file or directory got the name `path`; `content` is its content, None for a directory."""
 
     source: Path
     path: Path
@@ -59,7 +58,7 @@ class DiskCalls:
         """Asserts that the file was synced before it was named `path`, and its directory
         afterwards.
 
-        Without either sync a power cut can lose the data or the name.
+        If one of the two syncs is missing, a power cut can lose the data or the name.
         """
         at, named = next(
             (at, call)

@@ -1,7 +1,7 @@
-"""Reads the command blocks of the documentation, and what each of them needs to run.
+"""Reads the command blocks of the documentation, and the requirements of each block.
 
-A block that a reader may copy is marked `sh`. One that a test cannot run says why, in the line that
-opens it: "sh not-run=systemd". The reasons are those of `REASONS`.
+The mark `sh` means that readers may copy the block. If a test cannot run a block, its first line
+has the reason, one of `REASONS`: "sh not-run=systemd".
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Block:
 
     @property
     def reason(self) -> str:
-        """Why it is not run; empty: it is run."""
+        """Returns why tests do not run the block; empty: they run it."""
         return self.mark.removeprefix("not-run=") if self.mark else ""
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Calls every method that a gRPC service declares, so that no test has to list them."""
+"""Calls every method that a gRPC service declares, so that tests need not list them."""
 
 from __future__ import annotations
 

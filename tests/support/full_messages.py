@@ -89,7 +89,7 @@ def left_at_default(value: Any, path: str = "") -> Iterator[str]:
 
 
 def full_value(hint: Any, special: Mapping[Any, Any]) -> Any:
-    """Returns a value of a type in which nothing is empty, with one item in each list.
+    """Returns a value of a type in which no part is empty, with one item in each list.
 
     Args:
         hint: the type.

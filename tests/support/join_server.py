@@ -30,7 +30,7 @@ SERVICE = "finegrain.v1.JoinService"
 
 @dataclass
 class JoinServer:
-    """Answers as a resource manager does. `shown` is whose certificate it shows."""
+    """Answers like a resource manager. `shown` is the identity whose certificate it shows."""
 
     shown: str = "rm"
     cluster: str = identities.CLUSTER

@@ -1,4 +1,4 @@
-"""Describes machines in short form, as executors report them: `2s2n4c2t`, or a recorded one.
+"""Describes machines in short form, as executors report them: `2s2n4c2t`, or a recorded machine.
 
 `2s2n4c2t` has 2 sockets, 2 NUMA nodes per socket, 4 cores per node and 2 threads per core. Siblings
 are numbered as on most x86 servers: first one thread of every core, then the next.
@@ -43,7 +43,7 @@ class Machine:
         policy: dict[str, Any] | None = None,
         huge_pages: int = 0,
     ) -> dict[str, Any]:
-        """Returns what an executor announces about these cpus.
+        """Returns the description of these cpus that an executor announces.
 
         Args:
             kept_back: reserved cpus, which are not part of the slots' capacity.
@@ -90,7 +90,7 @@ class Machine:
 
 
 def machine(word: str, node_memory: int = NODE_MEMORY) -> Machine:
-    """Returns the machine that `word` describes, or the recorded one of that name.
+    """Returns the machine that `word` describes, or the recorded machine of this name.
 
     Raises:
         ValueError: `word` is neither.

@@ -1,4 +1,4 @@
-"""Makes daemons and people members of a cluster, in place of the steps of an operator."""
+"""Makes daemons and people members of a cluster; in practice, an operator does this."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LIFE_S = 7 * 24 * 3_600.0
 
 
 def give_authority(state_dir: Path) -> None:
-    """Makes a resource manager one of the test cluster, before its first start."""
+    """Makes a resource manager a member of the test cluster, before its first start."""
     (state_dir / FOLDER).mkdir(mode=0o700, parents=True)
     write_authority(state_dir, authority())
 

@@ -9,7 +9,7 @@ from tests.support.patience import PATIENCE_S
 
 connection.PATIENCE_S = PATIENCE_S
 connection.open_cluster.__defaults__ = (PATIENCE_S,)
-# A resource manager that is being restarted is not there for a moment.
+# While a resource manager restarts, it does not answer for a moment.
 connection.DIAL_S = 0.0
 
 if __name__ == "__main__":

