@@ -9,7 +9,6 @@ import gc
 import os
 import signal
 import sys
-from importlib.util import find_spec
 
 _NEEDED = ("typer", "rich", "pydantic")
 _EXIT_USAGE = 2
@@ -25,6 +24,8 @@ def main() -> None:
     # usual handler again before it calls a command.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from importlib.util import find_spec  # takes long enough to be interrupted
+
     missing = [module for module in _NEEDED if find_spec(module) is None]
     if missing:
         print(

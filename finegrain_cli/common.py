@@ -87,10 +87,8 @@ HINTS: dict[Reason, str] = {
 }
 
 
-POLICY_OPTIONS = ("qos", "cpu_bind", "cpu_exclusive", "numa")
-"""Parameters of policies, because of which an executor may be unsuitable although it is large
-enough.
-"""
+REQUIREMENTS = ("qos", "cpu_bind", "cpu_exclusive", "numa", "label", "require_isolation")
+"""Parameters because of which an executor may be unsuitable although it is large enough."""
 
 
 def hint_for(error: FinegrainError, typed: Mapping[str, object]) -> str:
@@ -105,8 +103,7 @@ def hint_for(error: FinegrainError, typed: Mapping[str, object]) -> str:
         return HINTS.get(error.reason, "")
     # Other messages with this reason are about a slot that exists, or about a whole batch.
     with_wait = "allow_pending" in typed
-    policies = [f"--{name.replace('_', '-')}" for name in POLICY_OPTIONS if typed.get(name)]
-    options = [*policies, *(["--label"] if typed.get("label") else [])]
+    options = [f"--{name.replace('_', '-')}" for name in REQUIREMENTS if typed.get(name)]
     parts = [f"request less, or leave out {' or '.join(options)}" if options else "request less"]
     parts += ["--allow-pending waits for another executor"] if with_wait else []
     lists = "`finegrain executors` lists what each executor has"

@@ -67,7 +67,7 @@ def name_options(error: FinegrainError, typed: Mapping[str, object]) -> None:
     if not text:
         return
     option = _flag(parameter)
-    value = f"'{text}'"
+    value = repr(str(text))
     # If the option has several values, the field shows which value is wrong.
     if isinstance(text, list | tuple):
         part = (found["part"] or "").removeprefix("[").removesuffix("]")

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from finegrain.errors import FinegrainError, Reason
-from finegrain.units import parse_duration_ms
+from finegrain.units import counted, parse_duration_ms
 from finegrain.values.states import RequestState
 from finegrain_cli import completing
 from finegrain_cli.common import (
@@ -145,12 +145,12 @@ def drain(
     with open_cluster() as cluster:
         status = cluster.executor(executor)
         if deadline_s is not None and not dry_run:
-            text = f"{status.slots} slots of {executor} will be freed after {deadline}"
+            text = f"{counted(status.slots, 'slot')} of {executor} will be freed after {deadline}"
             confirm_operation(cluster, text, yes=yes)
         if not dry_run:
             status = cluster.drain(executor, reason=reason, deadline_s=deadline_s)
     verb = "would drain" if dry_run else "draining"
-    text = f"{verb} {executor}: {status.slots} slots left"
+    text = f"{verb} {executor}: {counted(status.slots, 'slot')} left"
     print_object("Executor", status.to_dict(), output, text)
 
 

@@ -219,6 +219,7 @@ def run(
       finegrain run --gang 2 --cpu 0.5 -- hostname
       finegrain run --gpu 1 --timeout 1h -- nvidia-smi
     """
+    typed = dict(locals())  # all parameters, for errors
     enter_command(OutputFormat.TABLE, manager, credentials, config)
     try:
         from finegrain_cli.run.options import RunOptions
@@ -269,19 +270,6 @@ def run(
         )
         code = run_command(options)
     except FinegrainError as error:
-        typed = {
-            "cpu": cpu,
-            "memory": memory,
-            "cpu_limit": cpu_limit,
-            "pids": pids,
-            "resource": resource,
-            "label": label,
-            "qos": qos,
-            "cpu_bind": cpu_bind,
-            "cpu_exclusive": cpu_exclusive,
-            "numa": numa,
-            "allow_pending": allow_pending,
-        }
         name_options(error, typed)
         print_error(error, OutputFormat.TABLE, hint_for(error, typed))
         late = error.reason is Reason.STILL_WAITING

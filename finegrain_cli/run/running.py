@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 
 import finegrain_client as fg
 from finegrain.errors import Reason
@@ -28,7 +29,8 @@ from finegrain_cli.run.streams import OutputTarget, standard_input
 from finegrain_cli.run.waiting import granted
 from finegrain_cli.text.output import say
 
-REASON_S = 3.0  # longest wait in seconds for the reason why the command was killed
+REASON_S = 3.0  # longest wait in seconds for the reason why a command that can restart was killed
+SHORT_REASON_S = 1.0  # the same for other commands
 OUTAGE_S = 60.0  # longest outage of the resource manager in seconds that a run survives
 
 
@@ -118,17 +120,33 @@ async def _run_in(
         if not _must_restart(error, options):
             raise
         return None
-    # Wait, because the end of the task may be known before the reason for the end.
-    if options.slot.restart_on_device_loss and result.signal:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(REASON_S):
-                while not slot.has_ended:  # noqa: ASYNC110 - a slot has no event for its end
-                    await asyncio.sleep(0.05)
-        if _must_restart(slot.error, options):
-            return None
+    ended = await _why_killed(slot, result, options, signals)
+    if _must_restart(ended, options):
+        return None
+    if ended is not None:
+        say(f"finegrain: {ended.message} [{ended.reason}]")
     await slot.release()
     report(result, options)
     return exit_code_of_task(result)
+
+
+async def _why_killed(
+    slot: fg.Slot, result: fg.TaskResult, options: RunOptions, signals: Signals
+) -> fg.FinegrainError | None:
+    """Returns why the slot of a killed command has ended; None if it has not.
+
+    The end of the task may be known before the reason for it, so this waits for a short time.
+    """
+    explained = result.oom_killed or result.timed_out or signals.ask_for_the_end
+    if result.signal not in (signal.SIGTERM, signal.SIGKILL) or explained:
+        return None
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(
+            REASON_S if options.slot.restart_on_device_loss else SHORT_REASON_S
+        ):
+            while not slot.has_ended:  # noqa: ASYNC110 - a slot has no event for its end
+                await asyncio.sleep(0.05)
+    return slot.error
 
 
 def _must_restart(error: BaseException | None, options: RunOptions) -> bool:

@@ -142,6 +142,18 @@ def test_releasing_what_is_somebody_elses(small: Small, nightly: Nightly) -> Non
     assert (states[nightly.slot_id], states[nightly.request_id]) == ("RELEASED", "CANCELLED")
 
 
+def test_run_says_that_an_operator_released_its_slot(small: Small) -> None:
+    process = small.cli.start("run", "--cpu", "0.1", "--", "sh", "-c", "echo up; sleep 1000")
+    read_until(process, b"up\n")
+    (slot,) = small.cli.items("slots")
+    assert small.cli("release", slot["allocation_id"], "--yes").code == 0
+    done = finish(process)
+
+    assert done.code == 128 + signal.SIGTERM
+    assert f"slot {slot['allocation_id']} (generation 1)" in done.stderr
+    assert "ended by an operator [TERMINATED]" in done.stderr
+
+
 def test_a_slot_is_not_released_without_a_word(small: Small, nightly: Nightly) -> None:
     outcome = small.cli("release", nightly.slot_id)
     assert outcome.code == 2

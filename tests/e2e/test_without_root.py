@@ -75,7 +75,8 @@ def test_up_and_run(nobody: Cli) -> None:
         assert "cpu and memory of this slot are only booked, not enforced" in said
         strict = at("run", *flags, "--require-isolation", "memory=kernel", "--", "true")
         assert (strict.code, strict.stdout) == (125, b"")
-        assert "[INFEASIBLE_NEVER]" in strict.stderr
+        assert "with isolation memory=kernel, even when empty [INFEASIBLE_NEVER]" in strict.stderr
+        assert "leave out --require-isolation" in strict.stderr
         found = nobody("run", *flags, "--", "echo", "found without being told")
         assert found.stdout == b"found without being told\n", found.stderr
         _runs_a_batch(nobody, flags)

@@ -129,6 +129,7 @@ REFUSED = (
         ({"cpu": "64"}, "request less; `finegrain executors` lists"),
         ({"numa": "Restricted"}, "request less, or leave out --numa; `finegrain"),
         ({"qos": "LSR", "label": ["a=b"]}, "request less, or leave out --qos or --label; "),
+        ({"require_isolation": ["memory=kernel"]}, "request less, or leave out --require-isol"),
         ({"allow_pending": False}, "request less; --allow-pending waits for another executor; "),
     ],
     ids=str,

@@ -234,6 +234,9 @@ class WaitingReasons:
             else {}
         )
         requested = amounts_text(amounts) if amounts else "a default slot"
+        if spec.profile and spec.profile.isolation:
+            levels = ", ".join(f"{name}={level}" for name, level in spec.profile.isolation)
+            requested += f" with isolation {levels}"
         if verdict is Feasibility.LABELS:
             labels = ", ".join(f"{name}={value}" for name, value in spec.required_labels)
             lack = f"no executor that could host {requested} carries the labels {labels}"

@@ -16,7 +16,7 @@ def test_drain_names_the_reason(finegrain: Finegrain, cluster: FakeCluster) -> N
     result = finegrain("drain", "host-a", "--reason", "new disk")
 
     assert cluster.done == [("drain", "host-a", "new disk", None)]
-    assert "1 slots left" in result.stdout
+    assert "1 slot left" in result.stdout
 
 
 def test_drain_with_a_deadline_says_what_it_takes_away(
