@@ -232,7 +232,7 @@ class LightCluster:
         executor.acknowledged = executor.report_number
 
     async def heartbeat(self, executor: LightExecutor) -> None:
-        """Sends one report, with the mark `unchanged` if the slots have not changed since the last
+        """Sends one report, with the mark `unchanged` if the resource manager has acknowledged a
         report.
         """
         answer = await self._stubs[executor.executor_id].ReportSlots(

@@ -209,7 +209,8 @@ class ConfigTable:
 
     def plain(self) -> dict[str, Any]:
         """Returns the whole content, for a caller that checks it later. All keys count as read."""
-        # The caller checks the keys, so `end` must not complain about them.
+        # The caller checks the keys later. Mark all keys as read, so that `end` does not reject
+        # them.
         self._read_keys = dict.fromkeys(self._content)
         return dict(self._content)
 

@@ -49,7 +49,7 @@ def make_private(directory: Path) -> None:
     """Creates a directory of `run_directory` and its parent, or checks that they are private.
 
     Raises:
-        ConfigurationError: a directory cannot be created, or other users can write to it.
+        ConfigurationError: a directory cannot be created, or other users can write to a directory.
     """
     for path in (directory.parent, directory):
         try:

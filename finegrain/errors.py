@@ -197,7 +197,7 @@ class Unauthenticated(FinegrainError):
 
 
 class PermissionDenied(FinegrainError):
-    """The caller is known, but not allowed to do this."""
+    """The caller is known, but may not do what the call asks for."""
 
     default_reason = Reason.ROLE_MISSING
 

@@ -1,8 +1,7 @@
-"""Replaces the authority of a cluster while both are trusted: add, use, drop.
-
-The file `ca.pem` has the certificates of all trusted authorities. The key in `ca.key` says which
-of them signs. `ca.next.key` is the key of one that was added and does not sign yet. A resource
-manager reads these files when it starts.
+"""Replaces the authority of a cluster in three steps: add, use, drop. Until the last step, members
+trust both authorities. The file `ca.pem` has the certificates of all trusted authorities. The
+authority whose key is in `ca.key` signs. `ca.next.key` is the key of an authority that was added
+and does not sign yet. A resource manager reads these files when it starts.
 """
 
 from __future__ import annotations
@@ -120,7 +119,8 @@ def check_usable(state_dir: Path) -> None:
     """Checks that an authority was added, and that the resource manager gives it to members.
 
     Raises:
-        FailedPrecondition: neither of both, or only the first.
+        FailedPrecondition: no authority was added, or the resource manager does not yet give the
+            added authority to members.
     """
     present = existing_authority(state_dir)
     if not _next_key(state_dir).exists() or not present.others:
@@ -139,7 +139,7 @@ def check_usable(state_dir: Path) -> None:
 
 
 def use_authority(state_dir: Path) -> AuthorityInfo:
-    """Makes the added authority the one that signs, in one step. The former key is deleted.
+    """Makes the added authority the signing authority, in one step. The former key is deleted.
 
     Raises:
         FailedPrecondition: see `check_usable`.
@@ -155,11 +155,12 @@ def use_authority(state_dir: Path) -> AuthorityInfo:
 
 
 def check_droppable(state_dir: Path) -> None:
-    """Checks that there is another authority, and that the resource manager does not use it.
+    """Checks that there is another authority, and that the resource manager does not use this
+    authority.
 
     Raises:
-        FailedPrecondition: there is none, or the resource manager still shows a certificate that
-            the other authority has signed.
+        FailedPrecondition: there is no other authority, or the resource manager still shows a
+            certificate that the other authority has signed.
     """
     present = existing_authority(state_dir)
     if not present.others:

@@ -83,8 +83,8 @@ def _described(jobs: list[JobStatus]) -> str:
 
 
 def best_matches(text: str, ids: Iterable[Any]) -> list[str]:
-    """Returns the id that equals `text`, otherwise the ids that end with it, otherwise the ids that
-    begin with it.
+    """Returns the id that equals `text`. If no id equals `text`, returns the ids that end with
+    `text`, and if there are no such ids, the ids that begin with `text`.
     """
     known = [str(each) for each in ids]
     if text in known:

@@ -258,8 +258,8 @@ class Cluster(Operations, Identities):
             job_id: return only requests of this job; empty: of all jobs.
             states: return only requests in these states; empty: requests that have not ended.
             allocation_ids: return only requests with these ids. A text of at least 4 characters
-                that is not an id means all ids that end with the text. If no id ends with it, the
-                text means all ids that begin with it.
+                that is not an id means all ids that end with the text. If no id ends with the text,
+                the text means all ids that begin with it.
 
         Raises:
             InvalidArgument: a state does not exist, or a part of an id is too short.

@@ -216,8 +216,8 @@ class Connection:
 
         Args:
             address: address of the executor.
-            executor_id: the id of the executor. If another server answers at this address, nothing
-                is sent to it.
+            executor_id: the id of the executor. If another server answers at this address, the
+                client sends nothing to that server.
 
         Raises:
             Unauthenticated: the client's certificate has expired.

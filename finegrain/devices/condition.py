@@ -91,7 +91,7 @@ class DeviceCondition(Value):
 
     @property
     def obstacle(self) -> str:
-        """Why the device gets no new work; empty: nothing prevents it."""
+        """The reason why the device gets no new work; empty: the device can get new work."""
         if self.problem:
             return self.problem
         return f"used outside of slots: {self.foreign_text}" if self.foreign_uses else ""

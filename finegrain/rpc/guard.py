@@ -7,7 +7,7 @@ call. It also ends open streams when the server stops.
 
 gRPC reads the message of a unary method before the handler runs, but it runs the handler of a
 streaming method before it reads a message. So this module registers every method as a method that
-takes a stream of raw bytes. Clients do not notice this.
+takes a stream of raw bytes. Clients do not notice the difference.
 """
 
 from __future__ import annotations
@@ -99,10 +99,10 @@ class OpenStream:
     in the set of open streams.
 
     After the handler yields a message, the same task runs gRPC's code, which sends the message. A
-    cancellation at that point never reaches the handler: gRPC ends the task without a status. The
-    call then stays open until the client cancels it or the grace period ends. So `end` does not
-    cancel while `sending` is true. The wrapper checks `ServerLifecycle.stopping` and `error` after
-    the message is sent.
+    cancellation of the task during the sending never reaches the handler: gRPC ends the task
+    without a status. The call then stays open until the client cancels it or the grace period ends.
+    So `end` does not cancel while `sending` is true. The wrapper checks `ServerLifecycle.stopping`
+    and `error` after the message is sent.
 
     Attributes:
         sending: True while gRPC sends a message of the stream.
@@ -134,8 +134,8 @@ class OpenStream:
 class GuardedMethod:
     """One method of a service, with the wrapper around its handler.
 
-    The four methods that are named after a kind of call serve this kind. All of them take raw
-    bytes.
+    Four methods have the name of a kind of call, and serve calls of this kind. The four methods
+    take raw bytes.
     """
 
     def __init__(
@@ -226,14 +226,14 @@ class GuardedMethod:
                 await self._fail(stream.error or error, context, started)
                 raise
             finally:
-                # Otherwise the handler's cleanup would run only when the generator is garbage
-                # collected.
+                # Close the generator now. Otherwise the cleanup of the handler would run only when
+                # the generator is garbage collected.
                 if hasattr(messages, "aclose"):
                     await messages.aclose()
         self._done("OK", started)
 
     def _admit(self, context: Any) -> Caller:
-        """Identifies the caller. At this time, nothing of the request's message has been read."""
+        """Identifies the caller, before any part of the request's message is read."""
         caller = self._lifecycle.trust.identify(context.auth_context(), context.peer())
         check_role(caller, self._method, self._allowed)
         enter_call(caller)

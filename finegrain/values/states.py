@@ -56,7 +56,7 @@ class TaskState(StrEnum):
 
 
 class QuotaEnforcement(StrEnum):
-    """How an executor holds an operator to its quota of managed memory."""
+    """How an executor keeps an operator to its quota of managed memory."""
 
     DECLARED = "DECLARED"  # not enforced: the operator only knows the number
     POOL = "POOL"  # enforced by a memory pool of the client library in the task
@@ -75,7 +75,8 @@ class GangPlacement(StrEnum):
 class ResizeState(StrEnum):
     """State of a resize of a slot."""
 
-    WAITING = "WAITING"  # its growth does not fit yet, or the slot uses more than its new size
+    # the growth of the slot does not fit yet, or the slot uses more than its new size
+    WAITING = "WAITING"
     ORDERED = "ORDERED"  # sent to the executor; the larger of both sizes is booked
 
 

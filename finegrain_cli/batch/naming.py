@@ -69,7 +69,9 @@ def short_name(batch: BatchStatus) -> str:
 
 
 def command_for(state_file: Path, option: str = "--attach") -> str:
-    """Returns the command that continues a batch, or that applies `option` to it."""
+    """Returns the command that continues a batch, or the command that applies `option` to the
+    batch.
+    """
     from finegrain_client.batch.status import default_folder
 
     known = state_file.parent == default_folder().absolute()

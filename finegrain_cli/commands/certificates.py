@@ -146,7 +146,7 @@ def backup(
     """Copy the cluster's authority to an encrypted file, also while the cluster runs.
 
     The format is PKCS #12 with AES-256. `openssl pkcs12 -info -in FILE` reads it, too. Keep the
-    file apart from the backups of the database, and its passphrase apart from both.
+    file, the passphrase and the backups of the database in three different places.
 
     \b
     Examples:
@@ -286,7 +286,9 @@ def _print_issued(found: Credentials, path: Path, output: OutputFormat, *, pem: 
 
 
 def _passphrase(file: str, *, new: bool) -> str:
-    """Returns the passphrase from a file, or asks for it; a new one twice."""
+    """Returns the passphrase from a file, or asks the user for it. Asks twice for a new
+    passphrase.
+    """
     if file:
         from finegrain_cli.authority_files import read_passphrase
 

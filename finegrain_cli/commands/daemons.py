@@ -197,7 +197,7 @@ def _scale(executors_max: int | None, executors: int | None, idle_timeout: str) 
         raise InvalidArgument(
             "--executors",
             executors,
-            "no --scale: it starts without executors",
+            "no --scale, because --scale starts without executors",
         )
     idle_ms = parse_duration_ms("--idle-timeout", idle_timeout) if idle_timeout else IDLE_TIMEOUT_MS
     return Scale(executors_max, idle_ms)
@@ -288,7 +288,7 @@ def serve_executor(config: ConfigOption = "", **given: Any) -> None:
 def serve_helper(config: ConfigOption = "", **given: Any) -> None:
     """Run the privileged part of an executor as a separate daemon.
 
-    The executor and its helper must have the same helper_socket.
+    The executor and its helper must have the same value of helper_socket.
     """
     enter_command(OutputFormat.TABLE, config_file=config)
     from finegrain_cli.config.daemon_options import task_executor_options

@@ -52,7 +52,7 @@ def find_state_file(text: str) -> Path | None:
 
 
 def command_for(state_file: Path, command: str = "run --attach") -> str:
-    """Returns the command that continues a job, or another command for it."""
+    """Returns the command that continues a job, or another command for the job."""
     from finegrain_client.graph_run.status import default_folder
 
     known = state_file.parent == default_folder().absolute()

@@ -155,7 +155,7 @@ def print_status(job: GraphJobStatus, found: OperatorsInUse, form: OutputFormat)
         for each in job.regions
         if each.message
     ]
-    # A job may have 100,000 tasks. Show running tasks first, because people look for these.
+    # A job may have 100,000 tasks. Show running tasks first, because people look for running tasks.
     tasks = sorted(shown["tasks"], key=lambda row: not row["running"])
     if tasks:
         lines += ["", *table_lines(_TASKS, tasks[:TASKS_SHOWN], form)]

@@ -47,11 +47,12 @@ def divide_host(
 
     Args:
         names: ids of the executors.
-        cpus: divide only these cpus; empty: all.
-        memory_bytes: divide only this much memory; None: all.
+        cpus: the cpus to divide; empty: all cpus of this host.
+        memory_bytes: the amount of memory to divide; None: all memory of this host.
 
     Raises:
-        InvalidArgument: the part does not exist here, or is too small for this many executors.
+        InvalidArgument: this host does not have the given part, or the part is too small for this
+            number of executors.
     """
     if len(names) == 1:
         if cpus or memory_bytes is not None:
@@ -65,15 +66,16 @@ def divide_host(
 def equal_parts(
     names: Sequence[str], *, cpus: str = "", memory_bytes: int | None = None
 ) -> list[ExecutorShare]:
-    """Divides the host as `divide_host` does, but into shares of the same size; even a single share
-    is explicit.
+    """Divides the host as `divide_host` does, but into shares of the same size. Even a single share
+    has explicit amounts.
 
     If whole cores cannot be divided evenly, every executor gets the same amount of cpu time on the
     same cpus. Example: on 4 cores, each of 3 executors gets 1333 thousandths of a core, on all 4
     cores.
 
     Raises:
-        InvalidArgument: the part does not exist here, or is too small for this many executors.
+        InvalidArgument: this host does not have the given part, or the part is too small for this
+            number of executors.
     """
     topology, capacity = _host(cpus, memory_bytes)
     shares = divide(names, topology, capacity)

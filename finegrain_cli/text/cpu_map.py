@@ -52,7 +52,9 @@ class _Core:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """The characters of pinned slots, ordered by their first cpu, and of other uses of cpus."""
+    """The characters of pinned slots (in order of the slots' first cpus), and the characters of
+    other uses of cpus.
+    """
 
     slots: tuple[tuple[str, SlotStatus], ...]
     others: tuple[tuple[str, CpuSet], ...]  # by priority, highest first
@@ -148,7 +150,7 @@ def legend(report: TopologyReport, marks: Marks) -> list[str]:
         SHARED: "the shared pool: LS slots, and BE slots",
         RESERVED: "reserved: in the shared pool, not dedicated to slots",
         STRICT: "reserved strictly: no slot runs there",
-        KUBELET: "a kubelet has assigned them to its containers",
+        KUBELET: "assigned by a kubelet to its containers",
         ISOLATED: "isolated from load balancing: only for slots with dedicated cpus",
         OFFLINE: "offline",
     }
@@ -311,8 +313,8 @@ class ShortIds:
     def of(self, known: str) -> str:
         """Returns the shortened form of one of the ids.
 
-        In sorted order, the id with the longest common beginning is a neighbour, so the method
-        compares only with the two neighbours.
+        In sorted order, the id that has the longest common beginning with `known` is a neighbour of
+        `known`. So the method compares `known` only with its two neighbours.
         """
         at = bisect_left(self._ids, known)
         near = self._ids[max(at - 1, 0) : at] + self._ids[at + 1 : at + 2]

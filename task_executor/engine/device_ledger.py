@@ -22,7 +22,7 @@ DeviceKey = tuple[str, str]
 
 @dataclass
 class DeviceLedger:
-    """The devices of the host, and the shares that slots have of them.
+    """The devices of the host, and the shares of devices that slots have.
 
     `conditions` has an entry for each device whose condition differs from the registered one. The
     executor reports these conditions, but it still carves a slot with such a device, because the

@@ -124,7 +124,7 @@ class ReportLog:
         elif self._acknowledged is None or report_number != self._acknowledged[0]:
             self._acknowledged = None
         self._sent = {n: v for n, v in self._sent.items() if n >= report_number}
-        # Number 0 means that no report has contained this end yet, so the RM cannot know of it.
+        # Number 0 means that no report has contained this end yet, so the RM cannot know this end.
         acknowledged = [
             key for key, (_, number) in self._ended.items() if 0 < number <= report_number
         ]
@@ -136,7 +136,7 @@ class ReportLog:
         """Continues above the numbers of all earlier starts.
 
         Args:
-            starts: the number of starts, including this one.
+            starts: the number of starts, including the present start.
         """
         self.report_number = max(self.report_number, starts * _NUMBERS_PER_START)
 

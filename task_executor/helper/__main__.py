@@ -78,8 +78,8 @@ class Helper:
             self.loop.run(unfinished)
         # unknown groups that were killed, but are not reported yet
         self.strangers: list[dict[str, Any]] = []
-        # Call this after the adoption, because it kills every group that belongs to no adopted
-        # slot.
+        # Kill unknown groups after the adoption, because the method kills every group that belongs
+        # to no adopted slot.
         self._destroy_strangers()
 
     def send_event(self, event: dict[str, Any]) -> None:
@@ -148,7 +148,8 @@ class Helper:
 
     def _destroy_strangers(self) -> None:
         """Kills all groups in the folder of slots that belong to no known slot. `inspect` reports
-        them."""
+        the killed groups.
+        """
         for name in self.slots.strangers():
             pids = sorted(self.driver.pids(self.driver.slot(name), []))
             sys.stderr.write(f"{name} is not a known slot: killed with processes {pids[:10]}\n")
@@ -250,10 +251,9 @@ class Helper:
         self.loop.running = False
 
     def serve(self) -> None:
-        """Serves until the helper must stop.
-
-        If no slot and no task is left, it then removes the groups. All locks are released before
-        this, so that a new helper can start during the removal and use the groups.
+        """Serves until the helper must stop. If no slot and no task is left at the end, the method
+        releases all locks and then removes the groups. Because the locks are released, a new helper
+        can start during the removal and use the groups.
         """
         self.loop.serve()
         # This process still has the lock of the state directory, so the path cannot be the socket

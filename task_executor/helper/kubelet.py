@@ -65,7 +65,7 @@ class KubeletFiles:
         files = [(name, f"{directory}/{name}") for name in STATES]
         config = self._config or flags.get("config", f"{directory}/config.yaml")
         files += [("config", config), *_drop_ins(flags.get("config-dir", ""))]
-        # Compute the mark before the files are read. If a file changes after this, the next call
+        # Compute the mark before the files are read. If a file changes afterwards, the next call
         # has another mark, so that the caller gets the new contents.
         mark = repr([self._process, *(_identity(path) for _, path in files)])
         if mark == seen:

@@ -60,8 +60,8 @@ def start_ticks(pid: int) -> int | None:
 
 
 def blocked_directory(path: str) -> str | None:
-    """Returns the first directory above `path` that this process may not enter; None if it may
-    enter all of them.
+    """Returns the first directory above `path` that this process may not enter; None if this
+    process may enter all these directories.
 
     The function first resolves symbolic links in `path`.
     """

@@ -89,7 +89,7 @@ def _cpus(topology: HostTopology, options: CapacityOptions, warnings: list[str])
     cpus = topology.allowed - (options.reserved_cpus or EMPTY)
     isolated = cpus & topology.isolated
     # The kernel does not balance load over isolated cpus, so a shared pool with isolated cpus would
-    # overload one of them.
+    # overload one of the isolated cpus.
     if isolated and not options.use_isolated_cpus:
         warnings.append(
             f"CPUs {isolated} are isolated from the kernel's load balancing and are not offered"

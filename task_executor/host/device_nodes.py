@@ -1,11 +1,11 @@
-"""Finds the device files of devices: the files that a slot may open, and the files that are closed
-to it.
+"""Finds the device files of devices: the files that a slot may open, and the files that the slot
+may not open.
 
-Its kind, major and minor number identify a device file, not its path. All files with the major
-numbers of detected devices are closed, so that devices that appear later are also closed. But
-configured devices may share their major numbers with other devices, so only the files of the
-configured devices are closed. Some files are common to all devices of a driver: a slot with at
-least one of these devices can open the common files.
+The kind, the major number and the minor number identify a device file; the path does not. All files
+with the major numbers of detected devices are closed, so that devices that appear later are also
+closed. But configured devices may share their major numbers with other devices, so only the files
+of the configured devices are closed. Some files are common to all devices of a driver: a slot with
+at least one of these devices can open the common files.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ class Front:
             self.runner.slot_environment = self.mps.environment
         self.device_limits = DeviceLimits(self.keeper)
         self.keeper.limit_devices = self.device_limits.set
-        # Stage 3: the parts that watch the host and keep the slots in step with it.
+        # Stage 3: the parts that watch the host and adapt the slots to changes of the host.
         table = self.keeper.table
         hugepages_unlimited = plan.offers_hugepages and info.isolation.hugepages == "none"
         self.watch = HostWatch(
@@ -258,7 +258,7 @@ class Front:
         systemd.notify("READY=1", f"STATUS=serving {self.address}")
 
     async def _keep_identity(self) -> None:
-        """Saves the identity before the executor registers with it.
+        """Saves the identity before the executor registers with this identity.
 
         If the identity was saved before, the executor starts even if the disk is full, because it
         must adopt its tasks.

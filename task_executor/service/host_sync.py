@@ -45,8 +45,8 @@ log = get_logger(__name__)
 async def recover(keeper: SlotKeeper, saved: SavedState) -> None:
     """Rebuilds the slot table and the task table from the checkpoint and the helper's records.
 
-    The executor must not register before this. Slots from before a reboot of the host no longer
-    exist, and are reported as ended. If a slot was being freed, freeing continues.
+    The executor must not register before this function has ended. Slots from before a reboot of the
+    host no longer exist, and are reported as ended. If a slot was being freed, freeing continues.
 
     Args:
         keeper: the slots of this executor, with an empty slot table.

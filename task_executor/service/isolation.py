@@ -146,7 +146,7 @@ def _access(
     devices: HostDevices,
     nodes: DeviceNodes,
 ) -> tuple[str, list[str]]:
-    """Returns how access to device files is isolated, and the notes about it."""
+    """Returns how access to device files is isolated, and the notes about this isolation."""
     if devices.fake or not (nodes.are_known or shares):
         return "", []
     if nodes.are_known and report.devices != FILES_CLOSED:

@@ -247,8 +247,7 @@ class Parking:
         }
 
     async def _wait_gone(self, key: SlotKey, gpus: Collection[str]) -> None:
-        """Waits until the driver reports no memory of a slot on those of these GPUs that are
-        measured.
+        """Waits until the driver reports no memory of a slot on the measured GPUs among `gpus`.
 
         Raises:
             FailedPrecondition: PARK_FAILED. The driver still reports memory.

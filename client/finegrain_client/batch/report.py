@@ -1,4 +1,6 @@
-"""Reports the progress of a batch to the caller, and saves it in the state file, at intervals."""
+"""At intervals, reports the progress of a batch to the caller, and saves the progress in the state
+file.
+"""
 
 from __future__ import annotations
 
@@ -147,9 +149,8 @@ class Report:
 
 
 def share_of(slots: BatchSlots, total: Mapping[str, int]) -> float | None:
-    """Returns the dominant share: the largest fraction that the slots have of any dimension.
-
-    The result is None if the cluster's capacity is unknown.
+    """Returns the dominant share: the largest of the fractions of each dimension of the cluster
+    that the slots have. The result is None if the capacity of the cluster is unknown.
     """
     held: dict[str, int] = {"cpu_milli": 0, "memory_bytes": 0}
     for slot in slots.held:
@@ -158,6 +159,6 @@ def share_of(slots: BatchSlots, total: Mapping[str, int]) -> float | None:
         for name, amount in slot.profile.extended:
             dimension = f"{EXTENDED_PREFIX}{name}"
             held[dimension] = held.get(dimension, 0) + amount
-    # A dimension that the cluster does not have, or that is still unknown, has no share.
+    # Skip a dimension that the cluster does not have, or whose capacity is still unknown.
     parts = [amount / total[name] for name, amount in held.items() if total.get(name)]
     return min(1.0, max(parts)) if parts else None

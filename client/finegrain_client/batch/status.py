@@ -97,8 +97,8 @@ def read_status(state_file: str | os.PathLike[str]) -> BatchStatus:
         ConfigurationError: the file is not the state file of a batch, or has another version.
     """
     path = Path(state_file)
-    # Read the runner before the file. If the runner ends after this, the file has its last
-    # progress.
+    # Read the runner before the file. If the runner ends between the two reads, the file has the
+    # last progress of the runner.
     runner = runner_of(path)
     with reading(path) as connection:
         meta = dict(connection.execute("select key, value from meta").fetchall())

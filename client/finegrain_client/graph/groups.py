@@ -43,8 +43,8 @@ def assign_groups(graph: GraphSpec, regions: Regions) -> dict[str, str]:
 def shares_one_group(graph: GraphSpec) -> bool:
     """Returns True if operators without a group share one group.
 
-    If the job's options do not set this, the operators of a streaming job share one group, and
-    those of a batch job do not.
+    If the options of the job do not decide, the operators of a streaming job share one group, and
+    the operators of a batch job do not.
     """
     same = graph.options.all_vertices_in_same_slot_sharing_group_by_default
     return graph.mode is JobMode.STREAMING if same is None else same

@@ -26,7 +26,7 @@ class Regions:
     Attributes:
         members: operators of each region, in the order of the graph.
         region_of: index of each operator's region in `members`.
-        waits_for: for each region, the regions that must end before it.
+        waits_for: for each region, the regions that must end before the region starts.
     """
 
     members: tuple[tuple[str, ...], ...]

@@ -18,7 +18,7 @@ NEEDED: Final = (1, 1)
 
 
 class ExecutorVersions:
-    """The protocol versions of executors, which are read when a task first needs them.
+    """Reads the protocol version of each executor when a task first needs this version.
 
     Args:
         cluster: the cluster.

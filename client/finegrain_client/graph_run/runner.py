@@ -279,7 +279,7 @@ class Runner:
             self._inbox.put_nowait(error)
 
     async def _watch_hosts(self) -> None:
-        """Reports lost hosts that have output of the job but no slot of it.
+        """Reports lost hosts that store output of the job but have no slot of the job.
 
         Without these reports, the runner would notice the loss only when a task does not find its
         input. The loss of a host with slots is reported together with the slots.

@@ -127,7 +127,8 @@ def read_job_status(state_file: str | os.PathLike[str]) -> GraphJobStatus:
         ConfigurationError: the file is not the state file of a job, or has another version.
     """
     path = Path(state_file)
-    # Read the runner before the file. If the runner ends after this, the file has its last events.
+    # Read the runner before the file. If the runner ends between the two reads, the file has the
+    # last events of the runner.
     runner = runner_of(path)
     with reading(path) as connection:
         meta, events = read_meta(connection), read_events(connection)

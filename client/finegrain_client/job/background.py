@@ -84,7 +84,7 @@ class Changes:
         for waiter in self._waiters:
             if not waiter.done():
                 # Skip a waiter that is already done: it stays in the set until its coroutine runs,
-                # and a second change may come before this.
+                # and a second change may come before the coroutine runs.
                 waiter.set_result(None)
         # Iterate over a copy, because a listener may remove itself.
         for listener in list(self.listeners):

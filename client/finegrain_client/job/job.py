@@ -198,7 +198,7 @@ class Job:
         try:
             return await all_granted(requests)
         except BaseException:
-            # Cancel the requests, because the caller has no handle of them.
+            # Cancel the requests, because the caller has no handles of these requests.
             self._submission.give_up(requests)
             raise
 

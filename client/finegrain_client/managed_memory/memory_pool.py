@@ -133,7 +133,7 @@ class MemoryPool:
         if self._shares:
             use["wanted_bytes"] = max(self._asked, len(self._used)) * self.page_bytes
             # If more pages are in use than the limit allows, report the pages in use, because the
-            # pool still has all of them.
+            # pool still has these pages.
             use["limit_bytes"] = max(self._pages, len(self._used)) * self.page_bytes
         return use
 

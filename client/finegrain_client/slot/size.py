@@ -1,4 +1,4 @@
-"""Keeps the size of one slot, as its job master knows it, and the changes of this size.
+"""Keeps the size of one slot and the changes of this size, as its job master knows them.
 
 Events, snapshots and answers to calls can arrive in any order, and each of them may contain the
 outcome of a change. This module ignores older states.

@@ -320,8 +320,8 @@ class Driver:
     def make_room(self, group: Group, memory_bytes: int) -> Job:
         """Makes the kernel reclaim memory before a limit is lowered, so that no task is killed.
 
-        Reclaiming may take long if the disk is slow, so a fork does it. Then the job checks that
-        the memory in use is within the new limit. `apply` undoes the changes of this job.
+        Reclaiming may take long if the disk is slow, so a fork does this work. Then the job checks
+        that the memory in use is within the new limit. `apply` undoes the changes of this job.
 
         Raises:
             Fault: BELOW_USE. More memory is in use than the new limit.

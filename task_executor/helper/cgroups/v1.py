@@ -143,7 +143,7 @@ class V1(CgroupDriver):
 
         If a cpu goes offline, v1 removes it from every group permanently. So the method first
         copies the cpus of the parent group to each group above the slot. Then it writes those
-        wanted cpus that are online. On v2, the kernel does both.
+        wanted cpus that are online. On v2, the kernel itself does both steps.
         """
         base, slots = self.base["cpuset"], path.rpartition("/")[0]
         for level in (base.rpartition("/")[0], base, slots):

@@ -32,7 +32,7 @@ def test_every_thread_is_drawn_with_who_has_it(finegrain: Finegrain, cluster: Fa
         "  s  the shared pool: LS slots, and BE slots, cpus 0,4-7,10-16,20-31",
         "  r  reserved: in the shared pool, not dedicated to slots, cpus 0",
         "  x  reserved strictly: no slot runs there, cpus 16",
-        "  k  a kubelet has assigned them to its containers, cpus 12,28",
+        "  k  assigned by a kubelet to its containers, cpus 12,28",
         "  i  isolated from load balancing: only for slots with dedicated cpus, cpus 31",
         "  -  offline, cpus 30",
         "",

@@ -1,5 +1,5 @@
-"""Computes the status of each region of a job, with the reason why it waits, for `finegrain job
-status`.
+"""Computes the status of each region of a job for `finegrain job status`, including the reason why
+a region waits.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ class RegionStatus:
 
     Attributes:
         number: number of the region.
-        chains: names of its chains.
+        chains: names of the chains of the region.
         state: state of the region.
-        attempt: number of times that its tasks were deployed.
-        failures: number of restarts after failures of its tasks.
-        losses: number of restarts after slots, hosts or output were lost.
-        tasks: number of its tasks.
-        tasks_running: number of tasks that were deployed and have not ended.
+        attempt: number of times that the tasks of the region were deployed.
+        failures: number of restarts of the region after failures of its tasks.
+        losses: number of restarts of the region after a loss of slots, hosts or output.
+        tasks: number of tasks of the region.
+        tasks_running: number of tasks of the region that were deployed and have not ended.
         slots: number of slots that the region needs.
         slots_missing: number of slots that the region has requested but not received.
         waits_for_regions: regions that must finish before this region can start.
@@ -47,7 +47,9 @@ class RegionStatus:
 
     @property
     def reason(self) -> str:
-        """A text for people about what the region waits for; empty if it does not wait."""
+        """The reason why the region waits, as a text for people; empty if the region does not
+        wait.
+        """
         match self.state:
             case RegionState.WAITING if self.waits_for_regions:
                 numbers = ", ".join(map(str, self.waits_for_regions))
