@@ -12,6 +12,7 @@ import typer
 from finegrain.errors import ConfigurationError, InvalidArgument
 from finegrain.identity import Identity, Role
 from finegrain_cli.commands.authority import register as register_authority
+from finegrain_cli.commands.migration import register as register_migration
 from finegrain_cli.common import (
     ConfigOption,
     CredentialsOption,
@@ -53,6 +54,7 @@ def register(app: typer.Typer) -> None:
         group.command()(reporting_errors(command))
     ca = typer.Typer(no_args_is_help=True)
     register_authority(ca)
+    register_migration(group)
     group.add_typer(ca, name="ca", help="Replace the cluster's authority, step by step.")
     app.add_typer(group, name="certs", help="Make certificates, and keep the authority.")
 

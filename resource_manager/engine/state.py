@@ -90,6 +90,10 @@ class State:
         self.considered_arrival = 0
         # executors that this process has answered; they may know its epoch from the answer
         self.answered_executors: set[str] = set()
+        # executors of a version without certificates that have not joined yet, and until when the
+        # wait for them lasts; see executors/awaiting.py
+        self.awaited: dict[str, None] = {}
+        self.awaited_until_ms = 0
         # Objects that change the states of entities, and keep the ledgers in step with the changes.
         self.journal = Journal(
             settings,

@@ -15,6 +15,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import assert_never
 
+from resource_manager.engine.executors.awaiting import await_executors
 from resource_manager.engine.executors.device_cordons import cordon_device, uncordon_device
 from resource_manager.engine.executors.host_settings import set_host_policy
 from resource_manager.engine.executors.reachability import executor_probed, probe_timer_fired
@@ -48,6 +49,7 @@ from resource_manager.engine.model.events import (
     Event,
     ExecutorProbed,
     ExecutorRegistered,
+    ExecutorsAwaited,
     ForgetRequested,
     GroupDeleted,
     GroupSet,
@@ -161,6 +163,8 @@ def _handle(state: State, event: Event) -> object:  # noqa: C901, PLR0912, PLR09
             provision_ended(state, event)
         case ProvisionStopFailed():
             provision_stop_failed(state, event)
+        case ExecutorsAwaited():
+            return await_executors(state, event)
         case DrainRequested():
             return request_drain(state, event)
         case UndrainRequested():

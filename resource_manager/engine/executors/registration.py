@@ -12,6 +12,7 @@ from finegrain.errors import (
     Reason,
 )
 from finegrain.values.states import ExecutorState, ProvidedExecutorState, SlotState
+from resource_manager.engine.executors.awaiting import awaited_until_ms, stop_awaiting
 from resource_manager.engine.executors.cpu_states import report_lost_cpus
 from resource_manager.engine.executors.reachability import unreachable_registered
 from resource_manager.engine.executors.reports import adopt_report, refuse_seen_epoch
@@ -61,6 +62,7 @@ def register_executor(state: State, event: ExecutorRegistered) -> RegistrationAn
         _refuse_other_instance(host, registration)
         _refuse_overtaken(host, registration, event.report.report_number)
     state.answered_executors.add(registration.executor_id)
+    stop_awaiting(state, registration.executor_id)
     was_lost = host is not None and host.executor.lost  # `_adopt` ends the state LOST
     # Before the report is adopted, commands in flight and earlier reports must be reset.
     host = _adopt(state, host, registration)
@@ -211,9 +213,11 @@ def silence_timer_fired(state: State, executor_id: str) -> None:
     # continued does not count as silence.
     silent_since_ms = max(executor.report_at_ms, state.timers.listening_since_ms)
     due_ms = silent_since_ms + state.settings.lost_timeout_ms
+    due_ms = max(due_ms, awaited_until_ms(state, executor_id))
     if state.journal.now_ms < due_ms:
         state.timers.arm(Timer.SILENCE, executor_id, due_ms)
         return
+    stop_awaiting(state, executor_id)
     state.departures.lose_executor(host, message)
 
 
@@ -286,13 +290,16 @@ def drain_timer_fired(state: State, executor_id: str) -> None:
 
 
 def forget_executor(state: State, event: ForgetRequested) -> None:
-    """Deletes a lost executor and its slots.
+    """Deletes a lost executor and its slots, or an executor of an earlier version that is awaited.
 
     Raises:
         NotFound: no such executor.
-        FailedPrecondition: the executor is not lost.
+        FailedPrecondition: the executor is neither lost nor awaited.
     """
     host = known_host(state.hosts, event.executor_id)
+    if host.host_id in state.awaited:
+        stop_awaiting(state, host.host_id)
+        state.departures.lose_executor(host, f"executor {host.host_id} is not awaited any more")
     # An executor that is not lost still reports. If it were deleted, its slots would belong to no
     # request.
     if host.executor.state is not ExecutorState.LOST:

@@ -203,6 +203,9 @@ def lease_timer_fired(state: State, job_id: str) -> None:
     # While this process was stopped, it could receive no keep-alives. So the job gets a full lease
     # from the time when the process continued.
     until_ms = max(job.lease_until_ms, timers.listening_since_ms + job.lease_ms)
+    if not job.owner:
+        # Its job master has an earlier version, and no certificate with which it could call.
+        until_ms = max(until_ms, state.awaited_until_ms)
     if state.journal.now_ms < until_ms:
         timers.arm(Timer.LEASE, job_id, until_ms)
         return

@@ -34,6 +34,12 @@ REGISTERED_WITH = "registered_with/"
 number, every leader recognises a late copy of an earlier registration.
 """
 
+AWAITED = "awaited/"
+"""Prefix of counters: 1 while an executor is awaited (see executors/awaiting.py), 0 afterwards."""
+
+AWAITED_UNTIL = "awaited_until_time_ms"
+"""Counter: when the wait for executors ends, as wall time in milliseconds."""
+
 HOST_SETTING_NUMBER = "host_setting_number"
 """Number of the last change by an operator to the settings of any host."""
 

@@ -359,6 +359,17 @@ class ProvisionStopFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class ExecutorsAwaited:
+    """The known executors have no certificates yet, so they cannot register before they join.
+
+    Answer: the ids of the executors.
+    """
+
+    at: Instant
+    for_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class DrainRequested:
     """An operator drains an executor, so that it gets no new slots. If there is a deadline, its
     slots end then.
@@ -436,6 +447,7 @@ Event = (
     | ProvisionFailed
     | ProvisionEnded
     | ProvisionStopFailed
+    | ExecutorsAwaited
     | DrainRequested
     | UndrainRequested
     | ForgetRequested

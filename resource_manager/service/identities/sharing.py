@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from finegrain.certificates.joining import public_bytes
 from finegrain.errors import ConfigurationError, FinegrainError
 from finegrain.logs import get_logger
+from resource_manager.engine.model.events import ExecutorsAwaited
 from resource_manager.service.identities.own import AUTHORITY_FILE, FOLDER, OwnFiles
 from resource_manager.service.runner import Runner
 from resource_manager.storage.backup import AUTHORITY_KEY
@@ -17,6 +18,7 @@ from resource_manager.storage.store import StoreAway
 if TYPE_CHECKING:
     from resource_manager.wiring import Components
 
+AWAITED_FOR_MS = 7 * 24 * 3_600_000
 AWAY_PAUSE_S = 0.2
 RENEW_INTERVAL_S = 3_600.0
 
@@ -50,7 +52,8 @@ def check_authority_shared(own: OwnFiles, leader: str) -> None:
 async def check_authority(runner: Runner, own: OwnFiles) -> None:
     """Checks that the authority is the one that the database belongs to.
 
-    The first resource manager that leads on a database stores its authority's key there. When
+    The first resource manager that leads on a database stores its authority's key there. Executors
+    that the database knows already are of a version without certificates: they are awaited. When
     another authority replaces it, both are trusted for some time, and the new key is stored.
 
     Raises:
@@ -61,6 +64,17 @@ async def check_authority(runner: Runner, own: OwnFiles) -> None:
     while True:
         try:
             known = await runner.in_store(lambda store: store.meta(AUTHORITY_KEY))
+            if known is None:
+                # Before the key is stored: a start that is interrupted in between repeats this.
+                awaited: list[str] = await runner.submit(
+                    lambda at: ExecutorsAwaited(at, AWAITED_FOR_MS)
+                )
+                if awaited:
+                    _log.warning(
+                        "executors_awaited",
+                        executors=len(awaited),
+                        fix="give each a join token: finegrain certs migrate",
+                    )
             if known is None or known in others:
                 await runner.in_store(lambda store: store.set_meta(AUTHORITY_KEY, key))
                 return
