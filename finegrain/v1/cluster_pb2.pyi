@@ -159,7 +159,7 @@ class ExecutorStatus(google.protobuf.message.Message):
     slots_max: builtins.int
     """Maximum number of slots at one time; 0: no limit."""
     software_version: builtins.str
-    """Its software version."""
+    """Software version of the executor."""
     shared_cpus: builtins.str
     """Cpus of the shared pool, as a cpu list."""
     unreachable_reason: builtins.str
@@ -201,7 +201,7 @@ class ExecutorStatus(google.protobuf.message.Message):
 
     @property
     def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
-        """Its labels."""
+        """Labels of the executor."""
 
     @property
     def default_slot_profile(self) -> finegrain.v1.resources_pb2.ResourceProfile:
@@ -299,7 +299,7 @@ class JobStatus(google.protobuf.message.Message):
     """Identity that registered the job, as `ROLE/NAME`."""
     @property
     def lease(self) -> google.protobuf.duration_pb2.Duration:
-        """Its lease; absent for a detached job."""
+        """Lease of the job; absent for a detached job."""
 
     @property
     def create_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
@@ -599,7 +599,7 @@ class GetExecutorResponse(google.protobuf.message.Message):
 
     @property
     def slots(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.slots_pb2.SlotStatus]:
-        """Its slots."""
+        """Slots on the executor."""
 
     def __init__(
         self,
@@ -1239,7 +1239,7 @@ class ExecutorShape(google.protobuf.message.Message):
     FAILURES_FIELD_NUMBER: builtins.int
     LAST_FAILURE_FIELD_NUMBER: builtins.int
     name: builtins.str
-    """Its name."""
+    """Name of the shape."""
     provider: builtins.str
     """The provider that starts executors of this shape: "process", "command", or the name of another provider."""
     cost: builtins.float
@@ -1636,7 +1636,7 @@ class DeleteGroupRequest(google.protobuf.message.Message):
 
     NAME_FIELD_NUMBER: builtins.int
     name: builtins.str
-    """Its name."""
+    """Name of the group."""
     def __init__(
         self,
         *,

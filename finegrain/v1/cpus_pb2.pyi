@@ -103,11 +103,13 @@ class _ExclusivePolicyEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper
     EXCLUSIVE_POLICY_UNSPECIFIED: _ExclusivePolicy.ValueType  # 0
     """Not set: the default of the host or the cluster."""
     EXCLUSIVE_POLICY_NONE: _ExclusivePolicy.ValueType  # 1
-    """Nothing."""
+    """No restriction."""
     EXCLUSIVE_POLICY_PCPU_LEVEL: _ExclusivePolicy.ValueType  # 2
-    """Physical cores."""
+    """The slot does not share physical cores."""
     EXCLUSIVE_POLICY_NUMA_NODE_LEVEL: _ExclusivePolicy.ValueType  # 3
-    """NUMA nodes. If the policy is only preferred and the host has no node to give, the policy applies to physical cores."""
+    """The slot does not share NUMA nodes. If the policy is only preferred and no node is available, the policy applies to
+    physical cores.
+    """
 
 class ExclusivePolicy(_ExclusivePolicy, metaclass=_ExclusivePolicyEnumTypeWrapper):
     """The part of the host that a slot with dedicated cpus does not share with other slots of the same exclusive policy."""
@@ -115,11 +117,13 @@ class ExclusivePolicy(_ExclusivePolicy, metaclass=_ExclusivePolicyEnumTypeWrappe
 EXCLUSIVE_POLICY_UNSPECIFIED: ExclusivePolicy.ValueType  # 0
 """Not set: the default of the host or the cluster."""
 EXCLUSIVE_POLICY_NONE: ExclusivePolicy.ValueType  # 1
-"""Nothing."""
+"""No restriction."""
 EXCLUSIVE_POLICY_PCPU_LEVEL: ExclusivePolicy.ValueType  # 2
-"""Physical cores."""
+"""The slot does not share physical cores."""
 EXCLUSIVE_POLICY_NUMA_NODE_LEVEL: ExclusivePolicy.ValueType  # 3
-"""NUMA nodes. If the policy is only preferred and the host has no node to give, the policy applies to physical cores."""
+"""The slot does not share NUMA nodes. If the policy is only preferred and no node is available, the policy applies to
+physical cores.
+"""
 global___ExclusivePolicy = ExclusivePolicy
 
 class _NumaPolicy:
@@ -133,7 +137,7 @@ class _NumaPolicyEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enu
     NUMA_POLICY_NONE: _NumaPolicy.ValueType  # 1
     """Any nodes."""
     NUMA_POLICY_BEST_EFFORT: _NumaPolicy.ValueType  # 2
-    """As few nodes as possible; if this is not possible, any nodes."""
+    """As few nodes as the slot would need on the empty host, if possible; otherwise any nodes."""
     NUMA_POLICY_RESTRICTED: _NumaPolicy.ValueType  # 3
     """As few nodes as the slot would need on the empty host. If this is required but not possible, the slot is not placed
     on the host.
@@ -149,7 +153,7 @@ NUMA_POLICY_UNSPECIFIED: NumaPolicy.ValueType  # 0
 NUMA_POLICY_NONE: NumaPolicy.ValueType  # 1
 """Any nodes."""
 NUMA_POLICY_BEST_EFFORT: NumaPolicy.ValueType  # 2
-"""As few nodes as possible; if this is not possible, any nodes."""
+"""As few nodes as the slot would need on the empty host, if possible; otherwise any nodes."""
 NUMA_POLICY_RESTRICTED: NumaPolicy.ValueType  # 3
 """As few nodes as the slot would need on the empty host. If this is required but not possible, the slot is not placed
 on the host.
@@ -593,7 +597,9 @@ class NumaCapacity(google.protobuf.message.Message):
     memory_bytes: builtins.int
     """Memory in bytes."""
     default_memory: builtins.bool
-    """False: special memory (HBM, CXL, persistent memory, or memory of a GPU), which slots do not get by default."""
+    """True: ordinary memory. False: special memory (HBM, CXL, persistent memory, or memory of a GPU), which slots do not
+    get by default.
+    """
     @property
     def extended(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
         """Countable resources on this node, by name ("hugepages-2Mi", "hugepages-1Gi")."""
@@ -682,13 +688,13 @@ class KubeletReport(google.protobuf.message.Message):
     POLICY_FIELD_NUMBER: builtins.int
     CONTAINERS_FIELD_NUMBER: builtins.int
     cpu_manager_policy: builtins.str
-    """"none" or "static"."""
+    """The policy of the CPU manager: "none" or "static"."""
     topology_manager_policy: builtins.str
-    """"none", "best-effort", "restricted" or "single-numa-node"."""
+    """The policy of the topology manager: "none", "best-effort", "restricted" or "single-numa-node"."""
     topology_manager_scope: builtins.str
-    """"container" or "pod"."""
+    """The scope of the topology manager: "container" or "pod"."""
     memory_manager_policy: builtins.str
-    """"None" or "Static"."""
+    """The policy of the memory manager: "None" or "Static"."""
     reserved_cpus: builtins.str
     """Cpus that the kubelet reserves for the system, as a cpu list."""
     @property

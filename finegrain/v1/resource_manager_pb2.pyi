@@ -32,7 +32,7 @@ class _WhenInUse:
 class _WhenInUseEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_WhenInUse.ValueType], builtins.type):
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     WHEN_IN_USE_UNSPECIFIED: _WhenInUse.ValueType  # 0
-    """The same as REFUSE."""
+    """This value means REFUSE."""
     WHEN_IN_USE_REFUSE: _WhenInUse.ValueType  # 1
     """The change is refused, and the slot keeps its size."""
     WHEN_IN_USE_WAIT: _WhenInUse.ValueType  # 2
@@ -42,7 +42,7 @@ class WhenInUse(_WhenInUse, metaclass=_WhenInUseEnumTypeWrapper):
     """What the RM does if a slot uses more memory than its new size."""
 
 WHEN_IN_USE_UNSPECIFIED: WhenInUse.ValueType  # 0
-"""The same as REFUSE."""
+"""This value means REFUSE."""
 WHEN_IN_USE_REFUSE: WhenInUse.ValueType  # 1
 """The change is refused, and the slot keeps its size."""
 WHEN_IN_USE_WAIT: WhenInUse.ValueType  # 2
@@ -70,7 +70,7 @@ class RegisterJobRequest(google.protobuf.message.Message):
     name: builtins.str
     """Name for people, 1 to 200 printable characters. Required."""
     group: builtins.str
-    """Resource group to which the job's usage counts; empty: "default". If the group does not exist, the call fails with
+    """Resource group that the job belongs to; empty: "default". If the group does not exist, the call fails with
     NOT_FOUND, reason "GROUP_UNKNOWN" (ClusterService.ListGroups lists the groups).
     """
     detached: builtins.bool
@@ -96,7 +96,7 @@ global___RegisterJobRequest = RegisterJobRequest
 
 @typing.final
 class RegisterJobResponse(google.protobuf.message.Message):
-    """The job is registered, durably."""
+    """The RM has stored the job."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -256,7 +256,7 @@ class RequestResourceResponse(google.protobuf.message.Message):
 
     @property
     def range_results(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.slots_pb2.ItemResult]:
-        """One result per range, named by its `range_id`, with the same meaning."""
+        """One result per range, named by its `range_id`. An item without error has the meaning of an item in `results`."""
 
     def __init__(
         self,
@@ -312,7 +312,7 @@ class CancelRequestsResponse(google.protobuf.message.Message):
 
     @property
     def range_results(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.slots_pb2.ItemResult]:
-        """One result per range, named by its `range_id`, with the same meaning."""
+        """One result per range, named by its `range_id`. An item without error has the meaning of an item in `results`."""
 
     def __init__(
         self,
@@ -397,7 +397,7 @@ class ReleaseSlotsResponse(google.protobuf.message.Message):
 
     @property
     def range_results(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.slots_pb2.ItemResult]:
-        """One result per range, named by its `range_id`, with the same meaning."""
+        """One result per range, named by its `range_id`. An item without error has the meaning of an item in `results`."""
 
     def __init__(
         self,
@@ -818,7 +818,7 @@ class ExplainRequest(google.protobuf.message.Message):
     allocation_id: builtins.str
     """The request."""
     executor_id: builtins.str
-    """Only this executor; empty: all."""
+    """Explain only this executor; empty: explain all executors."""
     max_executors: builtins.int
     """Maximum number of executors in the answer's `executors`; 0: 20, at most 1,000."""
     def __init__(
@@ -1027,7 +1027,7 @@ class FlowTally(google.protobuf.message.Message):
     job_name: builtins.str
     """Name of the job."""
     weight: builtins.float
-    """Its weight."""
+    """Weight of the flow."""
     service: builtins.float
     """Recent usage: cost times seconds, decayed; see docs/fairness.md."""
     tally: builtins.float
@@ -1096,8 +1096,8 @@ global___GroupLimit = GroupLimit
 
 @typing.final
 class Reservation(google.protobuf.message.Message):
-    """Capacity that is reserved for a starved request. A request is starved if it has waited too long while others were
-    placed.
+    """Capacity that is reserved for a starved request. A request is starved if it has waited too long while other requests
+    were placed.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -1112,9 +1112,9 @@ class Reservation(google.protobuf.message.Message):
     allocation_id: builtins.str
     """The request; for a gang, the first member."""
     job_id: builtins.str
-    """Its job."""
+    """Job of the request."""
     gang_id: builtins.str
-    """Its gang; empty: none."""
+    """Gang of the request; empty: none."""
     summary: builtins.str
     """The reservation as a sentence for people."""
     @property
@@ -1232,7 +1232,7 @@ class GangSpot(google.protobuf.message.Message):
     name: builtins.str
     """An executor, or a value of the label; empty: the whole cluster."""
     placeable: builtins.int
-    """Number of members that fit there now."""
+    """Number of members that fit at this place now."""
     def __init__(
         self,
         *,
@@ -1260,7 +1260,7 @@ class ResizeExplanation(google.protobuf.message.Message):
 
     @property
     def dimensions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___DimensionStatus]:
-        """Per dimension that grows: the growth, what is free on the slot's executor, and the executor's total."""
+        """Per dimension that grows: the growth, the free amount on the slot's executor, and the executor's total."""
 
     def __init__(
         self,
@@ -1489,7 +1489,7 @@ class RegisterExecutorRequest(google.protobuf.message.Message):
     refuses another instance with the same executor_id with ALREADY_EXISTS. Required.
     """
     address: builtins.str
-    """Address where the RM and job masters reach its TaskExecutorService, "host:port". Required."""
+    """Address where the RM and job masters reach the executor's TaskExecutorService, "host:port". Required."""
     slots_max: builtins.int
     """Maximum number of slots at one time; 0: no limit."""
     protocol_version: builtins.str
@@ -1575,7 +1575,7 @@ global___RegisterExecutorRequest = RegisterExecutorRequest
 
 @typing.final
 class RegisterExecutorResponse(google.protobuf.message.Message):
-    """The executor is registered, durably."""
+    """The RM has stored the registration."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1591,16 +1591,20 @@ class RegisterExecutorResponse(google.protobuf.message.Message):
     EPOCH_PROOF_FIELD_NUMBER: builtins.int
     AUTHORITIES_SHA256_FIELD_NUMBER: builtins.int
     rm_epoch: builtins.int
-    """Epoch (incarnation) of the RM. The executor keeps the highest epoch on disk and refuses commands with a lower one."""
+    """Epoch (incarnation) of the RM. The executor keeps the highest epoch on disk and refuses commands with a lower
+    epoch.
+    """
     registration_number: builtins.int
-    """Number of this registration; rises by one with each registration of the executor. Commands and reports carry it."""
+    """Number of this registration; rises by one with each registration of the executor. Commands and reports contain this
+    number.
+    """
     protocol_version: builtins.str
     """Version of this protocol that the RM uses."""
     host_policy_number: builtins.int
     """Number of these settings; it rises with every change. 0: no administrator has ever made such settings."""
     authorities_sha256: builtins.str
     """SHA-256, in hexadecimal, of the `authorities` that the RM issues with certificates. An executor that trusts other
-    authorities renews its certificate now. Empty: the RM does not say.
+    authorities renews its certificate now. Empty: the RM does not send the hash.
     """
     @property
     def report_interval(self) -> google.protobuf.duration_pb2.Duration:
@@ -1616,7 +1620,7 @@ class RegisterExecutorResponse(google.protobuf.message.Message):
 
     @property
     def host_policy(self) -> finegrain.v1.cpus_pb2.HostPolicy:
-        """Settings that the administrator made for this host at runtime; absent: none."""
+        """Settings that administrators made for this host at runtime; absent: none."""
 
     @property
     def denied(self) -> global___DeniedIdentities:
@@ -1624,7 +1628,7 @@ class RegisterExecutorResponse(google.protobuf.message.Message):
 
     @property
     def epoch_proof(self) -> finegrain.v1.identity_pb2.EpochProof:
-        """Proof of `rm_epoch`. The executor keeps it on disk, together with the epoch."""
+        """Proof of `rm_epoch`. The executor keeps the proof on disk, together with the epoch."""
 
     def __init__(
         self,
@@ -1687,7 +1691,7 @@ class ReportSlotsRequest(google.protobuf.message.Message):
     executor_id: builtins.str
     """The executor."""
     instance_id: builtins.str
-    """Its instance."""
+    """Instance of the executor."""
     registration_number: builtins.int
     """The registration that the report belongs to. The RM drops a report of an older registration."""
     denied_number: builtins.int

@@ -229,8 +229,8 @@ class ResourceManagerServiceServicer(object):
 
     def WatchJob(self, request, context):
         """Streams the events of a job's requests and slots, numbered without gaps. An open stream renews the lease. To
-        resume, send the number after that of the last processed event. OUT_OF_RANGE means that the RM has deleted this
-        event. Then watch from 0: such a stream begins with a snapshot.
+        resume, send the number of the last processed event plus 1. OUT_OF_RANGE means that the RM has deleted this event.
+        Then watch from 0: such a stream begins with a snapshot.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

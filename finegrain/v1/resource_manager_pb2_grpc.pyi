@@ -127,8 +127,8 @@ class ResourceManagerServiceStub:
         finegrain.v1.resource_manager_pb2.WatchJobResponse,
     ]
     """Streams the events of a job's requests and slots, numbered without gaps. An open stream renews the lease. To
-    resume, send the number after that of the last processed event. OUT_OF_RANGE means that the RM has deleted this
-    event. Then watch from 0: such a stream begins with a snapshot.
+    resume, send the number of the last processed event plus 1. OUT_OF_RANGE means that the RM has deleted this event.
+    Then watch from 0: such a stream begins with a snapshot.
     """
 
     Explain: grpc.UnaryUnaryMultiCallable[
@@ -262,8 +262,8 @@ class ResourceManagerServiceAsyncStub:
         finegrain.v1.resource_manager_pb2.WatchJobResponse,
     ]
     """Streams the events of a job's requests and slots, numbered without gaps. An open stream renews the lease. To
-    resume, send the number after that of the last processed event. OUT_OF_RANGE means that the RM has deleted this
-    event. Then watch from 0: such a stream begins with a snapshot.
+    resume, send the number of the last processed event plus 1. OUT_OF_RANGE means that the RM has deleted this event.
+    Then watch from 0: such a stream begins with a snapshot.
     """
 
     Explain: grpc.aio.UnaryUnaryMultiCallable[
@@ -415,8 +415,8 @@ class ResourceManagerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[finegrain.v1.resource_manager_pb2.WatchJobResponse], collections.abc.AsyncIterator[finegrain.v1.resource_manager_pb2.WatchJobResponse]]:
         """Streams the events of a job's requests and slots, numbered without gaps. An open stream renews the lease. To
-        resume, send the number after that of the last processed event. OUT_OF_RANGE means that the RM has deleted this
-        event. Then watch from 0: such a stream begins with a snapshot.
+        resume, send the number of the last processed event plus 1. OUT_OF_RANGE means that the RM has deleted this event.
+        Then watch from 0: such a stream begins with a snapshot.
         """
 
     @abc.abstractmethod

@@ -536,7 +536,7 @@ class EndedSlot(google.protobuf.message.Message):
     allocation_id: builtins.str
     """Identity of the slot."""
     generation: builtins.int
-    """Its generation."""
+    """Generation of the slot."""
     reason: builtins.str
     """Why the slot ended: "OFFER_NOT_ACCEPTED" (the job master did not accept the slot in time), "ORPHANED" (for
     `orphan_timeout`, no RM confirmed the slot's job), "SLOT_BROKEN" (the slot's cgroup vanished, or the executor could
