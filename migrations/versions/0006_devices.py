@@ -1,4 +1,4 @@
-"""Devices that operators have cordoned.
+"""Devices that administrators have cordoned.
 
 There is no downgrade. A released migration must not be changed. Existing columns already contain
 the devices of hosts (the topology of executors) and of slots (profile and assignment).

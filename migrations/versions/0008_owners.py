@@ -12,7 +12,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Rename the column. Existing jobs get no owner, so only operators can end them."""
+    """Rename the column. Existing jobs get no owner, so only administrators can end them."""
     # `alter_column` is not used, because on SQLite it would copy the table.
     op.execute("ALTER TABLE jobs RENAME COLUMN secret_sha256 TO owner")
     op.execute("UPDATE jobs SET owner = ''")

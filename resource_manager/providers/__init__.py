@@ -1,1 +1,1 @@
-"""Providers, which start and stop executors, and the file with which operators configure them."""
+"""Providers start and stop executors. Administrators configure providers in a file."""

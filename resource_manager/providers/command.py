@@ -1,9 +1,9 @@
-"""The command provider: starts and stops executors with commands that the operator configures.
+"""The command provider: starts and stops executors with commands that the administrator configures.
 
-This module fills the operator's templates, runs them and interprets their exit status. Before a
-command runs, a note on disk names its process, and how to stop the executor. So a resource manager
-that starts after a crash can stop the process and the executor, even if the shape is no longer
-configured.
+This module fills the administrator's templates, runs them and interprets their exit status. Before
+a command runs, a note on disk names its process, and how to stop the executor. So a resource
+manager that starts after a crash can stop the process and the executor, even if the shape is no
+longer configured.
 
     <directory>/notes/ID.json      the executor's shape and handle, and how to stop it
     <directory>/output/ID.start    the start command, its exit status and output; also .stop and
@@ -98,7 +98,7 @@ class CommandKind:
 
 
 class CommandProvider:
-    """Implements `Provider` with the operator's commands; see the module."""
+    """Implements `Provider` with the administrator's commands; see the module."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """Decodes the tables of the command provider in the providers' file.
 
-docs/providers.md explains each key for operators.
+docs/providers.md explains each key for administrators.
 """
 
 from __future__ import annotations

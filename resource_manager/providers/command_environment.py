@@ -1,4 +1,4 @@
-"""Builds the placeholder values and the environment of the operator's start and stop commands.
+"""Builds the placeholder values and the environment of the administrator's start and stop commands.
 
 An executor that inherits this environment needs no other configuration. A variable whose name
 contains two underscores sets a key of the executor's configuration.

@@ -1,4 +1,4 @@
-"""Runs one command of the operator: without a shell, with bounded time and bounded output.
+"""Runs one command of the administrator: without a shell, with bounded time and bounded output.
 
 A command has ended when its first process has ended, even if a background process still has its
 output open. The beginning and the end of each output stream are kept. The code blocks, so it runs

@@ -177,8 +177,8 @@ def _shape(table: ConfigTable, name: str, provider: str, read: ReadShape) -> Con
     if "count_max" in table and not count_max:  # 0 looks like "none", but would mean "no limit"
         table.wrong("count_max", 0, "1 or more; without it there is no limit")
     if read.count_max:
-        # The provider cannot exceed its limit, such as the number of shares. The operator may only
-        # lower this limit.
+        # The provider cannot exceed its limit, such as the number of shares. The administrator may
+        # only lower this limit.
         count_max = min(count_max or read.count_max, read.count_max)
     # executors also read the fraction as a decimal: 0.1 is exactly a tenth
     exact = Fraction(str(fraction))

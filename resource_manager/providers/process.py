@@ -64,7 +64,7 @@ OURS = frozenset(
     | {"stop_tasks_on_exit", "reserved_cpus", "reserved_memory", "helper_socket"}
     | {"helper_state_dir", "front_user", "provided_as"}
 )
-"""Keys of [process] executor that an operator cannot set, because the provider sets them."""
+"""Keys of [process] executor that an administrator cannot set, because the provider sets them."""
 
 _log = get_logger("finegrain.rm.providers.process")
 
@@ -205,7 +205,7 @@ class ProcessProvider:
         return ExecutorDirectory(self.directory, executor_id, self._settings.program, environment)
 
     def _keys(self, own: ConfiguredShape) -> dict[str, Any]:
-        """Returns the keys of the executors' configuration that the operator set."""
+        """Returns the keys of the executors' configuration that the administrator set."""
         return {**self._settings.executor, **own.settings.executor}
 
     def _start(self, executor_id: str, shape: str) -> Started:
@@ -343,7 +343,8 @@ class ProcessProvider:
             "listen": "127.0.0.1:0",
             "metrics_listen": "127.0.0.1:0",
             "advertise": "",
-            # The operator's keys come here. They override the keys above, but not the keys below.
+            # The administrator's keys come here. They override the keys above, but not the keys
+            # below.
             **self._keys(own),
             "executor_id": executor.executor_id,
             "provided_as": shape.name,

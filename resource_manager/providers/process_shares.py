@@ -95,7 +95,7 @@ def overlap(shares: Sequence[Share]) -> str:
 
     Cost: quadratic in the number of shares.
     """
-    # There are few pairs, because operators write the shares by hand.
+    # There are few pairs, because administrators write the shares by hand.
     for one, other in combinations(shares, 2):
         common = one.cpu_set & other.cpu_set
         if not common:

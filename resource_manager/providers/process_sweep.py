@@ -2,8 +2,8 @@
 
     python -m resource_manager.providers.process_sweep DIRECTORY
 
-If an executor cannot be stopped, the other executors are stopped anyway. The operator must make
-sure that no resource manager runs any more, because it would start new executors.
+If an executor cannot be stopped, the other executors are stopped anyway. The administrator must
+make sure that no resource manager runs any more, because it would start new executors.
 """
 
 from __future__ import annotations

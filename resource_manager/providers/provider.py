@@ -2,8 +2,8 @@
 
 The engine (`engine/scaling`) decides when to start an executor, of which shape, and when to stop
 it. `service/provisioning.py` passes these decisions to a provider, which carries them out. Two
-providers come with finegrain: `process` (executors on this host) and `command` (the operator's own
-command templates). Another provider implements `Provider` and `ProviderKind`, and registers its
+providers come with finegrain: `process` (executors on this host) and `command` (the administrator's
+own command templates). Another provider implements `Provider` and `ProviderKind`, and registers its
 kind as an entry point of the group "finegrain.providers"; docs/providers.md shows an example.
 
 Every provider must guarantee the following, even if the resource manager is killed at any moment:
@@ -39,7 +39,7 @@ registers.
 
 
 class ProviderFailed(FinegrainError):
-    """A provider could not carry out a request; the message is for the operator."""
+    """A provider could not carry out a request; the message is for the administrator."""
 
 
 class Presence(StrEnum):
@@ -101,7 +101,7 @@ class ReadShape:
     decoded it.
 
     `total`: the capacity of one executor, if the provider determines it instead of the
-    operator. `count_max`: the maximum number that can exist at a time; 0: no limit.
+    administrator. `count_max`: the maximum number that can exist at a time; 0: no limit.
     """
 
     settings: Any

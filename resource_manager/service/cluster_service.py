@@ -1,4 +1,4 @@
-"""Operators' calls: lists of the cluster's objects, the history of events, and admin calls."""
+"""Administrators' calls: lists of the cluster's objects, the history of events, and admin calls."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Fills the gauges of devices: sums for each executor, and a few series for each device.
 
-The label for reasons has only two values, because texts of drivers and operators would create an
-unlimited number of series. `ListDevices` returns the texts.
+The label for reasons has only two values, because texts of drivers and administrators would create
+an unlimited number of series. `ListDevices` returns the texts.
 """
 
 from __future__ import annotations

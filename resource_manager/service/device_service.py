@@ -1,4 +1,4 @@
-"""Operators' calls about devices: list, cordon and uncordon devices."""
+"""Administrators' calls about devices: list, cordon and uncordon devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Explains why the resource manager cannot connect to an executor, and what an operator can do.
+"""Explains why the resource manager cannot connect to an executor, and what an administrator can
+do.
 
 The causes are recognised by the sentences of `finegrain/rpc/connect_failures.py`. An unknown
 message is shown unchanged. This module makes no calls.
@@ -19,7 +20,9 @@ from finegrain.errors import (
 
 
 class Obstacle(Enum):
-    """Why the resource manager cannot connect to an executor. The value is the operator's hint."""
+    """Why the resource manager cannot connect to an executor. The value is the administrator's
+    hint.
+    """
 
     REFUSED = (
         "nothing listens there: set --advertise of the executor to an address that the resource "

@@ -1,4 +1,4 @@
-"""Operators' calls about resource groups: list, set, delete."""
+"""Administrators' calls about resource groups: list, set, delete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators' calls that show and change the cpu policies of hosts."""
+"""Administrators' calls that show and change the cpu policies of hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The error text for an operator when a resource manager ends because its database is outdated."""
+"""The error text for an administrator when a resource manager ends because its database is
+outdated.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from resource_manager.storage.store import Contested
 
 def stale_database_message(error: EpochSeen | Contested, location: DatabaseUrl) -> str:
     """Returns the complete error text: the facts, the likely cause, and the command that helps."""
-    # The URL of a server is shown without its password. The operator must add it.
+    # The URL of a server is shown without its password. The administrator must add it.
     url = sqlite_url(location.path) if location.is_sqlite else str(location)
     command = f"finegrain db raise-epoch --above-epoch {error.seen} --database {shlex.quote(url)}"
     return (

@@ -324,8 +324,8 @@ class Provisioning:
             self._seen = {
                 name: observation for name, observation in self._seen.items() if name in known
             }
-            # Only a few executors are checked at once, because each check may run an operator's
-            # command.
+            # Only a few executors are checked at once, because each check may run an
+            # administrator's command.
             await asyncio.gather(*(check(each) for each in present))
 
     async def _check(self, provision: StopExecutor) -> None:

@@ -86,7 +86,7 @@ def _open_lock(path: Path) -> int:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        # The process id tells the operator which process to stop.
+        # The process id tells the administrator which process to stop.
         holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
         os.close(descriptor)
         raise ConfigurationError(

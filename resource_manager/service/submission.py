@@ -191,7 +191,7 @@ async def resize_slot(
     Args:
         runner: the single writer.
         message: the call.
-        job_id: the job that must own the slot; None: an operator's call, for any slot.
+        job_id: the job that must own the slot; None: an administrator's call, for any slot.
         owner: the fair queue to join; see `Intake.submit`.
 
     Returns:

@@ -1,7 +1,7 @@
 """Backs up an SQLite database, and restores it.
 
 An incomplete copy never appears. A restore keeps the replaced database under another name, and sets
-an epoch above all epochs that executors may know. For PostgreSQL, operators use the tools of
+an epoch above all epochs that executors may know. For PostgreSQL, administrators use the tools of
 PostgreSQL.
 """
 
@@ -170,7 +170,8 @@ def _epoch_if_readable(database: Path) -> int:
 
 
 def check_above_epoch(above_epoch: int) -> None:
-    """Checks an epoch that an operator has typed, so that a typing error cannot use up all epochs.
+    """Checks an epoch that an administrator has typed, so that a typing error cannot use up all
+    epochs.
 
     Raises:
         InvalidArgument: the epoch is negative, or higher than any resource manager can have.

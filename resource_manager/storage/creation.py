@@ -95,7 +95,7 @@ def upgrade_sqlite(path: Path) -> int:
         version = check_is_ours(path).schema_version
         if version < tables.SCHEMA_VERSION:
             name = f"{path.name}.before-{migrate.revision_name(tables.SCHEMA_VERSION)}"
-            # The copy is made before the migration, so that operators can return to the older
+            # The copy is made before the migration, so that administrators can return to the older
             # version.
             copy_sqlite(path, path.with_name(name))
             run_migrations(path, path)

@@ -54,7 +54,7 @@ class DatabaseUrl:
         except (ArgumentError, ValueError):
             raise ConfigurationError(f"the database URL cannot be parsed; {_EXPECTED}") from None
         if url.drivername in _POSTGRESQL:
-            # All schemes use the same driver, because operators copy URLs from other programs.
+            # All schemes use the same driver, because administrators copy URLs from other programs.
             return cls(url.set(drivername="postgresql+psycopg"))
         shown = url.render_as_string(hide_password=True)
         if url.drivername not in _SQLITE:

@@ -1,4 +1,4 @@
-"""Translates PostgreSQL's errors to error classes and reasons, with advice for the operator."""
+"""Translates PostgreSQL's errors to error classes and reasons, with advice for administrators."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def postgresql_engine(location: DatabaseUrl, *, connections: int = CONNECTIONS) 
         # transaction.
         "prepare_threshold": None,
     }
-    # A setting in the operator's URL takes precedence.
+    # A setting in the administrator's URL takes precedence.
     given = {key: value for key, value in defaults.items() if key not in location.url.query}
     return create_engine(
         location.url,

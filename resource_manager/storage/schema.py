@@ -1,4 +1,4 @@
-"""Operations on a database for operators: `finegrain db upgrade | check | backup | restore`.
+"""Operations on a database for administrators: `finegrain db upgrade | check | backup | restore`.
 
 The functions return their messages; the command line prints them.
 """
@@ -55,7 +55,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that an operator should know; the message says what to do."""
+    """One thing that an administrator should know; the message says what to do."""
 
     severity: Severity
     message: str

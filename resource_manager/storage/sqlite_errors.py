@@ -1,4 +1,4 @@
-"""Translates SQLite's errors to error classes and reasons, with advice for the operator."""
+"""Translates SQLite's errors to error classes and reasons, with advice for administrators."""
 
 from __future__ import annotations
 

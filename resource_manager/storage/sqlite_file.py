@@ -88,7 +88,7 @@ def sqlite_engine(path: Path, *, read_only: bool, connections: int) -> Engine:
 
 
 def _use_wal(connection: Any, path: Path) -> None:
-    # A backup that an operator copied to this path has another journal mode.
+    # A backup that an administrator copied to this path has another journal mode.
     mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
     if mode != "wal":
         raise StoreError(

@@ -29,7 +29,7 @@ class NotLeader(FailedPrecondition):
 class Contested(FailedPrecondition):
     """An earlier leader of this database stopped, because an executor had seen a newer epoch.
 
-    An operator must decide which database to keep.
+    An administrator must decide which database to keep.
 
     Args:
         seen: the epoch that the executor had seen.
@@ -40,7 +40,7 @@ class Contested(FailedPrecondition):
     def __init__(self, seen: int) -> None:
         super().__init__(
             f"an executor has seen rm_epoch {seen} of a newer resource manager, so no resource "
-            "manager serves from this database until an operator decides",
+            "manager serves from this database until an administrator decides",
             details={"seen": seen},
         )
         self.seen = seen
@@ -209,8 +209,8 @@ class Store(ABC):
 
     @abstractmethod
     def check(self) -> list[str]:
-        """Returns problems that an operator should know: damage, risky versions and risky settings.
-        May take seconds.
+        """Returns problems that an administrator should know: damage, risky versions and risky
+        settings. May take seconds.
         """
 
     @abstractmethod

@@ -258,7 +258,7 @@ tallies = _table(
     _text("durations"),
 )
 
-# Host policies that operators set at runtime. An empty executor_id means the whole cluster. No
+# Host policies that administrators set at runtime. An empty executor_id means the whole cluster. No
 # foreign key: an executor may be deleted and register again.
 host_settings = _table(
     "host_settings",

@@ -1,1 +1,1 @@
-"""Handles events of executors, and of operators about executors and hosts."""
+"""Handles events of executors, and of administrators about executors and hosts."""

@@ -1,4 +1,5 @@
-"""Applies changes of hosts' cpus: settings of operators, and the cpu states that executors report.
+"""Applies changes of hosts' cpus: settings of administrators, and the cpu states that executors
+report.
 
 The capacity of the host changes at once, and queued requests are tried again. Existing slots do not
 change. If a slot loses dedicated cpus, one event reports the loss, and another event reports when
@@ -59,7 +60,7 @@ def adopt_cpu_state(state: State, host: Host, seen: CpuState | None) -> None:
 def policy_to_send(
     host_settings: Mapping[str, HostSetting], host: Host
 ) -> tuple[HostPolicy | None, int]:
-    """Returns the settings of operators that must be sent to the executor, with their number.
+    """Returns the settings of administrators that must be sent to the executor, with their number.
 
     Returns (None, 0) if the executor has already applied these settings, or if there are no
     settings.
@@ -108,8 +109,8 @@ def report_lost_cpus(journal: Journal, host: Host) -> None:
 
 def lost_cpus(host: Host) -> dict[SlotKey, CpuSet]:
     """Returns the lost dedicated cpus by slot. Slots that are being freed are left out."""
-    # A cpu that an operator reserves later is not lost, because a slot that already has this cpu
-    # keeps it.
+    # A cpu that an administrator reserves later is not lost, because a slot that already has this
+    # cpu keeps it.
     there = announced_by(host.executor.registration).slot_cpus - host.present.unavailable
     found: dict[SlotKey, CpuSet] = {}
     for key, slot in host.slots.items():

@@ -1,4 +1,4 @@
-"""Cordons of devices: operators stop new work on one device, and allow new work again.
+"""Cordons of devices: administrators stop new work on one device, and allow new work again.
 
 A cordon is stored with the settings of the host, by type and UUID of the device. So the cordon
 still applies after a restart of the resource manager, while the executor is lost, and if the device

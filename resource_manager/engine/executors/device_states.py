@@ -1,4 +1,4 @@
-"""Reports conditions of devices to operators and jobs: the health of a device, and its use by
+"""Reports conditions of devices to administrators and jobs: the health of a device, and its use by
 processes that belong to no slot.
 
 A device that is not healthy, or that other processes use, gets no new slots, but its slots are not

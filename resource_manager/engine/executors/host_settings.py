@@ -1,4 +1,4 @@
-"""Checks and stores the cpu settings that operators make at runtime, for one host or for the
+"""Checks and stores the cpu settings that administrators make at runtime, for one host or for the
 cluster.
 
 A setting applies to new slots from the next `Decide` on. The setting is stored with the executor's
@@ -69,7 +69,7 @@ def known_setting(
 class HostPolicyView:
     """The current settings of a host or of the cluster."""
 
-    set: HostPolicy  # settings that operators made at runtime
+    set: HostPolicy  # settings that administrators made at runtime
     effective: EffectivePolicy
     number: int  # version of `set`; 0: no setting was ever made
     # version of `set` that the executor had applied when it sent its last report
@@ -79,8 +79,8 @@ class HostPolicyView:
 def host_policy_view(
     hosts: Hosts, host_settings: dict[str, HostSetting], executor_id: str
 ) -> HostPolicyView:
-    """Returns the settings of a host or of the cluster: the settings that operators made, and the
-    effective settings.
+    """Returns the settings of a host or of the cluster: the settings that administrators made, and
+    the effective settings.
 
     Args:
         hosts: all hosts.
@@ -106,7 +106,8 @@ def policy_of(
 ) -> EffectivePolicy:
     """Returns the effective settings of a host.
 
-    For the cluster, or for an unknown host, the result depends only on the settings of operators.
+    For the cluster, or for an unknown host, the result depends only on the settings of
+    administrators.
 
     Args:
         hosts: all hosts.

@@ -1,12 +1,12 @@
 """Computes which cpus of an executor slots can use, and how much cpu they can book.
 
-The settings of a host come from several layers in a fixed order: operator, configuration, kubelet,
-cluster. Reserved cpus, cpus of a kubelet and offline cpus are subtracted. Slots can book 1,000
-thousandths of each remaining cpu. So all slots together, with and without dedicated cpus, never
-book more cpu than the host has.
+The settings of a host come from several layers in a fixed order: administrator, configuration,
+kubelet, cluster. Reserved cpus, cpus of a kubelet and offline cpus are subtracted. Slots can book
+1,000 thousandths of each remaining cpu. So all slots together, with and without dedicated cpus,
+never book more cpu than the host has.
 
-Example: an executor announces 8 cpus with a total of 8,000. The operator reserves cpu 0, and cpu 7
-is offline. Then 6,000 can be booked.
+Example: an executor announces 8 cpus with a total of 8,000. The administrator reserves cpu 0, and
+cpu 7 is offline. Then 6,000 can be booked.
 """
 
 from __future__ import annotations
@@ -87,13 +87,14 @@ def host_cpus(
     Args:
         registration: the registration of the executor, with its announcement.
         state: the state of its cpus that the executor reported last.
-        operator: the settings that operators made for this host.
-        cluster: the settings that operators made for the whole cluster.
+        operator: the settings that administrators made for this host.
+        cluster: the settings that administrators made for the whole cluster.
     """
     announced = announced_by(registration)
     policy = _merged_policy(operator, announced.policy, state.kubelet_policy, cluster)
     unavailable = (state.offline_cpus | state.kubelet_cpus) & announced.slot_cpus
-    # The intersection is needed because operators may reserve cpus that this host does not have.
+    # The intersection is needed because administrators may reserve cpus that this host does not
+    # have.
     taken = unavailable | (policy.reserved_cpus & announced.slot_cpus)
     # Isolated cpus do not count for the bookable amount, because only slots with dedicated cpus can
     # use them.
@@ -126,8 +127,8 @@ def announced_by(registration: Registration) -> Announced:
 
 
 def unannounced(operator: HostPolicy, cluster: HostPolicy) -> EffectivePolicy:
-    """Returns the settings of a host that has announced no settings: the settings that operators
-    made, and the defaults.
+    """Returns the settings of a host that has announced no settings: the settings that
+    administrators made, and the defaults.
     """
     return _merged_policy(operator, NOTHING_SET, NOTHING_SET, cluster)
 
@@ -196,12 +197,14 @@ def _with_best_effort(
 
 
 def cordons_for(settings: Mapping[str, HostSetting], executor_id: str) -> tuple[Cordon, ...]:
-    """Returns the cordons that operators set on devices of an executor."""
+    """Returns the cordons that administrators set on devices of an executor."""
     setting = settings.get(executor_id)
     return setting.cordons if setting is not None else ()
 
 
 def policy_for(settings: Mapping[str, HostSetting], executor_id: str) -> HostPolicy:
-    """Returns the settings that operators made for an executor, or for the cluster (`CLUSTER`)."""
+    """Returns the settings that administrators made for an executor, or for the cluster
+    (`CLUSTER`).
+    """
     setting = settings.get(executor_id)
     return setting.policy if setting is not None else NOTHING_SET

@@ -125,7 +125,7 @@ class CpuAllocator:
     Attributes:
         executor: the executor.
         present: the settings and the capacity that apply now.
-        cordons: devices on which operators have stopped new slots.
+        cordons: devices on which administrators have stopped new slots.
         slots: all slots of the host.
         cpus: the cpu ledger, with all slots; None: the host does not report its cores.
         cpu_kind: see `CpuKind`; None if `cpus` is None.

@@ -85,8 +85,8 @@ class Host(CpuAllocator):
 
     Attributes:
         host_id: the executor's id.
-        operator_policy: settings that operators made for this host at runtime.
-        cluster_policy: settings that operators made for all hosts.
+        operator_policy: settings that administrators made for this host at runtime.
+        cluster_policy: settings that administrators made for all hosts.
         total: amounts that slots can book, including amounts that are already booked.
         lost_cpus: the dedicated cpus of each slot that are no longer usable.
         separate_pools: the host has a separate memory pool for each memory part.
@@ -160,9 +160,9 @@ class Host(CpuAllocator):
 
         Args:
             executor: the executor.
-            operator_policy: settings that operators made for this host.
-            cluster_policy: settings that operators made for all hosts.
-            cordons: devices on which operators have stopped new slots.
+            operator_policy: settings that administrators made for this host.
+            cluster_policy: settings that administrators made for all hosts.
+            cordons: devices on which administrators have stopped new slots.
         """
         host = cls(executor, operator_policy, cluster_policy)
         host.host_id = executor.registration.executor_id

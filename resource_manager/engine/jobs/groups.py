@@ -1,5 +1,5 @@
-"""Creates, changes and deletes resource groups at an operator's request, and checks which changes
-are allowed.
+"""Creates, changes and deletes resource groups at an administrator's request, and checks which
+changes are allowed.
 
 The fairness tree is in `fairness/`, quota checks are in `lifecycle/quota_checks.py`, and functions
 that list the groups above or below a group are in `fairness/groups.py`.
@@ -57,7 +57,7 @@ def known_group(groups: dict[str, Group], name: str) -> Group:
         more = f" and {len(names) - _NAMED_MAX} more" if len(names) > _NAMED_MAX else ""
         raise NotFound(
             f"there is no resource group {name!r}; the groups are {', '.join(names[:_NAMED_MAX])}"
-            f"{more}; an operator can create it with finegrain groups set {name}",
+            f"{more}; an administrator can create it with finegrain groups set {name}",
             reason=Reason.GROUP_UNKNOWN,
             details={"group": name},
         )

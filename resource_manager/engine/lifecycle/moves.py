@@ -383,7 +383,7 @@ class RequestMoves:
         message: str = "",
         grace_ms: int | None = None,
     ) -> None:
-        """Ends a live request on behalf of its job master or an operator.
+        """Ends a live request on behalf of its job master or an administrator.
 
         A granted request is released, and any other request is cancelled. If the request has a
         slot, the slot is freed.

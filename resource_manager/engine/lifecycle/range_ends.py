@@ -57,7 +57,7 @@ class RangeMoves:
             members: range id, first index and count.
             why: the reason for the events.
             job_id: the job that must own the range; None: any job may own it (the call comes from
-                an operator of the cluster).
+                an administrator of the cluster).
 
         Returns:
             The outcome. None: the step is full and members are left, so the caller must call again.

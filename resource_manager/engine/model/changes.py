@@ -41,7 +41,7 @@ AWAITED_UNTIL = "awaited_until_time_ms"
 """Counter: when the wait for executors ends, as wall time in milliseconds."""
 
 HOST_SETTING_NUMBER = "host_setting_number"
-"""Number of the last change by an operator to the settings of any host."""
+"""Number of the last change by an administrator to the settings of any host."""
 
 FORGOTTEN = "forgotten_registration_number"
 """Highest registration number of all deleted executors."""

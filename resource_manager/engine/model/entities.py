@@ -186,7 +186,8 @@ class Resize:
     # if the tasks use more than the new size: the resize waits (True), or is refused (False)
     wait_for_use: bool = False
     arrival_number: int = 0  # determines the place of the resize in the queue
-    assignment: CpuAssignment | None = None  # set when the resize is ordered; None: unchanged
+    # the new assignment, set when the resize is ordered; None: the assignment does not change
+    assignment: CpuAssignment | None = None
 
 
 @dataclass(slots=True)
@@ -339,7 +340,7 @@ class Provision:
 
 @dataclass(frozen=True, slots=True)
 class Cordon:
-    """A device that gets no new slots, because an operator has cordoned it."""
+    """A device that gets no new slots, because an administrator has cordoned it."""
 
     type: str
     uuid: str
@@ -350,8 +351,8 @@ class Cordon:
 
 @dataclass(slots=True)
 class HostSetting:
-    """Settings that an operator made at runtime, for one host or for the cluster. The host need not
-    exist yet.
+    """Settings that an administrator made at runtime, for one host or for the cluster. The host
+    need not exist yet.
     """
 
     executor_id: str  # empty: the cluster

@@ -60,7 +60,7 @@ class JobKeptAlive:
 
 @dataclass(frozen=True, slots=True)
 class JobEndRequested:
-    """The job master (reason ENDED) or an operator (TERMINATED) ends a job. Answer: the `Job`."""
+    """A job master (reason ENDED) or administrator (TERMINATED) ends a job. Answer: the `Job`."""
 
     at: Instant
     job_id: str
@@ -89,7 +89,7 @@ class RequestsSubmitted:
 
 @dataclass(frozen=True, slots=True)
 class RequestsCancelled:
-    """A job master or an operator (`job_id` is None) cancels requests.
+    """A job master or an administrator (`job_id` is None) cancels requests.
 
     Answer: list[ItemOutcome]. The list is shorter than the input if the step became full. The
         caller then sends the remaining items in another event.
@@ -103,7 +103,7 @@ class RequestsCancelled:
 
 @dataclass(frozen=True, slots=True)
 class SlotsReleased:
-    """A job master or an operator (`job_id` is None) gives slots back.
+    """A job master or an administrator (`job_id` is None) gives slots back.
 
     A slot is (id, generation); generation 0 means the current slot of the request. If a request has
     no slot yet, it is cancelled. Answer: as for `RequestsCancelled`.
@@ -133,7 +133,7 @@ class SlotsReuseRequested:
 
 @dataclass(frozen=True, slots=True)
 class GroupSet:
-    """An operator adds or changes a resource group. Answer: the `Group`.
+    """An administrator adds or changes a resource group. Answer: the `Group`.
 
     A field that is None does not change. In `minimum` and `maximum`, only the named dimensions
     change; the value None removes that limit.
@@ -150,7 +150,7 @@ class GroupSet:
 
 @dataclass(frozen=True, slots=True)
 class GroupDeleted:
-    """An operator deletes a resource group. Answer: None."""
+    """An administrator deletes a resource group. Answer: None."""
 
     at: Instant
     name: str
@@ -158,7 +158,7 @@ class GroupDeleted:
 
 @dataclass(frozen=True, slots=True)
 class HostPolicySet:
-    """An operator changes settings of a host or of the cluster. Answer: the `HostSetting`.
+    """An administrator changes settings of a host or of the cluster. Answer: the `HostSetting`.
 
     The settings in `policy` are set. The settings in `clear` (field names of `HostPolicy`) are
     removed.
@@ -172,7 +172,7 @@ class HostPolicySet:
 
 @dataclass(frozen=True, slots=True)
 class DeviceCordoned:
-    """An operator stops new work on a device. Answer: the `Cordon`."""
+    """An administrator stops new work on a device. Answer: the `Cordon`."""
 
     at: Instant
     executor_id: str
@@ -182,7 +182,7 @@ class DeviceCordoned:
 
 @dataclass(frozen=True, slots=True)
 class DeviceUncordoned:
-    """An operator allows new work on a device again. Answer: None."""
+    """An administrator allows new work on a device again. Answer: None."""
 
     at: Instant
     executor_id: str
@@ -191,7 +191,7 @@ class DeviceUncordoned:
 
 @dataclass(frozen=True, slots=True)
 class ResizeRequested:
-    """A job master or an operator (`job_id` is None) requests a resize of a granted slot.
+    """A job master or an administrator (`job_id` is None) requests a resize of a granted slot.
 
     `resize_number` 0 means the slot's next number. Answer: the `Slot`.
     """
@@ -224,7 +224,7 @@ class RegistrationAnswer:
 
     registration_number: int
     unowned: tuple[tuple[str, int], ...]
-    host_policy: HostPolicy | None = None  # settings that an operator made for the executor
+    host_policy: HostPolicy | None = None  # settings that an administrator made for the executor
     host_policy_number: int = 0
 
 
@@ -371,8 +371,8 @@ class ExecutorsAwaited:
 
 @dataclass(frozen=True, slots=True)
 class DrainRequested:
-    """An operator drains an executor, so that it gets no new slots. If there is a deadline, its
-    slots end then.
+    """An administrator drains an executor, so that it gets no new slots. If there is a deadline,
+    its slots end then.
 
     Answer: the `Executor`.
     """
@@ -385,7 +385,7 @@ class DrainRequested:
 
 @dataclass(frozen=True, slots=True)
 class UndrainRequested:
-    """An operator ends a drain, so that the executor may get new slots again. Answer: the
+    """An administrator ends a drain, so that the executor may get new slots again. Answer: the
     `Executor`.
     """
 
@@ -395,7 +395,7 @@ class UndrainRequested:
 
 @dataclass(frozen=True, slots=True)
 class ForgetRequested:
-    """An operator deletes a lost executor. Answer: None."""
+    """An administrator deletes a lost executor. Answer: None."""
 
     at: Instant
     executor_id: str

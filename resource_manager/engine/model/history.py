@@ -13,7 +13,7 @@ from resource_manager.engine.model.changes import ChangeTracker
 from resource_manager.engine.model.settings import EngineSettings
 
 _MARKS = 8
-"""Number of marks per maximum age. The ring buffer has two more places than marks."""
+"""Number of marks within the maximum age. The ring buffer has two more places."""
 
 
 class History:
@@ -37,7 +37,9 @@ class History:
                 self._marks[position] = (time_ms, sequence)
 
     def next_sequence(self, changes: ChangeTracker) -> int:
-        """Returns the number of the next event. Trims the oldest tenth if there are too many."""
+        """Returns the number of the next event. Trims the oldest tenth if there are too many
+        events.
+        """
         self.last_sequence += 1
         changes.counter("cluster_sequence", self.last_sequence)
         most = self._settings.cluster_events_max

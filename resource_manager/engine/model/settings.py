@@ -88,7 +88,7 @@ class Fairness:
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """All settings that an operator may change."""
+    """All settings that an administrator may change."""
 
     # Executors.
     report_interval_ms: int = 3 * SECOND_MS

@@ -196,7 +196,7 @@ GANG = StateTable(
 class JobInput(StrEnum):
     """The inputs of the state machine of jobs."""
 
-    END = "END"  # the job master or an operator ends the job, or the lease has expired
+    END = "END"  # the job master or an administrator ends the job, or the lease has expired
 
 
 JOB = StateTable(
@@ -237,14 +237,14 @@ REGISTRATION = StateTable(
 
 
 class DrainState(StrEnum):
-    """Whether an executor takes new slots, as set by operators and by scaling."""
+    """Whether an executor takes new slots, as set by administrators and by scaling."""
 
     OPEN = "OPEN"
     DRAINING = "DRAINING"
 
 
 class DrainInput(StrEnum):
-    """The inputs of the state machine of drains; from operators and from scaling."""
+    """The inputs of the state machine of drains; from administrators and from scaling."""
 
     DRAIN = "DRAIN"  # may be repeated with another reason or deadline
     UNDRAIN = "UNDRAIN"

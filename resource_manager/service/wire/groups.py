@@ -1,4 +1,4 @@
-"""Decodes operators' changes of resource groups, and checks every field."""
+"""Decodes administrators' changes of resource groups, and checks every field."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def _limits(field: str, given: Mapping[str, int]) -> dict[str, int | None]:
             )
             raise InvalidArgument(f"{field} of a dimension", name, expected)
         resource = name.removeprefix(EXTENDED_PREFIX)
-        # Operators choose only the names of countable resources. The engine checks all other names.
+        # Administrators choose only the names of countable resources. The engine checks all other
+        # names.
         if (
             resource != name
             and amount != NO_LIMIT

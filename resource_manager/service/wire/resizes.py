@@ -26,7 +26,7 @@ _WAITS_FOR_USE = {
 
 
 class ResizeMessage(Protocol):
-    """The common fields of the two ResizeSlot calls, for job masters and for operators."""
+    """The common fields of the two ResizeSlot calls, for job masters and for administrators."""
 
     allocation_id: str
     generation: int
@@ -50,7 +50,7 @@ def resize_event(
 
     Args:
         message: the call.
-        job_id: the job that must own the slot; None: an operator's call.
+        job_id: the job that must own the slot; None: an administrator's call.
 
     Returns:
         A function that creates the event from the current time.
