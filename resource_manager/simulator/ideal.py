@@ -131,7 +131,7 @@ class IdealTree:
             for each in layers.get(depth, ()):
                 flow = self._flows[each]
                 upper[each] = min(flow.maximum, upper.get(each, 0.0) + leaves.get(each, 0.0))
-                # The first child with demand brings its parent into the layer above.
+                # A parent is added to the layer above when its first child with demand is found.
                 if flow.parent not in below:
                     below[flow.parent] = []
                     layers.setdefault(depth - 1, []).append(flow.parent)

@@ -1,7 +1,7 @@
 """Converts rows to the parameters of one PostgreSQL statement: one array per column, as text.
 
-The driver would convert every element in Python. This conversion took four times as long as all
-other parts of a commit.
+If lists were passed to the driver, it would convert every element in Python. This conversion took
+four times as long as all other parts of a commit.
 """
 
 from __future__ import annotations

@@ -108,8 +108,8 @@ class ProvisionMoves:
     ) -> None:
         """Repeats unfinished orders to providers after a restart, because their outcome is unknown.
 
-        A pending provision gets a new deadline. If its shape is no longer configured, the executor
-        is stopped.
+        A pending provision gets a new deadline. If the shape of the provision is no longer
+        configured, the executor is stopped.
         """
         for provision in self.provisions.values():
             shape = self.elastic.shapes.get(provision.shape)
