@@ -1,4 +1,4 @@
-"""The version of the installed package, which programs report and compare."""
+"""Finds the version of the installed package, which programs report and compare."""
 
 from importlib.metadata import PackageNotFoundError, version
 

@@ -217,8 +217,10 @@ class Gpu:
     mig_mode_pending: bool = False  # a change of the mode takes effect at the next reset
     mig_instances: tuple[MigInstance, ...] = ()
     cpus: CpuSet | None = None  # online cpus near the GPU, limited to the cpuset
-    numa_node: int | None = None  # node of these cpus, from the PCI bus; bind cpus here
-    memory_numa_node: int | None = None  # node of the GPU's own memory; never bind cpus here
+    # NUMA node of these cpus, from the PCI bus; bind cpus to this node
+    numa_node: int | None = None
+    # NUMA node of the GPU's own memory; never bind cpus to this node
+    memory_numa_node: int | None = None
 
     @property
     def schedulable_as(self) -> str:

@@ -1,4 +1,4 @@
-"""What `finegrain certs` does with the authority's files in a state directory."""
+"""Reads, saves and restores the authority's files in a state directory, for `finegrain certs`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def read_backup(file: Path, passphrase: str) -> Authority:
     """Reads an encrypted file of `backup_authority`.
 
     Raises:
-        ConfigurationError: the file cannot be read, is no backup, or the passphrase is wrong.
+        ConfigurationError: the file cannot be read or is no backup, or the passphrase is wrong.
     """
     try:
         with file.open("rb") as opened:
@@ -51,7 +51,8 @@ def read_backup(file: Path, passphrase: str) -> Authority:
 
 
 def restore_authority(state_dir: Path, authority: Authority) -> Path | None:
-    """Writes an authority into a state directory. Certificates that are there are kept beside.
+    """Writes an authority into a state directory. Keeps the existing certificates in a directory
+    beside the new files.
 
     Args:
         state_dir: state directory of a resource manager that does not run.
@@ -85,8 +86,8 @@ def existing_authority(state_dir: Path) -> Authority:
     """Returns the authority of a state directory.
 
     Raises:
-        FailedPrecondition: there is none.
-        ConfigurationError: it cannot be read.
+        FailedPrecondition: the directory has no authority. ConfigurationError: the authority cannot
+            be read.
     """
     if not (state_dir / FOLDER / AUTHORITY_FILE).exists():
         raise FailedPrecondition(

@@ -42,9 +42,10 @@ class AuthorityInfo:
     Attributes:
         cluster: name of the cluster.
         use: "signs", "next" (added, does not sign yet) or "trusted" (signed before).
-        fingerprint: SHA-256 of its certificate in hexadecimal.
-        expire_time: when its certificate expires.
-        issuer: who has issued its certificate; itself, unless it is an outside authority.
+        fingerprint: SHA-256 of the certificate of the authority, in hexadecimal.
+        expire_time: the time when the certificate of the authority expires.
+        issuer: the issuer of the certificate of the authority. An authority that finegrain made has
+            issued its own certificate.
     """
 
     cluster: str
@@ -59,7 +60,7 @@ class AuthorityInfo:
 
 
 def authorities(state_dir: Path) -> list[AuthorityInfo]:
-    """Returns the trusted authorities; the first one signs.
+    """Returns the trusted authorities; the first authority signs.
 
     Raises:
         FailedPrecondition: the directory has no authority.
@@ -74,7 +75,8 @@ def authorities(state_dir: Path) -> list[AuthorityInfo]:
 
 
 def add_authority(state_dir: Path, files: tuple[Path, Path] | None) -> AuthorityInfo:
-    """Adds a trusted authority. If the directory has none, the added one signs from now on.
+    """Adds a trusted authority. If the directory has no authority yet, the added authority signs
+    from now on.
 
     Args:
         state_dir: state directory of a resource manager.
@@ -82,8 +84,8 @@ def add_authority(state_dir: Path, files: tuple[Path, Path] | None) -> Authority
 
     Raises:
         InvalidArgument: the outside authority is of another cluster, or is trusted already.
-        FailedPrecondition: another authority replaces the present one already; or there is no
-            authority, and none is given.
+        FailedPrecondition: another authority already replaces the present authority; or the
+            directory has no authority, and `files` is None.
         ConfigurationError: a file cannot be read or written.
     """
     folder = state_dir / FOLDER
@@ -108,7 +110,7 @@ def add_authority(state_dir: Path, files: tuple[Path, Path] | None) -> Authority
         )
     if added.key.public_key() == present.key.public_key():
         raise InvalidArgument("--key", "the present authority's key", "another key")
-    # The key comes first: an authority that is trusted and can never sign would be useless.
+    # Write the key first, because a trusted authority that can never sign would be useless.
     write_private_file(folder / NEXT_KEY_FILE, added.private_key_pem)
     write_private_file(folder / AUTHORITY_FILE, present.certificate_pem + added.certificate_pem)
     give_to_owner(state_dir, folder)
@@ -200,7 +202,9 @@ def _next_key(state_dir: Path) -> Path:
 
 
 def _served(state_dir: Path) -> Credentials | None:
-    """Returns what the resource manager shows; None: it never started with these files."""
+    """Returns the certificates that the resource manager shows; None: it never started with these
+    files.
+    """
     path = state_dir / FOLDER / RM_FILE
     return read_credentials(path) if path.exists() else None
 
@@ -214,7 +218,8 @@ def _read_outside(certificate: Path, key: Path) -> Authority:
         except OSError as error:
             raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from None
     read = Authority.from_pem(*texts)
-    # Only this authority is trusted, not the one above it, which may sign for other systems, too.
+    # Trust only this authority. Do not trust the authority above it, which may also sign for other
+    # systems.
     return Authority(read.cluster, read.certificate, read.key)
 
 

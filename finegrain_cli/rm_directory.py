@@ -1,4 +1,4 @@
-"""The state directory of the resource manager, for commands that work on its files."""
+"""Finds the state directory of the resource manager, for commands that work on its files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ StateDirOption = Annotated[
 
 
 def state_dir_of(given: str) -> Path:
-    """Returns the state directory of the resource manager: the given one, else the configured."""
+    """Returns the given state directory of the resource manager, or the configured directory if
+    none is given.
+    """
     from finegrain_cli.config.daemon_options import rm_state_dir
 
     return Path(given) if given else rm_state_dir(current().configuration().settings.rm)

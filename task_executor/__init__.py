@@ -1,1 +1,1 @@
-"""The task executor: carves, enforces and reports the slots of one host."""
+"""Implements the task executor, which carves, enforces and reports the slots of one host."""

@@ -1,4 +1,4 @@
-"""The command `finegrain executor helper`: runs the privileged helper in a separate systemd unit.
+"""Implements `finegrain executor helper`, which runs the privileged helper in its own systemd unit.
 
 The command has the same options as the front. It computes the helper's configuration from these
 options, and then replaces its process with the helper. It must not import grpc.

@@ -153,7 +153,8 @@ async def _until_first(*works: Coroutine[Any, Any, object]) -> None:
 
 
 async def _keep_helper(config: HelperConfig, helper_pid: int) -> None:
-    """Checks every `HELPER_CHECK_S` seconds whether the helper runs, and starts it again if not.
+    """Checks every `HELPER_CHECK_S` seconds whether the helper runs, and restarts a helper that has
+    ended.
 
     Tasks are not affected: they continue to run in their shims.
     """

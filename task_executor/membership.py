@@ -1,4 +1,4 @@
-"""The certificate of this executor: read from its state directory, or obtained with a join token.
+"""Reads the certificate of this executor from its state directory, or gets it with a join token.
 
     executor.credentials  the certificate with its key, and the addresses of resource managers
     executor.join         the addresses at which to join, and the id of the token that was used

@@ -1,4 +1,4 @@
-"""All options of a task executor. The command line sets them from the configuration.
+"""Defines all options of a task executor. The command line sets the options from the configuration.
 
 No default in this module depends on the host.
 """

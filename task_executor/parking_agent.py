@@ -38,7 +38,8 @@ def park(pids: list[int]) -> int:
         ParkError: a process could not be moved. Other processes may have been moved.
     """
     states = {pid: state for pid in pids if (state := _state(pid)) in (RUNNING, LOCKED)}
-    # Lock all processes before the first one is moved, because they may share memory of a GPU.
+    # Lock all processes before the agent moves the first process, because they may share memory of
+    # a GPU.
     for pid, state in states.items():
         if state == RUNNING:
             _act(pid, "lock", "--timeout", str(_LOCK_MS))
@@ -59,7 +60,7 @@ def unpark(pids: list[int], device_map: str) -> int:
     """
     options = ("--device-map", device_map) if device_map else ()
     states = {pid: state for pid in pids if (state := _state(pid)) in (LOCKED, CHECKPOINTED)}
-    # Move all processes back before the first one continues, because they may share memory of a
+    # Move all processes back before the first process continues, because they may share memory of a
     # GPU.
     for pid, state in states.items():
         if state == CHECKPOINTED:
@@ -70,10 +71,10 @@ def unpark(pids: list[int], device_map: str) -> int:
 
 
 def _state(pid: int) -> str:
-    """Returns the state of a process; empty if it does not use CUDA, or has ended.
+    """Returns the state of a process; empty if the process does not use CUDA, or has ended.
 
-    `cuda-checkpoint` fails in the same way for a process that it cannot reach. So the executor
-    finally asks the driver which processes still have memory of the GPU.
+    The state is also empty if `cuda-checkpoint` cannot reach the process. So the executor finally
+    asks the driver which processes still have memory of the GPU.
     """
     status, output = _run(_STATE_S, "--get-state", "--pid", str(pid))
     if status == 0 and output not in (RUNNING, LOCKED, CHECKPOINTED):
@@ -83,14 +84,14 @@ def _state(pid: int) -> str:
 
 def _act(pid: int, action: str, *options: str) -> None:
     status, output = _run(_COPY_S, "--action", action, "--pid", str(pid), *options)
-    # A failure is no error if the process has ended, because it has left the GPU then, or if an
-    # earlier agent has already carried out the action.
+    # Ignore a failure if the process has ended, because an ended process has left the GPU. Also
+    # ignore a failure if an earlier agent has already carried out the action.
     if status != 0 and Path(f"/proc/{pid}").exists() and _state(pid) != _AFTER[action]:
         raise ParkError(f"{PROGRAM} could not {action} process {pid}: {output or 'no output'}")
 
 
 def _run(seconds: float, *arguments: str) -> tuple[int, str]:
-    """Returns exit status and output of the program."""
+    """Returns the exit status and the output of `cuda-checkpoint`."""
     program = shutil.which(PROGRAM)
     if program is None:
         raise ParkError(f"{PROGRAM} is not installed where the helper of the executor runs")

@@ -115,7 +115,7 @@ def _plain_value(value: Any) -> Any:
 
 
 def _cpus(message: cluster_pb2.GetTopologyResponse) -> tuple[topology.Cpu, ...]:
-    # Sort the cores by cpus, because the number of a core here is its position in this order.
+    # Sort the cores by cpus, because the number of a core is its position in this order.
     cores = sorted(
         ((tuple(CpuSet.parse(core.cpus)), core) for core in message.topology.cores),
         key=lambda core: core[0],

@@ -1,4 +1,4 @@
-"""Slot specifications with their defaults, and the limits of one call.
+"""Defines slot specifications with their defaults, and the limits of one call.
 
 Only the resource manager knows whether a request fits.
 """

@@ -38,8 +38,8 @@ class Authority:
         cluster: name of the cluster.
         certificate: the authority's own certificate, signed by itself or by an outside authority.
         key: the authority's private key.
-        others: certificates of further authorities that the cluster trusts, while one replaces the
-            other. They sign nothing here.
+        others: certificates of further authorities that the cluster trusts while an authority is
+            replaced. This object does not sign with the keys of these authorities.
     """
 
     cluster: str

@@ -1,6 +1,6 @@
-"""Packs an authority into a file that only a passphrase opens.
+"""Packs an authority into a file that can be read only with a passphrase.
 
-The format is PKCS #12 (RFC 7292), which OpenSSL reads, too. The encryption is AES-256 with a key
+The format is PKCS #12 (RFC 7292), which OpenSSL can also read. The encryption is AES-256 with a key
 from PBKDF2 with SHA-256 (PBES2, RFC 8018), and a MAC protects the whole file.
 """
 
@@ -20,7 +20,8 @@ FILE_BYTES_MAX = 64 * 1024
 
 
 def pack(authority: Authority, passphrase: str) -> bytes:
-    """Returns a backup: the key, its certificate, and the certificates of trusted authorities.
+    """Returns a backup with the key and the certificate of the authority, and the certificates of
+    other trusted authorities.
 
     Raises:
         InvalidArgument: the passphrase is too short.
@@ -51,7 +52,7 @@ def unpack(data: bytes, passphrase: str) -> Authority:
     """Reads a backup.
 
     Raises:
-        ConfigurationError: the passphrase is wrong, or it is no backup of an authority.
+        ConfigurationError: the passphrase is wrong, or the data is no backup of an authority.
     """
     try:
         key, certificate, others = pkcs12.load_key_and_certificates(data, passphrase.encode())

@@ -148,7 +148,7 @@ def error_from_rpc(error: grpc.RpcError, address: str = "") -> FinegrainError:
 
     Args:
         error: error of a blocking or an asyncio call.
-        address: address of the server, for the message if it did not answer.
+        address: address of the server, for the message of an error if the server did not answer.
     """
     call = cast("grpc.Call", error)
     code = call.code() if hasattr(error, "code") else grpc.StatusCode.UNKNOWN

@@ -49,8 +49,8 @@ class DeviceUsage(Value):
 class Zone(Value):
     """Capacity of one NUMA node for slots: in total, allocated and available.
 
-    For a slot that is bound to no node, only the dedicated cpus count here. All amounts of such a
-    slot count against the host's total.
+    If a slot is not bound to a node, only the dedicated cpus of the slot count in this zone. All
+    amounts of such a slot count against the total of the host.
     """
 
     node: int  # id of the node

@@ -1,4 +1,4 @@
-"""`finegrain certs ca ...`: replaces the cluster's authority, step by step."""
+"""Implements `finegrain certs ca`, which replaces the cluster's authority step by step."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def show(
     output: OutputOption = OutputFormat.TABLE,
     config: ConfigOption = "",
 ) -> None:
-    """List the authorities that the cluster trusts, and which of them signs.
+    """List the trusted authorities, and show which authority signs.
 
     \b
     Examples:
@@ -68,13 +68,15 @@ def add(
     output: OutputOption = OutputFormat.TABLE,
     config: ConfigOption = "",
 ) -> None:
-    """Trust another authority beside the present one: a new one, or one from outside.
+    """Trust a second authority, which is new or comes from outside.
 
-    The present authority goes on signing. Restart the resource manager afterwards: executors then
-    trust both within seconds, people when they renew. In a state directory without an authority,
-    the outside authority is the first one.
+    The present authority continues to sign. Restart the resource manager afterwards. Executors then
+    trust the second authority within seconds, and people trust it when they renew their
+    credentials. In a state directory without an authority, the outside authority becomes the first
+    authority.
 
-    A certificate from outside needs CA:TRUE and the common name `finegrain cluster NAME`.
+    The certificate of an outside authority needs CA:TRUE and the common name `finegrain cluster
+    NAME`.
 
     \b
     Examples:
@@ -100,10 +102,11 @@ def use(
     output: OutputOption = OutputFormat.TABLE,
     config: ConfigOption = "",
 ) -> None:
-    """Sign with the authority that `certs ca add` has added. The former one is still trusted.
+    """Sign with the authority that `certs ca add` has added. The former authority is still trusted.
 
-    Wait until people trust the new authority: they do when their credentials were renewed, at most
-    15 days after the restart, or after `finegrain login`. Restart the resource manager afterwards.
+    Before this command, wait until people trust the new authority. They trust it when their
+    credentials were renewed, at most 15 days after the restart, or after `finegrain login`. Restart
+    the resource manager after this command.
 
     \b
     Examples:
@@ -133,8 +136,8 @@ def drop(
 ) -> None:
     """Trust only the authority that signs.
 
-    After `certs ca use`, this ends the replacement. After `certs ca add` alone, it cancels it.
-    Restart the resource manager afterwards.
+    After `certs ca use`, this command ends the replacement. After `certs ca add` without `certs ca
+    use`, it cancels the replacement. Restart the resource manager afterwards.
 
     \b
     Examples:

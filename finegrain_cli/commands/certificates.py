@@ -1,4 +1,6 @@
-"""`finegrain certs ...`: makes certificates for others, and keeps the cluster's authority."""
+"""Implements `finegrain certs`, which makes certificates for other members, and keeps the cluster's
+authority.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,8 @@ def issue(
         typer.Option(
             "--days",
             metavar="N",
-            help=f"Days that it is valid, up to {DAYS_MAX}; default 30. Not for operators.",
+            help=f"Number of days of validity, up to {DAYS_MAX}; default 30. "
+            "Not for the role operator.",
             show_default=False,
         ),
     ] = 0,
@@ -93,7 +96,9 @@ def issue(
     to: Annotated[
         str,
         typer.Option(
-            "--to", metavar="PATH", help="Where to write; default: ROLE-NAME.credentials."
+            "--to",
+            metavar="PATH",
+            help="File or directory to write; default: ROLE-NAME.credentials.",
         ),
     ] = "",
     yes: YesOption = False,
@@ -104,8 +109,8 @@ def issue(
 ) -> None:
     """Make credentials for a person or a program, and write them with mode 0600.
 
-    The key is made here. The resource manager signs through its join port, as for a token that is
-    used at once. Commands and the client library renew credentials files; nothing renews
+    This command makes the key. The resource manager signs through its join port, as for a token
+    that is used at once. Commands and the client library renew credentials files; nothing renews
     certificates that --pem has written.
 
     \b
@@ -147,8 +152,8 @@ def backup(
 ) -> None:
     """Copy the cluster's authority to an encrypted file, also while the cluster runs.
 
-    The format is PKCS #12 with AES-256. `openssl pkcs12 -info -in FILE` reads it, too. Keep the
-    file, the passphrase and the backups of the database in three different places.
+    The format is PKCS #12 with AES-256. `openssl pkcs12 -info -in FILE` can also read the file.
+    Keep the file, the passphrase and the backups of the database in three different places.
 
     \b
     Examples:
@@ -179,8 +184,8 @@ def restore(
 ) -> None:
     """Put the cluster's authority from a backup into a state directory.
 
-    The resource manager must be stopped. Certificates that are there are kept in a directory
-    beside. All members go on with the certificates that they have.
+    Stop the resource manager first. The command keeps the former certificates of the directory in a
+    directory beside it. All members continue to use their certificates.
 
     \b
     Examples:
@@ -224,7 +229,7 @@ def _wanted_role(role: str, name: str, days: int) -> Role:
 
 
 def _read_request(path: Path) -> bytes:
-    """Returns a request for a certificate in DER; the file may have PEM text or DER."""
+    """Returns the request for a certificate in `path` as DER. The file may contain PEM or DER."""
     from cryptography import x509
     from cryptography.hazmat.primitives.serialization import Encoding
 
@@ -245,7 +250,7 @@ def _read_request(path: Path) -> bytes:
 
 
 def _joined(token: str, request: bytes) -> Credentials:
-    """Returns credentials for a token; without a key if they are for another program's request."""
+    """Returns credentials for a token; without a key if a program has made `request` itself."""
     from finegrain.certificates.joining import credentials_of, join, join_for
     from finegrain.join_token import JoinToken
 

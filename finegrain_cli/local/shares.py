@@ -28,9 +28,9 @@ class ExecutorShare:
     """One executor and its part of the host.
 
     The executor gets exactly the cpus in `cpus`, at most `cpu_milli` of cpu time, and exactly
-    `memory_bytes` of memory. If `cpus` is empty, it gets all cpus that this process may use. If
-    `cpus` is empty and both amounts are None, it gets the whole host minus the reserve for the
-    system.
+    `memory_bytes` of memory. If `cpus` is empty, the executor gets all cpus that this process may
+    use. If `cpus` is empty and both amounts are None, the executor gets the whole host minus the
+    reserve for the system.
     """
 
     executor_id: str

@@ -1,4 +1,4 @@
-"""`finegrain run --gang`: runs one command in every slot of a gang, as if it were one command.
+"""Implements `finegrain run --gang`, which runs one command in every slot of a gang.
 
 As with mpirun, the first member that fails ends all other members and determines the exit code.
 Environment variables tell each member its index, and the gang's size and id.

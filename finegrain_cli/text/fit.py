@@ -63,8 +63,7 @@ def fitted(
     `rank`, the highest rank first. Columns of rank 0 always stay. If cells are still too long, it
     shortens them, the longest cells first.
 
-    Returns:
-        The number of each column that is shown, and its width.
+    Returns: The index and the width of each column that is shown.
     """
     widths = [
         max(map(len, (column.heading, *(row[at] for row in rows))))
@@ -131,6 +130,6 @@ class ShortIds:
 
 
 def _split(full: str) -> tuple[str, str]:
-    """Splits off the index of a member, with its dot."""
+    """Splits an id of a range member into the id of the range and the index with its dot."""
     stem, dot, index = full.partition(".")
     return stem, dot + index

@@ -1,4 +1,4 @@
-"""Fencing: decides which commands of the resource manager (RM) may still be executed.
+"""Decides which commands of the resource manager (RM) the executor may still execute (fencing).
 
 Each command contains three numbers. Its epoch must not be lower than the highest known epoch. Its
 registration number must be the number of the present registration. Its command number must be the

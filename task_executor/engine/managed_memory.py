@@ -63,7 +63,7 @@ class ManagedMemory:
         self._sums: dict[SlotKey, Fraction] = defaultdict(Fraction)
 
     def register(self, key: SlotKey, task_id: str, operators: Mapping[str, Fraction]) -> None:
-        """Registers all operators, or none of them if one cannot be registered.
+        """Registers all operators. If an operator cannot be registered, registers no operator.
 
         An operator that is already registered with the same fraction, for this task or for the
         whole slot, stays unchanged.

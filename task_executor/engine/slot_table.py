@@ -1,4 +1,4 @@
-"""The slots of this executor and the capacity that they book.
+"""Keeps the slots of this executor and the capacity that the slots book.
 
 Only the free capacity of this host decides whether the table accepts an ordered slot, even if the
 state of the resource manager (RM) differs. A slot is booked from its order (CARVING) until its last
@@ -269,8 +269,8 @@ class SlotTable:
         assignment: CpuAssignment | None,
     ) -> Slot:
         slot = self._slots.get(key)
-        # Commands run one at a time. So if a slot is CARVING here, its carve has failed, and the
-        # executor is removing its remains.
+        # Commands run one at a time. So if the slot is CARVING now, its carve has failed, and the
+        # executor is removing the remains of the slot.
         if slot is None or slot.state is CarveState.CARVING:
             raise NotFound(
                 f"this executor has no slot {key.allocation_id} generation {key.generation}",
@@ -285,8 +285,9 @@ class SlotTable:
         self._check_content(wanted)
         booked, target = self.booked_by(slot), self.booking_of(wanted)
         # Only the growth must fit, because the present size is booked, and stays booked until
-        # `resized`. Devices were checked one by one above. Their sums would be wrong here: a share
-        # that is now named in bytes and was named in percent would count as growth.
+        # `resized`. The code above has checked devices one by one. A check of the sums of devices
+        # would be wrong: if the old profile names a share in percent and the new profile names it
+        # in bytes, the share would count as growth.
         growth = {
             name: amount
             for name, amount in subtract(larger_of(booked, target), booked).items()

@@ -1,4 +1,4 @@
-"""The states of a slot on its executor, and the content of an order for a slot.
+"""Defines the states of a slot on its executor, and the content of an order for a slot.
 
 A resize is not a state transition. It is possible in every state except CARVING.
 

@@ -1,4 +1,4 @@
-"""The steps of a task's process between fork and exec.
+"""Runs the steps of a task's process between fork and exec.
 
 The process joins its groups (before any code of the user runs), starts a session, sets limits,
 drops privileges, changes the directory and executes the program.

@@ -131,8 +131,8 @@ def find_helper(config: HelperConfig) -> int:
     """Waits until the helper of a separate unit answers, and returns its pid.
 
     Raises:
-        HelperNotStarted: no helper answers, or it belongs to another executor or has another
-            version.
+        HelperNotStarted: no helper answers, or the helper belongs to another executor or has
+            another version.
     """
     path, end = Path(config.socket_path), time.monotonic() + _UNIT_S
     while (hello := _call(path, "hello")) is None:

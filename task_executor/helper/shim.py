@@ -1,4 +1,5 @@
-"""The shim: for each task, a process that starts the task, watches it and records its end.
+"""Implements the shim, a process for each task, which starts the task, watches it and records its
+end.
 
 The shim is a fork of the helper. The shim continues when the helper and the front stop. It decides
 when the task has ended. The helper sends requests to the shim's control socket, and reads the

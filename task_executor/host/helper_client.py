@@ -548,7 +548,7 @@ class HelperClient:
         self._connected.clear()
         self._writer = None
         writer.close()
-        # The open calls fail here. `_call` sends a call again if it may be repeated.
+        # Let the open calls fail. `_call` sends a call again if the call may be repeated.
         for call in self._calls.values():
             if not call.done():
                 call.set_exception(ConnectionResetError("the helper closed the connection"))

@@ -402,7 +402,7 @@ class Front:
             shared_cpus=str(plan.share.shared_cpus),
             provided_as=self._prepared.provided_as,
             # If the registration contains no cpus, the RM places no slots with dedicated cpus or
-            # devices here.
+            # devices on this host.
             host_cpus=cpus if is_announced else None,
             epoch_proof=self.keeper.epoch_proof,
         )

@@ -174,8 +174,8 @@ def beside_kubelet(
 ) -> HostPlan:
     """Deducts the memory and huge pages that a kubelet of the same host has given to pods.
 
-    Amounts that options set explicitly stay unchanged. Cpus are not deducted here: the kubelet's
-    cpus can change while slots run, so the executor reports them as conditions.
+    Amounts that options set explicitly stay unchanged. The function does not deduct cpus: the
+    kubelet's cpus can change while slots run, so the executor reports these cpus as conditions.
 
     Args:
         plan: the plan of the whole host.

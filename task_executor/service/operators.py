@@ -88,7 +88,8 @@ class Operators:
     # -- registration ------------------------------------------------------------------------
 
     def register_task(self, task: Task) -> None:
-        """Registers all operators of a task, or none of them if one cannot be registered.
+        """Registers all operators of a task. If an operator cannot be registered, registers no
+        operator.
 
         Raises:
             AlreadyExists, FailedPrecondition, InvalidArgument: see `ManagedMemory.register`.

@@ -143,7 +143,7 @@ class TaskRunner:
             self._starting.add(begun)
             begun.add_done_callback(self._starting.discard)
             await asyncio.shield(begun)
-        # A repeated submission waits here until the first submission has ended.
+        # A repeated submission waits until the first submission has ended.
         await task.settled.wait()
         # If the start failed, the task is no longer in the table.
         if self._tasks.get(task.task_id) is not task:
@@ -190,7 +190,8 @@ class TaskRunner:
                 reason=Reason.STALE_GENERATION,
                 details={**details, "known": known},
             )
-        # A higher generation belongs to a later placement, whose order has not yet arrived here.
+        # A higher generation belongs to a later placement, whose order has not yet arrived at this
+        # executor.
         if key.generation > known or latest.state is not CarveState.ALLOCATED:
             raise FailedPrecondition(
                 f"slot {key.allocation_id} generation {key.generation} does not accept tasks "

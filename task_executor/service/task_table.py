@@ -228,7 +228,7 @@ class TaskTable:
         return sum(not task.has_ended for task in self)
 
     def slots(self) -> Iterable[SlotKey]:
-        """Returns the keys of all slots that have tasks here."""
+        """Returns the keys of all slots that have tasks in this table."""
         return list(self._by_slot)
 
     # -- state changes -----------------------------------------------------------------------

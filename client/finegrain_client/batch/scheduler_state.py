@@ -23,7 +23,8 @@ class Phase(Enum):
     # can run a thread: the slot was just granted, or the resource manager has agreed to its reuse
     FREE = auto()
     BUSY = auto()  # runs a thread
-    USED = auto()  # has run a thread: the resource manager must agree before it runs another
+    # has run a thread; the resource manager must agree before the slot runs another thread
+    USED = auto()
     SPENT = auto()  # can only be released
     AWAITING_REUSE = auto()  # waits for the answer whether the slot may be reused
     RELEASING = auto()  # is being released

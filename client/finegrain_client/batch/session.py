@@ -153,7 +153,8 @@ class Session:
 
         The resource manager measures the duration of a thread from the grant to the release of its
         slot. If a slot ends together with its job, the resource manager does not measure the
-        thread. This would often leave out the longest thread, because it is often the last.
+        thread. Without this wait, the longest thread would often not be measured, because the
+        longest thread is often the last thread.
         """
         if self._releases:
             await asyncio.wait(self._releases, timeout=RELEASE_WAIT_S)
@@ -205,7 +206,7 @@ class Session:
             case Granted() | Requeued() | RequestFinished():
                 self._handle_request(message)
             case AttemptEnded(key, outcome):
-                # The attempt was kept only so that it could be cancelled.
+                # The loop kept the attempt only in order to cancel it.
                 self._attempts.pop(key, None)
                 scheduler.attempt_ended(key, outcome, self.now())
             case CommandStarted():
@@ -284,8 +285,8 @@ class Session:
             lost = AttemptOutcome(
                 Ending.LOST, message="its slot had ended before its task was started"
             )
-            # Send this through the inbox, because the scheduler must not be called while its
-            # actions are carried out.
+            # Send the loss through the inbox, because the session must not call the scheduler while
+            # it carries out the scheduler's actions.
             self._inbox.put_nowait(AttemptEnded(key, lost))
             return
         attempt = Attempt(self._state.spec, self._state.batch_id, *key, slot, output)

@@ -289,8 +289,9 @@ class Slot(ContextHandle[AsyncSlot]):
     def tasks(self) -> list[TaskStatus]:
         """Returns the tasks of the slot that its executor knows, in order of submission.
 
-        A job master that has attached to its job again finds its tasks here. To wait for a task, it
-        calls `run` with the same arguments and the `task_id`, which does not start the task twice.
+        A job master that has attached to its job again finds its tasks with this method. To wait
+        for a task, it calls `run` with the same arguments and the `task_id`, which does not start
+        the task twice.
 
         Raises:
             SlotLost: the slot has ended.
@@ -550,8 +551,8 @@ class Request(Handle[AsyncRequest]):
         self.loop.run(self.inner.cancel())
 
     def explain(self, *, executor_id: str = "", max_executors: int = 0) -> Explanation:
-        """Explains why the request does not fit on each executor, and after which changes it would
-        fit now.
+        """Explains for each executor why the request does not fit, and after which changes it would
+        fit.
 
         Args:
             executor_id: explain only this executor; empty: all executors.

@@ -80,7 +80,9 @@ def _connected(names: Iterable[str], edges: Edges) -> dict[str, str]:
 
 
 def _waits(names: Iterable[str], edges: Edges, roots: Mapping[str, str]) -> dict[str, set[str]]:
-    """Returns, for each region, the regions for which it waits, by their representatives."""
+    """Returns, for the representative of each region, the representatives of the regions for which
+    this region waits.
+    """
     waits: dict[str, set[str]] = {roots[name]: set() for name in names}
     for edge in edges:
         if edge.exchange is Exchange.BLOCKING:
@@ -233,7 +235,8 @@ def _circle_error(
         if edge.exchange is Exchange.BLOCKING
         and {roots[edge.producer], roots[edge.consumer]} <= on_it
     ]
-    # Advise to change one edge, if this is enough. Otherwise advise to join the regions.
+    # Advise to change one edge, if the change of one edge is enough. Otherwise advise to join the
+    # regions.
     flip = _repairing_flip(names, edges, inside)
     if flip is not None:
         advice, changes = f"make edge {flip.name} blocking", [(flip.name, Exchange.BLOCKING)]

@@ -29,10 +29,11 @@ class WatchedRanges:
         self.by_id: dict[str, RequestRange] = {}
 
     def range_of(self, event: JobEvent, requests: dict[str, Request]) -> RequestRange | None:
-        """Returns the range that an event is about; None if it is about no known range.
+        """Returns the range to which an event belongs; None if the event belongs to no known range.
 
-        If a waiting member has ended without ever having a slot, the range only counts it as ended.
-        For any other event, the waiting member becomes a `Request` and is added to `requests`.
+        If a waiting member has ended without ever having a slot, the range only increases its count
+        of ended members. For any other event, the waiting member becomes a `Request` and is added
+        to `requests`.
         """
         found = members_of(event)
         owner = self.by_id.get(found[0]) if found is not None else None
@@ -81,7 +82,7 @@ class WatchedRanges:
     def mark_shown(self, status: RequestStatus) -> RequestRange | None:
         """Records that a snapshot shows the requests of an entry.
 
-        Returns their range, or None if the range is unknown.
+        Returns the range of the entry, or None if the range is unknown.
         """
         range_id, _, digits = status.allocation_id.rpartition(".")
         owner = self.by_id.get(range_id)

@@ -133,8 +133,8 @@ class Request:
         )
 
     async def explain(self, *, executor_id: str = "", max_executors: int = 0) -> Explanation:
-        """Explains why the request does not fit on each executor, and after which changes it would
-        fit now.
+        """Explains for each executor why the request does not fit, and after which changes it would
+        fit.
 
         Args:
             executor_id: explain only this executor; empty: all executors.

@@ -143,8 +143,9 @@ class Slot(SlotAtExecutor):
     async def tasks(self) -> list[TaskStatus]:
         """Returns the tasks of the slot that its executor knows, in order of submission.
 
-        A job master that has attached to its job again finds its tasks here. To wait for a task, it
-        calls `run` with the same arguments and the `task_id`, which does not start the task twice.
+        A job master that has attached to its job again finds its tasks with this method. To wait
+        for a task, it calls `run` with the same arguments and the `task_id`, which does not start
+        the task twice.
 
         Raises:
             SlotLost: the slot has ended.

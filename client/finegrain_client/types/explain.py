@@ -50,7 +50,7 @@ class GangExplanation(Value):
 
 @dataclass(frozen=True, slots=True)
 class ResizeExplanation(Value):
-    """Why a resize of a slot waits. `asked` of each dimension is the growth."""
+    """Why a resize of a slot waits. In each dimension, `asked` is the growth of the slot."""
 
     resize: SlotResize
     dimensions: tuple[Dimension, ...]
