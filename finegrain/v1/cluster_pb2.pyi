@@ -143,7 +143,7 @@ class ExecutorStatus(google.protobuf.message.Message):
     instance_id: builtins.str
     """Instance of the executor."""
     address: builtins.str
-    """Address of its TaskExecutorService."""
+    """Address of the executor's TaskExecutorService."""
     state: global___ExecutorState.ValueType
     """State of the executor."""
     draining: builtins.bool
@@ -290,7 +290,7 @@ class JobStatus(google.protobuf.message.Message):
     slots: builtins.int
     """Number of its slots."""
     last_sequence: builtins.int
-    """Sequence number of its last event."""
+    """Sequence number of the job's last event."""
     service: builtins.float
     """Recent usage: cost times seconds, decayed; see ListGroupsResponse.service_measure."""
     share_now: builtins.float
@@ -303,11 +303,11 @@ class JobStatus(google.protobuf.message.Message):
 
     @property
     def create_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When it was registered."""
+        """When the job was registered."""
 
     @property
     def end_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When it ended."""
+        """When the job ended."""
 
     @property
     def allocated(self) -> finegrain.v1.resources_pb2.ResourceAmounts:
@@ -1381,7 +1381,7 @@ class ListGroupsResponse(google.protobuf.message.Message):
 
     @property
     def half_life(self) -> google.protobuf.duration_pb2.Duration:
-        """After this time, past usage counts half; absent: it always counts in full."""
+        """After this time, past usage counts half; absent: past usage always counts in full."""
 
     @property
     def reservations(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.resource_manager_pb2.Reservation]:
@@ -1460,7 +1460,7 @@ class GroupStatus(google.protobuf.message.Message):
     description: builtins.str
     """Description, for people."""
     weight: builtins.float
-    """Its weight. A group of weight 4 gets four times the usage of a group of weight 1."""
+    """Weight of the group. A group of weight 4 gets four times the usage of a group of weight 1."""
     share_entitled: builtins.float
     """The share of the cluster's usage that the group is entitled to now: by weight, among the groups that have work; 0
     to 1.
@@ -1648,7 +1648,7 @@ global___DeleteGroupRequest = DeleteGroupRequest
 
 @typing.final
 class DeleteGroupResponse(google.protobuf.message.Message):
-    """The RM has deleted the group, and has stored this."""
+    """The RM has deleted the group durably."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1797,7 +1797,7 @@ class GetTopologyResponse(google.protobuf.message.Message):
 
     @property
     def host_cpus(self) -> finegrain.v1.cpus_pb2.HostCpus:
-        """What the executor announced for slots."""
+        """The cpus and NUMA nodes that the executor announced for slots."""
 
     @property
     def cpu_state(self) -> finegrain.v1.cpus_pb2.CpuState:
@@ -2118,7 +2118,7 @@ class ExecutorDevices(google.protobuf.message.Message):
 
     @property
     def links(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.devices_pb2.DeviceLink]:
-        """How pairs of its GPUs are connected."""
+        """How pairs of the executor's GPUs are connected."""
 
     def __init__(
         self,

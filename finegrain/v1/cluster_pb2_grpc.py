@@ -228,7 +228,7 @@ class ClusterServiceServicer(object):
 
     def DrainExecutor(self, request, context):
         """Drains an executor: the RM places no new slots on it. With a deadline, the RM also removes the slots that still
-        exist at this time.
+        exist at the deadline.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -77,7 +77,7 @@ class ClusterServiceStub:
         finegrain.v1.cluster_pb2.DrainExecutorResponse,
     ]
     """Drains an executor: the RM places no new slots on it. With a deadline, the RM also removes the slots that still
-    exist at this time.
+    exist at the deadline.
     """
 
     UndrainExecutor: grpc.UnaryUnaryMultiCallable[
@@ -247,7 +247,7 @@ class ClusterServiceAsyncStub:
         finegrain.v1.cluster_pb2.DrainExecutorResponse,
     ]
     """Drains an executor: the RM places no new slots on it. With a deadline, the RM also removes the slots that still
-    exist at this time.
+    exist at the deadline.
     """
 
     UndrainExecutor: grpc.aio.UnaryUnaryMultiCallable[
@@ -433,7 +433,7 @@ class ClusterServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[finegrain.v1.cluster_pb2.DrainExecutorResponse, collections.abc.Awaitable[finegrain.v1.cluster_pb2.DrainExecutorResponse]]:
         """Drains an executor: the RM places no new slots on it. With a deadline, the RM also removes the slots that still
-        exist at this time.
+        exist at the deadline.
         """
 
     @abc.abstractmethod
