@@ -7,7 +7,6 @@ the state is derived from this row and the row of the slot.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 
 from finegrain.errors import InvariantBroken
@@ -17,8 +16,6 @@ from resource_manager.engine.fairness.groups import adopt_groups
 from resource_manager.engine.hosts.allowed_cpus import CLUSTER, cordons_for, policy_for
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.model.changes import (
-    AWAITED,
-    AWAITED_UNTIL,
     FORGOTTEN,
     GENERATION_FLOOR,
     HOST_SETTING_NUMBER,
@@ -71,7 +68,7 @@ def restore(snapshot: Snapshot, settings: EngineSettings, at: Instant) -> State:
     for executor in snapshot.executors:
         _restore_executor(state, executor)
         executor.report_number = snapshot.counters.get(REGISTERED_WITH + executor.executor_id, 0)
-    _restore_awaited(state, snapshot.counters)
+    state.awaited.restore(snapshot.counters, state.started)
     for job in sorted(snapshot.jobs, key=lambda job: job.arrival_number):
         _restore_job(state, job)
     # Gangs and ranges come before requests, because requests may be members of them.
@@ -220,16 +217,6 @@ def _restore_executor(state: State, executor: Executor) -> None:
     # The timer is also armed for a lost executor, because the previous process may have stopped
     # before it had freed all slots of the executor. The timer frees the remaining slots.
     state.timers.arm(Timer.SILENCE, executor.executor_id, now + state.settings.lost_timeout_ms)
-
-
-def _restore_awaited(state: State, counters: Mapping[str, int]) -> None:
-    left_ms = counters.get(AWAITED_UNTIL, 0) - state.started.time_ms
-    if left_ms <= 0:
-        return
-    state.awaited_until_ms = state.started.monotonic_ms + left_ms
-    state.awaited.update(
-        (executor_id, None) for executor_id in state.hosts if counters.get(AWAITED + executor_id)
-    )
 
 
 def _restore_job(state: State, job: Job) -> None:

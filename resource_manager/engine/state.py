@@ -11,6 +11,7 @@ from collections import deque
 from resource_manager.engine.fairness.costs import Costs
 from resource_manager.engine.fairness.flows import FlowTree
 from resource_manager.engine.hosts.slots import Slots
+from resource_manager.engine.lifecycle.awaited import AwaitedExecutors
 from resource_manager.engine.lifecycle.departures import Departures
 from resource_manager.engine.lifecycle.gangs import GangMoves
 from resource_manager.engine.lifecycle.journal import Journal
@@ -90,10 +91,6 @@ class State:
         self.considered_arrival = 0
         # executors that this process has answered; they may know its epoch from the answer
         self.answered_executors: set[str] = set()
-        # executors of a version without certificates that have not joined yet, and until when the
-        # wait for them lasts; see executors/awaiting.py
-        self.awaited: dict[str, None] = {}
-        self.awaited_until_ms = 0
         # Objects that change the states of entities, and keep the ledgers in step with the changes.
         self.journal = Journal(
             settings,
@@ -103,6 +100,7 @@ class State:
             history=self.history,
             changes=self.changes,
         )
+        self.awaited = AwaitedExecutors(self.journal, self.changes, self.hosts)
         self.usage = UsageAccounting(
             costs=self.costs,
             flows=self.flows,

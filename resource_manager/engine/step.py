@@ -15,7 +15,6 @@ from __future__ import annotations
 from itertools import islice
 from typing import assert_never
 
-from resource_manager.engine.executors.awaiting import await_executors
 from resource_manager.engine.executors.device_cordons import cordon_device, uncordon_device
 from resource_manager.engine.executors.host_settings import set_host_policy
 from resource_manager.engine.executors.reachability import executor_probed, probe_timer_fired
@@ -164,7 +163,7 @@ def _handle(state: State, event: Event) -> object:  # noqa: C901, PLR0912, PLR09
         case ProvisionStopFailed():
             provision_stop_failed(state, event)
         case ExecutorsAwaited():
-            return await_executors(state, event)
+            return state.awaited.begin(event.for_ms)
         case DrainRequested():
             return request_drain(state, event)
         case UndrainRequested():

@@ -12,7 +12,6 @@ from finegrain.errors import (
     Reason,
 )
 from finegrain.values.states import ExecutorState, ProvidedExecutorState, SlotState
-from resource_manager.engine.executors.awaiting import awaited_until_ms, stop_awaiting
 from resource_manager.engine.executors.cpu_states import report_lost_cpus
 from resource_manager.engine.executors.reachability import unreachable_registered
 from resource_manager.engine.executors.reports import adopt_report, refuse_seen_epoch
@@ -62,7 +61,7 @@ def register_executor(state: State, event: ExecutorRegistered) -> RegistrationAn
         _refuse_other_instance(host, registration)
         _refuse_overtaken(host, registration, event.report.report_number)
     state.answered_executors.add(registration.executor_id)
-    stop_awaiting(state, registration.executor_id)
+    state.awaited.stop(registration.executor_id)
     was_lost = host is not None and host.executor.lost  # `_adopt` ends the state LOST
     # Before the report is adopted, commands in flight and earlier reports must be reset.
     host = _adopt(state, host, registration)
@@ -213,11 +212,11 @@ def silence_timer_fired(state: State, executor_id: str) -> None:
     # continued does not count as silence.
     silent_since_ms = max(executor.report_at_ms, state.timers.listening_since_ms)
     due_ms = silent_since_ms + state.settings.lost_timeout_ms
-    due_ms = max(due_ms, awaited_until_ms(state, executor_id))
+    due_ms = max(due_ms, state.awaited.until_ms_of(executor_id))
     if state.journal.now_ms < due_ms:
         state.timers.arm(Timer.SILENCE, executor_id, due_ms)
         return
-    stop_awaiting(state, executor_id)
+    state.awaited.stop(executor_id)
     state.departures.lose_executor(host, message)
 
 
@@ -298,7 +297,7 @@ def forget_executor(state: State, event: ForgetRequested) -> None:
     """
     host = known_host(state.hosts, event.executor_id)
     if host.host_id in state.awaited:
-        stop_awaiting(state, host.host_id)
+        state.awaited.stop(host.host_id)
         state.departures.lose_executor(host, f"executor {host.host_id} is not awaited any more")
     # An executor that is not lost still reports. If it were deleted, its slots would belong to no
     # request.

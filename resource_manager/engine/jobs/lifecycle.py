@@ -205,7 +205,7 @@ def lease_timer_fired(state: State, job_id: str) -> None:
     until_ms = max(job.lease_until_ms, timers.listening_since_ms + job.lease_ms)
     if not job.owner:
         # Its job master has an earlier version, and no certificate with which it could call.
-        until_ms = max(until_ms, state.awaited_until_ms)
+        until_ms = max(until_ms, state.awaited.until_ms)
     if state.journal.now_ms < until_ms:
         timers.arm(Timer.LEASE, job_id, until_ms)
         return

@@ -35,7 +35,7 @@ number, every leader recognises a late copy of an earlier registration.
 """
 
 AWAITED = "awaited/"
-"""Prefix of counters: 1 while an executor is awaited (see executors/awaiting.py), 0 afterwards."""
+"""Prefix of counters: 1 while an executor is awaited (see lifecycle/awaited.py), 0 afterwards."""
 
 AWAITED_UNTIL = "awaited_until_time_ms"
 """Counter: when the wait for executors ends, as wall time in milliseconds."""
