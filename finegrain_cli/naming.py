@@ -29,10 +29,13 @@ def full_allocation_id(cluster: Cluster, text: str) -> str:
         NotFound: no id begins or ends with `text`.
         InvalidArgument: several ids begin or end with `text`.
     """
-    text = last_allocation_id() if text == LAST else text
+    is_last = text == LAST
+    text = last_allocation_id() if is_last else text
     active = [each.allocation_id for each in cluster.requests(allocation_ids=[text])]
     ended = [] if active else cluster.requests(allocation_ids=[text], states=ENDED_STATES)
     found = active or [each.allocation_id for each in ended]
+    if is_last and not found:
+        raise _last_not_here("request", text, Reason.ALLOCATION_UNKNOWN)
     return only("request or slot", text, found, Reason.ALLOCATION_UNKNOWN)
 
 
@@ -46,12 +49,15 @@ def full_job_id(cluster: Cluster, text: str) -> str:
         NotFound: there is no such job.
         InvalidArgument: several jobs match.
     """
-    text = last_job_id() if text == LAST else text
+    is_last = text == LAST
+    text = last_job_id() if is_last else text
     jobs = cluster.jobs(include_ended=True, matching=[text])
     named = [each for each in jobs if each.name == text]
     ids = best_matches(text, (each.job_id for each in jobs))
     if text in ids or (ids and not named):
         return only("job", text, ids, Reason.JOB_UNKNOWN)
+    if not named and is_last:
+        raise _last_not_here("job", text, Reason.JOB_UNKNOWN)
     if not named:
         raise NotFound(
             f"no job has the name or id {text!r}, or an id that begins or ends with it; `finegrain "
@@ -64,6 +70,14 @@ def full_job_id(cluster: Cluster, text: str) -> str:
             "JOB", text, f"the id of one of the jobs with this name: {_described(named)}"
         )
     return named[0].job_id
+
+
+def _last_not_here(what: str, full_id: str, reason: Reason) -> NotFound:
+    return NotFound(
+        f"`{LAST}` is {what} {full_id}, which this cluster does not know; it is of another "
+        "cluster, or has ended long ago",
+        reason=reason,
+    )
 
 
 def job_names(cluster: Cluster, job_ids: Iterable[str]) -> dict[str, str]:

@@ -113,6 +113,10 @@ def test_last_names_my_latest_job_and_its_request(
     assert none_yet.exit_code == 3
     assert "finegrain run" in none_yet.stderr
     remember("older-job", "older-request")
+    elsewhere = [finegrain("explain", "last"), finegrain("terminate", "last", "--yes")]
+    assert [each.exit_code for each in elsewhere] == [3, 3]
+    assert "`last` is request older-request, which this cluster does not" in elsewhere[0].stderr
+    assert "`last` is job older-job, which this cluster does not know" in elsewhere[1].stderr
     remember(JOB.job_id, WAITING.allocation_id)
 
     assert (last_job_id(), last_allocation_id()) == (JOB.job_id, WAITING.allocation_id)
