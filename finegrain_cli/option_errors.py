@@ -34,7 +34,7 @@ _ABOUT: Final = re.compile(
     re.DOTALL,
 )
 _NUMBER: Final = re.compile(r"(?<![\w.])\d{2,18}(?![\w.])")
-# Other names are also plain words.
+# Replace only these names in prose, because all other names are also plain words.
 _TECHNICAL: Final = "|".join(re.escape(name) for name in _OPTIONS if re.search("[_.]", name))
 _NAME: Final = re.compile(rf"\b(?:the profile's )?({_TECHNICAL})\b")
 _ADVICE: Final = "; request less, or let it wait for another executor (allow_pending)"
@@ -44,7 +44,8 @@ _NO_PROFILE: Final = ", or no profile at all for a default slot"
 
 
 def name_options(error: FinegrainError, typed: Mapping[str, object]) -> None:
-    """Changes an error about a field so that it names the option, and its value as typed.
+    """Changes an error about a field so that the error names the option and the value that the user
+    typed.
 
     Other errors stay unchanged.
 

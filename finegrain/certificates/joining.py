@@ -1,9 +1,9 @@
 """Gets a certificate: with a join token, or with an expired certificate.
 
-The caller knows only the key of the cluster's authority. So it first fetches the server's
-certificate, and checks that the authority has signed it for the role `rm`. Then the caller connects
-only to the holder of this certificate, so that no other server receives anything. All functions
-block.
+The caller knows only the key of the cluster's authority. So the caller first fetches the server's
+certificate, and checks that the authority has signed the certificate for the role `rm`. Then the
+caller connects only to the holder of this certificate, so that no other server receives anything.
+All functions block.
 """
 
 from __future__ import annotations

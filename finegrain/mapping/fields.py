@@ -11,7 +11,9 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 
 class MappingError(TypeError):
-    """A class cannot be mapped: its fields, or the exceptions declared for them, are wrong."""
+    """A class cannot be mapped, because its fields or the declared exceptions of fields are
+    wrong.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,9 @@ _known: dict[type, Mapping[str, Attribute]] = {}  # cached, because resolving an
 
 
 def attributes_of(kind: type) -> Mapping[str, Attribute]:
-    """Returns the fields that the constructor takes, by name, in its order."""
+    """Returns the fields that the constructor takes, by name, in the order of the constructor's
+    parameters.
+    """
     found = _known.get(kind)
     if found is None:
         found = _known[kind] = _resolved(kind)

@@ -40,8 +40,8 @@ def check_list(longest: int, data: Any, where: str) -> None:
 
 
 def check_object(name: str, data: Any, where: str) -> None:
-    """Raises InvalidArgument unless the data is an object. If the path is empty, the error has
-    `name`.
+    """Raises InvalidArgument unless the data is an object. If the path is empty, the error contains
+    `name` in place of the path.
     """
     if not isinstance(data, Mapping):
         raise InvalidArgument(where or name, data, "an object")

@@ -64,7 +64,7 @@ def read_groups(root: Path = ROOT) -> Groups:
         _number, names, path = line.split(":", 2)
         for name in names.split(",") if names else ["unified"]:
             own[name] = path
-    # Stage 2: where these hierarchies are mounted.
+    # Stage 2: the mount points of these hierarchies.
     v1: dict[str, Path] = {}
     v2: Path | None = None
     for line in _lines(root / "proc/self/mountinfo"):

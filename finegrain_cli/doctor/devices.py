@@ -84,7 +84,9 @@ def examine_devices(
 
 
 def _nvidia(topology: HostTopology) -> Iterator[Finding]:
-    """Reports whether NVML answers, and MIG modes because of which slots cannot use a GPU."""
+    """Reports whether NVML answers, and reports GPUs that slots cannot use because of their MIG
+    mode.
+    """
     found = [gpu for gpu in topology.gpus if gpu.vendor == "nvidia"]
     on_bus = [
         each

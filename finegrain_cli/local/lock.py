@@ -1,5 +1,5 @@
-"""Implements the lock of a state directory, because of which at most one local cluster uses the
-directory at a time.
+"""Implements the lock of a state directory. The lock ensures that at most one local cluster at a
+time uses the directory.
 
 The sweeper of a cluster inherits the lock. If `finegrain up` is killed, the sweeper keeps the lock
 while it stops the executors, and the next `finegrain up` waits for the lock.

@@ -1,8 +1,8 @@
 """Returns the devices that slots can have, from the detected hardware.
 
-Slots can have the instances of a GPU in MIG mode, but not the GPU itself. The executor registers a
-GPU that does not answer together with the reason, and such a GPU gets no work. Only NICs with an
-RDMA interface are devices.
+Slots can have the instances of a GPU in MIG mode, but not the GPU itself. If a GPU does not answer,
+the executor registers the GPU with the reason, and the GPU gets no work. Only NICs with an RDMA
+interface are devices.
 """
 
 from __future__ import annotations

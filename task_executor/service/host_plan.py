@@ -162,7 +162,8 @@ def _devices(
         partitions=read_partitions(options.gpu_partitions, found),
         partitions_only=options.gpu_partitions_only,
     )
-    # If several executors share a host, each of them would offer the same devices.
+    # If several executors share a host, offer no devices, because each executor would offer the
+    # same devices.
     is_share = bool(options.cpus) and not options.fake_gpus
     if options.devices == "all" or (options.devices == "auto" and not is_share):
         return found

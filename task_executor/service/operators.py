@@ -151,8 +151,8 @@ class Operators:
     def adopt(self, of_slots: Iterable[SlotOperator]) -> None:
         """Registers the operators again that were registered before a restart.
 
-        The tasks must have been adopted before. An operator that cannot be registered is logged.
-        Only a bug causes this.
+        The tasks must have been adopted before. The method logs an operator that cannot be
+        registered; only a bug can cause such a failure.
         """
         for each in of_slots:
             if self._table.get(each.key) is not None:

@@ -274,8 +274,7 @@ class TaskResult(Value):
 
     `exit_code` is valid if `signal` is 0. `stdout` and `stderr` are the captured output.
     `stdout_bytes` and `stderr_bytes` also count bytes that were not kept. `dropped_bytes` counts
-    bytes that this reader did not get. With `output="stream"`, it counts bytes that the executor
-    dropped.
+    bytes that this reader did not get or, with `output="stream"`, bytes that the executor dropped.
     """
 
     task_id: str
