@@ -151,7 +151,7 @@ class ExecutorStatus(google.protobuf.message.Message):
     drain_reason: builtins.str
     """Why the executor is draining, as the administrator wrote it."""
     registration_number: builtins.int
-    """Number of its registration."""
+    """Number of the executor's last registration."""
     report_number: builtins.int
     """Number of the last report that the RM accepted."""
     slots: builtins.int
@@ -286,9 +286,9 @@ class JobStatus(google.protobuf.message.Message):
     detached: builtins.bool
     """True: the job has no lease."""
     pending_requests: builtins.int
-    """Number of its requests that wait."""
+    """Number of the job's requests that wait."""
     slots: builtins.int
-    """Number of its slots."""
+    """Number of the job's slots."""
     last_sequence: builtins.int
     """Sequence number of the job's last event."""
     service: builtins.float
@@ -1472,9 +1472,9 @@ class GroupStatus(google.protobuf.message.Message):
     tally: builtins.float
     """Virtual time, which the RM compares with the virtual time of its siblings; see FlowTally.tally."""
     running: builtins.int
-    """Number of its slots that run."""
+    """Number of the group's running slots."""
     waiting: builtins.int
-    """Number of its requests that wait."""
+    """Number of the group's requests that wait."""
     jobs: builtins.int
     """Number of jobs that have not ended, including jobs of groups below this group."""
     @property

@@ -1036,9 +1036,9 @@ class FlowTally(google.protobuf.message.Message):
     running slots within the lookahead (docs/fairness.md).
     """
     running: builtins.int
-    """Number of its slots that run."""
+    """Number of the flow's running slots."""
     waiting: builtins.int
-    """Number of its requests that wait."""
+    """Number of the flow's requests that wait."""
     below_minimum: builtins.bool
     """True: the flow has not reached its guaranteed minimum. It is served before flows that have reached their minimum or
     have no minimum.
@@ -1189,7 +1189,7 @@ class GangExplanation(google.protobuf.message.Message):
     SUMMARY_FIELD_NUMBER: builtins.int
     DEADLINE_TIME_FIELD_NUMBER: builtins.int
     members: builtins.int
-    """Number of its members that have not ended."""
+    """Number of the gang's members that have not ended."""
     placeable: builtins.int
     """Largest number of these members that the RM could place together now."""
     summary: builtins.str
