@@ -22,6 +22,7 @@ class Host:
 
     Attributes:
         code: code of the previous version that it runs; None: this version's.
+        variables: further environment variables of its programs.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Host:
     inside: Sequence[str]
     daemons: list[subprocess.Popen[bytes]] = field(default_factory=list)
     code: PreviousCode | None = None
+    variables: dict[str, str] = field(default_factory=dict)
 
     @property
     def config(self) -> Path:
@@ -53,7 +55,7 @@ class Host:
         extra = {"FINEGRAIN_CONFIG": str(self.config)}
         if self.code is not None:
             extra |= self.code.environment
-        return Cli(self.folder, extra=extra).environment()
+        return Cli(self.folder, extra=extra | self.variables).environment()
 
     @property
     def cwd(self) -> Path:
