@@ -16,9 +16,9 @@ of the placement per arrival. This module implements `best-fit`, which compares 
 the host with the least sum of free fractions. The other policies use the whole engine, with
 commands and answers.
 
-The sizes are the 24 most frequent requests (7,363 of 8,152 requests), and the hosts are the six
-most frequent kinds of nodes, of the Alibaba GPU cluster trace of 2023, without GPUs (Q. Weng et
-al., "Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient
+The sizes of slots and hosts come from the Alibaba GPU cluster trace of 2023, without GPUs: the 24
+most frequent requests (7,363 of 8,152 requests) and the six most frequent kinds of nodes (Q. Weng
+et al., "Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient
 Descent", USENIX ATC 2023).
 """
 
@@ -89,8 +89,8 @@ def mean(sizes: tuple[Size, ...]) -> tuple[float, float]:
 
 
 def cluster_for(slots: int, load: float, seed: int) -> list[Size]:
-    """Returns hosts in random order, of which `slots` need the fraction `load` of the scarcer
-    resource.
+    """Returns a cluster in which `slots` slots need the fraction `load` of the scarcer resource.
+    Hosts are in random order.
     """
     scarcer = max(needed / there for needed, there in zip(mean(SLOTS), mean(HOSTS), strict=True))
     count = round(slots * scarcer / load)

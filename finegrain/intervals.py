@@ -183,8 +183,8 @@ class IntervalSet:
         if (high - self._head) & 1:
             put.append(end)
         if low == self._head and not put:
-            # At the front, move only the head, because queues remove numbers there, so this must be
-            # cheap.
+            # At the front, move only the head. Queues remove numbers at the front, so this removal
+            # must be cheap.
             return self._skip(high)
         return -self._replace(low, high, put)
 
@@ -261,8 +261,8 @@ class IntervalSet:
     def _move_head(self, head: int) -> None:
         self._head = head
         if not self._count:
-            # Clear the set, because otherwise `add_run` would compare with skipped boundaries and
-            # extend them.
+            # Clear the set. Otherwise, `add_run` would compare with skipped boundaries and extend
+            # skipped intervals.
             self.clear()
         elif head >= CUT_OFF_FROM and head * 2 > len(self._bounds):
             # Delete boundaries only when more than half of them are skipped. So each deletion moves

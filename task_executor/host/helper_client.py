@@ -1,7 +1,8 @@
 """Calls the helper and receives its events, over one unix socket.
 
-The sequence of answers may differ from the sequence of calls. All calls except `signal_task` and
-`stop` are idempotent: the client sends such a call again if the connection was lost.
+The sequence of answers may differ from the sequence of calls. If the connection was lost, the
+client sends a call again, because all calls except `signal_task` and `stop` are idempotent. It does
+not repeat these two calls.
 """
 
 from __future__ import annotations
@@ -379,7 +380,7 @@ class HelperClient:
             task_id: the id of the task.
             holder: the id of the reader.
             stdout: the reader has received all bytes of stdout before this position.
-            stderr: the same for stderr.
+            stderr: the reader has received all bytes of stderr before this position.
 
         Returns:
             The unacknowledged bytes of each stream that are stored before the task waits.

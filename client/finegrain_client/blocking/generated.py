@@ -386,7 +386,7 @@ class Slot(ContextHandle[AsyncSlot]):
         )
 
     def park(self, *, timeout_s: float | None = None) -> SlotStatus:
-        """Frees the GPUs of the slot while its processes stay. Returns when the GPUs are free.
+        """Frees the GPUs of the slot, and keeps its processes. Returns when the GPUs are free.
 
         The contents of the GPUs' memory move to the slot's main memory. CUDA calls of the processes
         block, and the slot accepts no tasks, until the slot has GPUs again. The executor must be

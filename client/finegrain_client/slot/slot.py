@@ -251,7 +251,7 @@ class Slot(SlotAtExecutor):
         return await self._change(change, wait_for_use=wait_for_use, timeout_s=timeout_s)
 
     async def park(self, *, timeout_s: float | None = None) -> SlotStatus:
-        """Frees the GPUs of the slot while its processes stay. Returns when the GPUs are free.
+        """Frees the GPUs of the slot, and keeps its processes. Returns when the GPUs are free.
 
         The contents of the GPUs' memory move to the slot's main memory. CUDA calls of the processes
         block, and the slot accepts no tasks, until the slot has GPUs again. The executor must be

@@ -43,8 +43,8 @@ def read_amd_gpus(
     uuids: set[str] = set()
     for node in reader.numbered(KFD, ""):
         properties = _properties(reader, f"{KFD}/{node}/properties")
-        # Skip the node if its id is 0, because it has no GPU, and if this process may not read its
-        # properties.
+        # Skip a node whose `gpu_id` is 0, because the node has no GPU. Also skip a node whose
+        # properties this process may not read.
         if not reader.integer(f"{KFD}/{node}/gpu_id") or not properties:
             continue
         bus_id = _bus_id(properties)

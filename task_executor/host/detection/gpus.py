@@ -45,7 +45,7 @@ def read_gpus(
         reader.warn(warning)
     cards = [each for each in devices if each.kind is PciKind.GPU and not each.is_virtual_function]
     reported = {gpu.pci_bus_id for gpu in inventory.gpus}
-    # If only the bus and not the driver reports a card, the card is broken or its driver is
+    # If the bus reports a card but the driver does not, the card is broken or its driver is
     # missing.
     silent = [
         card.bus_id for card in cards if card.vendor == _NVIDIA and card.bus_id not in reported
