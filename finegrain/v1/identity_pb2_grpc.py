@@ -130,8 +130,9 @@ class IdentityServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DenyIdentity(self, request, context):
-        """Denies an identity, or one certificate: from now on, the RM and the executors reject it. Streams of the identity at
-        the RM end within 5 s. Executors get the denial with the answer to their next report. Administrators only.
+        """Denies an identity, or one certificate: from now on, the RM and the executors reject callers with this identity or
+        certificate. Streams of the identity at the RM end within 5 s. Executors get the denial with the answer to their
+        next report. Administrators only.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -404,8 +405,8 @@ class IdentityService(object):
 
 
 class JoinServiceStub(object):
-    """The RM serves this service on a dedicated port. On this port the server shows a certificate, but callers need none. A
-    message may have at most 64 KiB.
+    """The RM serves this service on a dedicated port. On this port the server shows a certificate, but callers need no
+    certificate. A message may have at most 64 KiB.
     """
 
     def __init__(self, channel):
@@ -427,8 +428,8 @@ class JoinServiceStub(object):
 
 
 class JoinServiceServicer(object):
-    """The RM serves this service on a dedicated port. On this port the server shows a certificate, but callers need none. A
-    message may have at most 64 KiB.
+    """The RM serves this service on a dedicated port. On this port the server shows a certificate, but callers need no
+    certificate. A message may have at most 64 KiB.
     """
 
     def Join(self, request, context):
@@ -469,8 +470,8 @@ def add_JoinServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class JoinService(object):
-    """The RM serves this service on a dedicated port. On this port the server shows a certificate, but callers need none. A
-    message may have at most 64 KiB.
+    """The RM serves this service on a dedicated port. On this port the server shows a certificate, but callers need no
+    certificate. A message may have at most 64 KiB.
     """
 
     @staticmethod

@@ -64,8 +64,9 @@ class IdentityServiceStub:
         finegrain.v1.identity_pb2.DenyIdentityRequest,
         finegrain.v1.identity_pb2.DenyIdentityResponse,
     ]
-    """Denies an identity, or one certificate: from now on, the RM and the executors reject it. Streams of the identity at
-    the RM end within 5 s. Executors get the denial with the answer to their next report. Administrators only.
+    """Denies an identity, or one certificate: from now on, the RM and the executors reject callers with this identity or
+    certificate. Streams of the identity at the RM end within 5 s. Executors get the denial with the answer to their
+    next report. Administrators only.
     """
 
     AllowIdentity: grpc.UnaryUnaryMultiCallable[
@@ -126,8 +127,9 @@ class IdentityServiceAsyncStub:
         finegrain.v1.identity_pb2.DenyIdentityRequest,
         finegrain.v1.identity_pb2.DenyIdentityResponse,
     ]
-    """Denies an identity, or one certificate: from now on, the RM and the executors reject it. Streams of the identity at
-    the RM end within 5 s. Executors get the denial with the answer to their next report. Administrators only.
+    """Denies an identity, or one certificate: from now on, the RM and the executors reject callers with this identity or
+    certificate. Streams of the identity at the RM end within 5 s. Executors get the denial with the answer to their
+    next report. Administrators only.
     """
 
     AllowIdentity: grpc.aio.UnaryUnaryMultiCallable[
@@ -198,8 +200,9 @@ class IdentityServiceServicer(metaclass=abc.ABCMeta):
         request: finegrain.v1.identity_pb2.DenyIdentityRequest,
         context: _ServicerContext,
     ) -> typing.Union[finegrain.v1.identity_pb2.DenyIdentityResponse, collections.abc.Awaitable[finegrain.v1.identity_pb2.DenyIdentityResponse]]:
-        """Denies an identity, or one certificate: from now on, the RM and the executors reject it. Streams of the identity at
-        the RM end within 5 s. Executors get the denial with the answer to their next report. Administrators only.
+        """Denies an identity, or one certificate: from now on, the RM and the executors reject callers with this identity or
+        certificate. Streams of the identity at the RM end within 5 s. Executors get the denial with the answer to their
+        next report. Administrators only.
         """
 
     @abc.abstractmethod
@@ -221,8 +224,8 @@ class IdentityServiceServicer(metaclass=abc.ABCMeta):
 def add_IdentityServiceServicer_to_server(servicer: IdentityServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
 
 class JoinServiceStub:
-    """The RM serves this service on a dedicated port. On this port the server shows a certificate, but callers need none. A
-    message may have at most 64 KiB.
+    """The RM serves this service on a dedicated port. On this port the server shows a certificate, but callers need no
+    certificate. A message may have at most 64 KiB.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -243,8 +246,8 @@ class JoinServiceStub:
     """
 
 class JoinServiceAsyncStub:
-    """The RM serves this service on a dedicated port. On this port the server shows a certificate, but callers need none. A
-    message may have at most 64 KiB.
+    """The RM serves this service on a dedicated port. On this port the server shows a certificate, but callers need no
+    certificate. A message may have at most 64 KiB.
     """
 
     Join: grpc.aio.UnaryUnaryMultiCallable[
@@ -264,8 +267,8 @@ class JoinServiceAsyncStub:
     """
 
 class JoinServiceServicer(metaclass=abc.ABCMeta):
-    """The RM serves this service on a dedicated port. On this port the server shows a certificate, but callers need none. A
-    message may have at most 64 KiB.
+    """The RM serves this service on a dedicated port. On this port the server shows a certificate, but callers need no
+    certificate. A message may have at most 64 KiB.
     """
 
     @abc.abstractmethod
