@@ -115,6 +115,14 @@ def up(
             help="Pretend to have the GPUs of this machine, such as dgx-a100.",
         ),
     ] = "",
+    task_user: Annotated[
+        str,
+        typer.Option(
+            "--task-user",
+            metavar="USER",
+            help="User that runs tasks, as root; default: who called sudo, or executor.task_user.",
+        ),
+    ] = "",
     show_logs: Annotated[
         bool, typer.Option("--show-logs", help="Also print the logs of the daemons.")
     ] = False,
@@ -139,7 +147,12 @@ def up(
     that is idle.
 
     `up` is for tests and for work on one host. At the end, `up` removes all its files except
-    --state-dir. From the configuration, it uses only the section `fairness`.
+    --state-dir. From the configuration, it uses only the section `fairness`, and as root the keys
+    task_user and allow_root_tasks of the section `executor`.
+
+    As root, tasks run as the user who called sudo, or else as `executor.task_user` (nobody). With
+    --task-user root they have all privileges. Without root, tasks run as your own user and can
+    read the keys of the daemons.
 
     \b
     Examples:
@@ -152,7 +165,10 @@ def up(
     from finegrain_cli.config.daemon_options import fairness_options
     from finegrain_cli.local.cluster import LocalCluster
     from finegrain_cli.local.foreground import run_in_foreground
+    from finegrain_cli.local.task_user import choose_task_user
 
+    settings = current().configuration().settings
+    own = settings.executor
     cluster = LocalCluster(
         executors or 1,
         scale=_scale(scale, executors, idle_timeout),
@@ -162,7 +178,8 @@ def up(
         memory_bytes=parse_bytes("--memory", memory) if memory else None,
         isolation=isolation,
         fake_gpus=_machine(fake_gpus, scale),
-        fairness=fairness_options(current().configuration().settings),
+        task_user=choose_task_user(task_user, own.task_user, allow_root=own.allow_root_tasks),
+        fairness=fairness_options(settings),
         log=LogOptions(level=log_level, format="auto" if show_logs else "json"),
         show_logs=show_logs,
     )

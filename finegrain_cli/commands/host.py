@@ -182,7 +182,7 @@ def doctor(
 
 
 def _examinations() -> Sequence[tuple[str, Examination]]:
-    from finegrain_cli.doctor import cgroups, devices, kubelet, network, software, storage
+    from finegrain_cli.doctor import cgroups, devices, kubelet, network, software, storage, users
 
     settings = current().configuration().settings
     named = bool(current().manager or settings.client.manager)
@@ -191,6 +191,7 @@ def _examinations() -> Sequence[tuple[str, Examination]]:
         ("cgroups", cgroups.examine_cgroups),
         ("devices", partial(devices.examine_devices, settings)),
         ("kubelet", partial(kubelet.examine_kubelet, settings)),
+        ("users", partial(users.examine_users, settings)),
         ("clock", software.examine_clock),
         ("directories", partial(storage.examine_directories, settings)),
         ("credentials", partial(storage.examine_credentials, settings)),

@@ -10,6 +10,7 @@ from typing import cast
 from finegrain.directories import run_directory, state_directory
 from finegrain.options import ListenOptions, LogOptions
 from finegrain_cli.config.model import (
+    ExecutorSection,
     ListenSection,
     LogSection,
     RmSection,
@@ -79,7 +80,7 @@ def task_executor_options(settings: Settings) -> TaskExecutorOptions:
     own = settings.executor
     name = own.executor_id or "executor"
     return TaskExecutorOptions(
-        state_dir=Path(own.state_dir) if own.state_dir else state_directory("executor"),
+        state_dir=executor_state_dir(own),
         run_dir=Path(own.run_dir) if own.run_dir else run_directory(name),
         managers=tuple(own.manager),
         executor_id=own.executor_id,
@@ -139,6 +140,11 @@ def task_executor_options(settings: Settings) -> TaskExecutorOptions:
         front_user=own.front_user,
         stop_tasks_on_exit=own.stop_tasks_on_exit,
     )
+
+
+def executor_state_dir(executor: ExecutorSection) -> Path:
+    """Returns the state directory of the executor, whether it exists or not."""
+    return Path(executor.state_dir) if executor.state_dir else state_directory("executor")
 
 
 def rm_state_dir(rm: RmSection) -> Path:

@@ -6,19 +6,25 @@ The exit code is 1 if a check failed.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 import sys
 from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
 from itertools import cycle
 from pathlib import Path
 
 import finegrain_client as fg
+from finegrain.errors import ConfigurationError, InvalidArgument
 from finegrain.resources import MIB
 from finegrain_cli.demo import wordcount
 from finegrain_cli.demo.job_master import DemoPlan, count_words
+from finegrain_cli.demo.program import program_for
 from finegrain_cli.demo.report import DemoLog, report
 from finegrain_cli.local.cluster import ExecutorShare, LocalCluster
+from finegrain_cli.local.task_user import choose_task_user
 
 # Use the pid in the names: control groups have these names, so two demos on the same host need
 # different names.
@@ -30,7 +36,7 @@ RELEASE_CHECK_INTERVAL_S = 0.1
 PACKAGES = ("finegrain", "finegrain_cli", "finegrain_client", "resource_manager", "task_executor")
 
 
-def main() -> int:
+def main(arguments: Sequence[str] = ()) -> int:
     """Runs the demo. Returns 0 if all checks succeeded."""
     log = DemoLog()
     cpus = sorted(os.sched_getaffinity(0))
@@ -46,21 +52,24 @@ def main() -> int:
         )
         for name, cpu in zip(EXECUTORS, cycle(cpus), strict=False)
     ]
-    plan = DemoPlan(_sources(), share_milli, *EXECUTORS, dedicated_cpus=dedicated_cpus)
-    log.progress("starting one resource manager and two task executors on this host")
-    cluster = LocalCluster(shares=shares, fake_gpus=FAKE_GPUS)
-    with cluster:
+    task_user = choose_task_user(_parser().parse_args(arguments).task_user)
+    with ExitStack() as stack:
+        program = stack.enter_context(program_for(task_user, _sources()))
+        plan = DemoPlan(program, share_milli, *EXECUTORS, dedicated_cpus=dedicated_cpus)
+        log.progress("starting one resource manager and two task executors on this host")
+        cluster = LocalCluster(shares=shares, fake_gpus=FAKE_GPUS, task_user=task_user)
+        stack.enter_context(cluster)
         words = asyncio.run(_run(cluster, plan, log))
         # Stop the cluster here and not by `with`, because only `stop` returns leftovers.
         leftovers = cluster.stop()
+        _check_words(words, plan, log)
     for left in leftovers:
         log.expect(False, f"left behind: {left}")
-    _check_words(words, plan, log)
     print()
     print(report(log.records))
     print()
     common = ", ".join(f"{word} {count}" for word, count in words.most_common(8))
-    print(f"{len(plan.files)} files, {words.total()} words; most common: {common}")
+    print(f"{len(plan.program.files)} files, {words.total()} words; most common: {common}")
     if log.mismatches:
         print(f"{len(log.mismatches)} mismatches:")
         for each in log.mismatches:
@@ -107,10 +116,21 @@ async def _check_all_released(cluster: fg.Cluster, log: DemoLog) -> None:
 
 
 def _check_words(words: Counter[str], plan: DemoPlan, log: DemoLog) -> None:
-    direct = wordcount.count_words(str(path) for path in plan.files)
+    direct = wordcount.count_words(str(path) for path in plan.program.files)
     log.expect(
         words == direct, "the word counts of the cluster differ from those of a single process"
     )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="./dev demo", description="Run the demo.")
+    parser.add_argument(
+        "--task-user",
+        default="",
+        metavar="USER",
+        help="as root: user that runs tasks; default: who called sudo, else nobody",
+    )
+    return parser
 
 
 def _sources() -> tuple[Path, ...]:
@@ -126,4 +146,7 @@ def _sources() -> tuple[Path, ...]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except (ConfigurationError, InvalidArgument) as error:
+        sys.exit(f"error: {error.message}")

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import finegrain_client as fg
 from finegrain.cpuset import CpuSet
-from finegrain_cli.demo import wordcount
+from finegrain_cli.demo.program import Program
 from finegrain_cli.demo.report import DemoLog
 from finegrain_cli.text.executor_map import executor_text
 from finegrain_cli.text.explanation import explanation_text
@@ -26,7 +24,6 @@ from finegrain_cli.text.explanation import explanation_text
 MAPS = 16
 REDUCES = 3
 GRANT_TIMEOUT_S = 20.0
-SCRIPT = wordcount.__file__
 PRINT_AFFINITY = "import os; print(*sorted(os.sched_getaffinity(0)), sep=',')"
 PRINT_DEVICES = "import os; print(os.environ['FINEGRAIN_DEVICES'])"
 EAT_MEMORY = "held = []\nwhile True: held.append(bytearray(1 << 20))"
@@ -36,7 +33,7 @@ EAT_MEMORY = "held = []\nwhile True: held.append(bytearray(1 << 20))"
 class DemoPlan:
     """Input of the job. `share_milli` is the CPU of each executor, in thousandths of a core."""
 
-    files: tuple[Path, ...]
+    program: Program
     share_milli: int
     steady_executor: str
     drained_executor: str
@@ -58,7 +55,7 @@ class DemoPlan:
 
     def chunks(self) -> list[list[str]]:
         """Returns the files of each map task."""
-        return [[str(path) for path in self.files[index::MAPS]] for index in range(MAPS)]
+        return [[str(path) for path in self.program.files[index::MAPS]] for index in range(MAPS)]
 
 
 async def count_words(cluster: fg.Cluster, plan: DemoPlan, log: DemoLog) -> Counter[str]:
@@ -66,7 +63,7 @@ async def count_words(cluster: fg.Cluster, plan: DemoPlan, log: DemoLog) -> Coun
     async with cluster.job("wordcount") as job:
         slots = await _carve(job, plan, log)
         tasks = [
-            await slot.run([sys.executable, SCRIPT, "map", str(REDUCES), *chunk])
+            await slot.run([plan.program.python, plan.program.script, "map", str(REDUCES), *chunk])
             for slot, chunk in zip(slots, plan.chunks(), strict=True)
         ]
         # This request needs more capacity than is free now, so it waits until map tasks have ended.
@@ -158,7 +155,7 @@ async def _reduce(job: fg.Job, plan: DemoPlan, lines: list[str], log: DemoLog) -
         log.expect(slot.executor_id == plan.steady_executor, "a reduce ran on a drained executor")
         # Each map wrote REDUCES lines, one per part, so every REDUCES-th line belongs to this part.
         data = "\n".join(lines[part::REDUCES]).encode()
-        task = await slot.run([sys.executable, SCRIPT, "reduce"], stdin=data)
+        task = await slot.run([plan.program.python, plan.program.script, "reduce"], stdin=data)
         result = log.record(f"reduce {part}", slot, (await task.wait()).check())
         await slot.release()
         return Counter(json.loads(result.stdout))
@@ -181,7 +178,7 @@ async def _exceed_memory_limit(job: fg.Job, plan: DemoPlan, log: DemoLog) -> Non
             "memory limits are not enforced on this host: skipped the task that exceeds its memory"
         )
         return
-    task = await slot.run([sys.executable, "-c", EAT_MEMORY])
+    task = await slot.run([plan.program.python, "-c", EAT_MEMORY])
     result = log.record("memory hog", slot, await task.wait())
     log.progress("a task used more memory than its slot has: it " + result.how)
     log.expect(result.oom_killed, "the memory limit did not hold")
@@ -197,7 +194,7 @@ async def _dedicated_cpu(cluster: fg.Cluster, job: fg.Job, plan: DemoPlan, log: 
         fg.SlotSpec(cpu_milli=1000, memory_bytes=64 * fg.MIB, qos="LSR", cpu_bind="FullPCPUs")
     )
     slot = await request.granted(GRANT_TIMEOUT_S)
-    task = await slot.run([sys.executable, "-c", PRINT_AFFINITY])
+    task = await slot.run([plan.program.python, "-c", PRINT_AFFINITY])
     result = log.record("pinned", slot, (await task.wait()).check())
     seen = CpuSet.parse(result.stdout.decode())
     log.progress(f"a slot has the dedicated cpu {slot.cpus} (LSR); its task sees cpu {seen}")
@@ -238,7 +235,7 @@ async def _shared_and_joint_devices(
     slots = [await each.granted(GRANT_TIMEOUT_S) for each in requests]
     found = []
     for slot in slots:
-        task = await slot.run([sys.executable, "-c", PRINT_DEVICES])
+        task = await slot.run([plan.program.python, "-c", PRINT_DEVICES])
         result = log.record("devices", slot, (await task.wait()).check())
         found.append(json.loads(result.stdout))
     first, second, joint = ([each["uuid"] for each in devices] for devices in found)

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
+import pwd
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +27,10 @@ OUR_MODULES = (["finegrain_cli"], ["finegrain_cli.local.daemon_process"])
 
 def examine_ports(settings: Settings) -> Iterator[Finding]:
     """Checks each address at which a daemon would listen."""
+    from finegrain_cli.config.daemon_options import executor_state_dir, rm_state_dir
+
+    rm = _daemon_uids(rm_state_dir(settings.rm))
+    executor = _daemon_uids(executor_state_dir(settings.executor))
     for key, address in (
         ("rm.listen", settings.rm.listen),
         ("rm.metrics_listen", settings.rm.metrics_listen),
@@ -33,7 +39,7 @@ def examine_ports(settings: Settings) -> Iterator[Finding]:
         ("executor.metrics_listen", settings.executor.metrics_listen),
     ):
         if address and address != NO_PORT:
-            yield _port(key, address)
+            yield _port(key, address, rm if key.startswith("rm.") else executor)
 
 
 def examine_manager(*, named: bool) -> Iterator[Finding]:
@@ -69,7 +75,7 @@ def examine_manager(*, named: bool) -> Iterator[Finding]:
         yield ok("resource manager", message)
 
 
-def _port(key: str, address: str) -> Finding:
+def _port(key: str, address: str, daemon_uids: set[int]) -> Finding:
     from finegrain.rpc.addresses import parse_address
 
     host, port = parse_address(address, key)
@@ -82,25 +88,57 @@ def _port(key: str, address: str) -> Finding:
         try:
             probe.bind((host, port))
         except OSError as error:
-            return _bind_failed(key, address, port, error)
+            return _bind_failed(key, address, port, error, daemon_uids)
     return ok(key, f"{address} is free")
 
 
-def _bind_failed(key: str, address: str, port: int, error: OSError) -> Finding:
+def _bind_failed(
+    key: str, address: str, port: int, error: OSError, daemon_uids: set[int]
+) -> Finding:
     if error.errno == errno.EACCES:
         return fail(key, f"{address}: ports below 1024 are root's", f"set {key} to a higher port")
     if error.errno != errno.EADDRINUSE:
         fix = f"set {key} to an address of this host"
         return fail(key, f"{address}: {error.strerror or error}", fix)
     owner = _owner(port)
-    if owner and _is_ours(owner[1]):
+    if owner and _is_ours(owner[1]) and _uid(owner[0]) in daemon_uids:
         return ok(key, f"{address}: in use by finegrain itself (pid {owner[0]})")
+    # Without a key of the cluster, the process cannot pass as a daemon. But no daemon can start.
     whose = (
-        f"process {owner[0]} ({' '.join(owner[1])[:120]})"
+        f"process {owner[0]} ({' '.join(owner[1])[:120]}) of {_user(owner[0])}, which is no daemon "
+        "of finegrain"
         if owner
-        else "another process (of another user)"
+        else "another process (of another user; root can see which)"
     )
-    return fail(key, f"{address} is in use by {whose}", f"stop it, or set {key} to another port")
+    stop = f"stop it (kill {owner[0]})" if owner else "stop it"
+    return fail(key, f"{address} is in use by {whose}", f"{stop}, or set {key} to another port")
+
+
+def _uid(pid: int) -> int | None:
+    """Returns the user of a process; None: it has ended."""
+    try:
+        return Path(f"/proc/{pid}").stat().st_uid
+    except OSError:
+        return None
+
+
+def _user(pid: int) -> str:
+    uid = _uid(pid)
+    try:
+        return "an unknown user" if uid is None else f"user {pwd.getpwuid(uid).pw_name}"
+    except KeyError:
+        return f"uid {uid}"
+
+
+def _daemon_uids(state_dir: Path) -> set[int]:
+    """Returns the users that a daemon with this state directory may run as.
+
+    Anybody can start a process whose command line looks like that of a daemon.
+    """
+    try:
+        return {0, os.geteuid(), state_dir.stat().st_uid}
+    except OSError:
+        return {0, os.geteuid()}
 
 
 def _is_ours(words: list[str]) -> bool:

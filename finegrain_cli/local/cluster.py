@@ -3,7 +3,7 @@
 This module determines the order in which daemons start and stop. When one daemon ends by itself,
 all other daemons are stopped as well. A stopped cluster leaves no process and no cgroup.
 
-Tasks run as the user who starts the cluster. All files are in one directory: `rm/` (database,
+Tasks run as the user that `task_user.py` chooses. All files are in one directory: `rm/` (database,
 certificates), `executors/ID/`, `logs/`. Only sockets are in a temporary directory, because the path
 of a socket must be short.
 """
@@ -43,6 +43,7 @@ from finegrain_cli.local.stop import (
     signals_deferred,
     sweep,
 )
+from finegrain_cli.local.task_user import TaskUser, choose_task_user
 from resource_manager.engine.model.settings import Fairness
 from resource_manager.options import ResourceManagerOptions
 from task_executor.options import TaskExecutorOptions
@@ -95,6 +96,7 @@ class LocalCluster:
         isolation: "auto"; or "none", so that no limits are enforced.
         fake_gpus: the machine whose GPUs each executor pretends to have, such as "dgx-a100"; empty:
             the real GPUs.
+        task_user: the user that runs tasks; None: see `choose_task_user`.
         fairness: settings of the order in which requests are served; None: the defaults.
         log: level and format of the daemons' logs.
         show_logs: True: the daemons log to this process's standard error.
@@ -116,6 +118,7 @@ class LocalCluster:
         memory_bytes: int | None = None,
         isolation: str = "auto",
         fake_gpus: str = "",
+        task_user: TaskUser | None = None,
         fairness: Fairness | None = None,
         log: LogOptions | None = None,
         show_logs: bool = False,
@@ -135,6 +138,7 @@ class LocalCluster:
         self._listen = ListenOptions(listen, metrics_listen)
         self._isolation = isolation
         self._fake_gpus = fake_gpus
+        self.task_user = task_user or choose_task_user()
         self.fairness = fairness or Fairness()
         self._log = log or LogOptions(format="auto" if show_logs else "json")
         self._show_logs = show_logs
@@ -245,6 +249,10 @@ class LocalCluster:
             (self.state_dir / "logs").mkdir(mode=0o700, exist_ok=True)
             for name in ("run", "scratch"):
                 (self._base / name).mkdir(mode=0o700)
+            if not self.task_user.is_shared:
+                # Each task has a directory in `scratch`, which its user must be able to enter.
+                for path in (self._base, self._base / "scratch"):
+                    path.chmod(0o711)
         except OSError as error:
             raise ConfigurationError(
                 f"the state directory {self.state_dir} cannot be used: {error.strerror}; name "
@@ -255,7 +263,11 @@ class LocalCluster:
         self._lock = take_lock(self.state_dir)
         if self._scale is not None:
             self.scaled = ScaledExecutors(
-                self._scale, self.state_dir, isolation=self._isolation, **self._part
+                self._scale,
+                self.state_dir,
+                isolation=self._isolation,
+                task_user=self.task_user,
+                **self._part,
             )
             self.scaled.prepare()
         else:
@@ -331,8 +343,8 @@ class LocalCluster:
             memory_bytes=share.memory_bytes,
             isolation=self._isolation,
             fake_gpus=self._fake_gpus,
-            task_user="self",
-            allow_root_tasks=os.geteuid() == 0,
+            task_user=self.task_user.name,
+            allow_root_tasks=self.task_user.allow_root,
             task_kill_grace_ms=KILL_GRACE_MS,
             stop_tasks_on_exit=True,
         )

@@ -6,7 +6,6 @@ terminal, and when one daemon has ended by itself.
 
 from __future__ import annotations
 
-import getpass
 import os
 import signal
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from finegrain_cli.text.output import API_VERSION, OutputFormat, print_json_line
 
 if TYPE_CHECKING:
     from finegrain_cli.local.cluster import LocalCluster
+    from finegrain_cli.local.task_user import TaskUser
     from finegrain_client.types.status import ExecutorStatus
 
 GUEST = "guest"
@@ -103,7 +103,11 @@ def _announce(cluster: LocalCluster, output: OutputFormat) -> None:
             for each in executors
         ]
         line = {"api_version": API_VERSION, "kind": "LocalCluster"}
-        document = {**line, **_note(cluster), "executors": rows, "scale": _scale(cluster)}
+        users = {
+            "task_user": user.name if (user := cluster.task_user.user) else None,
+            "users": "shared with the daemons" if cluster.task_user.is_shared else "separate",
+        }
+        document = {**line, **_note(cluster), **users, "executors": rows, "scale": _scale(cluster)}
         print_json_line(document)
         return
     # For people: addresses, limits that are not enforced, and commands to try.
@@ -117,7 +121,7 @@ def _announce(cluster: LocalCluster, output: OutputFormat) -> None:
             f"{amounts_text(scale['total'])}; stopped after {idle} without slots"
         )
     say(f"state             {cluster.state_dir}")
-    say(f"tasks run as      {_user()}")
+    say(f"tasks run as      {_user(cluster.task_user)}")
     for text in _not_enforced(executors):
         say(text)
     say("")
@@ -171,12 +175,13 @@ def _not_enforced(executors: list[ExecutorStatus]) -> list[str]:
     ]
 
 
-def _user() -> str:
-    try:
-        name = getpass.getuser()
-    except (KeyError, OSError):
-        name = f"uid {os.geteuid()}"
-    return f"{name}, who started this" + ("; they have all privileges" if os.geteuid() == 0 else "")
+def _user(task_user: TaskUser) -> str:
+    user = task_user.user
+    name = user.name if user else f"uid {os.geteuid()}"
+    if not task_user.is_shared:
+        return name
+    power = " and have all privileges" if os.geteuid() == 0 else ""
+    return f"{name}; users: shared with the daemons, so tasks can read their keys{power}"
 
 
 def _say(message: str) -> None:

@@ -23,6 +23,7 @@ from finegrain.resources import CPU_MILLI, MEMORY_BYTES, PORTS
 from finegrain_cli.local.leftovers import groups_of
 from finegrain_cli.local.shares import cpu_milli_of, equal_parts
 from finegrain_cli.local.stop import KILL_GRACE_MS, STOP_TIMEOUT_S
+from finegrain_cli.local.task_user import TaskUser, choose_task_user
 
 # Import these modules at the start of this process, because another version of finegrain may be
 # installed when the process stops the executors.
@@ -77,6 +78,7 @@ class ScaledExecutors:
         cpus: divide only these cpus; empty: all cpus.
         memory_bytes: divide only this amount of memory; None: all memory.
         isolation: "auto"; or "none", so that no limits are enforced.
+        task_user: the user that runs tasks; None: see `choose_task_user`.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class ScaledExecutors:
         scale: Scale,
         state_dir: Path,
         *,
+        task_user: TaskUser | None = None,
         cpus: str = "",
         memory_bytes: int | None = None,
         isolation: str = "auto",
@@ -96,6 +99,7 @@ class ScaledExecutors:
         names = [f"{self.shape}-{number}" for number in range(1, scale.executors_max + 1)]
         self.shares = equal_parts(names, cpus=cpus, memory_bytes=memory_bytes)
         self._isolation = isolation
+        self._task_user = task_user or choose_task_user()
         self._sweeper: subprocess.Popen[str] | None = None
 
     @property
@@ -196,8 +200,8 @@ class ScaledExecutors:
             "[process]",
             f"directory = {text(str(self.directory))}",
             "[process.executor]",
-            'task_user = "self"',
-            f"allow_root_tasks = {str(os.geteuid() == 0).lower()}",
+            f"task_user = {text(self._task_user.name)}",
+            f"allow_root_tasks = {str(self._task_user.allow_root).lower()}",
             f"isolation = {text(self._isolation)}",
             f'task_kill_grace = "{KILL_GRACE_MS}ms"',
             "[[shape]]",

@@ -114,6 +114,7 @@ class Front:
             default_grace_ms=options.task_kill_grace_ms,
             page_bytes=options.managed_memory_page_bytes,
             ports=plan.ports,
+            users_note=prepared.users.note,
             enforcement=DeviceEnforcement(prepared.find_nodes(plan.devices)),
         )
         self.keeper.closes_devices = info.isolation.devices == FILES_CLOSED

@@ -115,6 +115,7 @@ class SlotKeeper:
         enforcement: DeviceEnforcement = NO_ENFORCEMENT,
         page_bytes: int = PAGE_BYTES,
         ports: Iterable[int] = (),
+        users_note: str = "",
     ) -> None:
         self.identity = identity
         self.table = table
@@ -122,6 +123,7 @@ class SlotKeeper:
         self.directory = directory
         self.default_grace_ms = default_grace_ms
         self.enforcement = enforcement
+        self._users_note = users_note  # a note for all slots: `UserPolicy.note`
         self.closes_devices = False  # True: the helper can limit access to device files
         self.cpu_bindings = CpuBindings(table, helper)
         self.ports = NetworkPorts(ports)
@@ -285,6 +287,8 @@ class SlotKeeper:
     def isolation_of(self, report: IsolationReport, spec: SlotSpec | None = None) -> Isolation:
         """Returns the isolation of a slot, or of the host if `spec` is None."""
         found = isolation_of(report, spec, self.table.devices.host, self.enforcement)
+        if self._users_note:
+            found = replace(found, notes=(*found.notes, self._users_note))
         return found if spec is None else replace(found, ports=self.ports.of(spec.key))
 
     def unmet_levels(self, spec: SlotSpec, isolation: Isolation) -> str:

@@ -18,6 +18,10 @@ from task_executor.options import TaskExecutorOptions
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 SELF = "self"
 PORTS_VARIABLE = "FINEGRAIN_PORTS"
+USERS_SHARED = (
+    "users: shared with the daemons: tasks run as {name} and can read the keys of this executor"
+)
+"""Note on the isolation of slots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,13 @@ class UserPolicy:
     default: User
     allow_root_tasks: bool
     root_helper: bool = False  # True: the helper is a separate unit, which may run as root
+
+    @property
+    def note(self) -> str:
+        """What slots report if tasks run as the user of the daemons; empty: they do not."""
+        if self.default.uid not in (0, self.own.uid):
+            return ""
+        return USERS_SHARED.format(name=self.default.name)
 
     def resolve(self, wanted: str) -> User:
         """Returns the user that a task runs as.

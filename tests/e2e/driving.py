@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import finegrain_client as fg
 from finegrain_cli.local.cluster import ExecutorShare, LocalCluster
+from finegrain_cli.local.task_user import choose_task_user
 from tests.support.components import REPOSITORY
 from tests.support.control_groups import groups_called
 from tests.support.identities import credentials_file
@@ -186,7 +187,9 @@ def small_cluster(
         )
         for letter in "abcdefgh"[:executors]
     ]
-    with LocalCluster(shares=shares, **options) as cluster:
+    # Tests give tasks files that only this user can read.
+    own = choose_task_user("self")
+    with LocalCluster(shares=shares, task_user=own, **options) as cluster:
         yield Small(cluster, Cli(home, cluster.address, cluster.credentials_file))
 
 

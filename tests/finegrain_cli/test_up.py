@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from tests.support.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.full]
 
+PRIVILEGES = ("sh", "-c", "id -u; grep CapEff /proc/self/status")
 COMMAND = (sys.executable, "-m", "finegrain_cli")
 
 
@@ -111,7 +113,7 @@ def busy(running: Up, *more: str) -> Iterator[subprocess.Popen[str]]:
 def test_two_executors_are_found_used_and_gone() -> None:
     with up("--executors", "2") as running:
         listed = json.loads(running.finegrain("executors", "-o", "json").stdout)["items"]
-        ran = running.finegrain("run", "--cpu", "0.1", "--memory", "32M", "--", "id", "-u")
+        ran = running.finegrain("run", "--cpu", "0.1", "--memory", "32M", "--", *PRIVILEGES)
         with busy(running):
             code, said = running.end(signal.SIGINT)
 
@@ -119,13 +121,29 @@ def test_two_executors_are_found_used_and_gone() -> None:
         assert {each["executor_id"] for each in listed} == {
             each["executor_id"] for each in running.told["executors"]
         }
-        assert ran.stdout.strip() == str(os.geteuid())
+        # As root, tasks run as another user, and never have a capability.
+        user = str(os.geteuid()) if os.geteuid() else str(pwd.getpwnam("nobody").pw_uid)
+        assert ran.stdout.split() == [user, "CapEff:", "0" * 16], ran.stderr
+        shared = os.geteuid() != 0
+        assert running.told["users"] == ("shared with the daemons" if shared else "separate")
+        notes = [note for each in running.told["executors"] for note in each["isolation"]["notes"]]
+        assert any("users: shared with the daemons" in note for note in notes) is shared
         assert code == 0, said
         assert "nothing is left behind" in said
         assert running.leftovers() == []
         gone = running.finegrain("jobs", "--manager", running.told["address"])
         assert gone.returncode == 8, gone.stderr
         assert "no cluster of this user runs on this host" in gone.stderr
+
+
+@pytest.mark.needs("root")
+def test_tasks_run_as_root_on_request_and_slots_say_so() -> None:
+    with up("--task-user", "root") as running:
+        ran = running.finegrain("run", "--cpu", "0.1", "--memory", "32M", "--", "id", "-u")
+        assert ran.stdout.strip() == "0", ran.stderr
+        assert running.told["users"] == "shared with the daemons"
+        (executor,) = running.told["executors"]
+        assert "users: shared with the daemons" in executor["isolation"]["notes"][-1]
 
 
 def test_fake_gpus_are_given_out_shown_and_cordoned() -> None:

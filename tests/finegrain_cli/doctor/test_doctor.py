@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,13 +27,13 @@ Doctor = Callable[..., tuple[int, dict[str, Any]]]
 def doctor(finegrain: Finegrain, tmp_path: Path) -> Doctor:
     """Runs it with these settings; exit code and findings by name."""
 
-    def run(rm: str = "", client: str = "") -> tuple[int, dict[str, Any]]:
+    def run(rm: str = "", client: str = "", executor: str = "") -> tuple[int, dict[str, Any]]:
         listen = 'listen = "127.0.0.1:0"\nmetrics_listen = "none"\n'
         file = tmp_path / "doctor.toml"
         own_rm = "" if "state_dir" in rm else f'state_dir = "{tmp_path / "rm"}"\n'
         file.write_text(
             f"[client]\n{client}\n[rm]\n{own_rm}{rm}\n{'' if 'listen' in rm else listen}"
-            f'[executor]\nstate_dir = "{tmp_path / "executor"}"\n{listen}'
+            f'[executor]\nstate_dir = "{tmp_path / "executor"}"\n{listen}{executor}'
         )
         result = finegrain("doctor", "--config", str(file), "-o", "json")
         items = json.loads(result.stdout)["items"]
@@ -64,6 +67,45 @@ def test_a_port_in_use_names_the_process(doctor: Doctor) -> None:
     assert found["rm.listen"]["grade"] == "fail"
     assert "in use by process" in found["rm.listen"]["message"]
     assert "set rm.listen to another port" in found["rm.listen"]["fix"]
+
+
+@pytest.mark.needs("root")
+def test_a_process_that_only_looks_like_a_daemon_is_named(doctor: Doctor) -> None:
+    """As a task could take the port of a stopped resource manager."""
+    squatter = (
+        "import os, socket, time; port = socket.create_server(('127.0.0.1', 0));"
+        " os.setuid(65534); print(port.getsockname()[1], flush=True); time.sleep(100)"
+    )
+    with subprocess.Popen(
+        ["finegrain", "-c", squatter], executable=sys.executable, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        exit_code, found = doctor(rm=f'listen = "127.0.0.1:{port}"\nmetrics_listen = "none"')
+        process.kill()
+
+    said = found["rm.listen"]
+    assert (exit_code, said["grade"]) == (1, "fail")
+    assert f"in use by process {process.pid} (finegrain -c" in said["message"]
+    assert "which is no daemon of finegrain" in said["message"]
+    assert f"kill {process.pid}" in said["fix"]
+
+
+@pytest.mark.parametrize(
+    ("task_user", "grade"),
+    [("nobody", "ok"), pytest.param("self", "warn", marks=pytest.mark.needs("root"))],
+)
+def test_it_says_whether_tasks_can_read_keys_of_daemons(
+    doctor: Doctor, task_user: str, grade: str
+) -> None:
+    executor = f'task_user = "{task_user}"\nallow_root_tasks = true'
+    _, found = doctor(executor=executor)
+
+    users = found["users"]
+    if os.geteuid() != 0:
+        grade = "warn"  # without root, all tasks run as this user
+    assert users["grade"] == grade
+    assert users["message"].startswith("shared with the daemons") is (grade == "warn")
 
 
 def test_an_address_of_another_host_cannot_be_listened_at(doctor: Doctor) -> None:
