@@ -8,6 +8,7 @@ this module opens.
 from __future__ import annotations
 
 import json
+import resource
 from typing import Any, cast
 
 import grpc
@@ -48,6 +49,19 @@ _KEEPALIVE = (
 HANDSHAKE_TIMEOUT_MS = 10_000
 """After this time a server closes a connection that has not completed its handshake."""
 
+CONNECTION_AGE_MAX_MS = 3_600_000
+"""After this time (±10 %, so that not all clients return at once) a server asks a client to open a
+new connection. So a certificate that was renewed or that has expired is soon looked at again.
+"""
+CONNECTION_AGE_GRACE_MS = 600_000
+"""Time that open calls of an old connection get. Streams that are open then end with UNAVAILABLE,
+and their callers resume them.
+"""
+CONNECTION_IDLE_MAX_MS = 900_000
+"""After this time without a call, a server closes a connection; the next call opens another."""
+CONNECTIONS_MAX = 16_384
+"""Most connections to one port. It is less if the process may not open enough files."""
+
 CONNECT_TIME_MAX_MS = 20_000
 """Time limit of one attempt to connect, if there is only one address."""
 CONNECT_TIME_OF_SEVERAL_MS = 3_000
@@ -68,6 +82,9 @@ SERVER_OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.http2.bdp_probe", 0),
     ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
     ("grpc.http2.settings_timeout", HANDSHAKE_TIMEOUT_MS),
+    ("grpc.max_connection_age_ms", CONNECTION_AGE_MAX_MS),
+    ("grpc.max_connection_age_grace_ms", CONNECTION_AGE_GRACE_MS),
+    ("grpc.max_connection_idle_ms", CONNECTION_IDLE_MAX_MS),
     ("grpc.http2.min_ping_interval_without_data_ms", PING_INTERVAL_MS_MIN),
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", ANSWER_BYTES_MAX),
@@ -77,6 +94,16 @@ SERVER_OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.server.max_pending_requests", 20_000),
     ("grpc.server.max_pending_requests_hard_limit", 40_000),
 )
+
+
+def connections_max() -> int:
+    """Returns how many connections one port of this process takes.
+
+    A quarter of the process's files is left for everything else: files, other ports, databases.
+    """
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return CONNECTIONS_MAX if files < 0 else min(CONNECTIONS_MAX, files * 3 // 4)
+
 
 _STREAMING = (
     ("finegrain.v1.ResourceManagerService", "WatchJob"),

@@ -17,6 +17,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +40,7 @@ from finegrain.rpc.access import (
     enter_call,
     request_bytes_max,
 )
+from finegrain.rpc.open_calls import OpenCalls
 from finegrain.rpc.refusal_log import RefusalLog
 from finegrain.rpc.status import Metadata, status_code_of, status_of
 from finegrain.rpc.trust import Trust
@@ -74,6 +76,7 @@ class ServerLifecycle:
     gate: Gate = lambda: None
     streams: set[OpenStream] = field(default_factory=set)
     stopping: bool = False
+    calls: OpenCalls = field(default_factory=OpenCalls)
     refusals: RefusalLog = field(default_factory=lambda: RefusalLog(_log))
     large_reads: defaultdict[str, asyncio.Semaphore] = field(
         default_factory=lambda: defaultdict(lambda: asyncio.Semaphore(LARGE_READS_MAX))
@@ -158,9 +161,10 @@ class GuardedMethod:
         started = time.perf_counter()
         try:
             caller = self._admit(context)
-            async with asyncio.timeout(UNARY_TIME_MAX_S):
-                request = await self._read(context, caller)
-                answer = await self._handler.unary_unary(request, context)
+            with self._lifecycle.calls.enter(caller, self._method):
+                async with asyncio.timeout(UNARY_TIME_MAX_S):
+                    request = await self._read(context, caller)
+                    answer = await self._handler.unary_unary(request, context)
         except BaseException as error:
             # `_fail` aborts the call by raising. So the `raise` below is reached only for an error
             # that has no status.
@@ -175,7 +179,8 @@ class GuardedMethod:
             try:
                 stream.caller = self._admit(context)
                 self._refuse_when_stopping()
-                answer = await self._handler.stream_unary(self._parsed(raw), context)
+                with self._lifecycle.calls.enter(stream.caller, self._method):
+                    answer = await self._handler.stream_unary(self._parsed(raw), context)
             except BaseException as error:
                 await self._fail(stream.error or error, context, started)
                 raise
@@ -200,11 +205,12 @@ class GuardedMethod:
         self, context: Any, begin: Callable[[Caller], Awaitable[Any]]
     ) -> AsyncIterator[Any]:
         started = time.perf_counter()
-        with OpenStream(self._lifecycle.streams) as stream:
+        with OpenStream(self._lifecycle.streams) as stream, ExitStack() as stack:
             messages: Any = None
             try:
                 stream.caller = self._admit(context)
                 self._refuse_when_stopping()
+                stack.enter_context(self._lifecycle.calls.enter(stream.caller, self._method))
                 messages = await begin(stream.caller)
                 # This handler is not a generator: it sends messages itself, with `context.write`.
                 if asyncio.iscoroutine(messages):

@@ -19,7 +19,7 @@ from finegrain.errors import ConfigurationError, Reason
 from finegrain.options import ListenOptions
 from finegrain.rpc.access import ANYBODY, OPERATORS, AccessTable, Caller, current_caller
 from finegrain.rpc.addresses import format_address, parse_address
-from finegrain.rpc.channels import SERVER_OPTIONS
+from finegrain.rpc.channels import SERVER_OPTIONS, connections_max
 from finegrain.rpc.guard import Gate, GuardedMethod, Observer, ServerLifecycle
 from finegrain.rpc.own_certificate import OwnCertificate
 from finegrain.rpc.trust import Trust
@@ -83,7 +83,12 @@ class GuardedServer:
         self._lifecycle = ServerLifecycle(
             trust, observe or (lambda _method, _code, _seconds: None), gate
         )
-        self._server = grpc.aio.server(options=list(SERVER_OPTIONS))
+        self._server = grpc.aio.server(
+            options=[
+                *SERVER_OPTIONS,
+                ("grpc.max_allowed_incoming_connections", connections_max()),
+            ]
+        )
         self._health: Any = None
         self._names: list[str] = []
 

@@ -45,6 +45,7 @@ from resource_manager.service.identities.issuing import RENEW_GRACE, Issuer
 from resource_manager.service.identities.members import Members
 
 MESSAGE_BYTES_MAX = 64 * 1024
+CONNECTIONS_MAX = 1_024
 CALLS_MAX = 64  # in progress at the same time
 RATE_PER_S = 10.0  # calls per second, for each address
 BURST = 100
@@ -112,6 +113,8 @@ class JoinServer(JoinServiceServicer):
             "grpc.max_receive_message_length": MESSAGE_BYTES_MAX,
             "grpc.max_concurrent_streams": 8,
             "grpc.max_connection_age_ms": 30_000,
+            "grpc.max_connection_age_grace_ms": 5_000,
+            "grpc.max_allowed_incoming_connections": CONNECTIONS_MAX,
         }
         self._server = grpc.aio.server(
             options=list(options.items()), maximum_concurrent_rpcs=CALLS_MAX
