@@ -306,7 +306,10 @@ class GuardedMethod:
         elif isinstance(error, TimeoutError):
             error = Unavailable(f"{self._method} took longer than {UNARY_TIME_MAX_S:g} s")
         elif isinstance(error, NotImplementedError):
-            error = FinegrainError(f"{self._method} is not served here")
+            self._done("UNIMPLEMENTED", started)
+            message = f"{self._method} is not served here"
+            await _abort(context, grpc.StatusCode.UNIMPLEMENTED, message, ())
+            return  # never reached: the abort raises
         elif not isinstance(error, FinegrainError):
             # After KeyboardInterrupt or SystemExit, the process ends, so report no failure of the
             # call.

@@ -242,7 +242,9 @@ class LocalCluster:
     # -- start ---------------------------------------------------------------------------------
 
     def _prepare(self) -> None:
-        self._base = Path(tempfile.mkdtemp(prefix="finegrain-"))
+        # TMPDIR may be a directory that only this user can enter.
+        place = None if self.task_user.is_shared else "/tmp"  # noqa: S108 - mkdtemp is safe there
+        self._base = Path(tempfile.mkdtemp(prefix="finegrain-", dir=place))
         self.state_dir = (self._given_state_dir or self._base / "state").absolute()
         try:
             self.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)

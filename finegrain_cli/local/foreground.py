@@ -181,7 +181,8 @@ def _user(task_user: TaskUser) -> str:
     if not task_user.is_shared:
         return name
     power = " and have all privileges" if os.geteuid() == 0 else ""
-    return f"{name}; users: shared with the daemons, so tasks can read their keys{power}"
+    shared = "users: shared with the daemons, so tasks can read their keys"
+    return f"{name}, who started this; {shared}{power}"
 
 
 def _say(message: str) -> None:

@@ -18,7 +18,7 @@ SUDO_VARIABLE = "SUDO_UID"
 
 @dataclass(frozen=True, slots=True)
 class TaskUser:
-    """The user that runs tasks, as executors of a local cluster are told.
+    """The user that runs tasks, in the form of executors' options.
 
     Attributes:
         name: name of the user; "self": the user of the daemons.

@@ -97,7 +97,7 @@ class Reader:
 @pytest.fixture
 def reader(home: Path, tmp_path: Path) -> Iterator[Reader]:
     """A cluster of two cores on which a small task runs and a request waits."""
-    up = Cli(home).start("up", "-o", "json")
+    up = Cli(home).start("up", "--task-user", "self", "-o", "json")
     assert up.stdout is not None
     try:
         line = up.stdout.readline()

@@ -14,13 +14,14 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 import grpc.aio
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509 import load_pem_x509_certificate
+from google.protobuf.message import DecodeError, Message
 
 from finegrain.certificates.authority import authority_keys, is_signed_by_one_of
 from finegrain.certificates.keys import is_signed_by, key_of_request
@@ -40,7 +41,6 @@ from finegrain.rpc.refusal_log import RefusalLog
 from finegrain.rpc.server import bind_error
 from finegrain.rpc.status import status_of
 from finegrain.v1 import identity_pb2 as pb
-from finegrain.v1.identity_pb2_grpc import JoinServiceServicer, add_JoinServiceServicer_to_server
 from resource_manager.service.identities.issuing import RENEW_GRACE, Issuer
 from resource_manager.service.identities.members import Members
 
@@ -53,7 +53,6 @@ ADDRESSES_MAX = 10_000
 NONCE_LIFE_S = 60
 
 _log = logging.getLogger("finegrain.rm")
-T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -81,7 +80,7 @@ class RateLimit:
         return allowed
 
 
-class JoinServer(JoinServiceServicer):
+class JoinServer:
     """Serves joining.
 
     Args:
@@ -127,7 +126,13 @@ class JoinServer(JoinServiceServicer):
         Raises:
             ConfigurationError: the address cannot be bound.
         """
-        add_JoinServiceServicer_to_server(self, self._server)
+        service = pb.DESCRIPTOR.services_by_name["JoinService"].full_name
+        handlers = {
+            "Join": self._handler(pb.JoinRequest, self._join),
+            "RenewExpired": self._handler(pb.RenewExpiredRequest, self._renew),
+        }
+        generic = grpc.method_handlers_generic_handler(service, handlers)
+        self._server.add_generic_rpc_handlers((generic,))
         host, _ = parse_address(self._listen, "rm.join_listen")
         try:
             bound = self._server.add_secure_port(self._listen, self._own.joining_credentials())
@@ -140,16 +145,6 @@ class JoinServer(JoinServiceServicer):
     async def stop(self, grace_s: float = 0.0) -> None:
         """Stops the server."""
         await self._server.stop(grace_s)
-
-    async def Join(self, request: pb.JoinRequest, context: Any) -> pb.JoinResponse:
-        """See the protocol."""
-        return await self._served("Join", context, lambda: self._join(request))
-
-    async def RenewExpired(
-        self, request: pb.RenewExpiredRequest, context: Any
-    ) -> pb.RenewExpiredResponse:
-        """See the protocol."""
-        return await self._served("RenewExpired", context, lambda: self._renew(request))
 
     async def _join(self, request: pb.JoinRequest) -> pb.JoinResponse:
         key = key_of_request(request.certificate_request)
@@ -203,20 +198,45 @@ class JoinServer(JoinServiceServicer):
         mark = hmac.new(self._nonce_key, made + hashlib.sha256(pem).digest(), hashlib.sha256)
         return made + mark.digest()
 
-    async def _served(self, name: str, context: Any, call: Callable[[], Awaitable[T]]) -> T:
-        peer = context.peer()
-        try:
-            # The port of the peer changes with each connection, so the limit is for its address.
-            if not self._limit.allows(peer.rpartition(":")[0]):
-                raise ResourceExhausted("too many calls; wait a second", retry_after_s=1.0)
-            if (refusal := self._gate()) is not None:
-                raise refusal
-            return await call()
-        except FinegrainError as error:
-            self._refusals.add(name, error, peer)
+    def _handler(self, request: type[Message], call: Callable[[Any], Awaitable[Message]]) -> Any:
+        """Returns the handler of one method; it gets raw bytes, so that errors are worded here."""
+        name = request.DESCRIPTOR.name.removesuffix("Request")
+
+        async def serve(data: bytes, context: Any) -> Message:
+            peer = context.peer()
+            try:
+                # The port of the peer changes with each connection; the limit is for its address.
+                if not self._limit.allows(peer.rpartition(":")[0]):
+                    raise ResourceExhausted("too many calls; wait a second", retry_after_s=1.0)
+                if (refusal := self._gate()) is not None:
+                    raise refusal
+                return await call(_parsed(request, data))
+            except FinegrainError as refused:
+                error = refused
+                self._refusals.add(name, error, peer)
+            except Exception as failure:
+                _log.error("call_failed", exc_info=failure, extra={"method": name})
+                error = FinegrainError(
+                    "the server failed while it handled this call; its log has the details",
+                    reason=Reason.INTERNAL,
+                )
             code, message, trailing = status_of(error)
             await context.abort(code, message, trailing)
-            raise  # `abort` has raised
+            raise error  # `abort` has raised
+
+        return grpc.unary_unary_rpc_method_handler(serve, None, _serialized)
+
+
+def _parsed(request: type[Message], data: bytes) -> Message:
+    try:
+        return request.FromString(data)
+    except DecodeError:
+        expected = f"a {request.DESCRIPTOR.name} message"
+        raise InvalidArgument("request", f"{len(data)} bytes", expected) from None
+
+
+def _serialized(answer: Message) -> bytes:
+    return answer.SerializeToString()
 
 
 def _sha256_of(key: ec.EllipticCurvePublicKey) -> str:
