@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from finegrain.credentials import Credentials
+from finegrain.identity import Identity
 from tests.fuzz.targets import Target, path_of
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -28,8 +29,14 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"", length: int 
 
 
 def header(name: str, value: str) -> bytes:
-    """Returns a header as HPACK writes one that is in no table."""
-    return b"\x00" + b"".join(bytes([len(t)]) + t for t in (name.encode(), value.encode()))
+    """Returns a header as HPACK writes one that is in no table; "\udc8a" becomes the byte 0x8a."""
+    texts = [text.encode(errors="surrogateescape") for text in (name, value)]
+    return b"\x00" + b"".join(bytes([len(text)]) + text for text in texts)
+
+
+def opened(*frames: bytes) -> bytes:
+    """Returns the beginning of a connection, and frames."""
+    return PREFACE + frame(SETTINGS, 0, 0) + b"".join(frames)
 
 
 def call_head(path: str, *more: tuple[str, str]) -> bytes:
@@ -46,6 +53,37 @@ def call_head(path: str, *more: tuple[str, str]) -> bytes:
     return b"".join(header(*each) for each in fields)
 
 
+async def send(
+    address: str, server: Identity, data: bytes, context: ssl.SSLContext | None, reading_s: float
+) -> None:
+    """Sends bytes on a new connection, reads answers for some time, and hangs up.
+
+    Args:
+        address: "host:port".
+        server: who must answer there.
+        data: what is sent.
+        context: None: without TLS.
+        reading_s: how long answers are read.
+    """
+    host, _, port = address.rpartition(":")
+    name = server.dns_name if context is not None else None
+    # The server may close the connection at any moment; that is what it should do.
+    with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
+        async with asyncio.timeout(PATIENCE_S):
+            reader, writer = await asyncio.open_connection(
+                host, int(port), ssl=context, server_hostname=name
+            )
+            try:
+                for start in range(0, len(data), 65_536):
+                    writer.write(data[start : start + 65_536])
+                    await writer.drain()
+                async with asyncio.timeout(reading_s):
+                    while await reader.read(65_536):
+                        pass
+            finally:
+                writer.transport.abort()
+
+
 class RawCaller:
     """Opens connections and sends garbage of many kinds."""
 
@@ -53,7 +91,7 @@ class RawCaller:
         self._target = target
         self._random = random.Random(seed)
         self.sent: Counter[str] = Counter()
-        self._context = _context(shown, trusted)
+        self._context = tls_context(shown, trusted)
         self._kinds: tuple[Callable[[], bytes], ...] = (
             self.noise,
             self.random_frames,
@@ -81,28 +119,11 @@ class RawCaller:
                 await self._send("broken TLS", self._hello(), is_tls=False)
 
     async def _send(self, name: str, data: bytes, *, is_tls: bool) -> None:
-        host, _, port = self._target.address.rpartition(":")
         self.sent[name] += 1
-        # The server may close the connection at any moment; that is what it should do.
-        with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
-            async with asyncio.timeout(PATIENCE_S):
-                reader, writer = await asyncio.open_connection(
-                    host,
-                    int(port),
-                    ssl=self._context if is_tls else None,
-                    server_hostname=self._target.server.dns_name if is_tls else None,
-                )
-                try:
-                    for start in range(0, len(data), 65_536):
-                        writer.write(data[start : start + 65_536])
-                        await writer.drain()
-                    # Some leave without reading the answer.
-                    if self._random.random() < 0.7:
-                        async with asyncio.timeout(0.2):
-                            while await reader.read(65_536):
-                                pass
-                finally:
-                    writer.transport.abort()
+        # Some leave without reading the answer.
+        reading_s = 0.2 if self._random.random() < 0.7 else 0.0
+        context = self._context if is_tls else None
+        await send(self._target.address, self._target.server, data, context, reading_s)
 
     # -- what is sent ----------------------------------------------------------------------------
 
@@ -119,17 +140,17 @@ class RawCaller:
             )
             for _ in range(self._random.choice((1, 10, 200)))
         ]
-        return self._opened(*frames)
+        return opened(*frames)
 
     def wrong_lengths(self) -> bytes:
         length = self._random.choice((0, 5, 2**14 + 1, 2**24 - 1))
-        return self._opened(frame(self._random.randrange(10), 0, 1, b"abc", length))
+        return opened(frame(self._random.randrange(10), 0, 1, b"abc", length))
 
     def broken_headers(self) -> bytes:
         head = bytearray(call_head(self._path()))
         for _ in range(self._random.choice((1, 3))):
             head[self._random.randrange(len(head))] = self._random.randrange(256)
-        return self._opened(frame(HEADERS, END_HEADERS, 1, bytes(head)))
+        return opened(frame(HEADERS, END_HEADERS, 1, bytes(head)))
 
     def many_headers(self) -> bytes:
         more = [(f"x-{number}", "v" * 100) for number in range(self._random.choice((50, 400)))]
@@ -140,36 +161,36 @@ class RawCaller:
             frame(CONTINUATION if n else HEADERS, END_HEADERS if n == last else 0, 1, part)
             for n, part in enumerate(parts)
         ]
-        return self._opened(*frames)
+        return opened(*frames)
 
     def endless_continuation(self) -> bytes:
         begun = frame(HEADERS, 0, 1, call_head(self._path()))
-        return self._opened(begun, *[frame(CONTINUATION, 0, 1, header("a", "b" * 90))] * 3_000)
+        return opened(begun, *[frame(CONTINUATION, 0, 1, header("a", "b" * 90))] * 3_000)
 
     def rapid_resets(self) -> bytes:
         head, frames = call_head(self._path()), []
         for stream in range(1, 2 * self._random.choice((50, 2_000)), 2):
             frames.append(frame(HEADERS, END_HEADERS, stream, head))
             frames.append(frame(RESET, 0, stream, b"\x00\x00\x00\x08"))
-        return self._opened(*frames)
+        return opened(*frames)
 
     def many_settings(self) -> bytes:
         pair = struct.pack(">HI", self._random.randrange(9), self._random.choice((0, 1, 2**32 - 1)))
-        return self._opened(*[frame(SETTINGS, 0, 0, pair)] * 2_000)
+        return opened(*[frame(SETTINGS, 0, 0, pair)] * 2_000)
 
     def many_pings(self) -> bytes:
-        return self._opened(*[frame(PING, 0, 0, b"12345678")] * 2_000)
+        return opened(*[frame(PING, 0, 0, b"12345678")] * 2_000)
 
     def windows(self) -> bytes:
         more = struct.pack(">I", 2**31 - 1)
-        return self._opened(*[frame(WINDOW, 0, self._random.choice((0, 1)), more)] * 3)
+        return opened(*[frame(WINDOW, 0, self._random.choice((0, 1)), more)] * 3)
 
     def broken_messages(self) -> bytes:
         """A message whose head says another length, or that it is compressed."""
         flag = self._random.choice((0, 1, 2, 255))
         said = self._random.choice((0, 1, 10, 2**32 - 1, 4 << 20))
         body = struct.pack(">BI", flag, said) + self._random.randbytes(self._random.randrange(50))
-        return self._opened(
+        return opened(
             frame(HEADERS, END_HEADERS, 1, call_head(self._path())),
             frame(DATA, self._random.choice((0, END_STREAM)), 1, body),
         )
@@ -187,13 +208,10 @@ class RawCaller:
         )
         path = self._random.choice((self._path(), "/", "", "/finegrain.v1/None", "//" * 50))
         body = frame(DATA, END_STREAM, 1, b"\x00\x00\x00\x00\x00")
-        return self._opened(frame(HEADERS, END_HEADERS, 1, call_head(path, more)), body)
+        return opened(frame(HEADERS, END_HEADERS, 1, call_head(path, more)), body)
 
     def _path(self) -> str:
         return path_of(self._random.choice(self._target.methods))
-
-    def _opened(self, *frames: bytes) -> bytes:
-        return PREFACE + frame(SETTINGS, 0, 0) + b"".join(frames)
 
     def _hello(self) -> bytes:
         """A greeting of TLS that breaks off or lies about its length."""
@@ -201,7 +219,7 @@ class RawCaller:
         return b"\x16\x03\x01" + struct.pack(">H", self._random.choice((len(body), 65_535))) + body
 
 
-def _context(shown: Credentials | None, trusted: str) -> ssl.SSLContext:
+def tls_context(shown: Credentials | None, trusted: str) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(cadata=trusted)
     context.set_alpn_protocols(["h2"])

@@ -18,7 +18,18 @@ from finegrain.rpc.channels import CONNECTIONS_MAX, SERVER_OPTIONS, connections_
 from finegrain.rpc.open_calls import HEALTH_WATCHES_MAX, OpenCalls
 from finegrain.rpc.status import error_from_rpc
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
-from tests.finegrain.rpc.test_server import EXECUTOR, Servicer, calling, refusal, rm_stub, served
+from tests.finegrain.rpc.test_server import (
+    EXECUTOR,
+    RM,
+    USER,
+    Servicer,
+    calling,
+    refusal,
+    rm_stub,
+    served,
+)
+from tests.fuzz.raw import END_HEADERS, HEADERS, call_head, frame, opened, send, tls_context
+from tests.support.identities import credentials
 from tests.support.patience import PATIENCE_S
 from tests.support.rm_service import eventually
 
@@ -127,3 +138,26 @@ def test_connections_leave_files_for_everything_else() -> None:
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     assert 0 < connections_max() <= CONNECTIONS_MAX
     assert files < 0 or connections_max() < files
+
+
+async def test_a_path_that_is_not_utf8_does_not_end_the_server() -> None:
+    """The servers of gRPC 1.84 and 1.85 stop to listen for good; pyproject.toml excludes them."""
+    async with served(Servicer()) as (_, address):
+        shown = credentials(USER)
+        head = frame(HEADERS, END_HEADERS, 1, call_head("/a.B/\udc8a"))
+        context = tls_context(shown, shown.authorities)
+        await send(address, RM, opened(head), context, reading_s=0.3)
+        async with calling(address) as another:
+            await rm_stub(another).RegisterJob(rm_pb2.RegisterJobRequest())
+
+
+async def test_a_method_that_is_declared_and_not_served_is_unimplemented() -> None:
+    class Unfinished(Servicer):
+        async def EndJob(self, request: Any, context: Any) -> Any:
+            raise NotImplementedError
+
+    async with served(Unfinished()) as (_, address), calling(address) as channel:
+        call: Any = rm_stub(channel).EndJob(rm_pb2.EndJobRequest(job_id="job"))
+        with pytest.raises(grpc.RpcError):
+            await call
+        assert await call.code() is grpc.StatusCode.UNIMPLEMENTED

@@ -419,3 +419,15 @@ async def test_a_flood_of_guesses_is_slowed_down(rm: RunningRm) -> None:
         errors = [await refusal(stub.Join(guess)) for _ in range(120)]
     kinds = {type(each) for each in errors}
     assert kinds == {Unauthenticated, ResourceExhausted}
+
+
+@pytest.mark.parametrize("method", ["Join", "RenewExpired"])
+async def test_what_is_no_message_is_bad_input_at_the_join_port(rm: RunningRm, method: str) -> None:
+    token = await token_for(rm, "user", "alice")
+    shown = grpc.ssl_channel_credentials(rm.authority.certificate_pem)
+    options = [("grpc.ssl_target_name_override", signed_by(rm.authority, "rm").who.dns_name)]
+    async with grpc.aio.secure_channel(token.addresses[0], shown, options) as channel:
+        call: Any = channel.unary_unary(f"/finegrain.v1.JoinService/{method}")
+        error = await refusal(call(b"\x0a\xff\xff\xff\xff\x0f"))
+    assert isinstance(error, InvalidArgument)
+    assert f"a {method}Request message" in error.message
