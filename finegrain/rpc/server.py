@@ -21,6 +21,7 @@ from finegrain.rpc.access import ANYBODY, OPERATORS, AccessTable, Caller, curren
 from finegrain.rpc.addresses import format_address, parse_address
 from finegrain.rpc.channels import SERVER_OPTIONS, connections_max
 from finegrain.rpc.guard import Gate, GuardedMethod, Observer, ServerLifecycle
+from finegrain.rpc.lasting_server import LastingServer
 from finegrain.rpc.own_certificate import OwnCertificate
 from finegrain.rpc.trust import Trust
 
@@ -83,12 +84,8 @@ class GuardedServer:
         self._lifecycle = ServerLifecycle(
             trust, observe or (lambda _method, _code, _seconds: None), gate
         )
-        self._server = grpc.aio.server(
-            options=[
-                *SERVER_OPTIONS,
-                ("grpc.max_allowed_incoming_connections", connections_max()),
-            ]
-        )
+        self._handlers: list[Any] = []
+        self._server = LastingServer(self._make, own.server_credentials)
         self._health: Any = None
         self._names: list[str] = []
 
@@ -112,7 +109,7 @@ class GuardedServer:
             }
             self._names.append(service)
             generic = grpc.method_handlers_generic_handler(service, wrapped)
-            self._server.add_generic_rpc_handlers((generic,))
+            self._handlers.append(generic)
 
     async def start(self, *, serving: bool = True) -> str:
         """Binds the address and starts to serve. Returns the address with the actual port.
@@ -131,18 +128,14 @@ class GuardedServer:
         # to standard error.
         if (number := _why_not_bound(host, port)) is not None:
             raise bind_error(self._listen.address, number)
-        try:
-            bound = self._server.add_secure_port(
-                self._listen.address, self._own.server_credentials()
-            )
-        except RuntimeError:
-            bound = 0
+        bound = self._server.bind(self._listen.address)
         # Another process may have taken the port between the first bind and this one.
         if bound == 0:
             raise bind_error(self._listen.address, errno.EADDRINUSE)
         await self.set_serving(serving)
-        await self._server.start()
-        return format_address(host, bound)
+        address = format_address(host, bound)
+        await self._server.start(address)
+        return address
 
     async def set_serving(self, serving: bool) -> None:
         """Sets whether the health service reports SERVING or NOT_SERVING."""
@@ -175,7 +168,17 @@ class GuardedServer:
 
     async def wait(self) -> None:
         """Returns when the server has stopped."""
-        await self._server.wait_for_termination()
+        await self._server.wait()
+
+    def _make(self) -> grpc.aio.Server:
+        server = grpc.aio.server(
+            options=[
+                *SERVER_OPTIONS,
+                ("grpc.max_allowed_incoming_connections", connections_max()),
+            ]
+        )
+        server.add_generic_rpc_handlers(self._handlers)
+        return server
 
     def _add_health(self) -> None:
         try:

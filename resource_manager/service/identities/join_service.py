@@ -6,6 +6,7 @@ their rate is limited, for each address and in total.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import hmac
 import logging
@@ -36,6 +37,7 @@ from finegrain.errors import (
 from finegrain.identity import Role
 from finegrain.rpc.addresses import format_address, parse_address
 from finegrain.rpc.channels import SERVER_OPTIONS
+from finegrain.rpc.lasting_server import LastingServer
 from finegrain.rpc.own_certificate import OwnCertificate
 from finegrain.rpc.refusal_log import RefusalLog
 from finegrain.rpc.server import bind_error
@@ -107,17 +109,7 @@ class JoinServer:
         self._limit = RateLimit()
         self._refusals = RefusalLog(_log)
         self._nonce_key = secrets.token_bytes(32)
-        options = {
-            **dict(SERVER_OPTIONS),
-            "grpc.max_receive_message_length": MESSAGE_BYTES_MAX,
-            "grpc.max_concurrent_streams": 8,
-            "grpc.max_connection_age_ms": 30_000,
-            "grpc.max_connection_age_grace_ms": 5_000,
-            "grpc.max_allowed_incoming_connections": CONNECTIONS_MAX,
-        }
-        self._server = grpc.aio.server(
-            options=list(options.items()), maximum_concurrent_rpcs=CALLS_MAX
-        )
+        self._server = LastingServer(self._make, own.joining_credentials)
         self.address = ""
 
     async def start(self) -> str:
@@ -126,21 +118,32 @@ class JoinServer:
         Raises:
             ConfigurationError: the address cannot be bound.
         """
-        service = pb.DESCRIPTOR.services_by_name["JoinService"].full_name
+        host, _ = parse_address(self._listen, "rm.join_listen")
+        bound = self._server.bind(self._listen)
+        if bound == 0:
+            raise bind_error(self._listen, errno.EADDRINUSE)
+        self.address = format_address(host, bound)
+        await self._server.start(self.address)
+        return self.address
+
+    def _make(self) -> grpc.aio.Server:
+        options = {
+            **dict(SERVER_OPTIONS),
+            "grpc.max_receive_message_length": MESSAGE_BYTES_MAX,
+            "grpc.max_concurrent_streams": 8,
+            "grpc.max_connection_age_ms": 30_000,
+            "grpc.max_connection_age_grace_ms": 5_000,
+            "grpc.max_allowed_incoming_connections": CONNECTIONS_MAX,
+        }
+        server = grpc.aio.server(options=list(options.items()), maximum_concurrent_rpcs=CALLS_MAX)
         handlers = {
             "Join": self._handler(pb.JoinRequest, self._join),
             "RenewExpired": self._handler(pb.RenewExpiredRequest, self._renew),
         }
+        service = pb.DESCRIPTOR.services_by_name["JoinService"].full_name
         generic = grpc.method_handlers_generic_handler(service, handlers)
-        self._server.add_generic_rpc_handlers((generic,))
-        host, _ = parse_address(self._listen, "rm.join_listen")
-        try:
-            bound = self._server.add_secure_port(self._listen, self._own.joining_credentials())
-        except RuntimeError:
-            raise bind_error(self._listen, 98) from None
-        await self._server.start()
-        self.address = format_address(host, bound)
-        return self.address
+        server.add_generic_rpc_handlers((generic,))
+        return server
 
     async def stop(self, grace_s: float = 0.0) -> None:
         """Stops the server."""
