@@ -1,7 +1,7 @@
 """A gRPC server that listens again after it has ended by itself.
 
 The servers of gRPC 1.84 and 1.85 stop to listen when a caller sends a path that is not UTF-8. The
-process and its open connections stay, but nobody can connect any more.
+process and its open connections stay, but a new connection is refused.
 """
 
 from __future__ import annotations
