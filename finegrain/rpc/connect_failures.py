@@ -61,8 +61,9 @@ _FAILURES: tuple[tuple[str, str, Reason], ...] = (
     (
         "WRONG_VERSION_NUMBER",
         (
-            "the server at {where} does not use TLS, so it is no finegrain server of this version;"
-            " nothing was sent to it; check the address"
+            "the server at {where} does not use TLS, so it is no finegrain server of version"
+            " 0.2 or newer; nothing was sent to it; check the address, and the version that is"
+            " installed there"
         ),
         Reason.CERTIFICATE_WRONG,
     ),

@@ -184,4 +184,4 @@ async def test_a_peer_of_the_previous_version_is_refused(
     await eventually(lambda: "manager_not_reached" in halves.front.log, "it has tried")
     assert manager.registrations == []
     if not front_is_previous:
-        assert "does not use TLS" in halves.front.log
+        assert "no finegrain server of version 0.2 or newer" in halves.front.log
