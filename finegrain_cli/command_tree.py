@@ -52,6 +52,7 @@ SECTIONS: Final[dict[str, dict[str, str]]] = {
         "whoami": "identities",
         "token": "identities",
         "identity": "identities",
+        "audit": "audit",
     },
     "Run a cluster": {
         "up": "daemons",

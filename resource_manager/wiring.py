@@ -209,6 +209,7 @@ def make_server(
             method.rpartition("/")[2], status
         ).inc(),
         gate=components.leadership.refusal,
+        refused=components.driver.refusals.add,
     )
     terms = ExecutorTerms(
         report_interval_ms=components.settings.report_interval_ms,
@@ -259,6 +260,7 @@ class Identities:
             self.issuer,
             components.members,
             components.leadership.refusal,
+            refused=components.driver.refusals.add,
         )
         bound = await server.start()
         stack.push_async_callback(server.stop)

@@ -95,7 +95,7 @@ from finegrain_client.types.fairness import (
 )
 from finegrain_client.types.groups import Groups, GroupStatus
 from finegrain_client.types.host_policy import HostPolicyStatus
-from finegrain_client.types.identities import Denial, NewToken, TokenStatus
+from finegrain_client.types.identities import AuditCheck, AuditEntry, Denial, NewToken, TokenStatus
 from finegrain_client.types.providers import ExecutorShape, ProvidedExecutor, Providers
 from finegrain_client.types.status import (
     ClusterEvent,
@@ -147,6 +147,8 @@ __all__ = [
     "KIB",
     "MIB",
     "AlreadyExists",
+    "AuditCheck",
+    "AuditEntry",
     "BatchFailed",
     "BatchJob",
     "BatchOutcome",

@@ -234,6 +234,8 @@ read = Reader(
             identity_pb2.TokenInfo,
             {"token_id": "id", "expire_time": "expires_at"},
         ),
+        Reading(identities.AuditEntry, identity_pb2.AuditEntry),
+        Reading(identities.AuditCheck, identity_pb2.VerifyAuditResponse),
         Reading(identities.Denial, identity_pb2.Denial, {"deny_time": "denied_at"}),
         Reading(Usage, slots_pb2.UsageReport, unread="devices"),
         Reading(Zone, cluster_pb2.ZoneStatus, NODE),

@@ -103,6 +103,8 @@ IDENTITY_ACCESS = table_of(
             "DenyIdentity",
             "AllowIdentity",
             "ListDenied",
+            "ListAudit",
+            "VerifyAudit",
         ),
     },
 )

@@ -64,6 +64,9 @@ calls.
 Observer = Callable[[str, str, float], None]
 """A function that is called after every call with method, status name and duration in seconds."""
 
+Refused = Callable[[str, FinegrainError], None]
+"""A function that is called for each call that ends with an error, with method and error."""
+
 _log = logging.getLogger("finegrain.rpc")
 
 
@@ -74,6 +77,7 @@ class ServerLifecycle:
     trust: Trust
     observe: Observer
     gate: Gate = lambda: None
+    refused: Refused = lambda _method, _error: None
     streams: set[OpenStream] = field(default_factory=set)
     stopping: bool = False
     calls: OpenCalls = field(default_factory=OpenCalls)
@@ -241,8 +245,8 @@ class GuardedMethod:
     def _admit(self, context: Any) -> Caller:
         """Identifies the caller, before any part of the request's message is read."""
         caller = self._lifecycle.trust.identify(context.auth_context(), context.peer())
+        enter_call(caller)  # before the role is checked, so that a refusal has its caller
         check_role(caller, self._method, self._allowed)
-        enter_call(caller)
         if self._gated and (refusal := self._lifecycle.gate()) is not None:
             raise refusal
         return caller
@@ -322,6 +326,7 @@ class GuardedMethod:
             )
         else:
             self._lifecycle.refusals.add(self._method, error, context.peer())
+            self._lifecycle.refused(self._method, error)
         # Record first, because the abort below raises.
         self._done(status_code_of(error).name, started)
         code, message, trailing = status_of(error)

@@ -20,7 +20,7 @@ from finegrain.options import ListenOptions
 from finegrain.rpc.access import ANYBODY, OPERATORS, AccessTable, Caller, current_caller
 from finegrain.rpc.addresses import format_address, parse_address
 from finegrain.rpc.channels import SERVER_OPTIONS, connections_max
-from finegrain.rpc.guard import Gate, GuardedMethod, Observer, ServerLifecycle
+from finegrain.rpc.guard import Gate, GuardedMethod, Observer, Refused, ServerLifecycle
 from finegrain.rpc.lasting_server import LastingServer
 from finegrain.rpc.own_certificate import OwnCertificate
 from finegrain.rpc.trust import Trust
@@ -66,6 +66,7 @@ class GuardedServer:
         gate: a function that returns the error with which the server rejects calls at present, or
             None. The server calls it after it has identified the caller, but not for health and
             reflection calls.
+        refused: a function that is called for each call that ends with an error.
     """
 
     def __init__(
@@ -77,12 +78,13 @@ class GuardedServer:
         *,
         observe: Observer | None = None,
         gate: Gate = lambda: None,
+        refused: Refused = lambda _method, _error: None,
     ) -> None:
         self._own = own
         self._listen = listen
         self._access = {**access, **_OPEN_METHODS}
         self._lifecycle = ServerLifecycle(
-            trust, observe or (lambda _method, _code, _seconds: None), gate
+            trust, observe or (lambda _method, _code, _seconds: None), gate, refused
         )
         self._handlers: list[Any] = []
         self._server = LastingServer(self._make, own.server_credentials)

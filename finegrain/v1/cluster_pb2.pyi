@@ -357,6 +357,7 @@ class ClusterEvent(google.protobuf.message.Message):
     ALLOCATION_ID_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
     MESSAGE_FIELD_NUMBER: builtins.int
+    ACTOR_FIELD_NUMBER: builtins.int
     sequence: builtins.int
     """Number of the event: 1, 2, 3, ... as long as the database exists."""
     kind: builtins.str
@@ -373,6 +374,8 @@ class ClusterEvent(google.protobuf.message.Message):
     """Why the event happened, as a stable code; empty: no reason."""
     message: builtins.str
     """The event as a text for people."""
+    actor: builtins.str
+    """Identity whose call caused the event, such as `operator/ann`; empty: the RM decided it."""
     @property
     def event_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When the RM decided the event."""
@@ -388,9 +391,10 @@ class ClusterEvent(google.protobuf.message.Message):
         allocation_id: builtins.str = ...,
         reason: builtins.str = ...,
         message: builtins.str = ...,
+        actor: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["event_time", b"event_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "event_time", b"event_time", "executor_id", b"executor_id", "job_id", b"job_id", "kind", b"kind", "message", b"message", "reason", b"reason", "sequence", b"sequence"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["actor", b"actor", "allocation_id", b"allocation_id", "event_time", b"event_time", "executor_id", b"executor_id", "job_id", b"job_id", "kind", b"kind", "message", b"message", "reason", b"reason", "sequence", b"sequence"]) -> None: ...
 
 global___ClusterEvent = ClusterEvent
 

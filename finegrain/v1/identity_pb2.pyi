@@ -407,6 +407,147 @@ class Denial(google.protobuf.message.Message):
 global___Denial = Denial
 
 @typing.final
+class ListAuditRequest(google.protobuf.message.Message):
+    """Lists entries of the audit log, the newest first page."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    BEFORE_SEQUENCE_FIELD_NUMBER: builtins.int
+    PAGE_SIZE_FIELD_NUMBER: builtins.int
+    ACTOR_FIELD_NUMBER: builtins.int
+    METHOD_FIELD_NUMBER: builtins.int
+    before_sequence: builtins.int
+    """Only entries with a lower number; 0: the newest entries."""
+    page_size: builtins.int
+    """Maximum number of entries; 0: 1000. The RM returns at most 2000."""
+    actor: builtins.str
+    """Only entries of this identity, such as `operator/ann`; empty: all."""
+    method: builtins.str
+    """Only entries of this method, such as `DrainExecutor`; empty: all."""
+    def __init__(
+        self,
+        *,
+        before_sequence: builtins.int = ...,
+        page_size: builtins.int = ...,
+        actor: builtins.str = ...,
+        method: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["actor", b"actor", "before_sequence", b"before_sequence", "method", b"method", "page_size", b"page_size"]) -> None: ...
+
+global___ListAuditRequest = ListAuditRequest
+
+@typing.final
+class ListAuditResponse(google.protobuf.message.Message):
+    """Entries of the audit log."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ENTRIES_FIELD_NUMBER: builtins.int
+    @property
+    def entries(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___AuditEntry]:
+        """The entries, the oldest first."""
+
+    def __init__(
+        self,
+        *,
+        entries: collections.abc.Iterable[global___AuditEntry] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["entries", b"entries"]) -> None: ...
+
+global___ListAuditResponse = ListAuditResponse
+
+@typing.final
+class AuditEntry(google.protobuf.message.Message):
+    """A change by an administrator, or calls that were refused because of their caller."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: builtins.int
+    ENTRY_TIME_FIELD_NUMBER: builtins.int
+    ACTOR_FIELD_NUMBER: builtins.int
+    METHOD_FIELD_NUMBER: builtins.int
+    OBJECT_FIELD_NUMBER: builtins.int
+    OUTCOME_FIELD_NUMBER: builtins.int
+    COUNT_FIELD_NUMBER: builtins.int
+    DIGEST_FIELD_NUMBER: builtins.int
+    sequence: builtins.int
+    """Number of the entry: 1, 2, 3, ... as long as the database exists."""
+    actor: builtins.str
+    """Identity of the caller, such as `operator/ann`; `unknown`: the caller had none; `others`: several."""
+    method: builtins.str
+    """Name of the method, such as `DrainExecutor`."""
+    object: builtins.str
+    """What the call changes, such as the id of an executor; empty for refused calls."""
+    outcome: builtins.str
+    """`ok`, or the reason code of the refusal."""
+    count: builtins.int
+    """Number of calls that the entry represents. Refused calls of one identity, method and minute are one entry."""
+    digest: builtins.str
+    """SHA-256 of the entry and the digest of the entry before it, in hexadecimal."""
+    @property
+    def entry_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When the RM stored the entry."""
+
+    def __init__(
+        self,
+        *,
+        sequence: builtins.int = ...,
+        entry_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        actor: builtins.str = ...,
+        method: builtins.str = ...,
+        object: builtins.str = ...,
+        outcome: builtins.str = ...,
+        count: builtins.int = ...,
+        digest: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["entry_time", b"entry_time"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["actor", b"actor", "count", b"count", "digest", b"digest", "entry_time", b"entry_time", "method", b"method", "object", b"object", "outcome", b"outcome", "sequence", b"sequence"]) -> None: ...
+
+global___AuditEntry = AuditEntry
+
+@typing.final
+class VerifyAuditRequest(google.protobuf.message.Message):
+    """Checks the audit log."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___VerifyAuditRequest = VerifyAuditRequest
+
+@typing.final
+class VerifyAuditResponse(google.protobuf.message.Message):
+    """The result of the check."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ENTRIES_FIELD_NUMBER: builtins.int
+    FIRST_SEQUENCE_FIELD_NUMBER: builtins.int
+    LAST_SEQUENCE_FIELD_NUMBER: builtins.int
+    PROBLEM_FIELD_NUMBER: builtins.int
+    entries: builtins.int
+    """Number of entries before the first wrong one."""
+    first_sequence: builtins.int
+    """Number of the first entry; 0: there is none."""
+    last_sequence: builtins.int
+    """Number of the last entry before the first wrong one; 0: there is none."""
+    problem: builtins.str
+    """What is wrong, as a text; empty: nothing."""
+    def __init__(
+        self,
+        *,
+        entries: builtins.int = ...,
+        first_sequence: builtins.int = ...,
+        last_sequence: builtins.int = ...,
+        problem: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["entries", b"entries", "first_sequence", b"first_sequence", "last_sequence", b"last_sequence", "problem", b"problem"]) -> None: ...
+
+global___VerifyAuditResponse = VerifyAuditResponse
+
+@typing.final
 class JoinRequest(google.protobuf.message.Message):
     """Exchanges a token for a certificate."""
 

@@ -82,6 +82,16 @@ class IdentityServiceStub(object):
                 request_serializer=finegrain_dot_v1_dot_identity__pb2.ListDeniedRequest.SerializeToString,
                 response_deserializer=finegrain_dot_v1_dot_identity__pb2.ListDeniedResponse.FromString,
                 _registered_method=True)
+        self.ListAudit = channel.unary_unary(
+                '/finegrain.v1.IdentityService/ListAudit',
+                request_serializer=finegrain_dot_v1_dot_identity__pb2.ListAuditRequest.SerializeToString,
+                response_deserializer=finegrain_dot_v1_dot_identity__pb2.ListAuditResponse.FromString,
+                _registered_method=True)
+        self.VerifyAudit = channel.unary_unary(
+                '/finegrain.v1.IdentityService/VerifyAudit',
+                request_serializer=finegrain_dot_v1_dot_identity__pb2.VerifyAuditRequest.SerializeToString,
+                response_deserializer=finegrain_dot_v1_dot_identity__pb2.VerifyAuditResponse.FromString,
+                _registered_method=True)
 
 
 class IdentityServiceServicer(object):
@@ -152,6 +162,20 @@ class IdentityServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListAudit(self, request, context):
+        """Lists entries of the audit log. Administrators only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def VerifyAudit(self, request, context):
+        """Checks that all entries of the audit log are unchanged. Administrators only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_IdentityServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -189,6 +213,16 @@ def add_IdentityServiceServicer_to_server(servicer, server):
                     servicer.ListDenied,
                     request_deserializer=finegrain_dot_v1_dot_identity__pb2.ListDeniedRequest.FromString,
                     response_serializer=finegrain_dot_v1_dot_identity__pb2.ListDeniedResponse.SerializeToString,
+            ),
+            'ListAudit': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAudit,
+                    request_deserializer=finegrain_dot_v1_dot_identity__pb2.ListAuditRequest.FromString,
+                    response_serializer=finegrain_dot_v1_dot_identity__pb2.ListAuditResponse.SerializeToString,
+            ),
+            'VerifyAudit': grpc.unary_unary_rpc_method_handler(
+                    servicer.VerifyAudit,
+                    request_deserializer=finegrain_dot_v1_dot_identity__pb2.VerifyAuditRequest.FromString,
+                    response_serializer=finegrain_dot_v1_dot_identity__pb2.VerifyAuditResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -393,6 +427,60 @@ class IdentityService(object):
             '/finegrain.v1.IdentityService/ListDenied',
             finegrain_dot_v1_dot_identity__pb2.ListDeniedRequest.SerializeToString,
             finegrain_dot_v1_dot_identity__pb2.ListDeniedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAudit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/finegrain.v1.IdentityService/ListAudit',
+            finegrain_dot_v1_dot_identity__pb2.ListAuditRequest.SerializeToString,
+            finegrain_dot_v1_dot_identity__pb2.ListAuditResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def VerifyAudit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/finegrain.v1.IdentityService/VerifyAudit',
+            finegrain_dot_v1_dot_identity__pb2.VerifyAuditRequest.SerializeToString,
+            finegrain_dot_v1_dot_identity__pb2.VerifyAuditResponse.FromString,
             options,
             channel_credentials,
             insecure,

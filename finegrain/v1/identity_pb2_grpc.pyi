@@ -81,6 +81,18 @@ class IdentityServiceStub:
     ]
     """Lists the denials. Administrators only."""
 
+    ListAudit: grpc.UnaryUnaryMultiCallable[
+        finegrain.v1.identity_pb2.ListAuditRequest,
+        finegrain.v1.identity_pb2.ListAuditResponse,
+    ]
+    """Lists entries of the audit log. Administrators only."""
+
+    VerifyAudit: grpc.UnaryUnaryMultiCallable[
+        finegrain.v1.identity_pb2.VerifyAuditRequest,
+        finegrain.v1.identity_pb2.VerifyAuditResponse,
+    ]
+    """Checks that all entries of the audit log are unchanged. Administrators only."""
+
 class IdentityServiceAsyncStub:
     """Certificates and identities.
 
@@ -143,6 +155,18 @@ class IdentityServiceAsyncStub:
         finegrain.v1.identity_pb2.ListDeniedResponse,
     ]
     """Lists the denials. Administrators only."""
+
+    ListAudit: grpc.aio.UnaryUnaryMultiCallable[
+        finegrain.v1.identity_pb2.ListAuditRequest,
+        finegrain.v1.identity_pb2.ListAuditResponse,
+    ]
+    """Lists entries of the audit log. Administrators only."""
+
+    VerifyAudit: grpc.aio.UnaryUnaryMultiCallable[
+        finegrain.v1.identity_pb2.VerifyAuditRequest,
+        finegrain.v1.identity_pb2.VerifyAuditResponse,
+    ]
+    """Checks that all entries of the audit log are unchanged. Administrators only."""
 
 class IdentityServiceServicer(metaclass=abc.ABCMeta):
     """Certificates and identities.
@@ -220,6 +244,22 @@ class IdentityServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[finegrain.v1.identity_pb2.ListDeniedResponse, collections.abc.Awaitable[finegrain.v1.identity_pb2.ListDeniedResponse]]:
         """Lists the denials. Administrators only."""
+
+    @abc.abstractmethod
+    def ListAudit(
+        self,
+        request: finegrain.v1.identity_pb2.ListAuditRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[finegrain.v1.identity_pb2.ListAuditResponse, collections.abc.Awaitable[finegrain.v1.identity_pb2.ListAuditResponse]]:
+        """Lists entries of the audit log. Administrators only."""
+
+    @abc.abstractmethod
+    def VerifyAudit(
+        self,
+        request: finegrain.v1.identity_pb2.VerifyAuditRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[finegrain.v1.identity_pb2.VerifyAuditResponse, collections.abc.Awaitable[finegrain.v1.identity_pb2.VerifyAuditResponse]]:
+        """Checks that all entries of the audit log are unchanged. Administrators only."""
 
 def add_IdentityServiceServicer_to_server(servicer: IdentityServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
 

@@ -32,6 +32,7 @@ from resource_manager.engine.model.events import (
     UndrainRequested,
 )
 from resource_manager.engine.state import State
+from resource_manager.service.audit import audited
 from resource_manager.service.device_service import DeviceCalls
 from resource_manager.service.engine_driver import now
 from resource_manager.service.groups_service import GroupCalls
@@ -235,6 +236,7 @@ class ClusterServicer(DeviceCalls, GroupCalls, HostPolicyCalls, ClusterServiceSe
             next_sequence=max(following, request.from_sequence),
         )
 
+    @audited(lambda request: request.executor_id)
     async def DrainExecutor(
         self, request: cluster_pb2.DrainExecutorRequest, context: Any
     ) -> cluster_pb2.DrainExecutorResponse:
@@ -254,6 +256,7 @@ class ClusterServicer(DeviceCalls, GroupCalls, HostPolicyCalls, ClusterServiceSe
         # The executor is read again, so that the answer shows the executor after the change.
         return cluster_pb2.DrainExecutorResponse(executor=await self._status(executor_id))
 
+    @audited(lambda request: request.executor_id)
     async def UndrainExecutor(
         self, request: cluster_pb2.UndrainExecutorRequest, context: Any
     ) -> cluster_pb2.UndrainExecutorResponse:
@@ -262,6 +265,7 @@ class ClusterServicer(DeviceCalls, GroupCalls, HostPolicyCalls, ClusterServiceSe
         await self._runner.submit(lambda at: UndrainRequested(at, executor_id), _nothing)
         return cluster_pb2.UndrainExecutorResponse(executor=await self._status(executor_id))
 
+    @audited(lambda request: request.executor_id)
     async def ForgetExecutor(
         self, request: cluster_pb2.ForgetExecutorRequest, context: Any
     ) -> cluster_pb2.ForgetExecutorResponse:
@@ -270,6 +274,7 @@ class ClusterServicer(DeviceCalls, GroupCalls, HostPolicyCalls, ClusterServiceSe
         await self._runner.submit(lambda at: ForgetRequested(at, executor_id), _nothing)
         return cluster_pb2.ForgetExecutorResponse()
 
+    @audited(lambda request: " ".join(request.allocation_ids[:10]))
     async def ReleaseAllocations(
         self, request: cluster_pb2.ReleaseAllocationsRequest, context: Any
     ) -> cluster_pb2.ReleaseAllocationsResponse:
@@ -286,6 +291,7 @@ class ClusterServicer(DeviceCalls, GroupCalls, HostPolicyCalls, ClusterServiceSe
             results=encoding.write.each(slots_pb2.ItemResult, outcomes)
         )
 
+    @audited(lambda request: request.job_id)
     async def TerminateJob(
         self, request: cluster_pb2.TerminateJobRequest, context: Any
     ) -> cluster_pb2.TerminateJobResponse:
@@ -297,6 +303,7 @@ class ClusterServicer(DeviceCalls, GroupCalls, HostPolicyCalls, ClusterServiceSe
         )
         return cluster_pb2.TerminateJobResponse()
 
+    @audited(lambda request: request.allocation_id)
     async def ResizeSlot(
         self, request: cluster_pb2.ClusterServiceResizeSlotRequest, context: Any
     ) -> cluster_pb2.ClusterServiceResizeSlotResponse:

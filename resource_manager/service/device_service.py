@@ -18,6 +18,7 @@ from resource_manager.engine.explain.devices import DeviceView, ExecutorDevices,
 from resource_manager.engine.model.entities import Cordon
 from resource_manager.engine.model.events import DeviceCordoned, DeviceUncordoned
 from resource_manager.engine.state import State
+from resource_manager.service.audit import audited
 from resource_manager.service.paging import key_of, page_size, token_of
 from resource_manager.service.runner import Runner
 
@@ -47,6 +48,7 @@ class DeviceCalls:
 
         return await self._runner.read(read, owner=current_caller().peer, items=limit)
 
+    @audited(lambda request: f"{request.executor_id} {request.device}")
     async def CordonDevice(
         self, request: cluster_pb2.CordonDeviceRequest, context: Any
     ) -> cluster_pb2.CordonDeviceResponse:
@@ -57,6 +59,7 @@ class DeviceCalls:
             lambda at: DeviceCordoned(at, executor_id, device, reason), _cordoned
         )
 
+    @audited(lambda request: f"{request.executor_id} {request.device}")
     async def UncordonDevice(
         self, request: cluster_pb2.UncordonDeviceRequest, context: Any
     ) -> cluster_pb2.UncordonDeviceResponse:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -25,13 +25,27 @@ from finegrain.logs import get_logger
 from finegrain.values.states import RequestState
 from resource_manager.engine.executors.reports import EpochSeen
 from resource_manager.engine.model.changes import CONTESTED_EPOCH
-from resource_manager.engine.model.effects import Changes, Effect, PublishJobEvent, StepResult
+from resource_manager.engine.model.effects import (
+    Changes,
+    Effect,
+    PublishClusterEvent,
+    PublishJobEvent,
+    StepResult,
+)
 from resource_manager.engine.model.entities import Instant
 from resource_manager.engine.model.events import Decide, Event, Ticked
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.placement.hosts import ReportNumbers
 from resource_manager.engine.restoring import restore
 from resource_manager.engine.state import State
+from resource_manager.service.audit import (
+    ENTRIES_MAX,
+    OK,
+    AuditChain,
+    AuditedCall,
+    RefusalCounts,
+    outcome_of,
+)
 from resource_manager.service.checking import Findings, StateCheck
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.storage.store import Contested, Store
@@ -48,13 +62,16 @@ Step = Callable[[State, Event], StepResult]
 
 @dataclass(slots=True, eq=False)
 class Item:
-    """An event with the future of its caller. If `make` is None, the item is a read."""
+    """An event with the future of its caller, or values to store. Otherwise it is a read."""
 
     future: asyncio.Future[Any]
     make: MakeEvent | None = None
     render: Callable[[Any], Any] | None = None  # makes the result from the engine's answer
     read: Callable[[State], Any] | None = None
     items: int = 1  # number of the call's rows, for the limits
+    actor: str = ""  # identity of the caller, for cluster events
+    audited: AuditedCall | None = None
+    metas: Mapping[str, str | None] | None = None  # values to store; None deletes a value
     value: Any = None
     error: BaseException | None = None
 
@@ -87,6 +104,7 @@ class EngineDriver:
         check: replaces the check of all invariants, for tests.
         check_window_s: the time in which all invariants must be checked once, in seconds.
         clock: replaces the clock, for tests.
+        audit_entries_max: number of entries that the audit log keeps.
     """
 
     def __init__(
@@ -101,6 +119,7 @@ class EngineDriver:
         check: Findings | None = None,
         check_window_s: float = CHECK_WINDOW_S,
         clock: Callable[[], Instant] | None = None,
+        audit_entries_max: int = ENTRIES_MAX,
     ) -> None:
         self.store = store
         self._settings = settings
@@ -110,6 +129,8 @@ class EngineDriver:
         self._step = step or _engine_step()
         self._check = StateCheck(check or _engine_check(), check_window_s)
         self._clock = clock or now
+        self.refusals = RefusalCounts(lambda: self._clock().time_ms)
+        self._audit = AuditChain(self.refusals, audit_entries_max)
         self._state: State | None = None
         # Numbers of the last reports in states that this process has dropped.
         self._report_numbers: ReportNumbers = {}
@@ -174,6 +195,7 @@ class EngineDriver:
         """
         with _no_collections():
             snapshot = self.store.load()
+            self._audit.load(self.store)
             if seen := snapshot.counters.get(CONTESTED_EPOCH, 0):
                 raise Contested(seen)
             # The stored state has the epoch of the previous leader.
@@ -221,7 +243,7 @@ class EngineDriver:
             StateSuspect: a step failed, and the state must be read again.
         """
         effects: list[Effect] = []
-        if ticked or any(item.make is not None for item in batch):
+        if ticked or any(item.make is not None or item.metas for item in batch):
             effects = self._change(batch, ticked)
         # Answers and reads come after the commit, because they must not show a change that is not
         # durable.
@@ -250,18 +272,28 @@ class EngineDriver:
         # All events of a batch get the same time, so that their order does not change their
         # times.
         at = self._clock()
+        metas: dict[str, str | None] = {}
         self._notice_stall(at)
         for item in batch:
             # A call that was cancelled while it waited has no effect.
-            if item.make is not None and not item.future.cancelled():
+            if item.future.cancelled():
+                continue
+            if item.make is not None:
                 effects += self._step_item(item, item.make(at))
+            metas.update(item.metas or {})
+            if item.audited is not None:
+                outcome = OK if item.error is None else outcome_of(item.error)
+                self._audit.add(at.time_ms, item.audited, outcome)
         if ticked:  # timers come after the events, so that keep-alives of this batch count first
             effects += self._step_internal(Ticked(at, after_stall=self._stalled))
             self._stalled = False
+            self._audit.add_refusals(at.time_ms)
         # While an invariant is broken, no slots are granted. The other events are still stepped.
         if not self.broken:
             effects += self._step_internal(Decide(at))
         changes = self.state.changes.take()
+        changes.metas.update(metas)
+        self._audit.put_into(changes, self.store)
         decided = time.perf_counter()
         self._metrics.decision_seconds.observe(decided - started)
         # A batch that changes nothing needs no transaction.
@@ -315,6 +347,9 @@ class EngineDriver:
             )
             raise StateSuspect(f"{type(event).__name__}: {error!r}") from error
         item.value = result.answer
+        for effect in result.effects:
+            if isinstance(effect, PublishClusterEvent):
+                effect.event.actor = item.actor
         return result.effects
 
     def _step_internal(self, event: Event) -> list[Effect]:

@@ -15,6 +15,7 @@ from resource_manager.engine.jobs.groups import known_group
 from resource_manager.engine.model.entities import Group, Instant
 from resource_manager.engine.model.events import GroupDeleted
 from resource_manager.engine.state import State
+from resource_manager.service.audit import audited
 from resource_manager.service.engine_driver import now
 from resource_manager.service.runner import Runner
 from resource_manager.service.wire.encoding import groups_message, write
@@ -42,6 +43,7 @@ class GroupCalls:
 
         return await self._read_groups(read)
 
+    @audited(lambda request: request.name)
     async def SetGroup(
         self, request: cluster_pb2.SetGroupRequest, context: Any
     ) -> cluster_pb2.SetGroupResponse:
@@ -50,6 +52,7 @@ class GroupCalls:
         await self._runner.submit(lambda at: group_set_event(request, at), _nothing)
         return cluster_pb2.SetGroupResponse(group=await self._group(request.name))
 
+    @audited(lambda request: request.name)
     async def DeleteGroup(
         self, request: cluster_pb2.DeleteGroupRequest, context: Any
     ) -> cluster_pb2.DeleteGroupResponse:

@@ -18,6 +18,7 @@ from resource_manager.engine.executors.host_settings import SETTINGS, host_polic
 from resource_manager.engine.model.entities import HostSetting
 from resource_manager.engine.model.events import HostPolicySet
 from resource_manager.engine.state import State
+from resource_manager.service.audit import audited
 from resource_manager.service.runner import Runner
 from resource_manager.service.wire.encoding import write
 
@@ -39,6 +40,7 @@ class HostPolicyCalls:
         )
         return write(cluster_pb2.GetHostPolicyResponse, view)
 
+    @audited(lambda request: request.executor_id or "all executors")
     async def SetHostPolicy(
         self, request: cluster_pb2.SetHostPolicyRequest, context: Any
     ) -> cluster_pb2.SetHostPolicyResponse:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from finegrain.errors import FinegrainError, ResourceExhausted
+from finegrain.rpc.access import current_caller
 from resource_manager.engine.explain.paused import Paused
 from resource_manager.engine.state import State
+from resource_manager.service.audit import current_call
 from resource_manager.service.engine_driver import Item, MakeEvent
 from resource_manager.service.lanes import LaneLimits, Lanes
 from resource_manager.service.metrics import ResourceManagerMetrics
@@ -62,7 +64,7 @@ class Intake(ABC):
                 unknown, the caller can repeat the call.
             ResourceExhausted: too many items are waiting.
         """
-        item = Item(self._future(), make=make, render=render, items=items)
+        item = self._event(make, render, items)
         result: T = await self._enqueue(item, None if urgent else owner)
         return result
 
@@ -93,9 +95,7 @@ class Intake(ABC):
         Raises:
             FinegrainError: see `submit`. Other events of the call may have had their effect.
         """
-        first, *rest = (
-            Item(self._future(), make=each, render=render, items=items) for each in makes
-        )
+        first, *rest = (self._event(each, render, items) for each in makes)
         self._let_in(owner, items * len(makes))
         # The other events count as admitted while the first event is stepped, so that other calls
         # of the owner cannot use their places.
@@ -107,6 +107,20 @@ class Intake(ABC):
         for each in rest:
             self._put(each, owner)
         return [result, *await asyncio.gather(*(each.future for each in rest))]
+
+    async def put(self, metas: Mapping[str, str | None], *, audited: bool = True) -> None:
+        """Stores values of the cluster as a whole; None deletes a value.
+
+        Args:
+            metas: the values by key.
+            audited: False: the values are a consequence, and not what the caller has ordered.
+
+        Raises:
+            StoreError: the commit failed, or the database cannot be reached.
+            Unavailable: the resource manager is stopping.
+        """
+        call = current_call() if audited else None
+        await self._enqueue(Item(self._future(), metas=metas, audited=call), None)
 
     async def read(
         self, fn: Callable[[State], T], *, owner: str | None = None, items: int = 1
@@ -154,6 +168,16 @@ class Intake(ABC):
 
     def _refuse_all(self, error: FinegrainError) -> None:
         fail(self._lanes.drain(), error)
+
+    def _event(self, make: MakeEvent, render: Callable[[Any], Any] | None, items: int) -> Item:
+        return Item(
+            self._future(),
+            make=make,
+            render=render,
+            items=items,
+            actor=current_caller().name,
+            audited=current_call(),
+        )
 
     def _future(self) -> asyncio.Future[Any]:
         return asyncio.get_running_loop().create_future()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from finegrain.errors import StoreError
+from resource_manager.engine.model.audit import AuditEntry
 from resource_manager.engine.model.effects import Changes, Snapshot
 from resource_manager.engine.model.entities import ClusterEvent, JobEvent
 from resource_manager.storage.location import DatabaseUrl
@@ -117,9 +118,11 @@ class LazyStore(Store):
         """See `Store.metas`."""
         return self._opened.metas(prefix)
 
-    def set_meta(self, key: str, value: str | None) -> None:
-        """See `Store.set_meta`."""
-        self._opened.set_meta(key, value)
+    def read_audit(
+        self, before_sequence: int, limit: int, *, actor: str = "", method: str = ""
+    ) -> list[AuditEntry]:
+        """See `Store.read_audit`."""
+        return self._opened.read_audit(before_sequence, limit, actor=actor, method=method)
 
     def check(self) -> list[str]:
         """See `Store.check`."""

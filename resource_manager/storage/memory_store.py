@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from finegrain.errors import ConfigurationError, Reason, StoreError
 from finegrain.ids import new_id
+from resource_manager.engine.model.audit import AuditEntry
 from resource_manager.engine.model.changes import GENERATION_FLOOR
 from resource_manager.engine.model.effects import Changes, Snapshot
 from resource_manager.engine.model.entities import ClusterEvent, JobEvent
@@ -38,9 +39,11 @@ class MemoryDatabase:
     lock: threading.RLock = field(default_factory=threading.RLock)
     leader: MemoryStore | None = None
     rm_epoch: int = 0
-    meta: dict[str, str] = field(
-        default_factory=lambda: {"cluster_id": new_id(), "cluster_salt": secrets.token_hex(32)}
-    )
+
+    def __post_init__(self) -> None:
+        if not self.tables.rows(tables.meta):
+            facts = {"cluster_id": new_id(), "cluster_salt": secrets.token_hex(32)}
+            STATEMENTS.upsert(self.tables, tables.meta, list(facts.items()))
 
 
 class MemoryStore(Store):
@@ -141,20 +144,29 @@ class MemoryStore(Store):
     def meta(self, key: str) -> str | None:
         """See `Store.meta`."""
         with self._open() as database:
-            return database.meta.get(key)
+            row = database.tables.row(tables.meta, (key,))
+        return None if row is None else str(row[1])
 
     def metas(self, prefix: str) -> dict[str, str]:
         """See `Store.metas`."""
         with self._open() as database:
-            return {key: each for key, each in database.meta.items() if key.startswith(prefix)}
+            found = database.tables.rows(tables.meta)
+        return {key: value for key, value in found if key.startswith(prefix)}
 
-    def set_meta(self, key: str, value: str | None) -> None:
-        """See `Store.set_meta`."""
-        self._must_be_writable()
-        with self._as_leader() as database:
-            database.meta.pop(key, None)
-            if value is not None:
-                database.meta[key] = value
+    def read_audit(
+        self, before_sequence: int, limit: int, *, actor: str = "", method: str = ""
+    ) -> list[AuditEntry]:
+        """See `Store.read_audit`."""
+        with self._open() as database:
+            found = _all(database.tables, rows.AUDIT)
+        found = [
+            each
+            for each in sorted(found, key=lambda each: each.sequence)
+            if (not before_sequence or each.sequence < before_sequence)
+            and actor in ("", each.actor)
+            and method in ("", each.method)
+        ]
+        return found[max(0, len(found) - limit) :]
 
     def check(self) -> list[str]:
         """See `Store.check`."""

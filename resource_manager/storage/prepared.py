@@ -51,6 +51,8 @@ class PreparedChanges:
             ),
             (tables.cluster_events, _encoded(rows.CLUSTER_EVENTS, changes.cluster_events)),
             (tables.counters, list(changes.counters.items())),
+            (tables.audit, _encoded(rows.AUDIT, changes.audit)),
+            (tables.meta, [(k, v) for k, v in changes.metas.items() if v is not None]),
         )
         self._moves = (
             (
@@ -97,6 +99,8 @@ class PreparedChanges:
         statements.delete(connection, tables.tallies, ("flow_id",), tallies)
         settings = [(executor_id,) for executor_id in changes.deleted_host_settings]
         statements.delete(connection, tables.host_settings, ("executor_id",), settings)
+        values = [(key,) for key, value in changes.metas.items() if value is None]
+        statements.delete(connection, tables.meta, ("key",), values)
         for table, encoded in self._upserts:
             statements.upsert(connection, table, encoded)
         for codec, encoded in self._moves:
@@ -113,6 +117,8 @@ class PreparedChanges:
         if changes.trimmed_cluster_events is not None:
             upto = changes.trimmed_cluster_events
             statements.trim_all(connection, tables.cluster_events, "sequence", upto)
+        if changes.trimmed_audit is not None:
+            statements.trim_all(connection, tables.audit, "sequence", changes.trimmed_audit)
 
 
 def _encoded(codec: Codec[T] | MoveCodec[T], entities: Sequence[T]) -> list[Row]:

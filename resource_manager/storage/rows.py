@@ -9,6 +9,7 @@ engine computes them again after a start.
 from __future__ import annotations
 
 from finegrain.mapping.rows import WORD
+from resource_manager.engine.model.audit import AuditEntry
 from resource_manager.engine.model.entities import (
     SLOT_RUNTIME,
     ClusterEvent,
@@ -86,3 +87,5 @@ CLUSTER_EVENTS = codec(
     ClusterEvent,
     exceptions={"kind": ("kind", WORD), "reason": ("reason", WORD)},
 )
+
+AUDIT = codec(tables.audit, AuditEntry)

@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, Select, delete, insert, select, union_all
+from sqlalchemy import Connection, Engine, Select, select, union_all
 
 from finegrain.errors import ConfigurationError, StoreError
+from resource_manager.engine.model.audit import AuditEntry
 from resource_manager.engine.model.effects import Changes, Snapshot
 from resource_manager.engine.model.entities import ClusterEvent, JobEvent
 from resource_manager.storage import rows, tables
@@ -166,14 +167,20 @@ class SqlStore(Store):
         with self._read_connection() as connection:
             return {row[0]: row[1] for row in connection.execute(query)}
 
-    def set_meta(self, key: str, value: str | None) -> None:
-        """See `Store.set_meta`."""
-        with self._writing() as connection:
-            if not self._rm_epoch or not self._fence(connection):
-                raise self._not_leader()
-            connection.execute(delete(tables.meta).where(tables.meta.c.key == key))
-            if value is not None:
-                connection.execute(insert(tables.meta).values(key=key, value=value))
+    def read_audit(
+        self, before_sequence: int, limit: int, *, actor: str = "", method: str = ""
+    ) -> list[AuditEntry]:
+        """See `Store.read_audit`."""
+        log = tables.audit
+        query = select(log).order_by(log.c.sequence.desc()).limit(limit)
+        if before_sequence:
+            query = query.where(log.c.sequence < before_sequence)
+        if actor:
+            query = query.where(log.c.actor == actor)
+        if method:
+            query = query.where(log.c.method == method)
+        with self._read_connection() as connection:
+            return _decoded(connection, query, rows.AUDIT)[::-1]
 
 
 _COUNTERS = select(tables.counters.c.name, tables.counters.c.value)

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from finegrain.errors import FailedPrecondition, Reason, StoreError
+from resource_manager.engine.model.audit import AuditEntry
 from resource_manager.engine.model.effects import Changes, Snapshot
 from resource_manager.engine.model.entities import ClusterEvent, JobEvent
 
@@ -200,11 +201,16 @@ class Store(ABC):
         """Returns all values whose keys begin with `prefix`, by key."""
 
     @abstractmethod
-    def set_meta(self, key: str, value: str | None) -> None:
-        """Stores a value of the cluster, durably; None deletes it.
+    def read_audit(
+        self, before_sequence: int, limit: int, *, actor: str = "", method: str = ""
+    ) -> list[AuditEntry]:
+        """Returns the newest entries of the audit log, oldest first, at most `limit`.
 
-        Raises:
-            NotLeader: another process leads.
+        Args:
+            before_sequence: only entries with a lower sequence number; 0: all entries.
+            limit: maximum number of entries.
+            actor: only entries of this identity; empty: all.
+            method: only entries of this method; empty: all.
         """
 
     @abstractmethod

@@ -27,7 +27,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 """Number of the last migration; a file `migrations/versions/000N_*.py` with this N must exist."""
 
 APPLICATION_ID = 0x4647524D
@@ -292,6 +292,7 @@ cluster_events = _table(
     _text("allocation_id"),
     _text("reason"),
     _text("message"),
+    _text("actor", server_default=text("''")),
     with_rowid=True,
 )
 
@@ -310,3 +311,18 @@ for _subject in CLUSTER_EVENT_SUBJECTS:
         sqlite_where=_named,
         postgresql_where=_named,
     )
+
+# What operators changed, and which calls were refused. "audit/head" and "audit/anchor" in
+# `meta` say where the chain of digests ends, and after which deleted entry it begins.
+audit = _table(
+    "audit",
+    _key_number("sequence"),
+    _number("time_ms"),
+    _text("actor"),
+    _text("method"),
+    _text("object"),
+    _text("outcome"),
+    _number("count"),
+    _text("digest"),
+    with_rowid=True,
+)

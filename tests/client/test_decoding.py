@@ -36,6 +36,8 @@ ANSWERS: dict[type, type[Message]] = {
     devices.ExecutorDevices: cluster_pb2.ExecutorDevices,
     groups.Groups: cluster_pb2.ListGroupsResponse,
     host_policy.HostPolicyStatus: cluster_pb2.GetHostPolicyResponse,
+    identities.AuditEntry: identity_pb2.AuditEntry,
+    identities.AuditCheck: identity_pb2.VerifyAuditResponse,
     identities.Denial: identity_pb2.Denial,
     identities.NewToken: identity_pb2.CreateTokenResponse,
     identities.TokenStatus: identity_pb2.TokenInfo,

@@ -294,6 +294,7 @@ def everything() -> Changes:
                 allocation_id="slot-1",
                 reason="r",
                 message="m",
+                actor="operator/ann",
             )
         ],
         counters={"arrival_number": 7, "cluster_sequence": 2**62},

@@ -234,6 +234,7 @@ EVENT = types.ClusterEvent(
     allocation_id=SLOT.allocation_id,
     reason="",
     message="generation 2",
+    actor="user/alice",
 )
 INFO = types.ClusterInfo(
     rm_epoch=5,

@@ -7,7 +7,9 @@ from __future__ import annotations
 from finegrain.v1 import identity_pb2 as pb
 from finegrain_client.connection import Connection
 from finegrain_client.decoding import read
-from finegrain_client.types.identities import Denial, NewToken, TokenStatus
+from finegrain_client.types.identities import AuditCheck, AuditEntry, Denial, NewToken, TokenStatus
+
+AUDIT_PAGE = 1_000
 
 
 class Identities:
@@ -91,3 +93,42 @@ class Identities:
             lambda service, timeout_s: service.ListDenied(pb.ListDeniedRequest(), timeout=timeout_s)
         )
         return read.each(Denial, answer.denials)
+
+    async def audit(
+        self, *, newest: int = 100, actor: str = "", method: str = ""
+    ) -> list[AuditEntry]:
+        """Returns the newest entries of the audit log, the oldest of these first.
+
+        Args:
+            newest: maximum number of entries.
+            actor: only entries of this identity, such as "operator/ann"; empty: all.
+            method: only entries of this method, such as "DrainExecutor"; empty: all.
+        """
+        found: list[AuditEntry] = []
+        while len(found) < newest:
+            message = pb.ListAuditRequest(
+                before_sequence=found[0].sequence if found else 0,
+                page_size=min(AUDIT_PAGE, newest - len(found)),
+                actor=actor,
+                method=method,
+            )
+            page = await self._audit_page(message)
+            if not page:
+                break
+            found = page + found
+        return found
+
+    async def _audit_page(self, message: pb.ListAuditRequest) -> list[AuditEntry]:
+        answer = await self._connection.call_identities(
+            lambda service, timeout_s: service.ListAudit(message, timeout=timeout_s)
+        )
+        return read.each(AuditEntry, answer.entries)
+
+    async def verify_audit(self) -> AuditCheck:
+        """Checks that all entries of the audit log are there and unchanged."""
+        answer = await self._connection.call_identities(
+            lambda service, timeout_s: service.VerifyAudit(
+                pb.VerifyAuditRequest(), timeout=timeout_s
+            )
+        )
+        return read(AuditCheck, answer)

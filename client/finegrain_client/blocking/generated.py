@@ -39,7 +39,7 @@ from finegrain_client.types.devices import ExecutorDevices
 from finegrain_client.types.explain import Explanation
 from finegrain_client.types.groups import Groups, GroupStatus
 from finegrain_client.types.host_policy import HostPolicyStatus
-from finegrain_client.types.identities import Denial, NewToken, TokenStatus
+from finegrain_client.types.identities import AuditCheck, AuditEntry, Denial, NewToken, TokenStatus
 from finegrain_client.types.providers import Providers
 from finegrain_client.types.status import (
     ClusterEvent,
@@ -1453,3 +1453,17 @@ class Cluster(LoopOwner[AsyncCluster]):
     def denied_identities(self) -> list[Denial]:
         """Returns all denials."""
         return self.loop.run(self.inner.denied_identities())
+
+    def audit(self, *, newest: int = 100, actor: str = "", method: str = "") -> list[AuditEntry]:
+        """Returns the newest entries of the audit log, the oldest of these first.
+
+        Args:
+            newest: maximum number of entries.
+            actor: only entries of this identity, such as "operator/ann"; empty: all.
+            method: only entries of this method, such as "DrainExecutor"; empty: all.
+        """
+        return self.loop.run(self.inner.audit(newest=newest, actor=actor, method=method))
+
+    def verify_audit(self) -> AuditCheck:
+        """Checks that all entries of the audit log are there and unchanged."""
+        return self.loop.run(self.inner.verify_audit())

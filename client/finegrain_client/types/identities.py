@@ -37,3 +37,27 @@ class Denial(Value):
     reason: str
     deny_time: datetime | None
     denied_by: str
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry(Value):
+    """A change by an administrator, or calls that were refused because of their caller."""
+
+    sequence: int
+    entry_time: datetime | None
+    actor: str  # "operator/ann"
+    method: str  # "DrainExecutor"
+    object: str  # what the call changes; empty for refused calls
+    outcome: str  # "ok", or the reason code of the refusal
+    count: int  # number of calls that the entry represents
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class AuditCheck(Value):
+    """The result of a check of the audit log."""
+
+    entries: int  # number of entries before the first wrong one
+    first_sequence: int
+    last_sequence: int
+    problem: str  # empty: nothing is wrong

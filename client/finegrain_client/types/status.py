@@ -218,6 +218,7 @@ class ClusterEvent(Value):
     allocation_id: str
     reason: str
     message: str
+    actor: str = ""  # identity whose call caused the event; empty: the manager decided it
 
 
 @dataclass(frozen=True, slots=True)

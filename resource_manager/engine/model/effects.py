@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from resource_manager.engine.model.audit import AuditEntry
 from resource_manager.engine.model.entities import (
     ClusterEvent,
     Executor,
@@ -191,6 +192,10 @@ class Changes:
     counters: dict[str, int] = field(
         default_factory=dict
     )  # "arrival_number", "cluster_sequence", ...
+    # The service adds the rest: the engine does not know it.
+    audit: list[AuditEntry] = field(default_factory=list)
+    trimmed_audit: int | None = None  # last sequence that is deleted
+    metas: dict[str, str | None] = field(default_factory=dict)  # None deletes a value
 
     def __bool__(self) -> bool:
         """Returns True if there is anything to store."""
@@ -223,6 +228,9 @@ class Changes:
                 self.trimmed_job_events,
                 self.trimmed_cluster_events is not None,
                 self.counters,
+                self.audit,
+                self.trimmed_audit is not None,
+                self.metas,
             )
         )
 

@@ -432,9 +432,11 @@ class JobEvent:
     count: int = 1  # number of range members: the named member and the next members by index
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ClusterEvent:
-    """One entry of the cluster's history."""
+    """One entry of the cluster's history. The service adds the actor: the identity whose call
+    caused it.
+    """
 
     sequence: int
     time_ms: int
@@ -444,3 +446,4 @@ class ClusterEvent:
     allocation_id: str = ""
     reason: str = ""
     message: str = ""
+    actor: str = ""

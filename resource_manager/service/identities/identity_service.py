@@ -16,8 +16,10 @@ from finegrain.join_token import JoinToken, sha256_hex, token_id
 from finegrain.rpc.access import current_caller
 from finegrain.v1 import identity_pb2 as pb
 from finegrain.v1.identity_pb2_grpc import IdentityServiceServicer
+from resource_manager.service.audit import audited, verify
 from resource_manager.service.identities.issuing import Issuer
 from resource_manager.service.identities.members import Members
+from resource_manager.service.paging import page_size
 
 _SERIAL = re.compile(r"[0-9a-f]{1,40}")
 LIFE_S_MAX = 365 * 24 * 3_600
@@ -51,6 +53,7 @@ class IdentityCalls(IdentityServiceServicer):
         issued = self._issuer.issue(shown.identity, shown.public_key, life_s)
         return pb.RenewCertificateResponse(issued=issued)
 
+    @audited(lambda request: f"{request.role}/{request.name}".removesuffix("/"))
     async def CreateToken(
         self, request: pb.CreateTokenRequest, context: Any
     ) -> pb.CreateTokenResponse:
@@ -108,6 +111,7 @@ class IdentityCalls(IdentityServiceServicer):
             info.expires_at.FromMilliseconds(token.expires_ms)
         return answer
 
+    @audited(lambda request: request.id)
     async def RevokeToken(
         self, request: pb.RevokeTokenRequest, context: Any
     ) -> pb.RevokeTokenResponse:
@@ -115,6 +119,7 @@ class IdentityCalls(IdentityServiceServicer):
         await self._members.revoke(request.id)
         return pb.RevokeTokenResponse()
 
+    @audited(lambda request: request.subject)
     async def DenyIdentity(
         self, request: pb.DenyIdentityRequest, context: Any
     ) -> pb.DenyIdentityResponse:
@@ -127,6 +132,7 @@ class IdentityCalls(IdentityServiceServicer):
         await self._members.deny(subject, request.reason, current_caller().name)
         return pb.DenyIdentityResponse()
 
+    @audited(lambda request: request.subject)
     async def AllowIdentity(
         self, request: pb.AllowIdentityRequest, context: Any
     ) -> pb.AllowIdentityResponse:
@@ -145,6 +151,42 @@ class IdentityCalls(IdentityServiceServicer):
             )
             denial.denied_at.FromMilliseconds(each.denied_ms)
         return answer
+
+    async def ListAudit(self, request: pb.ListAuditRequest, context: Any) -> pb.ListAuditResponse:
+        """See the protocol."""
+        if request.before_sequence < 0:
+            raise InvalidArgument("before_sequence", request.before_sequence, "0 or more")
+        limit = page_size(request.page_size)
+        entries = await self._members.in_store(
+            lambda store: store.read_audit(
+                request.before_sequence, limit, actor=request.actor, method=request.method
+            )
+        )
+        answer = pb.ListAuditResponse()
+        for each in entries:
+            entry = answer.entries.add(
+                sequence=each.sequence,
+                actor=each.actor,
+                method=each.method,
+                object=each.object,
+                outcome=each.outcome,
+                count=each.count,
+                digest=each.digest,
+            )
+            entry.entry_time.FromMilliseconds(each.time_ms)
+        return answer
+
+    async def VerifyAudit(
+        self, request: pb.VerifyAuditRequest, context: Any
+    ) -> pb.VerifyAuditResponse:
+        """See the protocol."""
+        found = await self._members.in_store(verify)
+        return pb.VerifyAuditResponse(
+            entries=found.entries,
+            first_sequence=found.first_sequence,
+            last_sequence=found.last_sequence,
+            problem=found.problem,
+        )
 
     def _subject(self, text: str) -> str:
         if _SERIAL.fullmatch(text):

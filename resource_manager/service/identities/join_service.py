@@ -91,6 +91,7 @@ class JoinServer:
         issuer: signs certificates.
         members: tokens and denials.
         gate: returns the error with which calls are rejected at the moment, or None.
+        refused: called for each call that ends with an error, with method and error.
     """
 
     def __init__(
@@ -100,12 +101,15 @@ class JoinServer:
         issuer: Issuer,
         members: Members,
         gate: Callable[[], FinegrainError | None],
+        *,
+        refused: Callable[[str, FinegrainError], None],
     ) -> None:
         self._listen = listen
         self._own = own
         self._issuer = issuer
         self._members = members
         self._gate = gate
+        self._refused = refused
         self._limit = RateLimit()
         self._refusals = RefusalLog(_log)
         self._nonce_key = secrets.token_bytes(32)
@@ -217,6 +221,7 @@ class JoinServer:
             except FinegrainError as refused:
                 error = refused
                 self._refusals.add(name, error, peer)
+                self._refused(name, error)
             except Exception as failure:
                 _log.error("call_failed", exc_info=failure, extra={"method": name})
                 error = FinegrainError(

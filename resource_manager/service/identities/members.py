@@ -89,7 +89,7 @@ class Members:
 
     async def load(self) -> None:
         """Reads the denials; call it when this process has become the leader."""
-        stored = await self._in_store(lambda store: store.metas(DENIAL_PREFIX))
+        stored = await self.in_store(lambda store: store.metas(DENIAL_PREFIX))
         self._denials = {
             each.subject: each for each in (Denied(**json.loads(text)) for text in stored.values())
         }
@@ -143,7 +143,7 @@ class Members:
         """
         key = TOKEN_PREFIX + sha256_hex(secret)
         async with self._lock:
-            text = await self._in_store(lambda store: store.meta(key))
+            text = await self.in_store(lambda store: store.meta(key))
             token = Token(**json.loads(text)) if text else None
             if (
                 token is None
@@ -179,7 +179,7 @@ class Members:
         async with self._lock:
             for key in await self._tokens():
                 if token_id(key.removeprefix(TOKEN_PREFIX)) == wanted:
-                    await self._delete(key)
+                    await self._runner.put({key: None})
                     return
         raise NotFound(
             f"there is no join token with the id {wanted}", reason=Reason.IDENTITY_UNKNOWN
@@ -187,12 +187,12 @@ class Members:
 
     async def _tokens(self) -> dict[str, Token]:
         """Returns all stored tokens by key, without those that have expired; these are deleted."""
-        stored = await self._in_store(lambda store: store.metas(TOKEN_PREFIX))
+        stored = await self.in_store(lambda store: store.metas(TOKEN_PREFIX))
         tokens = {key: Token(**json.loads(text)) for key, text in stored.items()}
-        for key in [each for each in tokens if tokens[each].expires_ms <= self._now_ms()]:
-            await self._delete(key)
-            del tokens[key]
-        return tokens
+        expired = [key for key, token in tokens.items() if token.expires_ms <= self._now_ms()]
+        if expired:
+            await self._runner.put(dict.fromkeys(expired), audited=False)
+        return {key: token for key, token in tokens.items() if key not in expired}
 
     # -- denials -------------------------------------------------------------------------------
 
@@ -235,7 +235,7 @@ class Members:
         """
         if subject not in self._denials:
             raise NotFound(f"{subject} is not denied", reason=Reason.IDENTITY_UNKNOWN)
-        await self._delete(DENIAL_PREFIX + subject)
+        await self._runner.put({DENIAL_PREFIX + subject: None})
         del self._denials[subject]
         self._count_denials()
 
@@ -245,11 +245,8 @@ class Members:
         self.denials_number = 1 + int.from_bytes(digest[:6], "big") if self._denials else 0
 
     async def _put(self, key: str, value: Token | Denied) -> None:
-        text = json.dumps(asdict(value))
-        await self._in_store(lambda store: store.set_meta(key, text))
+        await self._runner.put({key: json.dumps(asdict(value))})
 
-    async def _delete(self, key: str) -> None:
-        await self._in_store(lambda store: store.set_meta(key, None))
-
-    async def _in_store(self, fn: Callable[[Store], T]) -> T:
+    async def in_store(self, fn: Callable[[Store], T]) -> T:
+        """Runs a read of the database; see `Runner.in_store`."""
         return await self._runner.in_store(fn)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from finegrain.certificates.joining import public_bytes
 from finegrain.errors import ConfigurationError, FinegrainError
 from finegrain.logs import get_logger
+from resource_manager.engine.model.effects import Changes
 from resource_manager.engine.model.events import ExecutorsAwaited
 from resource_manager.service.identities.own import AUTHORITY_FILE, FOLDER, OwnFiles
 from resource_manager.service.runner import Runner
@@ -76,7 +77,9 @@ async def check_authority(runner: Runner, own: OwnFiles) -> None:
                         fix="give each a join token: finegrain certs migrate",
                     )
             if known is None or known in others:
-                await runner.in_store(lambda store: store.set_meta(AUTHORITY_KEY, key))
+                await runner.in_store(
+                    lambda store: store.commit(Changes(metas={AUTHORITY_KEY: key}))
+                )
                 return
         except StoreAway:
             await asyncio.sleep(AWAY_PAUSE_S)

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from finegrain.certificates.keys import new_key
 from finegrain.certificates.reading import read_certificate
 from finegrain.credentials import read_credentials
+from resource_manager.engine.model.effects import Changes
 from resource_manager.service.identities.own import open_own_files
 from resource_manager.storage.backup import AUTHORITY_KEY
 from resource_manager.storage.opening import open_store
@@ -276,7 +277,7 @@ def test_a_restored_database_says_that_the_authority_is_missing(
     database = f"sqlite:///{state}/finegrain.db"
     with closing(open_store(database)) as store:
         store.lead("the resource manager")
-        store.set_meta(AUTHORITY_KEY, "02ab")
+        store.commit(Changes(metas={AUTHORITY_KEY: "02ab"}))
     finegrain("db", "backup", copy)
     command = ("db", "restore", copy, "--yes", "--above-epoch", "1")
     without = finegrain(*command)

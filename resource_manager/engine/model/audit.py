@@ -1,0 +1,80 @@
+"""The audit log: what operators changed, and which calls were refused.
+
+Each entry has a digest of its content and of the digest before it. So an entry cannot be changed or
+deleted without a change of all later digests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """One entry of the audit log.
+
+    Attributes:
+        sequence: 1, 2, 3, ... as long as the database exists.
+        time_ms: when the entry was written, in milliseconds since 1970.
+        actor: identity of the caller, for example "operator/ann"; "unknown" if it has none.
+        method: name of the called method.
+        object: what the call changes, for example an executor id.
+        outcome: "ok", or the reason code of the refusal.
+        count: number of calls that the entry represents.
+        digest: SHA-256 of the other fields and the previous digest, in hexadecimal.
+    """
+
+    sequence: int
+    time_ms: int
+    actor: str
+    method: str
+    object: str
+    outcome: str
+    count: int = 1
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ChainLink:
+    """The sequence number and the digest of one entry; the default is before the first entry."""
+
+    sequence: int = 0
+    digest: str = ""
+
+    @property
+    def text(self) -> str:
+        """The link as text, which is stored in the database."""
+        return f"{self.sequence}:{self.digest}"
+
+    @classmethod
+    def parse(cls, text: str | None) -> ChainLink:
+        """Reads `text`. None is the link before the first entry. A malformed text, which only a
+        person can have written, is a link that matches no entry.
+        """
+        if text is None:
+            return cls()
+        number, _, digest = text.partition(":")
+        return cls(int(number) if number.isascii() and number.isdigit() else 0, digest)
+
+
+def linked(entry: AuditEntry, previous: ChainLink) -> AuditEntry:
+    """Returns the entry with the next sequence number and its digest."""
+    entry = replace(entry, sequence=previous.sequence + 1)
+    return replace(entry, digest=digest_of(entry, previous))
+
+
+def digest_of(entry: AuditEntry, previous: ChainLink) -> str:
+    """Returns the digest that the entry must have after `previous`."""
+    content = [
+        previous.digest,
+        entry.sequence,
+        entry.time_ms,
+        entry.actor,
+        entry.method,
+        entry.object,
+        entry.outcome,
+        entry.count,
+    ]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
