@@ -194,7 +194,7 @@ class Verified:
 
 
 def verify(store: Store) -> Verified:
-    """Checks that all entries are there, and that nobody has changed them.
+    """Checks that all entries are there and unchanged.
 
     The check reads the whole log in pages, so entries may be added meanwhile.
     """
