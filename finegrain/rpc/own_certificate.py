@@ -25,7 +25,6 @@ class OwnCertificate:
     def __init__(self, credentials: Credentials) -> None:
         self._credentials = credentials
         self._channel: grpc.ChannelCredentials | None = None
-        self._server = _configuration(credentials)
         self.version = 0
 
     @property
@@ -37,7 +36,6 @@ class OwnCertificate:
         """Uses other credentials of the same identity from now on."""
         self._credentials = credentials
         self._channel = None
-        self._server = _configuration(credentials)
         self.version += 1
 
     def check_valid(self) -> None:
@@ -67,24 +65,30 @@ class OwnCertificate:
 
         The server asks for the present certificate at each new connection.
         """
-        return grpc.dynamic_ssl_server_credentials(
-            self._server,
-            self._present_configuration,
-            require_client_authentication=True,
-        )
+        return self._server_credentials(require_certificates=True)
 
     def joining_credentials(self) -> grpc.ServerCredentials:
         """Returns TLS credentials of a server that requests no certificate from its clients."""
-        return grpc.dynamic_ssl_server_credentials(
-            self._server,
-            self._present_configuration,
-            require_client_authentication=False,
-        )
+        return self._server_credentials(require_certificates=False)
 
-    def _present_configuration(self) -> grpc.ServerCertificateConfiguration:
-        # gRPC calls this method from its own threads during handshakes, and would ignore an error.
-        # So only return an object that already exists.
-        return self._server
+    def _server_credentials(self, *, require_certificates: bool) -> grpc.ServerCredentials:
+        shown = self.version
+
+        # gRPC frees each configuration that it gets. So each server needs its own, and the same
+        # one must never be returned twice: memory that was freed would be used, and the process
+        # would crash. gRPC calls this function from its own threads at each new connection.
+        def changed_configuration() -> grpc.ServerCertificateConfiguration | None:
+            nonlocal shown
+            if shown == self.version:
+                return None  # the certificate has not changed
+            shown = self.version
+            return _configuration(self._credentials)
+
+        return grpc.dynamic_ssl_server_credentials(
+            _configuration(self._credentials),
+            changed_configuration,  # type: ignore[arg-type] # None means unchanged
+            require_client_authentication=require_certificates,
+        )
 
 
 def _configuration(credentials: Credentials) -> grpc.ServerCertificateConfiguration:

@@ -16,6 +16,7 @@ from finegrain.errors import ResourceExhausted, Unavailable
 from finegrain.rpc import server as server_module
 from finegrain.rpc.channels import CONNECTIONS_MAX, SERVER_OPTIONS, connections_max
 from finegrain.rpc.open_calls import HEALTH_WATCHES_MAX, OpenCalls
+from finegrain.rpc.own_certificate import OwnCertificate
 from finegrain.rpc.status import error_from_rpc
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from tests.finegrain.rpc.test_server import (
@@ -175,3 +176,25 @@ async def test_a_method_that_is_declared_and_not_served_is_unimplemented() -> No
         with pytest.raises(grpc.RpcError):
             await call
         assert await call.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_a_server_gets_each_certificate_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gRPC frees what it gets; the same object twice crashes the process after some connections."""
+    fetchers: list[Any] = []
+    first: list[Any] = []
+
+    def server_credentials(initial: Any, fetcher: Any, **_more: Any) -> None:
+        first.append(initial)
+        fetchers.append(fetcher)
+
+    monkeypatch.setattr(grpc, "dynamic_ssl_server_credentials", server_credentials)
+    shown = OwnCertificate(credentials("rm"))
+    shown.server_credentials()
+    shown.joining_credentials()
+    assert first[0] is not first[1]
+    assert [fetch() for fetch in fetchers] == [None, None]
+    shown.replace(credentials("rm", life_s=7_200))
+    renewed = [fetch() for fetch in fetchers]
+    assert None not in renewed
+    assert renewed[0] is not renewed[1]
+    assert [fetch() for fetch in fetchers] == [None, None]
