@@ -22,7 +22,12 @@ from task_executor.helper.agent import run_agent
 from task_executor.helper.cgroups import choose_driver
 from task_executor.helper.cgroups.base import Kernel
 from task_executor.helper.child import spare_from_oom
-from task_executor.helper.forks import become_subreaper, close_all_but, default_signals
+from task_executor.helper.forks import (
+    become_subreaper,
+    close_all_but,
+    default_signals,
+    raise_descriptor_limit,
+)
 from task_executor.helper.kubelet import KubeletFiles
 from task_executor.helper.launch import EXIT_CONFIG, EXIT_IN_USE, HelperConfig, digest
 from task_executor.helper.loop import Job, Loop
@@ -60,9 +65,9 @@ class Helper:
         # Write the file only if it changes, so that a restart works on a full disk.
         if found != known:
             write_json(state / "helper.json", found)
-        self.loop = Loop(_reap)
+        self.loop = Loop(lambda: self.tasks.reap())  # noqa: PLW0108 - made after the loop
         self.tasks = Tasks(self.loop, config, self.driver, self.send_event)
-        self.slots = Slots(state, self.driver, self.tasks.shims_of)
+        self.slots = Slots(state, self.driver, self.tasks.supervisors_of)
         self.kubelet_files = KubeletFiles(config["kubelet_dir"], config["kubelet_config"])
         self.is_limiting = False  # True: limits of device memory are being set
         listener = listen(Path(config["socket_path"]), config["front_uid"], config["front_gid"])
@@ -71,8 +76,8 @@ class Helper:
         self.holder_fd = os.pidfd_open(config["holder_pid"]) if config["holder_pid"] else -1
         if self.holder_fd >= 0:
             self.loop.watch(self.holder_fd, self._on_holder_exit)
-        # Adopt tasks before slots: to complete a resize, the helper must know the shims of the
-        # slot's tasks.
+        # Tasks are adopted before slots: to complete a resize, the supervisors of the slot's
+        # tasks must be known.
         self.tasks.adopt()
         for unfinished in self.slots.adopt():
             self.loop.run(unfinished)
@@ -199,7 +204,7 @@ class Helper:
     def limit_device_memory(self, args: dict[str, Any]) -> Job:
         driver, probe = self.driver, args["probe"]
         orders = [(driver.slot(slot_name(each)), each["limits"]) for each in args["slots"]]
-        # Use the group of shims for the probe, because shims use no device.
+        # The group of supervisors is good for the probe, because they use no device.
         orders += [(driver.shims(), probe), (driver.shims(), dict.fromkeys(probe, 0))]
         groups = [{"path": at.get("unified"), "limits": most} for at, most in orders]
         # Run one order at a time, so that an older order never ends after a newer order.
@@ -274,15 +279,6 @@ class Helper:
             time.sleep(0.05)
 
 
-def _reap() -> None:
-    """Reaps shims, and orphans of killed shims. The pidfd of a shim shows its end."""
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        return
-
-
 def _notify_systemd(message: str) -> None:
     if path := os.environ.get("NOTIFY_SOCKET"):
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, suppress(OSError):
@@ -322,6 +318,7 @@ def main(argument: str) -> int:
         os.setsid()
     os.chdir("/")
     become_subreaper()
+    raise_descriptor_limit()
     # The kernel should kill tasks before the helper, because without the helper no slot can be
     # freed.
     spare_from_oom(-900)
@@ -344,8 +341,8 @@ def main(argument: str) -> int:
     os.write(up, b"1")
     os.close(up)
     os.close(ready)
-    # Shims are forks that share memory pages with the helper until a page is written. Freeze the
-    # present objects, because the garbage collector writes to each object that it visits.
+    # Supervisors are forks. Memory pages of objects that the garbage collector does not visit stay
+    # shared with them.
     gc.collect()
     gc.freeze()
     helper.serve()

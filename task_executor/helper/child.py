@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from task_executor.helper.forks import (
     default_signals,
     prctl,
+    restore_descriptor_limit,
     run_in_fork,
 )
 from task_executor.helper.paths import blocked_directory
@@ -50,8 +51,9 @@ def bound_to(cpus: str) -> Iterator[None]:
 
 
 def spare_from_oom(score: int) -> None:
-    """Sets the OOM score of this process, if this is allowed: only root may lower the score. The
-    helper and the shims have a low score, so that the kernel kills tasks first.
+    """Sets the OOM score of this process, if this is allowed (only root may lower it).
+
+    With a low score of the helper and the supervisors, the kernel kills tasks first.
     """
     try:
         Path("/proc/self/oom_score_adj").write_text(str(score))
@@ -83,6 +85,7 @@ def become_task(
             os.dup2(fd, number)
         # Disable core files, because the core file of a large task could fill the disk of the host.
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        restore_descriptor_limit()
         os.umask(0o022)
         _drop_privileges(spec["uid"], spec["gid"])
         # Change the directory as the task's user, so that a task cannot start in a directory that

@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 from collections.abc import Callable, Collection
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 prctl = ctypes.CDLL(None, use_errno=True).prctl  # looked up once, before any fork
+
+
+_own_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+
+def raise_descriptor_limit() -> None:
+    """Raises the number of descriptors as far as allowed, because each task needs several."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (_own_limit[1], _own_limit[1]))
+
+
+def restore_descriptor_limit() -> None:
+    """Restores the limit from before `raise_descriptor_limit`, for the program of a task."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, _own_limit)
 
 
 def become_subreaper() -> None:

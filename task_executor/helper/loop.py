@@ -22,6 +22,7 @@ from task_executor.helper.protocol import Fault
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 Job = Generator[float | tuple[int, float], None, Any]
 Done = Callable[[Any, Exception | None], None]
+Timer = list[Any]  # when it fires (monotonic seconds), its number, and the callback or None
 
 
 def _report(_value: Any, error: Exception | None) -> None:
@@ -57,7 +58,8 @@ class Loop:
 
     def __init__(self, on_child: Callable[[], None]) -> None:
         self._selector = selectors.DefaultSelector()
-        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._timers: list[Timer] = []
+        self._cancelled = 0
         self._order = itertools.count()
         self.running = True
         wake_reader, wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -81,9 +83,22 @@ class Loop:
         if fd in self._selector.get_map():
             self._selector.unregister(fd)
 
-    def later(self, seconds: float, callback: Callable[[], None]) -> None:
+    def later(self, seconds: float, callback: Callable[[], None]) -> Timer:
         # The counter orders timers of the same moment, because callbacks cannot be compared.
-        heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._order), callback))
+        timer: Timer = [time.monotonic() + seconds, next(self._order), callback]
+        heapq.heappush(self._timers, timer)
+        return timer
+
+    def cancel(self, timer: Timer) -> None:
+        """Cancels a timer. A timer that has fired may be cancelled as well."""
+        if timer[2] is not None:
+            timer[2] = None
+            self._cancelled += 1
+        # Cancelled timers stay in the heap until their time. Many long timers would fill it.
+        if self._cancelled > 100 + len(self._timers) // 2:
+            self._timers = [each for each in self._timers if each[2] is not None]
+            heapq.heapify(self._timers)
+            self._cancelled = 0
 
     def run(self, job: Job, done: Done = _report) -> None:
         """Runs a job. `done(value, error)` is called once, when the job ends."""
@@ -94,20 +109,18 @@ class Loop:
         except Exception as error:
             return done(None, error)
         fd, seconds = step if isinstance(step, tuple) else (-1, step)
-        # The descriptor and the timer can both resume the job, but only the first resumption
-        # counts.
-        waiting = [job]
 
+        # Both the descriptor and the timer resume the job, but only the first of the two counts.
         def resume(_events: int = 0) -> None:
-            if waiting:
-                waiting.clear()
-                if fd >= 0:
-                    self.unwatch(fd)
-                self.run(job, done)
+            if fd >= 0:
+                self.unwatch(fd)
+            self.cancel(timer)
+            self.run(job, done)
 
         if fd >= 0:
             self.watch(fd, resume)
-        return self.later(seconds, resume)
+        timer = self.later(seconds, resume)
+        return None
 
     def serve(self) -> None:
         """Runs until `running` is cleared. An error in a callback is logged and not raised."""
@@ -119,7 +132,12 @@ class Loop:
             # timers that become due later wait until the loop has served descriptors again
             due = time.monotonic()
             while self._timers and self._timers[0][0] <= due:
-                self._guard(heapq.heappop(self._timers)[2])
+                timer = heapq.heappop(self._timers)
+                callback, timer[2] = timer[2], None
+                if callback is None:
+                    self._cancelled -= 1
+                else:
+                    self._guard(callback)
 
     @staticmethod
     def _guard(callback: Callable[[], None]) -> None:

@@ -1,8 +1,8 @@
 """Collects the output of a task from its pipes. One reader of the output, the holder, receives
 every byte.
 
-While there is a holder, the shim does not read a pipe whose log is full of unacknowledged bytes. So
-the task waits, as in a shell pipeline. Without a holder, the task never waits.
+While there is a holder, the supervisor does not read a pipe whose log is full of unacknowledged
+bytes. So the task waits, as in a shell pipeline. Without a holder, the task never waits.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from task_executor.helper.loop import Job, Loop
-from task_executor.helper.output_log import OutputLog
+from task_executor.helper.output_log import OutputLog, available
 from task_executor.helper.protocol import Fault
 
 # the front renews a hold every 5 s while the holder reads, so a hold ends 60 to 65 s after the last
@@ -98,13 +97,36 @@ class TaskOutput:
         self._held_until = 0.0
         for stream in self._open():
             self._loop.unwatch(stream.fd)
-            os.set_blocking(stream.fd, False)
-            stream.log.flush(keep=False)
-            with suppress(BlockingIOError):
-                stream.log.add(os.read(stream.fd, _PIPE_BYTES_MAX), keep=False)
+            taken = 0
+            while taken < _PIPE_BYTES_MAX and available(stream.fd):
+                taken += stream.log.take(stream.fd, _PIPE_BYTES_MAX, keep=False) or 0
+        self.close()
+
+    def close(self) -> None:
+        """Closes all descriptors."""
         for stream in self._streams.values():
-            stream.log.flush(keep=False)
-            stream.log.sync()
+            self._end(stream)
+            stream.log.close()
+
+    def restore(self) -> None:
+        """Continues the logs of a supervisor that was killed. Its holder must renew the hold."""
+        for stream in self._streams.values():
+            stream.log.restore()
+        self._held_until = time.monotonic() + HOLD_S if self._holder else 0.0
+
+    def descriptors(self) -> list[int]:
+        """Returns the read ends of the pipes of stdout and stderr; -1: the stream has ended."""
+        return [stream.fd for stream in self._streams.values()]
+
+    def to_sync(self) -> list[str]:
+        """Returns the files that must be durable before the end of the task is reported."""
+        return [path for stream in self._streams.values() for path in stream.log.to_sync()]
+
+    def lost(self) -> None:
+        """Records that output may be lost, because a file could not be synced."""
+        for stream in self._streams.values():
+            if stream.log.to_sync():
+                stream.log.lost()
 
     def counts(self) -> dict[str, int]:
         """Returns the entries of the exit record about the output."""
@@ -118,28 +140,28 @@ class TaskOutput:
         return [stream for stream in self._streams.values() if stream.fd >= 0]
 
     def _read(self, stream: _Stream) -> None:
-        is_held, most = self.is_held, _CHUNK_BYTES
-        if not self._flush(stream, keep=is_held):
-            return self._pause(stream)
-        if is_held and not (most := stream.log.room(_CHUNK_BYTES)):
-            return self._pause(stream)
-        data = os.read(stream.fd, most)
-        if data:
-            return stream.log.add(data, keep=is_held)
-        self._loop.unwatch(stream.fd)
-        os.close(stream.fd)
-        stream.fd = -1
-        return None
-
-    def _flush(self, stream: _Stream, *, keep: bool) -> bool:
-        since = stream.disk_full_since
+        keep, since = self.is_held, stream.disk_full_since
         if since is not None and time.monotonic() - since > _DISK_S:
             keep = False
-        if stream.log.flush(keep=keep):
-            stream.disk_full_since = None
-        elif since is None:
-            stream.disk_full_since = time.monotonic()
-        return stream.disk_full_since is None
+        try:
+            taken = stream.log.take(stream.fd, _CHUNK_BYTES, keep=keep)
+        except BlockingIOError:
+            return None
+        except OSError:
+            stream.disk_full_since = since or time.monotonic()
+            return self._pause(stream)
+        stream.disk_full_since = None
+        if taken is None:
+            return self._pause(stream)
+        if taken == 0:
+            self._end(stream)
+        return None
+
+    def _end(self, stream: _Stream) -> None:
+        if stream.fd >= 0:
+            self._loop.unwatch(stream.fd)
+            os.close(stream.fd)
+            stream.fd = -1
 
     def _pause(self, stream: _Stream) -> None:
         self._loop.unwatch(stream.fd)

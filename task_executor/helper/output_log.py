@@ -6,7 +6,12 @@ Segments can be removed from the start or from the middle, and the other bytes k
 
 from __future__ import annotations
 
+import fcntl
 import os
+import select
+import sys
+import termios
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,11 +28,40 @@ def segment_path(directory: Path, stream: str, start: int) -> Path:
     return directory / (f"{stream}.{start}.log" if start else f"{stream}.log")
 
 
+def segment_starts(directory: Path, stream: str) -> Iterator[int]:
+    """Yields the positions of the first bytes of the segments of a stream."""
+    for path in directory.glob(f"{stream}*.log"):
+        yield int(path.name.split(".")[1]) if path.name.count(".") == 2 else 0
+
+
+def available(pipe: int) -> int:
+    """Returns the number of bytes in a pipe."""
+    found = fcntl.ioctl(pipe, termios.FIONREAD, b"\0\0\0\0")
+    return int.from_bytes(found, sys.byteorder)
+
+
+def _waiting_at_end(pipe: int) -> int:
+    """Returns the number of bytes in a pipe whose writers have all closed it.
+
+    Raises:
+        BlockingIOError: a process can still write to the pipe.
+    """
+    poll = select.poll()
+    poll.register(pipe, select.POLLIN)
+    if not any(events & select.POLLHUP for _fd, events in poll.poll(0)):
+        raise BlockingIOError
+    return available(pipe)
+
+
 class _Segment:
-    def __init__(self, path: Path, start: int, capacity: int, gid: int) -> None:
-        self.path, self.start, self.size, self.capacity = path, start, 0, capacity
+    """A segment with `capacity` bytes. It is complete, and cannot be written, until `create`."""
+
+    def __init__(self, path: Path, start: int, size: int) -> None:
+        self.path, self.start, self.size, self.capacity, self.fd = path, start, size, size, -1
+
+    def create(self, capacity: int, gid: int) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-        self.fd = os.open(path, flags, 0o640)
+        self.fd, self.capacity = os.open(self.path, flags, 0o640), capacity
         os.fchmod(self.fd, 0o640)
         os.fchown(self.fd, -1, gid)
 
@@ -42,12 +76,11 @@ class _Segment:
 
 
 class OutputLog:
-    """Stores one stream.
+    """Stores one stream. The first segment is made with the first byte.
 
-    With `keep=True`, no unacknowledged byte is lost, if the caller adds at most `room()` bytes, and
-    then calls `flush` until `flush` returns True. With `keep=False`, the log stores the first half
-    of the limit, and the last bytes in the other half. The bytes between the two halves are
-    dropped.
+    With `keep=True`, no unacknowledged byte is lost: bytes that do not fit stay in the pipe. With
+    `keep=False`, the log stores the first half of the limit, and the last bytes in the other half.
+    The bytes between the two halves are dropped.
 
     Example: the limit is 160 bytes, so segments have 10 bytes, and there are 300 bytes of output
     without acknowledgements. The log keeps bytes 0 to 79 in eight segments, and bytes 220 to 299 in
@@ -72,9 +105,7 @@ class OutputLog:
             1, min(limit // _SEGMENTS, _SEGMENT_BYTES_MAX), limit // _SEGMENTS_MAX
         )
         self.end = self.acknowledged = self.dropped = self._stored = 0
-        self._unwritten = b""
         self._segments: list[_Segment] = []
-        self._begin_segment()  # so that the start of the task fails if the disk is full
 
     def room(self, most: int) -> int:
         """Returns the number of bytes that fit, at most `most`. Removes acknowledged segments to
@@ -84,80 +115,106 @@ class OutputLog:
             pass
         return max(0, min(most, self.limit - self._stored))
 
-    def add(self, data: bytes, *, keep: bool) -> None:
-        """Appends bytes.
+    def take(self, pipe: int, most: int, *, keep: bool) -> int | None:
+        """Moves bytes from a pipe to the log.
+
+        The kernel moves the bytes. So a kill of this process loses none of them: each byte is in
+        the pipe or in the log.
 
         Args:
-            data: the bytes. With `keep`, these must be at most `room()` bytes, and the last `flush`
-                must have returned True.
-            keep: True if no unacknowledged byte may be lost, as the class describes. If the disk is
-                full, the bytes then stay in memory until `flush` can write them.
-        """
-        view = memoryview(data)
-        while view:
-            beyond = len(view) - (self.limit - self._first_bytes)
-            if not keep and self.end >= self._first_bytes and beyond > 0:
-                # Drop the bytes that the later bytes of the same chunk would displace.
-                self._drop(beyond)
-                view = view[beyond:]
-            written = self._append(view, keep=keep)
-            if not written and keep:
-                self._unwritten = bytes(view)
-                return
-            if not written:
-                self._drop(len(view))
-                return
-            view = view[written:]
+            pipe: the read end of a pipe that has bytes, or whose stream has ended.
+            most: the maximum number of bytes.
+            keep: see the class.
 
-    def flush(self, *, keep: bool) -> bool:
-        """Writes bytes that could not be written before. Returns True if no such bytes are left."""
-        data, self._unwritten = self._unwritten, b""
-        if data:
-            self.add(data, keep=keep)
-        return not self._unwritten
+        Returns:
+            The number of bytes that were taken from the pipe; 0 if the stream has ended. With
+            `keep`, None if the log has no room.
+
+        Raises:
+            BlockingIOError: there are no bytes, and the stream has not ended.
+            OSError: with `keep`, the disk is full.
+        """
+        if not (waiting := min(most, available(pipe) or _waiting_at_end(pipe))):
+            return 0
+        if keep:
+            if not (waiting := self.room(waiting)):
+                return None
+            try:
+                return self._move(pipe, waiting, keep=True)
+            except OSError:
+                while self._remove_acknowledged():
+                    pass
+                raise
+        # Drop the bytes that the later bytes of the same chunk would displace.
+        beyond = waiting - (self.limit - self._first_bytes)
+        if self.end >= self._first_bytes and beyond > 0:
+            return self._discard(pipe, beyond)
+        try:
+            moved = self._move(pipe, waiting, keep=False)
+        except OSError:  # the disk is full
+            moved = 0
+        return moved or self._discard(pipe, waiting)
 
     def acknowledge(self, position: int) -> None:
         """Records that the holder has received all bytes before `position`."""
         self.acknowledged = max(self.acknowledged, min(position, self.end))
 
-    def sync(self) -> None:
-        """Syncs the bytes that the holder has not received. If this fails, bytes count as
-        dropped.
-        """
-        try:
-            for each in self._segments:
-                if each.end >= self.acknowledged:
-                    fd = os.open(each.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-                    try:
-                        os.fsync(fd)
-                    finally:
-                        os.close(fd)
-        except OSError:
-            # The kernel could not write all data. The number of lost bytes is unknown, so count at
-            # least 1.
-            self.dropped = max(1, self.dropped)
+    def to_sync(self) -> list[str]:
+        """Returns the files whose bytes the holder has not received."""
+        return [
+            str(each.path) for each in self._segments if each.size and each.end >= self.acknowledged
+        ]
 
-    def _append(self, view: memoryview, *, keep: bool) -> int:
-        """Writes bytes to one segment. Returns the number of written bytes; 0: there is no room."""
-        try:
-            segment = self._segments[-1] if self._segments else None
-            if segment is None or segment.fd < 0:
-                segment = self._begin_segment()
-            part = view[: segment.capacity - segment.size]
-            while self._stored + len(part) > self.limit and not keep:
-                if not self._remove_acknowledged() and not self._remove_middle():
-                    return 0
-            written = os.write(segment.fd, part)
-        except OSError:  # the disk is full
-            while self._remove_acknowledged():
-                pass
-            return 0
-        segment.size += written
-        self._stored += written
-        self.end += written
+    def lost(self) -> None:
+        """Records that the kernel could not write all bytes. Their number is unknown."""
+        self.dropped = max(1, self.dropped)  # at least one byte
+
+    def close(self) -> None:
+        for each in self._segments:
+            each.close()
+
+    def restore(self) -> None:
+        """Reads the segments of a process that was killed, and continues after them.
+
+        A gap between two segments was dropped. Before the first segment, the holder had received
+        all bytes, because the first half is never dropped.
+        """
+        starts = sorted(segment_starts(self._directory, self._stream))
+        for start in starts:
+            path = segment_path(self._directory, self._stream, start)
+            if not (size := path.stat().st_size):
+                path.unlink()
+                continue
+            self.dropped += max(0, start - self.end) if self._segments else 0
+            self._segments.append(_Segment(path, start, size))
+            self.end, self._stored = start + size, self._stored + size
+        self.acknowledged = starts[0] if starts else 0
+
+    def _move(self, pipe: int, most: int, *, keep: bool) -> int:
+        """Moves bytes from a pipe to one segment. Returns the number of bytes; 0: no room.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        segment = self._segments[-1] if self._segments else None
+        if segment is None or segment.fd < 0:
+            segment = self._begin_segment()
+        part = min(most, segment.capacity - segment.size)
+        while self._stored + part > self.limit and not keep:
+            if not self._remove_acknowledged() and not self._remove_middle():
+                return 0
+        moved = os.splice(pipe, segment.fd, part)
+        segment.size += moved
+        self._stored += moved
+        self.end += moved
         if segment.size == segment.capacity:
             segment.close()
-        return written
+        return moved
+
+    def _discard(self, pipe: int, most: int) -> int:
+        dropped = len(os.read(pipe, most))
+        self._drop(dropped)
+        return dropped
 
     def _begin_segment(self) -> _Segment:
         # A segment must end where the first half of the limit ends, so that no byte of this half is
@@ -165,7 +222,9 @@ class OutputLog:
         before = self._first_bytes - self.end
         capacity = min(self._segment_bytes, before) if before > 0 else self._segment_bytes
         path = segment_path(self._directory, self._stream, self.end)
-        self._segments.append(segment := _Segment(path, self.end, capacity, self._gid))
+        segment = _Segment(path, self.end, 0)
+        segment.create(capacity, self._gid)
+        self._segments.append(segment)
         return segment
 
     def _drop(self, size: int) -> None:

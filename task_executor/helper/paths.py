@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 
 def write_json(path: Path, content: dict[str, Any], mode: int = 0o600, gid: int = -1) -> None:
@@ -28,14 +29,6 @@ def write_json(path: Path, content: dict[str, Any], mode: int = 0o600, gid: int 
     fresh.rename(path)
 
 
-def sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 def read_json(path: Path) -> dict[str, Any] | None:
     """Returns the content; None if the file does not exist or is incomplete."""
     try:
@@ -45,18 +38,47 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
+@cache
 def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-def start_ticks(pid: int) -> int | None:
-    """Returns a process's start time in clock ticks since boot; None if it does not exist."""
+class ProcessStat(NamedTuple):
+    """A part of /proc/PID/stat.
+
+    Attributes:
+        is_fork: True if the process has not called exec yet. The name of a process is no proof,
+            because a program can change its name.
+        start_ticks: the start time in clock ticks since boot.
+    """
+
+    is_fork: bool
+    start_ticks: int
+
+
+_PF_FORKNOEXEC = 0x40  # include/linux/sched.h; in the flags of /proc/PID/stat
+
+
+def process_stat(pid: int) -> ProcessStat | None:
+    """Returns the state of a process; None if the process does not exist."""
     try:
-        # The name in parentheses can contain spaces and parentheses, so count the fields after the
-        # closing parenthesis.
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            text = os.read(fd, 4096)
+        finally:
+            os.close(fd)
+        # The name in parentheses can contain spaces and parentheses, so fields are counted after
+        # it.
+        fields = text.rpartition(b")")[2].split()
+        return ProcessStat(bool(int(fields[6]) & _PF_FORKNOEXEC), int(fields[19]))
     except (OSError, IndexError):
         return None
+
+
+def start_ticks(pid: int) -> int | None:
+    """Returns a process's start time in clock ticks since boot; None if it does not exist."""
+    stat = process_stat(pid)
+    return stat.start_ticks if stat is not None else None
 
 
 def blocked_directory(path: str) -> str | None:

@@ -80,6 +80,10 @@ def integer(low: int, high: int, unit: int = 1) -> Check:
     return check
 
 
+def unchecked(_field: str, value: Any) -> Any:
+    return value
+
+
 def flag(field: str, value: Any) -> bool:
     if type(value) is not bool:
         raise _bad(field, value, "true or false")
@@ -303,11 +307,15 @@ CONFIG: Fields = {
     "kubelet_dir": Field(absolute, None),
     "kubelet_config": Field(absolute, None),
 }
-SHIM_VERBS: Mapping[str, Fields] = {
-    "signal": SIGNAL,
-    "kill": _GRACE,
-    "input": _INPUT,
-    "hold": _HOLD,
+_COUNT = Field(integer(0, 1 << 62))
+SUPERVISOR_VERBS: Mapping[str, Fields] = {
+    "start": {"spec": Field(unchecked)},  # the helper has checked what came from the front
+    "state": _TASK,
+    "reaped": {"pid": _COUNT, "status": _COUNT, "cpu_usec": _COUNT, "peak_bytes": _COUNT},
+    "signal": _TASK | SIGNAL,
+    "kill": _TASK | _GRACE,
+    "input": _TASK | _INPUT,
+    "hold": _TASK | _HOLD,
 }
 
 

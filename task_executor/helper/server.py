@@ -1,4 +1,4 @@
-"""Serves the frame protocol on a unix socket, for the helper and for each shim.
+"""Server of the frame protocol on a unix socket. The helper and each supervisor use it.
 
 The server checks the user of each peer. Invalid input never stops the process.
 """
@@ -97,12 +97,21 @@ class FrameServer:
     def _accept(self, _events: int) -> None:
         peer, _ = self._listener.accept()
         peer.setblocking(False)
-        # Limit the number of connections, because the helper also needs descriptors for shims and
-        # locks.
+        # The limit exists because supervisors and locks need descriptors of the helper as well.
         if peer_uid(peer) in self.uids and len(self._connections) < _CONNECTIONS_MAX:
             self._connections.add(_Connection(self, peer))
         else:
             peer.close()
+
+    def serve(self, peer: socket.socket, closed: Callable[[], None]) -> None:
+        """Answers requests on a connected socket.
+
+        Args:
+            peer: the socket.
+            closed: called when the connection has ended.
+        """
+        peer.setblocking(False)
+        self._connections.add(_Connection(self, peer, closed))
 
     def broadcast(self, event: Mapping[str, Any]) -> None:
         for connection in list(self._connections):
@@ -113,8 +122,10 @@ class FrameServer:
 
 
 class _Connection:
-    def __init__(self, server: FrameServer, peer: socket.socket) -> None:
-        self._server, self._peer, self._fd = server, peer, peer.fileno()
+    def __init__(
+        self, server: FrameServer, peer: socket.socket, closed: Callable[[], None] = lambda: None
+    ) -> None:
+        self._server, self._peer, self._fd, self._closed = server, peer, peer.fileno(), closed
         self._inbox, self._outbox = bytearray(), bytearray()
         self._open, self._closing = True, False
         server.loop.watch(self._fd, self._ready)
@@ -188,3 +199,4 @@ class _Connection:
             self._server.loop.unwatch(self._fd)
             self._peer.close()
             self._server.drop(self)
+            self._closed()

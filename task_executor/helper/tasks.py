@@ -1,8 +1,8 @@
-"""Keeps the tasks of this executor, with their directories and shims, including tasks of earlier
+"""The tasks of this executor, with their directories and supervisors, including tasks of earlier
 helpers.
 
-This module starts shims, watches for their end, and checks which user a task may run as. The shims
-write the output and the exit records.
+This module checks which user a task may run as, orders its supervisor to start it, and receives the
+news of its end. The supervisors write the output and the exit records.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,10 @@ from task_executor.helper.cgroups.base import Driver
 from task_executor.helper.child import bound_to, remove_as
 from task_executor.helper.loop import Job, Loop
 from task_executor.helper.paths import boot_id, read_json, start_ticks, write_json
-from task_executor.helper.protocol import Fault, as_fault, decode, encode, fault_of, frames
-from task_executor.helper.server import socket_address
-from task_executor.helper.shim import run_shim
+from task_executor.helper.protocol import Fault, as_fault
+from task_executor.helper.running_task import Adopted
+from task_executor.helper.supervisor import Setup
+from task_executor.helper.supervisors import Ended, SupervisorLink, Unanswered, fork_supervisor
 
 _START_S, _ANSWER_S = 60.0, 5.0
 
@@ -38,24 +39,50 @@ class Task:
     Attributes:
         record: the content of task.json.
         exit: the content of exit.json, when it exists.
+        link: the supervisor of the task, while it is known and runs.
+        pipes: copies of the read ends of stdout and stderr, for a supervisor that is killed.
     """
 
     def __init__(self, directory: Path, record: dict[str, Any]) -> None:
         self.id, self.directory, self.record = directory.name, directory, record
         self.slot = f"{record['allocation_id']}.{record['generation']}"
         self.exit: dict[str, Any] | None = None
-        self.shim_fd = -1
-        # True: the start is not answered yet, so the end of the task must not be reported yet.
+        self.link: SupervisorLink | None = None
+        self.pipes = (-1, -1)
+        # True: the end is reported only after the answer to the start.
         self.start_unanswered = False
-
-    def refresh(self) -> None:
-        self.record = read_json(self.directory / "task.json") or self.record
 
     def describe(self) -> dict[str, Any]:
         names = ("task_id", "allocation_id", "generation", "pid", "start_time_ticks")
         state = {"state": "exited" if self.exit else "running", "exit": self.exit}
         known = {name: self.record.get(name, 0) for name in names}
         return known | state | {"directory": str(self.directory)}
+
+    def read_exit(self) -> dict[str, Any] | None:
+        """Returns the exit record; None if it is not written yet."""
+        return read_json(self.directory / "exit.json")
+
+    def close_pipes(self) -> None:
+        for fd in self.pipes:
+            if fd >= 0:
+                os.close(fd)
+        self.pipes = (-1, -1)
+
+    def copy_pipes(self, supervisor: int, descriptors: list[int]) -> None:
+        """Opens the read ends of the pipes of the task a second time.
+
+        While one process has them open, a kill of the supervisor does not make the task's next
+        write fail.
+        """
+        self.close_pipes()
+        found = []
+        for fd in descriptors:
+            try:
+                flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+                found.append(os.open(f"/proc/{supervisor}/fd/{fd}", flags) if fd >= 0 else -1)
+            except OSError:  # the stream has ended since
+                found.append(-1)
+        self.pipes = (found[0], found[1])
 
 
 class Tasks:
@@ -75,87 +102,197 @@ class Tasks:
         self.directory = Path(config["state_dir"]) / "tasks"
         self.directory.mkdir(mode=0o750, exist_ok=True)
         os.chown(self.directory, -1, config["front_gid"])
+        self._sockets = Path(config["state_dir"]) / "supervisors"
+        self._sockets.mkdir(mode=0o700, exist_ok=True)
         self.known: dict[str, Task] = {}
-        self.unidentified: set[str] = set()  # directories whose shim is not known yet
+        self.unidentified: set[str] = set()  # directories whose task is not known yet
+        self._links: dict[int, SupervisorLink] = {}  # live supervisors by pid
+        self._own: SupervisorLink | None = None  # the supervisor that starts new tasks
+        self._pids: dict[int, Task] = {}  # running tasks by the pid of their first process
+        # Ends of tasks whose supervisor was killed: status, CPU microseconds, peak memory in bytes.
+        self._reaped: dict[str, tuple[int, int, int]] = {}
 
-    def shims_of(self, slot: str) -> list[int]:
+    def supervisors_of(self, slot: str) -> list[int]:
+        """Returns the pids of the supervisors of a slot's running tasks."""
         return [t.record["shim_pid"] for t in self.known.values() if t.slot == slot and not t.exit]
+
+    # -- tasks of earlier helpers ----------------------------------------------------------------
 
     def adopt(self) -> None:
         """Adopts the tasks of an earlier helper."""
         for directory in self.directory.iterdir():
             self.unidentified.add(directory.name)
             self.loop.run(self._adopt(directory))
+        used = {str(task.record.get("control")) for task in self.known.values() if not task.exit}
+        for left in self._sockets.iterdir():
+            if str(left) not in used:
+                left.unlink(missing_ok=True)
 
     def _adopt(self, directory: Path) -> Job:
-        """Waits for the record of a shim that is being started.
-
-        A shim locks its directory until it ends. If the directory is not locked and has no record,
-        no task was started in it.
-        """
-        lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        while (record := read_json(directory / "task.json")) is None:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield 0.01
-                continue
-            # Read again: the shim may have written the record just before it ended.
+        record = read_json(directory / "task.json")
+        # A shim of version 0.2 locks the directory until it has written the record.
+        while record is None and _is_locked(directory / "lock"):
+            yield 0.01
             record = read_json(directory / "task.json")
-            break
-        os.close(lock)
-        self.unidentified.discard(directory.name)
-        if record is None:
+        if record is None:  # the helper was killed before it ordered the start
             shutil.rmtree(directory)
+            self.unidentified.discard(directory.name)
             return
-        self.known[directory.name] = task = Task(directory, record)
-        task.exit = read_json(directory / "exit.json")
-        if not task.exit:
-            self._watch(task)
-
-    def _watch(self, task: Task) -> None:
-        """Watches a shim by its pidfd, because a pid can be reused.
-
-        The method reads the start time after it has opened the pidfd. The start time shows whether
-        the process is really the shim.
-        """
-        record = task.record
-        try:
-            task.shim_fd = os.pidfd_open(record["shim_pid"])
-        except ProcessLookupError:
-            return self._shim_exited(task)
-        same_boot = record["boot_id"] == boot_id()
-        if same_boot and start_ticks(record["shim_pid"]) == record["shim_start_ticks"]:
-            return self.loop.watch(task.shim_fd, lambda _events: self._shim_exited(task))
-        return self._shim_exited(task)
-
-    def _shim_exited(self, task: Task) -> None:
-        if task.shim_fd >= 0:
-            self.loop.unwatch(task.shim_fd)
-            os.close(task.shim_fd)
-            task.shim_fd = -1
-        task.refresh()
-        if exit_record := read_json(task.directory / "exit.json"):
-            self._ended(task, exit_record)
+        task = self.known[directory.name] = Task(directory, record)
+        link = self._link_of(record)
+        if link is not None:
+            yield from self._ask_state(task, link)
+        elif exit_record := task.read_exit():
+            task.exit = exit_record
         else:
-            self.loop.run(self._finish_lost(task))
+            self._lost(task)
+        self.unidentified.discard(task.id)
+
+    def _ask_state(self, task: Task, link: SupervisorLink) -> Job:
+        """Asks the supervisor of an earlier helper about a task.
+
+        An exit record counts only if the supervisor has reported it, because it may not be durable
+        yet.
+        """
+        self._attach(task, link)
+        # A shim of version 0.2 has one task, and ends with it.
+        if "control" not in task.record:
+            return
+        try:
+            answer = yield from link.ask("state", {"task_id": task.id}, _START_S)
+        except (Fault, Unanswered):
+            # If it has ended, `_supervisor_ended` has found what became of the task.
+            return
+        if task.exit:
+            return
+        if answer["pid"]:
+            self._started(task, answer)
+        elif exit_record := task.read_exit():
+            task.exit = exit_record
+            self._release(task)
+        # The helper was killed before it ordered the start, so the front will order it again.
+        else:
+            self._release(task)
+            del self.known[task.id]
+            shutil.rmtree(task.directory)
+
+    def _link_of(self, record: dict[str, Any]) -> SupervisorLink | None:
+        """Returns the supervisor that a record names; None if it has ended.
+
+        The start time shows that the pid does not belong to another process.
+        """
+        pid = record["shim_pid"]
+        if record["boot_id"] != boot_id() or start_ticks(pid) != record["shim_start_ticks"]:
+            return None
+        if pid not in self._links:
+            control = record.get("control") or str(self.directory / record["task_id"] / "control")
+            self._links[pid] = self._link(pid, Path(control))
+        return self._links[pid]
+
+    # -- supervisors -----------------------------------------------------------------------------
+
+    def _link(self, pid: int, control: Path) -> SupervisorLink:
+        return SupervisorLink(self.loop, pid, control, self._supervisor_ended, self._on_event)
+
+    def _new_supervisor(self, adopted: list[Adopted]) -> SupervisorLink:
+        control = self._sockets / secrets.token_hex(6)
+        gid = self.config["front_gid"]
+        pid, peer = fork_supervisor(Setup(control, self.directory, gid, self.driver, adopted))
+        link = self._links[pid] = self._link(pid, control)
+        link.use(peer)
+        link.is_own, link.has_adopted = True, bool(adopted)
+        return link
+
+    def _supervisor(self, cpus: str) -> SupervisorLink:
+        """Returns the supervisor for a new task."""
+        # Without cgroups, the fork inherits the cpus of this process.
+        if self.driver.name == "none":
+            with bound_to(cpus):
+                return self._new_supervisor([])
+        if self._own is None or not self._own.can_start():
+            self._own = self._new_supervisor([])
+        return self._own
+
+    def _attach(self, task: Task, link: SupervisorLink) -> None:
+        task.link = link
+        link.tasks.add(task.id)
+
+    def _on_event(self, event: dict[str, Any]) -> None:
+        task = self.known.get(event["task_id"])
+        if task is not None and not task.exit:
+            self._ended(task, event["record"])
+
+    def _supervisor_ended(self, link: SupervisorLink) -> None:
+        """Finds what became of the tasks of a supervisor, and keeps tasks running if it can."""
+        del self._links[link.pid]
+        running = [self.known[name] for name in link.tasks if not self.known[name].exit]
+        orphans = []
+        for task in running:
+            if exit_record := task.read_exit():
+                self._ended(task, exit_record)
+            elif self._can_continue(task, link):
+                orphans.append(task)
+            elif task.start_unanswered:
+                task.link = None  # `start` cleans up
+            else:
+                self._lost(task)
+        if orphans:
+            self._continue(orphans)
+
+    def _can_continue(self, task: Task, link: SupervisorLink) -> bool:
+        """True if another supervisor can take over a task.
+
+        Its exit status is known only if this helper reaps it. Input may have been lost, so a task
+        with stdin cannot be continued. Without cgroups, nothing shows which processes belong to it.
+        """
+        pid = task.record.get("pid", 0)
+        is_there = bool(pid) and start_ticks(pid) == task.record["start_time_ticks"]
+        return (
+            link.is_own
+            and not link.is_suspect
+            and (is_there or task.id in self._reaped)
+            and not task.record["stdin"]
+            and self.driver.name != "none"
+        )
+
+    def _continue(self, tasks: list[Task]) -> None:
+        adopted = [
+            Adopted(task.record, task.record["pid"], task.pipes, self._reaped.get(task.id))
+            for task in tasks
+        ]
+        link = self._own = self._new_supervisor(adopted)
+        for task in tasks:
+            self._attach(task, link)
+            task.record |= _place(link)
+            write_json(task.directory / "task.json", task.record)
+
+    def reap(self) -> None:
+        """Reaps ended child processes: supervisors, and what killed supervisors have left."""
+        with suppress(ChildProcessError):
+            while (ended := os.wait4(-1, os.WNOHANG))[0]:
+                pid, status, usage = ended
+                task = self._pids.get(pid)
+                if task is None or task.exit:
+                    continue
+                cpu_usec = round((usage.ru_utime + usage.ru_stime) * 1e6)
+                end = self._reaped[task.id] = (status, cpu_usec, usage.ru_maxrss * 1024)
+                # If the supervisor has just ended, the next one gets the end when it starts.
+                if task.link is not None and task.link.is_alive:
+                    names = ("status", "cpu_usec", "peak_bytes")
+                    args = {"pid": pid} | dict(zip(names, end, strict=True))
+                    self.loop.run(task.link.ask("reaped", args, _ANSWER_S), lambda *_: None)
+
+    # -- ends ------------------------------------------------------------------------------------
+
+    def _lost(self, task: Task) -> None:
+        self.loop.run(self._finish_lost(task))
 
     def _finish_lost(self, task: Task) -> Job:
-        """Does the work of a shim that was killed: kills the shim's task, and writes the exit
-        record.
-        """
+        """Kills a task whose supervisor was killed, and writes the exit record."""
         why = "the host was restarted"
         if task.record["boot_id"] == boot_id():
-            why = "its shim was killed, so the task was killed too"
-            pid = task.record.get("pid")
-            # The start time shows whether the pid still belongs to the task, and not to another
-            # process.
-            if pid and start_ticks(pid) == task.record["start_time_ticks"]:
-                # Without cgroups, the process group is the only way to find other processes of the
-                # task.
-                self.driver.signal(-pid, signal.SIGKILL)
-            yield from self.driver.kill(task.record["group"])
-            yield from self.driver.remove(task.record["group"])
+            why = "its supervisor was killed, so the task was killed too"
+            yield from self._kill(task)
         error = Fault("TERMINATED", why).as_dict()
         exit_record = {"error": error, "ended_unix_ms": round(time.time() * 1000)}
         try:
@@ -163,17 +300,41 @@ class Tasks:
         finally:  # if the disk is full, the next helper writes the record
             self._ended(task, exit_record)
 
+    def _kill(self, task: Task) -> Job:
+        pid = task.record.get("pid")
+        # The start time shows whether the pid still belongs to the task, and not to another
+        # process.
+        if pid and start_ticks(pid) == task.record["start_time_ticks"]:
+            # Without cgroups, other processes of the task can be found only by its process group.
+            self.driver.signal(-pid, signal.SIGKILL)
+        yield from self.driver.kill(task.record["group"])
+        yield from self.driver.remove(task.record["group"])
+
     def _ended(self, task: Task, exit_record: dict[str, Any]) -> None:
         task.exit = exit_record
-        # The front must receive the answer to the start before the end of the task, because it does
-        # not know the task before the answer.
+        self._reaped.pop(task.id, None)
+        self._release(task)
+        # The front must receive the answer to the start before the end of the task. Otherwise it
+        # would not know the task.
         if not task.start_unanswered:
             self._send_end(task)
+
+    def _release(self, task: Task) -> None:
+        """Frees what belongs to a running task only."""
+        task.close_pipes()
+        self._pids.pop(task.record.get("pid", 0), None)
+        link, task.link = task.link, None
+        if link is not None:
+            link.tasks.discard(task.id)
+            if not link.tasks and link is not self._own:
+                link.release()
 
     def _send_end(self, task: Task) -> None:
         if task.exit and task.exit.get("oom_kills"):
             self.send_event({"event": "task_oom", "task_id": task.id})
         self.send_event({"event": "task_exited", "task_id": task.id, "record": task.exit})
+
+    # -- requests --------------------------------------------------------------------------------
 
     def start(self, args: dict[str, Any], limits: Callable[[], dict[str, Any]]) -> Job:
         """Starts a task, and returns its pid and start time.
@@ -205,8 +366,8 @@ class Tasks:
                 message = f"task {task_id} exists with different content"
                 raise Fault("ALREADY_EXISTS", message, task_id=task_id)
             yield from self._until_started(known)
-            if not known.record.get("pid") and known.exit and known.exit.get("error"):
-                raise fault_of(known.exit["error"])
+            if self.known.get(task_id) is not known:
+                raise Fault("START_FAILED", "the task did not start; submit it again")
             if known.exit:  # the caller may not have received the event
                 self.loop.later(0, lambda: self._send_end(known))
             return {name: known.record[name] for name in ("pid", "start_time_ticks")}
@@ -220,75 +381,71 @@ class Tasks:
             spec["cwd"] = spec["scratch"] = f"{parent}/finegrain-task-{secrets.token_hex(8)}"
         slot = f"{args['allocation_id']}.{args['generation']}"
         spec |= {"slot": self.driver.slot(slot), "boot_id": boot_id()}
+        spec |= {"started_unix_ms": round(time.time() * 1000)}
         spec["group"] = self.driver.task(spec["slot"], task_id)
-        # Without cgroups, the fork inherits the cpus of this process, so they are read right before
-        # the fork.
-        binds = self.driver.report()["cpuset"] == "affinity"
-        with bound_to(limits()["cpus"] if binds else ""):
-            task, reader = self._fork_shim(spec)
+        task = self._make(spec, limits)
+        link = task.link
+        assert link is not None  # noqa: S101 - `_make` has set it
         try:
-            return (yield from self._started(task, reader))
-        finally:
-            os.close(reader)
+            answer = yield from link.ask("start", {"spec": spec}, _START_S)
+        except (Fault, Unanswered) as error:
+            if isinstance(error, Unanswered) and not isinstance(error, Ended):
+                message = f"its supervisor did not answer within {_START_S:.0f} s"
+                message += "; submit the same task again"
+                raise Fault("START_FAILED", message, task_id=task_id) from None
+            yield from self._remove_unstarted(task)
+            if isinstance(error, Fault):
+                raise
+            message = "its supervisor was killed; submit the same task again"
+            raise Fault("START_FAILED", message, task_id=task_id) from None
+        self._started(task, answer)
+        # The event of the end is sent after this answer.
+        self.loop.later(0, lambda: self._start_answered(task))
+        return {name: answer[name] for name in ("pid", "start_time_ticks")}
 
-    def _fork_shim(self, spec: dict[str, Any]) -> tuple[Task, int]:
-        directory, front_gid = self.directory / spec["task_id"], self.config["front_gid"]
+    def _make(self, spec: dict[str, Any], limits: Callable[[], dict[str, Any]]) -> Task:
+        """Makes the directory and the record of a task, and finds a supervisor for it."""
+        directory = self.directory / spec["task_id"]
+        cpus = limits()["cpus"] if self.driver.report()["cpuset"] == "affinity" else ""
         try:
             directory.mkdir(mode=0o750)
-            os.chown(directory, -1, front_gid)
-            lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            os.chown(directory, -1, self.config["front_gid"])
+            link = self._supervisor(cpus)
+            # Values of environment variables may be secret, so only the names are stored.
+            record = spec | _place(link) | {"env": sorted(spec["env"])}
+            # A later helper finds the task by this record, so it is written before the start.
+            write_json(directory / "task.json", record)
         except OSError:
             shutil.rmtree(directory, ignore_errors=True)
             raise
-        # The lock is taken before the fork. The shim inherits it, so the directory is locked
-        # without interruption.
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        reader, writer = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            run_shim(spec, directory, front_gid, self.driver, (writer, lock))
-        os.close(writer)
-        os.close(lock)
-        me = {"shim_pid": pid, "shim_start_ticks": start_ticks(pid)}
-        task = self.known[spec["task_id"]] = Task(directory, spec | me)
-        # This is set before `_watch`, which may find that the shim has already ended.
+        task = self.known[spec["task_id"]] = Task(directory, record)
         task.start_unanswered = True
-        self._watch(task)
-        return task, reader
+        self._attach(task, link)
+        return task
 
-    def _started(self, task: Task, reader: int) -> Job:
-        """Waits until the shim reports that the program runs. If the task failed to start, deletes
-        it.
-        """
-        yield reader, _START_S
-        os.set_blocking(reader, False)
-        try:
-            reply = os.read(reader, 1 << 16)
-        except BlockingIOError:
-            message = f"its shim did not answer within {_START_S:.0f} s; submit the same task again"
-            raise Fault("START_FAILED", message, task_id=task.id) from None
-        answer: dict[str, Any] = json.loads(reply) if reply else {"error": None}
-        if "error" not in answer:
-            task.record |= answer
-            # Send the event of the task's end, if there is one, after this answer.
-            self.loop.later(0, lambda: self._start_answered(task))
-            return answer
-        while not task.exit:  # wait, because the shim uses the directory until the shim ends
-            yield 0.002
-        fault = fault_of(answer["error"] or task.exit["error"])
-        # Delete everything of a task that never ran, so that the same id can be submitted again.
-        yield from self.forget(task.id)
-        raise fault
+    def _started(self, task: Task, answer: dict[str, Any]) -> None:
+        task.record |= {name: answer[name] for name in ("pid", "start_time_ticks")}
+        write_json(task.directory / "task.json", task.record)
+        # The end may have been reported with the same data as the answer.
+        if not task.exit and task.link is not None:
+            self._pids[answer["pid"]] = task
+            task.copy_pipes(task.link.pid, answer["pipes"])
 
     def _start_answered(self, task: Task) -> None:
         task.start_unanswered = False
         if task.exit:
             self._send_end(task)
 
+    def _remove_unstarted(self, task: Task) -> Job:
+        """Removes all that is left of a task that never ran. The same id can be submitted again."""
+        yield from self._kill(task)
+        task.exit = {"error": None}  # so that `forget` removes it
+        self._release(task)
+        yield from self.forget(task.id)
+
     def _until_started(self, task: Task) -> Job:
-        while not task.exit and not task.record.get("pid"):
+        while not task.exit and not task.record.get("pid") and self.known.get(task.id) is task:
             yield 0.01
-            task.refresh()
 
     def limit(self, task_id: str, memory_bytes: int, slot_bytes: Callable[[str], int]) -> Job:
         """Changes the memory limit of a task, unless it has ended. The call can be repeated.
@@ -345,7 +502,7 @@ class Tasks:
         return chosen
 
     def ask(self, task_id: str, verb: str, args: dict[str, Any]) -> Job:
-        """Sends one request to a task's shim, without blocking other requests.
+        """Sends one request to a task's supervisor, without blocking other requests.
 
         Raises:
             Fault: TASK_UNKNOWN, TASK_ENDED or UNREACHABLE. The reason is TASK_ENDED only if the
@@ -359,27 +516,22 @@ class Tasks:
             raise Fault("TASK_UNKNOWN", f"no task {task_id} on this executor", task_id=task_id)
         task = self.known[task_id]
         yield from self._until_started(task)
-        ended = Fault("TASK_ENDED", f"task {task_id} has ended", task_id=task_id)
-        deadline = time.monotonic() + _ANSWER_S
-        if task.exit:
-            raise ended
-        # Stage 2: one request on a new connection. No step may block, not even the connect.
-        request = bytearray(encode({"id": 0, "verb": verb, "args": args}))
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as peer:
+        # Stage 2: one request. If the supervisor has just ended, wait for what becomes of the task.
+        deadline, problem = time.monotonic() + _ANSWER_S, "it has ended"
+        while not task.exit and time.monotonic() < deadline:
+            if (link := task.link) is None or not link.is_alive:
+                yield 0.01
+                continue
+            named = {} if "control" not in task.record else {"task_id": task_id}
             try:
-                with socket_address(task.directory / "control") as address:
-                    peer.connect(address)
-                answer = decode((yield from _exchange(peer, request, deadline)))
-            except OSError as error:
-                while not isinstance(error, BlockingIOError) and time.monotonic() < deadline:
-                    if task.exit:
-                        raise ended from None
-                    yield 0.01  # the shim is ending; its pidfd will show the end
-                message = f"the shim of task {task_id} does not answer ({error}); try again"
-                raise Fault("UNREACHABLE", message, task_id=task_id) from None
-        if not answer["ok"]:
-            raise fault_of(answer["error"])
-        return answer["result"]
+                return (yield from link.ask(verb, args | named, deadline - time.monotonic()))
+            except Unanswered as error:
+                problem = str(error)
+                yield 0.01
+        if task.exit:
+            raise Fault("TASK_ENDED", f"task {task_id} has ended", task_id=task_id)
+        message = f"the supervisor of task {task_id} does not answer ({problem}); try again"
+        raise Fault("UNREACHABLE", message, task_id=task_id)
 
     def forget(self, task_id: str) -> Job:
         """Removes all files of an ended task, including a scratch directory that the shim left."""
@@ -405,26 +557,21 @@ def _check_within(slot_bytes: int, memory_bytes: int | None) -> None:
         raise Fault("CARVE_FAILED", message)
 
 
-def _exchange(peer: socket.socket, outbox: bytearray, deadline: float) -> Job:
-    """Sends `outbox`, and returns the frame of the answer.
+def _place(link: SupervisorLink) -> dict[str, Any]:
+    """Returns the entries of a record by which a later helper finds the supervisor."""
+    names = {"shim_pid": link.pid, "shim_start_ticks": link.start_ticks}
+    return names | {"control": str(link.control)}
 
-    Raises:
-        OSError: the peer closed the connection.
-        BlockingIOError: there was no answer before the deadline.
-    """
-    inbox, whole = bytearray(), list[bytes]()
-    # Send without blocking, then wait for one whole frame.
-    while outbox:  # input can be larger than the buffer of the socket
-        try:
-            del outbox[: peer.send(outbox)]
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise
-            yield 0.001
-    while not whole:
-        yield peer.fileno(), max(0.0, deadline - time.monotonic())
-        inbox += (data := peer.recv(1 << 20))
-        if not data:
-            raise ConnectionResetError("the shim closed the connection")
-        whole = list(frames(inbox))
-    return whole[0]
+
+def _is_locked(path: Path) -> bool:
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False

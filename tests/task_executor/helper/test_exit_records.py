@@ -1,4 +1,4 @@
-"""How a task ended is on disk, with all of its output, before anybody can read it."""
+"""The end of a task and all of its output are on disk before the helper learns of the end."""
 
 from __future__ import annotations
 
@@ -7,17 +7,21 @@ import os
 import resource
 import signal
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from task_executor.helper import syncing
 from task_executor.helper.cgroups.base import Driver, Group, Kernel
 from task_executor.helper.loop import Job
-from task_executor.helper.output import TaskOutput
 from task_executor.helper.protocol import Fault
-from task_executor.helper.shim import _Shim
+from task_executor.helper.running_task import RunningTask
+from task_executor.helper.supervisor import Supervisor
 from tests.support.disk_calls import DiskCalls, Synced
+
+PID = 2**22 + 1  # no process has it
 
 
 class Nothing(Driver):
@@ -30,82 +34,6 @@ class Nothing(Driver):
         yield from ()
 
 
-class EndedShim(_Shim):
-    """A shim whose task has exited with status 0."""
-
-    def __init__(self, directory: Path) -> None:
-        self.spec, self.directory = {"scratch": None}, directory
-        self.driver, self.group = Nothing(Kernel(), {}), {}
-        self.status, self.timed_out, self.started = 0, False, 1.0
-        self.used_usec, self.peak_bytes = 0, 0
-        no_loop: Any = None  # there is no pipe to read
-        self.output = TaskOutput(no_loop, directory, 1_000, os.getgid(), None)
-
-    def _reap(self) -> None:
-        """There is nothing below us that is ours."""
-
-
-def test_an_exit_record_survives_a_power_cut_with_the_output(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    disk = DiskCalls(monkeypatch)
-    shim = EndedShim(tmp_path)
-    shim.output._streams["stdout"].log.add(b"all of it", keep=False)
-    record = os.open(tmp_path / "exit.json.new", os.O_WRONLY | os.O_CREAT, 0o640)
-    for _step in shim._finish(record, None):
-        pass
-    os.close(record)
-    assert json.loads((tmp_path / "exit.json").read_text())["exit_code"] == 0
-    disk.check_durable(tmp_path / "exit.json")
-    before = disk.calls[: disk.at_naming(tmp_path / "exit.json")]
-    assert Synced(tmp_path / "stdout.log", b"all of it") in before
-    assert Synced(tmp_path / "stderr.log", b"") in before
-
-
-def test_a_task_that_has_exited_with_status_0_gets_no_signal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its number may be another's by now."""
-    shim = EndedShim(tmp_path)
-    shim.spec["task_id"], shim.pid = "task", 2**22 + 1
-    sent: list[int] = []
-    monkeypatch.setattr(os, "killpg", lambda pid, _signum: sent.append(pid))
-    with pytest.raises(Fault, match="task task is not running") as caught:
-        shim._handle("signal", {"signum": signal.SIGTERM})
-    assert caught.value.reason == "TASK_ENDED"
-    assert sent == []
-
-
-class QuickShim(EndedShim):
-    """Its task has exited with status 0 when exec is known to have worked."""
-
-    pid = 2**22 + 1
-
-    def _make_scratch(self) -> None: ...
-
-    def _fork(self) -> int:
-        return -1
-
-    def _until_exec(self, _error_fd: int) -> Job:
-        yield from ()
-
-    def _write_task(self) -> None: ...
-
-
-def test_a_task_that_ends_before_it_is_watched_has_started_all_the_same(tmp_path: Path) -> None:
-    shim = QuickShim(tmp_path)
-    shim.spec |= {"timeout_ms": None, "memory_limit_bytes": None}
-    reader, shim.report_fd = os.pipe()
-    record = os.open(tmp_path / "exit.json.new", os.O_WRONLY | os.O_CREAT, 0o640)
-    for _step in shim._run_task(record):
-        pass
-    assert json.loads(os.read(reader, 1_000)) == {"pid": shim.pid, "start_time_ticks": 0}
-    written = json.loads((tmp_path / "exit.json").read_text())
-    assert (written["exit_code"], written["error"]) == (0, None)
-    for each in (reader, shim.report_fd, record):
-        os.close(each)
-
-
 class Counted(Nothing):
     """Has counted what all processes of the task used together."""
 
@@ -113,20 +41,119 @@ class Counted(Nothing):
         return {"memory_peak_bytes": 7_000_000, "cpu_usec": 8_000, "oom_kills": 1}
 
 
-def test_what_the_group_counted_is_recorded_rather_than_what_single_processes_used(
+class NoLoop:
+    """Runs jobs to their end at once. There is no pipe and no clock."""
+
+    def run(self, job: Job) -> None:
+        for _step in job:
+            pass
+
+    def unwatch(self, fd: int) -> None: ...
+
+
+class SyncsHere:
+    """Syncs in this process. Its first `failures` calls report that the kernel failed."""
+
+    def __init__(self) -> None:
+        self.failures = 0
+
+    def sync(self, paths: Iterable[str], done: Callable[[bool], None]) -> None:
+        each = [syncing._sync(path) for path in paths]
+        self.failures -= 1
+        done(all(each) and self.failures < 0)
+
+
+class OneTask:
+    """A supervisor with a task whose program runs."""
+
+    def __init__(self, directory: Path, driver: Driver | None = None) -> None:
+        self.loop: Any = NoLoop()
+        self.driver = driver or Nothing(Kernel(), {})
+        self.syncer, self.front_gid = SyncsHere(), os.getgid()
+        self.reported: list[dict[str, Any]] = []
+        spec: dict[str, Any] = {
+            "task_id": "task",
+            "group": {},
+            "scratch": None,
+            "started_unix_ms": 1_000,
+        }
+        spec |= {"output_holder": None, "log_limit_bytes": 1_000, "timeout_ms": None}
+        me: Any = self
+        self.task = RunningTask(me, spec, directory)
+        self.task._pid, self.task._is_started = PID, True
+        flags = os.O_WRONLY | os.O_CREAT
+        self.task._record_fd = os.open(directory / "exit.json.new", flags, 0o640)
+
+    def ended(self, _task: RunningTask, record: dict[str, Any]) -> None:
+        self.reported.append(record)
+
+    def end(self, status: int = 0) -> dict[str, Any]:
+        """The first process ends; returns the record that the helper gets."""
+        self.task.reaped(status, 100, 1 << 20)
+        (record,) = self.reported
+        return record
+
+
+def write(task: RunningTask, data: bytes) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, data)
+    task._output._streams["stdout"].log.take(reader, 1 << 16, keep=False)
+    os.close(reader)
+    os.close(writer)
+
+
+def test_an_exit_record_survives_a_power_cut_with_the_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = DiskCalls(monkeypatch)
+    supervisor = OneTask(tmp_path)
+    write(supervisor.task, b"all of it")
+    reported = supervisor.end()
+    assert json.loads((tmp_path / "exit.json").read_text()) == reported
+    assert reported["exit_code"] == 0
+    assert Synced(tmp_path / "stdout.log", b"all of it") in disk.calls
+    assert disk.calls[-2:] == [
+        Synced(tmp_path / "exit.json", (tmp_path / "exit.json").read_bytes()),
+        Synced(tmp_path, None),
+    ]
+    assert not (tmp_path / "stderr.log").exists()
+
+
+def test_output_that_the_kernel_could_not_write_is_reported_as_lost(
     tmp_path: Path,
 ) -> None:
-    shim, began = EndedShim(tmp_path), time.time()
-    shim.driver = Counted(Kernel(), {})
-    record = os.open(tmp_path / "exit.json.new", os.O_WRONLY | os.O_CREAT, 0o640)
-    for _step in shim._finish(record, None):
-        pass
-    os.close(record)
-    written = json.loads((tmp_path / "exit.json").read_text())
-    assert written["started_unix_ms"] == 1_000
-    assert round(began * 1000) <= written["ended_unix_ms"] <= round(time.time() * 1000)
-    assert (written["peak_memory_bytes"], written["cpu_usec"]) == (7_000_000, 8_000)
-    assert (written["oom_kills"], written["oom_killed"]) == (1, False)  # it went on, and ended well
+    supervisor = OneTask(tmp_path)
+    supervisor.syncer.failures = 1
+    supervisor.loop.later = lambda _seconds, callback: callback()
+    write(supervisor.task, b"all of it")
+    reported = supervisor.end()
+    assert (reported["stdout_dropped_bytes"], reported["stderr_dropped_bytes"]) == (1, 0)
+    assert json.loads((tmp_path / "exit.json").read_text()) == reported
+
+
+def test_a_task_that_has_exited_with_status_0_gets_no_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pid may belong to another process by now."""
+    supervisor = OneTask(tmp_path)
+    supervisor.end()
+    sent: list[int] = []
+    monkeypatch.setattr(os, "killpg", lambda pid, _signum: sent.append(pid))
+    with pytest.raises(Fault, match="task task is not running") as caught:
+        supervisor.task.handle("signal", {"signum": signal.SIGTERM})
+    assert caught.value.reason == "TASK_ENDED"
+    assert sent == []
+
+
+def test_the_counters_of_the_group_count_more_than_those_of_single_processes(
+    tmp_path: Path,
+) -> None:
+    supervisor, began = OneTask(tmp_path, Counted(Kernel(), {})), time.time()
+    record = supervisor.end()
+    assert record["started_unix_ms"] == 1_000
+    assert round(began * 1000) <= record["ended_unix_ms"] <= round(time.time() * 1000)
+    assert (record["peak_memory_bytes"], record["cpu_usec"]) == (7_000_000, 8_000)
+    assert (record["oom_kills"], record["oom_killed"]) == (1, False)  # it went on, and ended well
 
 
 def test_without_groups_the_time_of_all_processes_in_both_modes_is_added_up(
@@ -144,7 +171,8 @@ def test_without_groups_the_time_of_all_processes_in_both_modes_is_added_up(
 
     monkeypatch.setattr(os, "waitid", waitid)
     monkeypatch.setattr(os, "wait4", lambda pid, _options: (pid, 0, usages.pop(0)))
-    shim = EndedShim(tmp_path)
-    shim.pid = 7
-    _Shim._reap(shim)
-    assert (shim.used_usec, shim.peak_bytes) == (3_000_000, 30 * 1024)
+    one = OneTask(tmp_path)
+    supervisor: Any = one
+    supervisor._running, supervisor._by_pid = {"task": one.task}, {}
+    Supervisor._reap(supervisor)
+    assert (one.task._used_usec, one.task._peak_bytes) == (3_000_000, 30 * 1024)

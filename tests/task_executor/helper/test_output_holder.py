@@ -11,6 +11,7 @@ import pytest
 
 from task_executor.helper import output_log
 from task_executor.helper.output import HOLD_S, TaskOutput
+from task_executor.helper.output_log import available
 from task_executor.helper.protocol import Fault
 from task_executor.host.task_log import read_output
 from tests.task_executor.helper.test_output_log import FullDisk, bytes_at
@@ -41,7 +42,7 @@ class ScriptedLoop:
 
 
 class Pipe:
-    """A task with one pipe, whose output is collected as far as the shim reads it."""
+    """A task with one pipe, whose output is collected as far as the supervisor reads it."""
 
     def __init__(self, folder: Path, holder: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.written, self.loop = 1000.0, 0, ScriptedLoop()
@@ -51,7 +52,6 @@ class Pipe:
         loop: Any = self.loop
         self.folder, self.output = folder, TaskOutput(loop, folder, LIMIT, -1, holder)
         self.reader, self.writer = os.pipe()
-        os.set_blocking(self.reader, False)
         self.output.collect("stdout", self.reader)
 
     def write(self, size: int) -> None:
@@ -60,11 +60,8 @@ class Pipe:
         self.collect()
 
     def collect(self) -> None:
-        while self.reader in self.loop.watched:
-            try:
-                self.loop.watched[self.reader](1)
-            except BlockingIOError:
-                return
+        while self.reader in self.loop.watched and available(self.reader):
+            self.loop.watched[self.reader](1)
 
     def pass_time(self, seconds: float) -> None:
         self.now += seconds

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -28,7 +30,7 @@ from tests.task_executor.helper.conftest import Host, alive, eventually, leftove
 pytestmark = pytest.mark.full
 
 
-def shim_of(host: Host, task_id: str = "task") -> int:
+def supervisor_of(host: Host, task_id: str = "task") -> int:
     return int(json.loads((host.directory(task_id) / "task.json").read_text())["shim_pid"])
 
 
@@ -52,7 +54,7 @@ async def test_a_task_that_ended_while_there_was_no_helper_has_its_exit_status(
     await any_host.slot()
     await any_host.start("sleep 0.3; echo late; exit 9")
     any_host.kill_helper()
-    await eventually((any_host.directory("task") / "exit.json").exists, "the shim has written")
+    await eventually((any_host.directory("task") / "exit.json").exists, "the record is written")
     any_host.restart_helper()
     record = await any_host.exit_of()
     assert (record.exit_code, record.stdout_bytes) == (9, 5)
@@ -64,7 +66,7 @@ async def test_a_start_that_is_repeated_after_the_end_is_told_of_the_end(any_hos
     await any_host.slot()
     pid = await any_host.start("sleep 0.5; exit 9")
     any_host.kill_helper()
-    await eventually((any_host.directory("task") / "exit.json").exists, "the shim has written")
+    await eventually((any_host.directory("task") / "exit.json").exists, "the record is written")
     any_host.restart_helper()
     assert await any_host.start("sleep 0.5; exit 9") == pid
     assert (await any_host.next_exit("task")).exit_code == 9
@@ -116,13 +118,48 @@ async def test_a_helper_killed_while_it_starts_many_tasks_knows_each_afterwards(
     assert [(await any_host.exit_of(f"t{n}")).exit_code for n in range(12)] == [8] * 12
 
 
-async def test_a_shim_that_is_killed_takes_its_task_along_and_says_so(host: Host) -> None:
+@pytest.mark.needs("root")
+async def test_tasks_continue_when_their_supervisor_is_killed(host: Host) -> None:
     await host.slot()
-    pid = await host.start("sleep 60")
-    os.kill(shim_of(host), signal.SIGKILL)
+    late = "read line < go; echo $line; exit 5"
+    for name in ("one", "two"):
+        directory = host.state.parent / name
+        directory.mkdir()
+        os.mkfifo(directory / "go")
+        pid = await host.start(f"echo before; {late}", name, cwd=str(directory))
+        await eventually(partial(host.output, name), "it has begun")
+        assert alive(pid)
+    first = supervisor_of(host, "one")
+    os.kill(first, signal.SIGKILL)
+    await eventually(lambda: supervisor_of(host, "one") != first, "another one has taken over")
+    assert supervisor_of(host, "one") == supervisor_of(host, "two")
+    (host.state.parent / "one" / "go").write_text("after")
+    record = await host.exit_of("one")
+    assert (record.exit_code, record.error, record.stdout_bytes) == (5, None, 13)
+    assert host.output("one") == "before\nafter\n"
+    await host.client.kill_task("two")
+    assert (await host.exit_of("two")).signal == signal.SIGKILL
+
+
+@pytest.mark.needs("root")
+async def test_an_end_while_there_is_no_supervisor_is_recorded(host: Host) -> None:
+    """The kernel gives the tasks of a killed supervisor to the helper, which reaps them."""
+    await host.slot()
+    pid = await host.start("sleep 600")
+    os.kill(supervisor_of(host), signal.SIGKILL)
+    os.kill(pid, signal.SIGTERM)
+    record = await host.exit_of()
+    assert (record.signal, record.error) == (signal.SIGTERM, None)
+
+
+async def test_a_task_with_stdin_ends_with_its_supervisor(host: Host) -> None:
+    """Input may be lost, so the task must not go on as if it had received all of it."""
+    await host.slot()
+    pid = await host.start("read line", stdin=True)
+    os.kill(supervisor_of(host), signal.SIGKILL)
     record = await host.next_exit("task")
     assert record.error is not None
-    assert "shim was killed" in record.error.message
+    assert "supervisor was killed" in record.error.message
     task_json = json.loads((host.directory("task") / "task.json").read_text())
     await host.client.forget_task("task")
     assert not Path(task_json["scratch"]).exists()
@@ -130,19 +167,26 @@ async def test_a_shim_that_is_killed_takes_its_task_along_and_says_so(host: Host
     assert not alive(pid)
 
 
-async def test_a_shim_killed_while_there_was_no_helper_is_noticed(host: Host) -> None:
+async def test_a_new_task_gets_another_supervisor(host: Host) -> None:
+    await host.slot()
+    await host.start("sleep 600", "one", stdin=True)
+    os.kill(supervisor_of(host, "one"), signal.SIGKILL)
+    assert (await host.run("exit 3", "two")).exit_code == 3
+
+
+async def test_a_supervisor_killed_while_there_was_no_helper_is_noticed(host: Host) -> None:
     await host.slot()
     pid = await host.start("sleep 60")
-    shim = shim_of(host)
+    supervisor = supervisor_of(host)
     host.kill_helper()
-    os.kill(shim, signal.SIGKILL)
+    os.kill(supervisor, signal.SIGKILL)
     host.restart_helper()
     record = await host.exit_of()
     assert record.error is not None
     await eventually(lambda: not alive(pid), "the task has gone, too")
 
 
-async def test_a_pid_that_was_reused_is_not_taken_for_the_shim(host: Host) -> None:
+async def test_a_pid_that_was_reused_is_not_taken_for_the_supervisor(host: Host) -> None:
     await host.slot()
     await host.start("sleep 60")
     host.kill_helper()
@@ -176,24 +220,42 @@ async def test_after_a_restart_of_the_host_all_tasks_are_lost_and_no_slot_is_lef
     assert (await host.client.inspect()).slots == []
 
 
-async def test_a_directory_without_a_record_is_waited_for_while_its_shim_lives(host: Host) -> None:
-    """The helper was killed just after the fork: the shim has not yet said who it is."""
+async def test_a_directory_without_a_record_is_of_no_task(host: Host) -> None:
+    """The helper was killed before it had written the record, so it has ordered nothing."""
     await host.slot()
-    await host.start("sleep 60", "one")
     host.kill_helper()
-    kept = host.directory("one") / "task.json"
-    kept.rename(host.state / "later.json")
-    nothing = host.directory("two")
-    nothing.mkdir()
+    (host.directory("two")).mkdir()
     host.restart_helper()
-    await eventually(lambda: not nothing.exists(), "the directory without a shim is removed")
+    await eventually(lambda: not host.directory("two").exists(), "the directory is removed")
     assert (await host.client.inspect()).tasks == []
-    assert host.directory("one").exists()
-    again = asyncio.create_task(host.start("sleep 60", "one"))
+
+
+async def test_a_start_that_was_never_ordered_is_ordered_again(host: Host) -> None:
+    """The helper was killed between the record and the order to the supervisor."""
+    await host.slot()
+    await host.start("sleep 600", "one")
+    host.kill_helper()
+    record = json.loads((host.directory("one") / "task.json").read_text())
+    host.directory("two").mkdir()
+    write_json(host.directory("two") / "task.json", record | {"task_id": "two", "pid": 0})
+    host.restart_helper()
+    await eventually(lambda: not host.directory("two").exists(), "it is not known any more")
+    assert await host.start("sleep 600", "two")
+
+
+async def test_a_shim_of_version_0_2_that_has_no_record_yet_is_waited_for(host: Host) -> None:
+    await host.slot()
+    host.kill_helper()
+    host.directory("old").mkdir()
+    lock = os.open(host.directory("old") / "lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    host.restart_helper()
+    start = asyncio.create_task(host.start("exit 0", "old"))
     await asyncio.sleep(0.1)
-    assert not again.done()
-    (host.state / "later.json").rename(kept)
-    assert await again == (await host.client.inspect()).tasks[0].pid
+    assert not start.done()
+    assert host.directory("old").exists()
+    os.close(lock)  # it ended without a record, so it has started nothing
+    assert await start
 
 
 async def test_a_task_that_did_not_start_has_no_end_either(host: Host) -> None:
@@ -268,15 +330,16 @@ async def test_the_helper_needs_nothing_but_the_standard_library(host: Host) -> 
     assert session == host.pid
 
 
-async def test_a_shim_keeps_no_descriptor_of_the_helper_nor_of_another_task(host: Host) -> None:
+async def test_a_supervisor_keeps_no_descriptor_of_the_helper_and_a_task_none_of_both(
+    host: Host,
+) -> None:
     await host.slot()
     await host.start("sleep 60", "one")
-    await host.start("sleep 60", "two")
-    targets = [str(p.readlink()) for p in Path(f"/proc/{shim_of(host, 'two')}/fd").iterdir()]
-    strange = [t for t in targets if "state/helper." in t or "tasks/one" in t]
-    assert strange == []
-    sockets = [t for t in targets if t.startswith("socket:")]
-    assert len(sockets) == 1  # its own control socket
+    pid = await host.start("exec sleep 60", "two")
+    folder = Path(f"/proc/{supervisor_of(host, 'two')}/fd")
+    targets = [str(each.readlink()) for each in folder.iterdir()]
+    assert [each for each in targets if "state/helper." in each] == []
+    assert sorted(each.name for each in Path(f"/proc/{pid}/fd").iterdir()) == ["0", "1", "2"]
 
 
 async def test_exits_are_told_once_each_to_a_front_that_stays(host: Host) -> None:

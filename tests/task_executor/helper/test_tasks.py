@@ -301,7 +301,7 @@ STUBBORN = (
 async def test_a_kill_takes_all_that_the_task_has_become(any_host: Host) -> None:
     await any_host.slot()
     await any_host.start(STUBBORN)
-    await any_host.start("sleep 60", "neighbour")
+    await any_host.start("sleep 590", "neighbour")
     await eventually(lambda: len(sleepers(any_host, "task")) == 3, "the tree has grown")
     pids = sleepers(any_host, "task")
     await any_host.client.kill_task("task", grace_ms=100)
@@ -312,12 +312,12 @@ async def test_a_kill_takes_all_that_the_task_has_become(any_host: Host) -> None
 
 
 def sleepers(host: Host, task_id: str) -> list[int]:
-    """The `sleep` processes of a task, found from outside by descent from its shim."""
+    """The `sleep` processes of `STUBBORN`, found from outside by descent from its supervisor."""
     from task_executor.helper.processes import descendants
 
-    shim = json.loads((host.directory(task_id) / "task.json").read_text())["shim_pid"]
-    names = {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in descendants([shim])}
-    return [pid for pid, name in names.items() if name == "sleep"]
+    pid = json.loads((host.directory(task_id) / "task.json").read_text())["shim_pid"]
+    commands = {each: Path(f"/proc/{each}/cmdline").read_bytes() for each in descendants([pid])}
+    return [each for each, text in commands.items() if text.startswith(b"sleep\x006")]
 
 
 async def test_what_a_task_leaves_behind_dies_with_it(any_host: Host) -> None:
@@ -349,7 +349,7 @@ async def test_scratch_goes_with_the_task_even_if_it_was_made_undeletable(any_ho
     assert scratch.exists()
     await any_host.client.write_input("task", 0, b"", eof=True)
     await any_host.exit_of()
-    assert not scratch.exists()
+    await eventually(lambda: not scratch.exists(), "the scratch directory is removed")
 
 
 async def test_a_forgotten_task_is_unknown(any_host: Host) -> None:

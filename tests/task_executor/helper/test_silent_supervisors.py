@@ -1,4 +1,4 @@
-"""A shim that ends, or hangs, before it has reported whether its task runs."""
+"""A supervisor that ends, or hangs, before it has reported whether a task runs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from typing import Any, NoReturn
 
 import pytest
 
-from task_executor.helper import tasks as module
+from task_executor.helper import supervisors as module
+from task_executor.helper import tasks
 from task_executor.helper.cgroups.base import Driver, Kernel
 from task_executor.helper.loop import Loop
 from task_executor.helper.protocol import Fault
-from task_executor.helper.tasks import Task, Tasks
+from task_executor.helper.supervisors import SupervisorLink
+from task_executor.helper.tasks import Tasks
 from tests.support.patience import PATIENCE_S
 
-ARGS = {"task_id": "task", "allocation_id": "slot", "generation": 1, "cwd": "/"}
+ARGS = {"task_id": "task", "allocation_id": "slot", "generation": 1, "cwd": "/", "env": {}}
 
 
 class Helper(Tasks):
@@ -28,14 +30,14 @@ class Helper(Tasks):
         config = {"state_dir": str(folder), "front_gid": os.getgid(), "allow_root_tasks": True}
         config |= {"task_uid": os.getuid(), "task_gid": os.getgid()}
         super().__init__(Loop(lambda: None), config, Driver(Kernel(), {}), lambda _event: None)
-        self.shims: list[int] = []
+        self.supervisors: list[int] = []
 
-    def _watch(self, task: Task) -> None:
-        self.shims.append(task.record["shim_pid"])
-        super()._watch(task)
+    def _link(self, pid: int, control: Path) -> SupervisorLink:
+        self.supervisors.append(pid)
+        return super()._link(pid, control)
 
     def refusal(self) -> Fault:
-        """Why a task does not start."""
+        """Returns why a task does not start."""
         errors: list[Exception | None] = []
 
         def done(_value: Any, error: Exception | None) -> None:
@@ -57,26 +59,26 @@ def helper(tmp_path: Path) -> Iterator[Helper]:
     yield helper
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, before)
-    for pid in helper.shims:
+    for pid in helper.supervisors:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
 
 
-def test_a_shim_that_dies_without_a_word_is_a_task_that_did_not_start(
+def test_a_supervisor_that_ends_without_an_answer_means_that_the_task_did_not_start(
     helper: Helper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def die(*_args: object) -> NoReturn:
+    def end(*_args: object) -> NoReturn:
         os._exit(0)
 
-    monkeypatch.setattr(module, "run_shim", die)
+    monkeypatch.setattr(module, "run_supervisor", end)
     refusal = helper.refusal()
-    assert refusal.reason == "TERMINATED"
-    assert "its shim was killed" in refusal.message
+    assert refusal.reason == "START_FAILED"
+    assert "its supervisor was killed; submit the same task again" in refusal.message
     assert helper.known == {}
     assert list(helper.directory.iterdir()) == []
 
 
-def test_a_shim_that_says_nothing_is_waited_for_only_so_long(
+def test_a_supervisor_that_does_not_answer_is_waited_for_only_for_a_time(
     helper: Helper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answer may come late: a second call for the same task gets it."""
@@ -85,8 +87,8 @@ def test_a_shim_that_says_nothing_is_waited_for_only_so_long(
         time.sleep(PATIENCE_S)
         os._exit(0)
 
-    monkeypatch.setattr(module, "run_shim", hang)
-    monkeypatch.setattr(module, "_START_S", 0.05)
+    monkeypatch.setattr(module, "run_supervisor", hang)
+    monkeypatch.setattr(tasks, "_START_S", 0.05)
     refusal = helper.refusal()
     assert refusal.reason == "START_FAILED"
     assert "submit the same task again" in refusal.message

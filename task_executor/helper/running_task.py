@@ -1,0 +1,369 @@
+"""One task of a supervisor: its process, its input and output, and the record of its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from task_executor.helper.cgroups.base import Group
+from task_executor.helper.child import become_task, remove_as
+from task_executor.helper.loop import Job, Timer, within
+from task_executor.helper.output import TaskOutput
+from task_executor.helper.paths import process_stat
+from task_executor.helper.protocol import Fault, as_fault, fault_of
+
+if TYPE_CHECKING:
+    from task_executor.helper.supervisor import Supervisor
+
+KILL_GRACE_S = 5.0  # time between SIGTERM and SIGKILL after a timeout
+_RECORD_BYTES = 4096  # reserved at the start, so that the exit record fits on a full disk
+_REMOVE_S, _RETRY_S, _RETRIES = 10.0, 1.0, 60
+
+
+@dataclass(frozen=True)
+class Adopted:
+    """A task whose supervisor was killed.
+
+    Attributes:
+        spec: the specification of the task.
+        pid: its first process, which the helper reaps.
+        pipes: the descriptors from which its stdout and stderr are read; -1: the stream has ended.
+        ended: status, CPU microseconds and peak memory in bytes, if it has ended already.
+    """
+
+    spec: dict[str, Any]
+    pid: int
+    pipes: tuple[int, int]
+    ended: tuple[int, int, int] | None
+
+
+class RunningTask:
+    """A task from its start to its exit record.
+
+    Args:
+        supervisor: the supervisor of the task.
+        spec: the specification of the task.
+        directory: the directory of the task, which exists.
+    """
+
+    def __init__(self, supervisor: Supervisor, spec: dict[str, Any], directory: Path) -> None:
+        self._supervisor, self._spec, self._directory = supervisor, spec, directory
+        self._loop, self._driver = supervisor.loop, supervisor.driver
+        self.id: str = spec["task_id"]
+        self._group: Group = spec["group"]
+        self._pid, self._start_ticks, self._status = 0, 0, -1
+        self._is_started = self._died_before_exec = self._timed_out = False
+        self._used_usec, self._peak_bytes = 0, 0
+        self._input_fd, self._received = -1, 0
+        self._record_fd = -1
+        self._timer: Timer | None = None
+        holder, limit = spec["output_holder"], spec["log_limit_bytes"]
+        self._output = TaskOutput(self._loop, directory, limit, supervisor.front_gid, holder)
+
+    # -- start -----------------------------------------------------------------------------------
+
+    def start(self) -> Job:
+        """Starts the program. The job ends when it runs.
+
+        Raises:
+            Fault: the program did not start. Nothing of it is left, except its directory.
+        """
+        try:
+            # This reserves the disk space of the exit record before the task starts.
+            flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
+            self._record_fd = os.open(self._directory / "exit.json.new", flags, 0o640)
+            os.fchown(self._record_fd, -1, self._supervisor.front_gid)
+            os.posix_fallocate(self._record_fd, 0, _RECORD_BYTES)
+            self._make_scratch()
+            self._driver.make(self._group)
+            # The limit is set before the process exists, so that the task never runs without it.
+            if limit := self._spec["memory_limit_bytes"]:
+                self._driver.limit_memory(self._group, limit)
+            yield from self._until_exec(self._fork())
+        except (Fault, OSError) as problem:
+            yield from self._remove_group()
+            self._output.close()
+            self._remove_scratch()
+            raise as_fault(problem, "START_FAILED") from None
+        self._is_started = True
+        self._begin_timeout()
+        # The process may have ended already.
+        if self._status >= 0:
+            self._loop.run(self._finish())
+
+    def adopt(self, adopted: Adopted) -> None:
+        """Takes over the task, whose program runs, from a supervisor that was killed."""
+        self._pid, self._is_started = adopted.pid, True
+        self._start_ticks = self._spec["start_time_ticks"]
+        self._record_fd = os.open(self._directory / "exit.json.new", os.O_WRONLY | os.O_CLOEXEC)
+        self._output.restore()
+        for name, fd in zip(("stdout", "stderr"), adopted.pipes, strict=True):
+            if fd >= 0:
+                self._output.collect(name, fd)
+        self._begin_timeout()
+        if (ended := adopted.ended) is not None:
+            self._loop.later(0, lambda: self.reaped(*ended))
+
+    def identity(self) -> dict[str, Any]:
+        """Returns by what the helper finds the process, and the read ends of its pipes."""
+        return {
+            "pid": self._pid,
+            "start_time_ticks": self._start_ticks,
+            "pipes": self._output.descriptors(),
+        }
+
+    def until_started(self) -> Job:
+        while not self._is_started and self._supervisor.runs(self):
+            yield 0.002
+
+    def _make_scratch(self) -> None:
+        """Makes the scratch directory, directly in the temporary directory that all users may
+        enter."""
+        if scratch := self._spec["scratch"]:
+            os.mkdir(scratch, 0o700)  # noqa: PTH102 - fails if the path exists
+            fd = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            os.fchmod(fd, 0o711)
+            os.fchown(fd, self._spec["uid"], self._spec["gid"])  # now its user may replace it
+            os.close(fd)
+
+    def _fork(self) -> int:
+        pipes = {name: os.pipe() for name in ("stdout", "stderr", "error")}
+        has_stdin = self._spec["stdin"]
+        stdin, feed = os.pipe() if has_stdin else (os.open("/dev/null", os.O_RDONLY), -1)
+        self._pid = os.fork()
+        # The child continues in `become_task`, which never returns.
+        if self._pid == 0:
+            stdio = (stdin, pipes["stdout"][1], pipes["stderr"][1])
+            groups = {**self._spec["slot"], **self._group}
+            become_task(self._spec, self._driver, groups, stdio, pipes["error"][1])
+        self._supervisor.forked(self, self._pid)
+        os.close(stdin)
+        for _reader, writer in pipes.values():
+            # The supervisor must close its copy of the writers. Otherwise it would never see the
+            # end of the streams.
+            os.close(writer)
+        for name in ("stdout", "stderr"):
+            self._output.collect(name, pipes[name][0])
+        if feed >= 0:
+            # The descriptor is non-blocking, because a task that does not read its input must not
+            # block the supervisor.
+            os.set_blocking(feed, False)
+            self._input_fd = feed
+        return pipes["error"][0]
+
+    def _until_exec(self, error_fd: int) -> Job:
+        """Waits until the program runs.
+
+        The pipe closes when the process calls exec, or when it ends before exec. A flag of the
+        kernel shows which of the two happened.
+        """
+        yield error_fd, 3600.0
+        reply = os.read(error_fd, 1 << 16)
+        os.close(error_fd)
+        if reply:
+            raise fault_of(json.loads(reply))
+        # If the pipe is closed and the flag is still set, the process is ending. This waits until
+        # it is reaped.
+        while self._status < 0:
+            stat = process_stat(self._pid)
+            if stat is not None:
+                self._start_ticks = stat.start_ticks
+                if not stat.is_fork:
+                    return
+            yield 0.001
+        if self._died_before_exec:
+            if self._driver.counters(self._group).get("oom_kills"):
+                raise Fault(
+                    "LIMIT_TOO_SMALL",
+                    "the task ran out of memory before its program started; the limit is too small",
+                )
+            raise Fault("START_FAILED", "killed before its program ran")
+
+    # -- the end of the process ------------------------------------------------------------------
+
+    def before_reaped(self) -> None:
+        """Reads what is lost when the first process is reaped."""
+        if not self._is_started and (stat := process_stat(self._pid)) is not None:
+            self._died_before_exec, self._start_ticks = stat.is_fork, stat.start_ticks
+
+    def reaped(self, status: int, used_usec: int, peak_bytes: int) -> None:
+        """Records the end of the first process, which is the end of the task."""
+        self._status = status
+        self.count_use(used_usec, peak_bytes)
+        if self._is_started:
+            self._loop.run(self._finish())
+
+    def count_use(self, used_usec: int, peak_bytes: int) -> None:
+        """Counts the use of an ended process. The sums are reported only without cgroups."""
+        self._used_usec += used_usec
+        self._peak_bytes = max(self._peak_bytes, peak_bytes)
+
+    def _begin_timeout(self) -> None:
+        if timeout_ms := self._spec["timeout_ms"]:
+            left_ms = timeout_ms - (time.time() * 1000 - self._spec["started_unix_ms"])
+            # A clock that was set back must not extend the time.
+            left_s = max(0.0, min(left_ms, timeout_ms) / 1000)
+            self._timer = self._loop.later(left_s, self._on_timeout)
+
+    def _on_timeout(self) -> None:
+        if self._status < 0:
+            self._timed_out = True
+            self._stop(KILL_GRACE_S)
+
+    def _stop(self, grace_s: float) -> None:
+        def kill() -> None:
+            if self._status < 0:
+                self._loop.run(self._driver.kill(self._group, [os.getpid()]))
+
+        if grace_s:
+            self._driver.ask_to_end(self._group, [os.getpid()])
+        self._loop.later(grace_s, kill)
+
+    # -- requests --------------------------------------------------------------------------------
+
+    def handle(self, verb: str, args: dict[str, Any]) -> dict[str, Any]:
+        """Carries out a request of the helper.
+
+        Raises:
+            Fault: the task has ended, or an argument is wrong.
+        """
+        # A pid of 0 means that the fork has not happened yet.
+        if self._status >= 0 or not self._pid:
+            raise Fault("TASK_ENDED", f"task {self.id} is not running")
+        match verb:
+            case "signal":
+                # The process is not reaped yet, so its pid cannot belong to another process.
+                os.killpg(self._pid, args["signum"])
+            case "kill":
+                self._stop(args["grace_ms"] / 1000)
+            case "input":
+                return self._take_input(args["offset"], args["data"].encode("latin-1"), args["eof"])
+            case "hold":
+                return self._output.hold(args["holder"], args["stdout"], args["stderr"])
+        return {}
+
+    def _take_input(self, offset: int, data: bytes, eof: bool) -> dict[str, Any]:
+        """Writes as many new bytes as the pipe can hold. The caller sends the other bytes again.
+
+        After stdin was closed, all bytes count as accepted.
+        """
+        if not self._spec["stdin"]:
+            raise Fault("SLOT_NOT_READY", "the task was started without stdin")
+        if offset > self._received:
+            message = (
+                f"offset is {offset}; expected at most {self._received}, the bytes received so far"
+            )
+            raise Fault("OUT_OF_RANGE", message, offset=offset, accepted=self._received)
+        # A caller that got no answer sends the same bytes again, so known bytes are skipped.
+        new = memoryview(data)[self._received - offset :]
+        while new and self._input_fd >= 0:
+            try:
+                written = os.write(self._input_fd, new)
+            except BlockingIOError:
+                return {"accepted_offset": self._received}
+            except OSError:
+                # The task has closed its stdin, so it will not read the other bytes.
+                self._close_input()
+                break
+            self._received += written
+            new = new[written:]
+        if self._input_fd < 0:
+            self._received = max(self._received, offset + len(data))
+        # The input ends only when all bytes before the end have been accepted.
+        elif eof:
+            self._close_input()
+        return {"accepted_offset": self._received}
+
+    def _close_input(self) -> None:
+        if self._input_fd >= 0:
+            os.close(self._input_fd)
+            self._input_fd = -1
+
+    # -- the end of the task ---------------------------------------------------------------------
+
+    def _finish(self) -> Job:
+        """Kills all processes that the task has left, and writes the exit record."""
+        # Stage 1: kill the processes that the task has left. Their counters are lost when the
+        # group is removed.
+        counters = yield from self._remove_group()
+        # Stage 2: make the result durable. The removal of a large directory takes longer than this.
+        self._remove_scratch()
+        yield from self._output.finish()
+        self._close_input()
+        if self._timer is not None:
+            self._loop.cancel(self._timer)
+        self._write_record(counters, _RETRIES)
+
+    def _write_record(self, counters: dict[str, int], retries: int) -> None:
+        """Writes the exit record and syncs it together with the output.
+
+        A failure is repeated, because the disk may have space again.
+        """
+        record = self._exit_record(counters)
+        # The padding overwrites the whole reserved space, because JSON allows spaces at the end.
+        body = json.dumps(record).encode().ljust(_RECORD_BYTES)
+
+        def synced(is_durable: bool) -> None:
+            if is_durable or not retries:
+                self._recorded(record)
+            else:
+                # The kernel could not write all data of the output.
+                self._output.lost()
+                self._loop.later(_RETRY_S, lambda: self._write_record(counters, retries - 1))
+
+        try:
+            os.pwrite(self._record_fd, body, 0)
+            if retries == _RETRIES:
+                (self._directory / "exit.json.new").rename(self._directory / "exit.json")
+        except OSError:
+            return synced(is_durable=False)
+        paths = [*self._output.to_sync(), str(self._directory / "exit.json"), str(self._directory)]
+        return self._supervisor.syncer.sync(paths, synced)
+
+    def _recorded(self, record: dict[str, Any]) -> None:
+        os.close(self._record_fd)
+        self._supervisor.ended(self, record)
+
+    def _remove_group(self) -> Job:
+        """Kills all processes of the task, and returns the counters of its group.
+
+        The time is limited, because a group that stays busy must not delay the exit record.
+        """
+        yield from _for_a_while(self._driver.kill(self._group, [os.getpid()]))
+        counters = self._driver.counters(self._group)
+        yield from _for_a_while(self._driver.remove(self._group))
+        return counters
+
+    def _remove_scratch(self) -> None:
+        """Starts the removal of the scratch directory, which may take long."""
+        if scratch := self._spec["scratch"]:
+            remove_as(self._spec["uid"], self._spec["gid"], scratch)
+
+    def _exit_record(self, counters: dict[str, int]) -> dict[str, Any]:
+        exit_status = os.waitstatus_to_exitcode(self._status)
+        oom_kills = counters.get("oom_kills", 0)
+        return {
+            "exit_code": exit_status if exit_status >= 0 else None,
+            "signal": -exit_status if exit_status < 0 else None,
+            # With exit status 0, the task has survived the kill of one of its processes, so it does
+            # not count as killed for memory.
+            "oom_killed": oom_kills > 0 and exit_status != 0,
+            "oom_kills": oom_kills,
+            "timed_out": self._timed_out,
+            "peak_memory_bytes": counters.get("memory_peak_bytes", self._peak_bytes),
+            "cpu_usec": counters.get("cpu_usec", self._used_usec),
+            "started_unix_ms": self._spec["started_unix_ms"],
+            "ended_unix_ms": round(time.time() * 1000),
+            "error": None,
+        } | self._output.counts()
+
+
+def _for_a_while(job: Job) -> Job:
+    try:
+        yield from within(_REMOVE_S, job, lambda: Fault("INTERNAL", "group is still busy"))
+    except (Fault, OSError):
+        return

@@ -1,0 +1,197 @@
+"""The supervisor: a process that starts tasks, watches them and records their ends.
+
+It is a fork of the helper and continues when the helper and the front stop. With cgroups, each
+helper has one supervisor for all tasks that it starts. Without cgroups, each task has a supervisor,
+because only the descendants of a process show which processes belong to a task.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from task_executor.helper.cgroups.base import Driver
+from task_executor.helper.forks import become_subreaper, close_all_but, default_signals
+from task_executor.helper.loop import Job, Loop
+from task_executor.helper.protocol import SUPERVISOR_VERBS, Fault
+from task_executor.helper.running_task import Adopted, RunningTask
+from task_executor.helper.server import FrameServer, listen
+from task_executor.helper.syncing import Syncer
+
+_KEEP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a supervisor needs to start.
+
+    Attributes:
+        control: the path of the socket for helpers that start later.
+        tasks_directory: the directory of all tasks.
+        front_gid: the group that may read the records and logs.
+        driver: the cgroup driver.
+        adopted: the running tasks of a supervisor that was killed.
+    """
+
+    control: Path
+    tasks_directory: Path
+    front_gid: int
+    driver: Driver
+    adopted: list[Adopted]
+
+
+def run_supervisor(setup: Setup, starter: socket.socket) -> NoReturn:
+    """Runs the supervisor in the forked process; never returns.
+
+    Args:
+        setup: see the class.
+        starter: the connection to the helper that has forked this process. All other descriptors
+            are closed, except the pipes of adopted tasks.
+    """
+    try:
+        os.setsid()
+        default_signals()
+        # A signal that ends the helper must not end the supervisor, which must record the ends.
+        for signum in _KEEP_SIGNALS:
+            signal.signal(signum, signal.SIG_IGN)
+        close_all_but({starter.fileno(), *(fd for each in setup.adopted for fd in each.pipes)})
+        # This occupies the descriptors 0 to 2, so that no pipe or log becomes standard output by
+        # accident.
+        null = os.open("/dev/null", os.O_RDWR)
+        for number in range(3):
+            os.dup2(null, number)
+        # Orphans of tasks become children of the supervisor. Without cgroups they can be found only
+        # in this way.
+        become_subreaper()
+        # The supervisor is not in the group of a slot. So no limit of a slot applies to it, and the
+        # end of a slot does not kill it.
+        setup.driver.enter(setup.driver.shims())
+        Supervisor(setup, starter).run()
+    finally:
+        os._exit(0)
+
+
+class Supervisor:
+    """The tasks of this process.
+
+    Args:
+        setup: see the class.
+        starter: the connection to the helper.
+    """
+
+    def __init__(self, setup: Setup, starter: socket.socket) -> None:
+        self.driver, self.front_gid = setup.driver, setup.front_gid
+        self._control, self._directory = setup.control, setup.tasks_directory
+        self.loop = Loop(self._reap)
+        self.syncer = Syncer(self.loop)
+        self._is_served = True
+        self._running: dict[str, RunningTask] = {}
+        self._by_pid: dict[int, RunningTask] = {}
+        listener = listen(setup.control, os.geteuid(), os.getegid())
+        uids = {0, os.geteuid()}
+        self._server = FrameServer(self.loop, listener, uids, SUPERVISOR_VERBS, self._handle)
+        self._server.serve(starter, self._starter_ended)
+        for each in setup.adopted:
+            task = RunningTask(self, each.spec, self._directory / each.spec["task_id"])
+            self._running[task.id] = self._by_pid[each.pid] = task
+            task.adopt(each)
+
+    def run(self) -> None:
+        self.loop.serve()
+        with suppress(OSError):
+            self._control.unlink()
+
+    # -- requests --------------------------------------------------------------------------------
+
+    def _handle(self, verb: str, args: dict[str, Any]) -> Any:
+        match verb:
+            case "start":
+                return self._start(args["spec"])
+            case "state":
+                return self._state(args["task_id"])
+            case "reaped":
+                task = self._by_pid.pop(args["pid"], None)
+                if task is not None:
+                    task.reaped(args["status"], args["cpu_usec"], args["peak_bytes"])
+                return {}
+        if (task := self._running.get(args.pop("task_id"))) is None:
+            raise Fault("TASK_ENDED", "the task is not running")
+        return task.handle(verb, args)
+
+    def _start(self, spec: dict[str, Any]) -> Job:
+        task = RunningTask(self, spec, self._directory / spec["task_id"])
+        self._running[task.id] = task
+        try:
+            yield from task.start()
+        except BaseException:
+            del self._running[task.id]
+            self._end_if_unused()
+            raise
+        return task.identity()
+
+    def _state(self, task_id: str) -> Job:
+        """Answers a later helper whether a task runs, and how to find its process.
+
+        The order to start it may still be unread, if the helper that sent it has just ended.
+        """
+        while self._is_served:
+            yield 0.002
+        if (task := self._running.get(task_id)) is not None:
+            yield from task.until_started()
+        if task is None or not self.runs(task):
+            return {"pid": 0}
+        return task.identity()
+
+    def _starter_ended(self) -> None:
+        self._is_served = False
+        self._end_if_unused()
+
+    # -- called by tasks -------------------------------------------------------------------------
+
+    def runs(self, task: RunningTask) -> bool:
+        return self._running.get(task.id) is task
+
+    def forked(self, task: RunningTask, pid: int) -> None:
+        self._by_pid[pid] = task
+
+    def ended(self, task: RunningTask, record: dict[str, Any]) -> None:
+        """Reports the end of a task. The record of the end is durable."""
+        del self._running[task.id]
+        self._server.broadcast({"event": "ended", "task_id": task.id, "record": record})
+        self._end_if_unused()
+
+    def _end_if_unused(self) -> None:
+        # Answers and events that are still to be sent are not lost: a helper reads the records when
+        # the supervisor has ended.
+        if not self._is_served and not self._running:
+            self.loop.running = False
+
+    def _reap(self) -> None:
+        """Reaps all ended processes below this one, including orphans of tasks."""
+        while True:
+            try:
+                # WNOWAIT does not reap the process yet, because `before_reaped` reads its flags in
+                # /proc, which exist until then.
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if ended is None:
+                return
+            pid = ended.si_pid
+            task = self._by_pid.pop(pid, None)
+            if task is not None:
+                task.before_reaped()
+            _, status, usage = os.wait4(pid, 0)
+            used_usec = round((usage.ru_utime + usage.ru_stime) * 1e6)
+            # ru_maxrss is in KiB.
+            if task is not None:
+                task.reaped(status, used_usec, usage.ru_maxrss * 1024)
+            # Without cgroups, this supervisor has one task, and its orphans count as its use.
+            elif self.driver.name == "none":
+                for each in self._running.values():
+                    each.count_use(used_usec, usage.ru_maxrss * 1024)
