@@ -3,9 +3,9 @@
 The helper forks for every task, but a process that uses grpc must not fork. So this process starts
 the helper before it imports grpc, and this module must not import grpc at module level.
 
-A planned stop (SIGTERM, SIGINT) ends only the front. Slots, tasks, shims and the helper continue,
-and the next front adopts them. With `stop_tasks_on_exit`, the front first ends all tasks and frees
-all slots.
+A planned stop (SIGTERM, SIGINT) ends only the front. Slots, tasks, supervisors and the helper
+continue, and the next front adopts them. With `stop_tasks_on_exit`, the front first ends all tasks
+and frees all slots.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ async def _keep_helper(config: HelperConfig, helper_pid: int) -> None:
     """Checks every `HELPER_CHECK_S` seconds whether the helper runs, and restarts a helper that has
     ended.
 
-    Tasks are not affected: they continue to run in their shims.
+    Tasks are not affected: they continue to run in their supervisors.
     """
     while True:
         await asyncio.sleep(HELPER_CHECK_S)

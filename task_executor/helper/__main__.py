@@ -205,7 +205,7 @@ class Helper:
         driver, probe = self.driver, args["probe"]
         orders = [(driver.slot(slot_name(each)), each["limits"]) for each in args["slots"]]
         # The group of supervisors is good for the probe, because they use no device.
-        orders += [(driver.shims(), probe), (driver.shims(), dict.fromkeys(probe, 0))]
+        orders += [(driver.supervisors(), probe), (driver.supervisors(), dict.fromkeys(probe, 0))]
         groups = [{"path": at.get("unified"), "limits": most} for at, most in orders]
         # Run one order at a time, so that an older order never ends after a newer order.
         while self.is_limiting:

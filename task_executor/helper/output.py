@@ -20,7 +20,7 @@ from task_executor.helper.protocol import Fault
 # the front renews a hold every 5 s while the holder reads, so a hold ends 60 to 65 s after the last
 # read
 HOLD_S = 65.0
-_DISK_S = 60.0  # if the disk is full for longer than this time, the shim drops held output
+_DISK_S = 60.0  # if the disk is full for longer than this time, the supervisor drops held output
 _DRAIN_S, _RETRY_S = 2.0, 0.5
 _CHUNK_BYTES = 1 << 16
 _PIPE_BYTES_MAX = 1 << 20  # the largest pipe that a task without privileges can make

@@ -33,7 +33,7 @@ def move(
             processes may have been moved.
     """
     yield from _make_room(slots, driver, name, memory_bytes)
-    pids = sorted(driver.pids(driver.slot(name), slots.shims_of(name)))
+    pids = sorted(driver.pids(driver.slot(name), slots.supervisors_of(name)))
     lock = slots.directory / f"{name}.lock"
     order = order | {"pids": pids, "lock": str(lock)}
     answer = yield from run_agent("parking_agent.py", order, _AGENT_S)

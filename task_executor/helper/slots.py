@@ -25,12 +25,14 @@ class Slots:
     Args:
         state: the directory of the records.
         driver: the cgroup driver.
-        shims_of: a function that returns the pids of the running shims of a slot, given the name of
-            the slot.
+        supervisors_of: a function that returns the pids of the running supervisors of a slot, given
+            the name of the slot.
     """
 
-    def __init__(self, state: Path, driver: Driver, shims_of: Callable[[str], list[int]]) -> None:
-        self.directory, self.driver, self.shims_of = state / "slots", driver, shims_of
+    def __init__(
+        self, state: Path, driver: Driver, supervisors_of: Callable[[str], list[int]]
+    ) -> None:
+        self.directory, self.driver, self.supervisors_of = state / "slots", driver, supervisors_of
         self.directory.mkdir(mode=0o700, exist_ok=True)
         self.limits: dict[str, dict[str, Any]] = {}
         self.destroying: set[str] = set()
@@ -57,7 +59,7 @@ class Slots:
                 unfinished += [self.resize(record["to"])] if record.get("to") else []
             else:
                 path.unlink()
-        self._rebind_shims()
+        self._rebind_supervisors()
         return unfinished
 
     def strangers(self) -> list[str]:
@@ -95,15 +97,15 @@ class Slots:
             return self.driver.report()
         group = self.driver.slot(name)
         try:
-            # Move shims off the dedicated cpus before the slot gets these cpus.
-            self._bind_shims(limits)
+            # Move supervisors off the dedicated cpus before the slot gets these cpus.
+            self._bind_supervisors(limits)
             self.driver.make(group)
             self.driver.apply(group, limits)
             # Write the record last. After a crash before this line, the group has no record, so the
             # next helper destroys the group. No helper adopts a slot that is only partly made.
             self._write(name, limits)
             self.limits[name] = limits
-            self._rebind_shims()
+            self._rebind_supervisors()
         except (Fault, OSError) as error:
             for _wait in range(3):  # the group has no process, so no pause is needed
                 next(self.driver.remove(group), None)
@@ -112,16 +114,17 @@ class Slots:
             raise Fault("CARVE_FAILED", f"{error}", file=str(error.filename)) from None
         return self.driver.report()
 
-    def _bind_shims(self, *planned: dict[str, Any]) -> None:
-        """Moves shims off cpus that are or will be dedicated. Most shims belong to other slots."""
+    def _bind_supervisors(self, *planned: dict[str, Any]) -> None:
+        """Moves supervisors off cpus that are or will be dedicated. Most supervisors belong to
+        other slots."""
         slots = (*self.limits.values(), *planned)
         # For slots with dedicated cpus, the front sets the limit -1, which means no quota.
         pinned = (each for each in slots if each["cpu_limit_milli"] == -1)
-        self.driver.bind_shims({cpu for each in pinned for cpu in expand(each["cpus"])})
+        self.driver.bind_supervisors({cpu for each in pinned for cpu in expand(each["cpus"])})
 
-    def _rebind_shims(self) -> None:
+    def _rebind_supervisors(self) -> None:
         with suppress(Fault, OSError):  # the next carve or move of a slot tries this again
-            self._bind_shims()
+            self._bind_supervisors()
 
     def _write(self, name: str, limits: dict[str, Any], to: dict[str, Any] | None = None) -> None:
         content = {"boot_id": boot_id(), "limits": limits, "to": to}
@@ -151,8 +154,8 @@ class Slots:
             for wanted in (limits, old, limits):
                 try:
                     yield from self.driver.make_room(self.driver.slot(name), wanted["memory_bytes"])
-                    # Move shims off the new cpus before the slot gets these cpus.
-                    self._bind_shims(wanted)
+                    # Move supervisors off the new cpus before the slot gets these cpus.
+                    self._bind_supervisors(wanted)
                     self.driver.apply(self.driver.slot(name), wanted)
                     self._bind_tasks(name, wanted["cpus"])
                 except (Fault, OSError) as error:
@@ -165,7 +168,7 @@ class Slots:
                 break
         finally:
             self.resizing.discard(name)
-            self._rebind_shims()
+            self._rebind_supervisors()
         if self.limits[name] != limits:
             raise failure
         return self.driver.report()
@@ -186,8 +189,10 @@ class Slots:
         self.resizing.update(names)
         try:
             items = list(zip(names, slots, strict=True))
-            # Move shims off all new cpus before the first slot moves.
-            self._bind_shims(*(self.limits[n] | each for n, each in items if n in self.limits))
+            # Move supervisors off all new cpus before the first slot moves.
+            self._bind_supervisors(
+                *(self.limits[n] | each for n, each in items if n in self.limits)
+            )
             # Move the slots one at a time, and record the old binding of each slot.
             for name, each in items:
                 if known := self.limits.get(name):
@@ -204,7 +209,7 @@ class Slots:
             raise as_fault(error, "CARVE_FAILED") from None
         finally:
             self.resizing.difference_update(names)
-            self._rebind_shims()
+            self._rebind_supervisors()
         return None
 
     def _place(self, name: str, limits: dict[str, Any]) -> None:
@@ -225,11 +230,11 @@ class Slots:
                 raise
 
     def _bind_tasks(self, name: str, cpus: str) -> None:
-        self.driver.bind_tasks(self.driver.slot(name), self.shims_of(name), cpus)
+        self.driver.bind_tasks(self.driver.slot(name), self.supervisors_of(name), cpus)
 
     def destroy(self, name: str, grace_s: float = 0.0) -> Job:
-        """Terminates a slot's processes, waits until its shims have written the exit records, and
-        removes its groups.
+        """Terminates a slot's processes, waits until its supervisors have written the exit records,
+        and removes its groups.
 
         With a grace period, the job first sends SIGTERM to the processes. Then it sends SIGKILL
         until no process is left. The call can be repeated.
@@ -249,15 +254,15 @@ class Slots:
             # until the slot is empty.
             (self.directory / f"{name}.json").unlink(missing_ok=True)
             self.limits.pop(name, None)
-            self._rebind_shims()
+            self._rebind_supervisors()
         finally:
             self.destroying.discard(name)
         return None
 
     def _ask_to_end(self, name: str, grace_s: float) -> Job:
         group = self.driver.slot(name)
-        self.driver.ask_to_end(group, self.shims_of(name))
-        while grace_s > 0 and self.driver.pids(group, self.shims_of(name)):
+        self.driver.ask_to_end(group, self.supervisors_of(name))
+        while grace_s > 0 and self.driver.pids(group, self.supervisors_of(name)):
             yield 0.02
             grace_s -= 0.02
 
@@ -265,17 +270,17 @@ class Slots:
         group = self.driver.slot(name)
         # Remove the CPU limit, so that the processes get the CPU time that they need to exit.
         self.driver.unthrottle(group)
-        yield from self.driver.kill(group, self.shims_of(name))
-        # Kill again while the slot has a shim, because a shim that is just starting may add its
-        # task after a kill.
-        while shims := self.shims_of(name):
+        yield from self.driver.kill(group, self.supervisors_of(name))
+        # Kill again while the slot has a supervisor, because a supervisor that is just starting may
+        # add its task after a kill.
+        while supervisors := self.supervisors_of(name):
             yield 0.005
-            yield from self.driver.kill(group, shims)
+            yield from self.driver.kill(group, supervisors)
         yield from self.driver.kill(group)
         yield from self.driver.remove(group)
 
     def _not_empty(self, name: str) -> Fault:
-        left = sorted(self.driver.pids(self.driver.slot(name), self.shims_of(name)))
+        left = sorted(self.driver.pids(self.driver.slot(name), self.supervisors_of(name)))
         message = f"slot {name} is not empty after {_DESTROY_S:.0f} s; processes left: {left[:10]}"
         return Fault("SLOT_NOT_READY", message, slot=name, pids=left[:10])
 

@@ -70,7 +70,7 @@ def run_supervisor(setup: Setup, starter: socket.socket) -> NoReturn:
         become_subreaper()
         # The supervisor is not in the group of a slot. So no limit of a slot applies to it, and the
         # end of a slot does not kill it.
-        setup.driver.enter(setup.driver.shims())
+        setup.driver.enter(setup.driver.supervisors())
         Supervisor(setup, starter).run()
     finally:
         os._exit(0)

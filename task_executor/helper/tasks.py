@@ -534,7 +534,8 @@ class Tasks:
         raise Fault("UNREACHABLE", message, task_id=task_id)
 
     def forget(self, task_id: str) -> Job:
-        """Removes all files of an ended task, including a scratch directory that the shim left."""
+        """Removes all files of an ended task, including a scratch directory that the supervisor
+        left."""
         while task_id in self.unidentified:
             yield 0.01
         if (task := self.known.get(task_id)) is None:

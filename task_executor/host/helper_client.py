@@ -357,8 +357,8 @@ class HelperClient:
             eof: True: close stdin when all of `data` is accepted.
 
         Raises:
-            FinegrainError: TASK_ENDED. Or UNREACHABLE: the shim does not answer, and the caller
-                should try again.
+            FinegrainError: TASK_ENDED. Or UNREACHABLE: the supervisor does not answer, and the
+                caller should try again.
         """
         accepted, end = offset, offset + len(data)
         # The data is sent in chunks, so that frames are small. The loop ends at the first chunk of
@@ -387,8 +387,8 @@ class HelperClient:
 
         Raises:
             FinegrainError: ALREADY_EXISTS (another reader holds the output), TASK_ENDED,
-                TASK_UNKNOWN or UNREACHABLE; INVALID_ARGUMENT if the helper or the task's shim is of
-                an earlier version.
+                TASK_UNKNOWN or UNREACHABLE; INVALID_ARGUMENT if the helper or the task's supervisor
+                is of an earlier version.
         """
         args = {"task_id": task_id, "holder": holder, "stdout": stdout, "stderr": stderr}
         return int((await self._call("hold_output", args))["limit_bytes"])

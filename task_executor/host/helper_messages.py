@@ -187,7 +187,7 @@ class TaskFault:
 
 @dataclass(frozen=True)
 class ExitRecord:
-    """How a task ended. The shim writes the record and syncs it before the end is reported.
+    """How a task ended. The supervisor writes the record and syncs it before the end is reported.
 
     Exactly one of `exit_code`, `signal` and `error` is set. `oom_kills` counts processes of the
     task that the kernel killed because of memory. `oom_killed` is True if the task failed because

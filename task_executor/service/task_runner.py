@@ -477,7 +477,7 @@ class TaskRunner:
 
         Raises:
             AlreadyExists: another reader holds the output.
-            Unavailable: the helper or the task's shim does not answer.
+            Unavailable: the helper or the task's supervisor does not answer.
         """
         await self.await_start(task)
         if task.has_ended:

@@ -24,8 +24,8 @@ from task_executor.host.helper_messages import ExitRecord, TaskFault
 
 TASKS_MAX = 50_000
 RUNNING_MIN = 200  # number of running tasks that every executor allows, even with little memory
-SHIM_BYTES = 3 << 20  # measured memory of a task's shim; not part of the slot's limit
-SHIMS_SHARE = 20  # all shims together may use 1/20 of the executor's memory
+SUPERVISOR_BYTES = 3 << 20  # memory of a supervisor that has one task; not part of a slot
+SUPERVISORS_SHARE = 20  # all supervisors together may use 1/20 of the executor's memory
 
 
 ENDED_STATES = frozenset({TaskState.EXITED, TaskState.FAILED})
@@ -187,7 +187,7 @@ class TaskTable:
         Raises:
             ResourceExhausted: too many tasks are kept, or too many are running.
         """
-        running_max = max(RUNNING_MIN, memory_bytes // SHIMS_SHARE // SHIM_BYTES)
+        running_max = max(RUNNING_MIN, memory_bytes // SUPERVISORS_SHARE // SUPERVISOR_BYTES)
         if len(self) >= TASKS_MAX:
             why = (
                 f"this executor keeps {TASKS_MAX} tasks already; release slots that are no longer "

@@ -102,7 +102,7 @@ async def watch_task(
             if clock() - last_message_at > KEEPALIVE_S:
                 yield task_executor_pb2.WatchTaskResponse()
                 last_message_at = clock()
-            # Poll the output, because shims do not notify the front when they write output.
+            # Poll the output, because supervisors do not notify the front when they write output.
             if await _wait(changed, KEEPALIVE_S if request.no_output else pause_s):
                 continue
             pause_s = min(pause_s * 2, POLL_S_MAX)

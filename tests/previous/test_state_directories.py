@@ -114,18 +114,21 @@ async def test_a_front_goes_on_with_the_tasks(rm: ScriptedRM, front: Executor) -
 
 @pytest.fixture
 def stand_ins(folder: Path) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
-    """Processes in the place of shims and tasks of the evidence, as if this host had made it."""
+    """Processes in the place of supervisors and tasks of the evidence, as if this host had made
+    it."""
     living: dict[str, subprocess.Popen[bytes]] = {}
     for path in (folder / "state/helper").glob("slots/*.json"):
         write_json(path, document(path) | {"boot_id": boot_id()})
     for task_id in LIVING:
         path = folder / "state/helper/tasks" / task_id / "task.json"
-        shim, task = (subprocess.Popen(["sleep", "600"], start_new_session=True) for _ in range(2))
-        living |= {task_id: task, f"shim of {task_id}": shim}
+        supervisor, task = (
+            subprocess.Popen(["sleep", "600"], start_new_session=True) for _ in range(2)
+        )
+        living |= {task_id: task, f"supervisor of {task_id}": supervisor}
         record = document(path) | {
             "boot_id": boot_id(),
-            "shim_pid": shim.pid,
-            "shim_start_ticks": start_ticks(shim.pid),
+            "shim_pid": supervisor.pid,
+            "shim_start_ticks": start_ticks(supervisor.pid),
             "pid": task.pid,
             "start_time_ticks": start_ticks(task.pid),
         }
@@ -164,7 +167,7 @@ async def helped(folder: Path) -> AsyncIterator[Host]:
 async def adopting(
     folder: Path, stand_ins: dict[str, subprocess.Popen[bytes]]
 ) -> AsyncIterator[Host]:
-    """A helper that finds all shims of the evidence alive."""
+    """A helper that finds all supervisors of the evidence alive."""
     async with helped(folder) as host:
         yield host
         for process in stand_ins.values():
@@ -179,7 +182,7 @@ async def rebooted(folder: Path) -> AsyncIterator[Host]:
         yield host
 
 
-async def test_a_helper_adopts_slots_and_shims(
+async def test_a_helper_adopts_slots_and_supervisors(
     adopting: Host, stand_ins: dict[str, subprocess.Popen[bytes]]
 ) -> None:
     state = await adopting.client.inspect()
@@ -196,10 +199,10 @@ async def test_a_helper_adopts_slots_and_shims(
     assert ended is not None
     assert (ended.exit_code, ended.stdout_bytes) == (3, 5)
 
-    stand_ins["shim of t-running"].kill()
+    stand_ins["supervisor of t-running"].kill()
     record = await adopting.next_exit("t-running")
     assert record.error is not None
-    assert "shim was killed" in record.error.message
+    assert "supervisor was killed" in record.error.message
     assert stand_ins["t-running"].wait(30) == -signal.SIGKILL
 
 

@@ -133,7 +133,7 @@ def restart(halves: Halves, how: int) -> None:
 @pytest.mark.slow
 @pytest.mark.needs("root")
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-async def test_a_new_front_adopts_the_shims_of_a_previous_helper_and_then_a_new_helper_does(
+async def test_a_new_front_adopts_the_supervisors_of_a_previous_helper_and_then_a_new_helper_does(
     halves: Halves, how: int
 ) -> None:
     halves.start_helper(previous=True)
@@ -162,7 +162,8 @@ async def test_a_new_front_works_with_a_previous_helper(halves: Halves) -> None:
 @pytest.mark.full
 @pytest.mark.slow
 async def test_an_executor_started_again_with_new_code_keeps_its_tasks(halves: Halves) -> None:
-    """The front starts its helper by itself: the previous one is replaced, its shims are not."""
+    """The front starts its helper by itself: the previous one is replaced, its supervisors are
+    not."""
     for name in halves.helper.places:
         del halves.front.options[name]
     await halves.start_front(previous=True)

@@ -90,8 +90,8 @@ def a_command_runs_as_nobody(program: Path) -> None:
     with slot_of(SMALL) as slot:
         task = slot.run(["sleep", "600"])
         assert unit_of(task.pid) == scope(), unit_of(task.pid)
-        shim = int(Path(f"/proc/{task.pid}/stat").read_text().rpartition(")")[2].split()[1])
-        assert unit_of(shim) == scope(), unit_of(shim)
+        supervisor = int(Path(f"/proc/{task.pid}/stat").read_text().rpartition(")")[2].split()[1])
+        assert unit_of(supervisor) == scope(), unit_of(supervisor)
     eventually(lambda: not groups_left(), "the slots' groups are gone")
 
 

@@ -69,8 +69,8 @@ def choose_driver(config: dict[str, Any], kernel: Kernel, known: Group | None = 
         is_known, permanent_errors = driver.base is known, (*_PERMANENT_ERRORS, *elsewhere)
         failure = _prepare(driver, is_known, config["front_pid"], permanent_errors)
         if failure is None:
-            # These groups show systemd that shims and tasks are part of the scope, and not of the
-            # executor's service.
+            # These groups show systemd that supervisors and tasks are part of the scope, and not of
+            # the executor's service.
             units = groups.keys() & {"name=systemd", "unified"} if holder and own else set()
             driver.unit = {name: groups[name] for name in units}
             return driver

@@ -1,8 +1,8 @@
 """Creates, enters, empties and removes groups, as the base of the cgroup drivers.
 
-A slot is a group, and each task of the slot is a child group. Shims are in a separate leaf group.
-In this code, a group is a mapping from controller (v2: "unified") to directory. v1 and v2 have
-different files for limits, so each has its own driver class.
+A slot is a group, and each task of the slot is a child group. Supervisors are in a separate leaf
+group. In this code, a group is a mapping from controller (v2: "unified") to directory. v1 and v2
+have different files for limits, so each has its own driver class.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def quota_us(limits: dict[str, Any]) -> int:
 class Driver:
     """Base class of the drivers, and the driver for hosts without cgroups ("none").
 
-    Without cgroups, the processes of a task are the descendants of its shim.
+    Without cgroups, the processes of a task are the descendants of its supervisor.
     """
 
     name = "none"
@@ -218,11 +218,11 @@ class Driver:
                 self.kernel.rmdir(base.rpartition("/")[0])
         return left
 
-    def shims(self) -> Group:
-        """Returns the group of shims.
+    def supervisors(self) -> Group:
+        """Returns the group of supervisors.
 
-        On v1 it includes groups by which systemd knows that shims and tasks are not part of the
-        executor's service.
+        On v1 it includes groups by which systemd knows that supervisors and tasks are not part of
+        the executor's service.
         """
         return {name: f"{path}/shims" for name, path in self.base.items()} | self.unit
 
@@ -295,19 +295,21 @@ class Driver:
     def bind(self, group: Group, cpus: str, mems: str) -> None:
         """Sets cpus and memory nodes. `apply` calls this. One write moves all processes."""
 
-    def bind_shims(self, dedicated: set[int]) -> None:
-        """Binds shims to the cpus that are not `dedicated`, or to all cpus if all are dedicated.
+    def bind_supervisors(self, dedicated: set[int]) -> None:
+        """Binds supervisors to the cpus that are not `dedicated`, or to all cpus if all are
+        dedicated.
 
-        Without cgroups, a shim runs on the cpus of its slot.
+        Without cgroups, a supervisor runs on the cpus of its slot.
         """
 
-    def bind_tasks(self, group: Group, shims: Iterable[int], cpus: str) -> None:
-        """Sets the cpu affinity of all threads of a slot, shims first, on hosts without cgroups.
+    def bind_tasks(self, group: Group, supervisors: Iterable[int], cpus: str) -> None:
+        """Sets the cpu affinity of all threads of a slot, supervisors first, on hosts without
+        cgroups.
 
         New processes inherit the affinity. So after a few scans all threads have it, even if a task
         forks continuously.
         """
-        if not (found := set(shims)) or self.report()["cpuset"] != "affinity":
+        if not (found := set(supervisors)) or self.report()["cpuset"] != "affinity":
             return
         wanted, seen = expand(cpus) or os.sched_getaffinity(0), set[int]()
         for _scan in range(_THREAD_SCANS):
@@ -315,7 +317,7 @@ class Driver:
                 with suppress(ProcessLookupError):
                     os.sched_setaffinity(thread, wanted)
             seen |= found
-            found = threads(self.pids(group, shims)) - seen
+            found = threads(self.pids(group, supervisors)) - seen
 
     def make_room(self, group: Group, memory_bytes: int) -> Job:
         """Makes the kernel reclaim memory before a limit is lowered, so that no task is killed.
@@ -393,31 +395,31 @@ class Driver:
         except (OSError, KeyError, ValueError):
             return None
 
-    def pids(self, group: Group, shims: Iterable[int]) -> set[int]:  # noqa: ARG002
+    def pids(self, group: Group, supervisors: Iterable[int]) -> set[int]:  # noqa: ARG002
         """Returns the live processes of a group and its children.
 
-        Without cgroups, these are the descendants of the shims.
+        Without cgroups, these are the descendants of the supervisors.
         """
-        return descendants(shims)
+        return descendants(supervisors)
 
-    def ask_to_end(self, group: Group, shims: Iterable[int]) -> None:
+    def ask_to_end(self, group: Group, supervisors: Iterable[int]) -> None:
         """Sends SIGTERM to every process of a group."""
         # Signal a shell, which has the lower pid, before its child. Otherwise the shell would start
         # its next command when the child ends.
-        for pid in sorted(self.pids(group, shims)):
+        for pid in sorted(self.pids(group, supervisors)):
             self.signal(pid, signal.SIGTERM)
 
-    def kill(self, group: Group, shims: Iterable[int] = ()) -> Job:
+    def kill(self, group: Group, supervisors: Iterable[int] = ()) -> Job:
         """Kills all processes of a group. The job ends when no process is left.
 
         The job repeats the kill, because a process may fork between the listing and the signal.
         """
-        shims = list(shims)
-        while pids := self.pids(group, shims):
+        supervisors = list(supervisors)
+        while pids := self.pids(group, supervisors):
             for pid in pids:
                 self.signal(pid, signal.SIGSTOP)  # a stopped process cannot fork
                 # List the processes again, because a process may have forked before it was stopped.
-            for pid in self.pids(group, shims) | pids:
+            for pid in self.pids(group, supervisors) | pids:
                 self.signal(pid, signal.SIGKILL)
             yield 0.005
 
@@ -456,17 +458,17 @@ class CgroupDriver(Driver):
 
     cpuset: tuple[str, str]  # the controller and the file with the cpus of a group
 
-    def bind_shims(self, dedicated: set[int]) -> None:
+    def bind_supervisors(self, dedicated: set[int]) -> None:
         controller, here = self.cpuset
         path = f"{(base := self.base.get(controller, ''))}/shims/cpuset.cpus"
         if base and self.kernel.exists(path):
             whole = expand(self.kernel.read(f"{base}/{here}"))
-            # If all cpus are dedicated, shims run on all cpus together with tasks.
+            # If all cpus are dedicated, supervisors run on all cpus together with tasks.
             wanted = (whole - dedicated) or whole
             if expand(self.kernel.read(path)) != wanted:
                 self.put(path, ",".join(map(str, sorted(wanted))))
 
-    def pids(self, group: Group, shims: Iterable[int]) -> set[int]:  # noqa: ARG002
+    def pids(self, group: Group, supervisors: Iterable[int]) -> set[int]:  # noqa: ARG002
         found: set[int] = set()
         paths = list(dict.fromkeys(group.values()))
         while paths:

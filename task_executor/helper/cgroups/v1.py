@@ -175,7 +175,7 @@ class V1(CgroupDriver):
             if not ours:
                 return
 
-    def kill(self, group: Group, _shims: Iterable[int] = ()) -> Job:
+    def kill(self, group: Group, _supervisors: Iterable[int] = ()) -> Job:
         """Freezes, kills and thaws a group, until it has no process and no zombie."""
         freezer = f"{group['freezer']}/freezer.state" if "freezer" in group else ""
         while self.pids(group, ()):

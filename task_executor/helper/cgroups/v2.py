@@ -130,7 +130,7 @@ class V2(CgroupDriver):
         if "/task-" in file and self.kernel.exists(file):
             self.put(file, "1")
 
-    def kill(self, group: Group, _shims: Iterable[int] = ()) -> Job:
+    def kill(self, group: Group, _supervisors: Iterable[int] = ()) -> Job:
         path = group["unified"]
         if self.kernel.exists(f"{path}/cgroup.kill"):
             while self.pids(group, ()):

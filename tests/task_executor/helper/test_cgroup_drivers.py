@@ -41,7 +41,7 @@ def slots_on(kernel: FakeKernel, state: Path, **changes: Any) -> Slots:
 
 
 def start_in(slots: Slots, kernel: FakeKernel, task_id: str, pid: int) -> dict[str, str]:
-    """What a shim and its child do."""
+    """What a supervisor and its child do."""
     group = slots.driver.task(slots.driver.slot("a.1"), task_id)
     slots.driver.make(group)
     kernel.me = pid
@@ -178,14 +178,14 @@ def test_on_v1_tasks_whose_slot_lost_its_last_cpu_are_brought_back(tmp_path: Pat
     assert not kernel.members[above]
 
 
-def test_on_v1_shims_get_back_their_cpus_as_slots_do(tmp_path: Path) -> None:
-    """Each cpu may be off-line once: a group without cpus would admit no shim any more."""
+def test_on_v1_supervisors_get_back_their_cpus_as_slots_do(tmp_path: Path) -> None:
+    """Each cpu may be off-line once: a group without cpus would admit no supervisor any more."""
     kernel = FakeV1(SEPARATE)
     slots = slots_on(kernel, tmp_path)
-    shims = "/sys/fs/cgroup/cpuset/box/finegrain/host-a/shims/cpuset.cpus"
-    kernel.files[shims] = "1"
+    supervisors = "/sys/fs/cgroup/cpuset/box/finegrain/host-a/shims/cpuset.cpus"
+    kernel.files[supervisors] = "1"
     slots.create(limits(cpus="0-3"))
-    assert expand(kernel.read(shims)) == expand("0-3")
+    assert expand(kernel.read(supervisors)) == expand("0-3")
 
 
 def test_a_pinned_slot_has_no_quota(tmp_path: Path) -> None:

@@ -58,11 +58,13 @@ def test_how_slots_are_killed_is_reported_as_the_kernel_can() -> None:
     assert choose_driver(config(), FakeV2(kill=False)).report()["kill"] == "process tree"
 
 
-def test_without_cgroups_what_cannot_be_killed_is_found_below_the_shims(
+def test_without_cgroups_what_cannot_be_killed_is_found_below_the_supervisors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = choose_driver(config(isolation="none"), kernel := FakeV2())
-    monkeypatch.setattr("task_executor.helper.cgroups.base.descendants", lambda shims: {*shims, 7})
+    monkeypatch.setattr(
+        "task_executor.helper.cgroups.base.descendants", lambda supervisors: {*supervisors, 7}
+    )
     monkeypatch.setattr("task_executor.helper.slots._DESTROY_S", 0.0)
     monkeypatch.setattr(kernel, "kill", lambda pid, signum: None)
     slots = Slots(tmp_path, driver, lambda _name: [6])

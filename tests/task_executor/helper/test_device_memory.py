@@ -34,7 +34,7 @@ def test_the_controller_reaches_slots_and_not_their_tasks(tmp_path: Path) -> Non
     group = slots.driver.slot("a.1")
     task = slots.driver.task(group, "one")
     slots.driver.make(task)
-    for path in (group["unified"], slots.driver.shims()["unified"]):
+    for path in (group["unified"], slots.driver.supervisors()["unified"]):
         assert kernel.exists(f"{path}/dmem.max")
     assert kernel.exists(f"{task['unified']}/memory.max")
     assert not kernel.exists(f"{task['unified']}/dmem.max")

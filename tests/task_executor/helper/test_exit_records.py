@@ -27,7 +27,7 @@ PID = 2**22 + 1  # no process has it
 class Nothing(Driver):
     """Has no processes, and counts nothing."""
 
-    def kill(self, _group: Group, _shims: Any = ()) -> Job:
+    def kill(self, _group: Group, _supervisors: Any = ()) -> Job:
         yield from ()
 
     def remove(self, _group: Group) -> Job:

@@ -85,37 +85,39 @@ def test_many_slots_move_at_once_and_nothing_else_of_them_changes(
 
 
 @pytest.mark.parametrize("make_kernel", BOTH)
-def test_shims_keep_off_cpus_that_a_slot_has_to_itself(make_kernel: Any, tmp_path: Path) -> None:
+def test_supervisors_keep_off_cpus_that_a_slot_has_to_itself(
+    make_kernel: Any, tmp_path: Path
+) -> None:
     """They work for others: what an ordinary task prints is no business of an exclusive cpu."""
     kernel = make_kernel()
     slots = slots_on(kernel, tmp_path)
     seen: list[tuple[str, frozenset[int]]] = []
 
-    def shims() -> frozenset[int]:
-        group = slots.driver.shims()
+    def supervisors() -> frozenset[int]:
+        group = slots.driver.supervisors()
         return expand(kernel.read(f"{group.get('cpuset', group.get('unified'))}/cpuset.cpus"))
 
     def look(path: str, value: str) -> None:
         if "/slots/own.1/cpuset.cpus" in path and value != "0-3":  # v1 begins with all
-            seen.append((value, shims()))
+            seen.append((value, supervisors()))
 
     kernel.before_write = look
     slots.create(limits(allocation_id="a", cpus="0-3"))
-    assert shims() in (expand("0-3"), expand(""))  # nothing is excluded
+    assert supervisors() in (expand("0-3"), expand(""))  # nothing is excluded
     slots.create(limits(allocation_id="own", cpus="3", cpu_limit_milli=-1))
     finish(slots.resize(limits(allocation_id="own", cpus="2-3", cpu_limit_milli=-1)))
     finish(slots.place(places("1-2", "own")))
-    assert [cpus for cpus, of_shims in seen if of_shims & expand(cpus)] == []
+    assert [cpus for cpus, of_supervisors in seen if of_supervisors & expand(cpus)] == []
     assert {cpus for cpus, _ in seen} == {"3", "2-3", "1-2"}
-    assert shims() == expand("0,3")
+    assert supervisors() == expand("0,3")
     again = Slots(tmp_path, slots.driver, lambda _name: [])
     kernel.files |= {path: "0-3" for path in kernel.files if path.endswith("/shims/cpuset.cpus")}
     again.adopt()
-    assert shims() == expand("0,3")
+    assert supervisors() == expand("0,3")
     finish(again.place(places("0-3", "own")))
-    assert shims() == expand("0-3")  # where nothing else is left, they must run somewhere
+    assert supervisors() == expand("0-3")  # where nothing else is left, they must run somewhere
     finish(again.destroy("own.1"))
-    assert shims() == expand("0-3")
+    assert supervisors() == expand("0-3")
 
 
 @pytest.mark.parametrize("make_kernel", BOTH)

@@ -1,4 +1,4 @@
-"""A helper that finds a task without its shim kills that task, and never another's processes.
+"""A helper that finds a task without its supervisor kills that task, and never another's processes.
 
 Pids are used again: the number in a task's record may belong to anybody by the time it is read.
 """
@@ -66,11 +66,13 @@ class Helper:
         config = {"state_dir": str(folder), "front_gid": os.getgid()}
         self.tasks = Tasks(loop, config, Driver(Kernel(), {}), self.told.append)
 
-    def adopts(self, task: tuple[int, int | None], shim: tuple[int, int | None]) -> dict[str, Any]:
+    def adopts(
+        self, task: tuple[int, int | None], supervisor: tuple[int, int | None]
+    ) -> dict[str, Any]:
         """Adopts one task of this boot; returns its exit record."""
         record = {"allocation_id": "slot", "generation": 1, "boot_id": boot_id(), "group": {}}
         record |= {"pid": task[0], "start_time_ticks": task[1]}
-        record |= {"shim_pid": shim[0], "shim_start_ticks": shim[1]}
+        record |= {"shim_pid": supervisor[0], "shim_start_ticks": supervisor[1]}
         folder = self.tasks.directory / "task"
         folder.mkdir()
         (folder / "task.json").write_text(json.dumps(record))
@@ -88,11 +90,11 @@ def identity(process: Process) -> tuple[int, int]:
     return process.pid, ticks
 
 
-def test_a_task_without_its_shim_is_killed(
+def test_a_task_without_its_supervisor_is_killed(
     loop: Loop, tmp_path: Path, started: Callable[[], Process], gone: tuple[int, int]
 ) -> None:
     task = started()
-    record = Helper(loop, tmp_path).adopts(identity(task), shim=gone)
+    record = Helper(loop, tmp_path).adopts(identity(task), supervisor=gone)
     assert record["error"]["reason"] == "TERMINATED"
     assert task.wait(30) == -signal.SIGKILL
 
@@ -101,16 +103,16 @@ def test_a_process_that_has_the_pid_of_a_task_by_now_is_left_alone(
     loop: Loop, tmp_path: Path, started: Callable[[], Process], gone: tuple[int, int]
 ) -> None:
     pid, ticks = identity(stranger := started())
-    Helper(loop, tmp_path).adopts((pid, ticks - 1), shim=gone)
+    Helper(loop, tmp_path).adopts((pid, ticks - 1), supervisor=gone)
     os.killpg(pid, signal.SIGTERM)  # had a SIGKILL been sent, it would have come before this
     assert stranger.wait(30) == -signal.SIGTERM
 
 
-def test_a_process_that_has_the_pid_of_a_shim_by_now_is_not_taken_for_it(
+def test_a_process_that_has_the_pid_of_a_supervisor_by_now_is_not_taken_for_it(
     loop: Loop, tmp_path: Path, started: Callable[[], Process]
 ) -> None:
     task, (pid, ticks) = started(), identity(stranger := started())
-    Helper(loop, tmp_path).adopts(identity(task), shim=(pid, ticks - 1))
+    Helper(loop, tmp_path).adopts(identity(task), supervisor=(pid, ticks - 1))
     assert task.wait(30) == -signal.SIGKILL
     assert stranger.poll() is None
 
@@ -130,7 +132,7 @@ def test_a_task_that_ends_while_it_is_to_be_killed_is_reported_all_the_same(
 
     monkeypatch.setattr(os, "killpg", too_late)
     monkeypatch.setattr(os, "kill", too_late)
-    record = Helper(loop, tmp_path).adopts(identity(task), shim=gone)
+    record = Helper(loop, tmp_path).adopts(identity(task), supervisor=gone)
     assert record["error"]["reason"] == "TERMINATED"
 
 

@@ -109,15 +109,15 @@ def memory_group(pid: int) -> str:
 
 
 @pytest.mark.needs("root", "cgroup-v1")
-async def test_tasks_and_shims_are_in_the_scope_and_the_helper_is_not(
+async def test_tasks_and_supervisors_are_in_the_scope_and_the_helper_is_not(
     scoped: Host, stage: Stage
 ) -> None:
     await scoped.slot()
     pid = await scoped.start("sleep 600")
     unit = f"/{stage.slice}/finegrain-{scoped.config.executor_id}.scope"
-    shim = int((read_json(scoped.directory("task") / "task.json") or {})["shim_pid"])
+    supervisor = int((read_json(scoped.directory("task") / "task.json") or {})["shim_pid"])
     assert memory_group(pid).startswith(f"{unit}/finegrain/")
-    assert memory_group(shim).startswith(f"{unit}/finegrain/")
+    assert memory_group(supervisor).startswith(f"{unit}/finegrain/")
     assert unit not in memory_group(scoped.pid)
     assert (await scoped.client.hello()).isolation.memory == "hard"
 
@@ -274,7 +274,7 @@ def test_where_systemd_is_not_or_the_rights_are_not_there_is_no_scope(
 SCOPE = "/finegrain.slice/finegrain-host-a.scope"
 
 
-def test_on_v1_shims_join_the_scope_by_which_systemd_knows_them() -> None:
+def test_on_v1_supervisors_join_the_scope_by_which_systemd_knows_them() -> None:
     """Else a stop of the helper's service would end them; the slots' groups need none of it."""
     kernel = FakeV1(("name=systemd", "memory", "cpuset"))
     lines = [f"1:name=systemd:{SCOPE}", f"2:memory:{SCOPE}", "3:cpuset:/"]
@@ -287,8 +287,8 @@ def test_on_v1_shims_join_the_scope_by_which_systemd_knows_them() -> None:
         "memory": f"/sys/fs/cgroup/memory{SCOPE}/finegrain/host-a",
         "cpuset": "/sys/fs/cgroup/cpuset/finegrain/host-a",
     }
-    assert driver.shims().keys() == {"memory", "cpuset", "name=systemd"}
-    assert driver.shims()["name=systemd"] == f"/sys/fs/cgroup/name=systemd{SCOPE}"
+    assert driver.supervisors().keys() == {"memory", "cpuset", "name=systemd"}
+    assert driver.supervisors()["name=systemd"] == f"/sys/fs/cgroup/name=systemd{SCOPE}"
     assert driver.slot("a.1").keys() == {"memory", "cpuset"}
 
 

@@ -227,15 +227,15 @@ async def test_a_sleeping_reader_gets_no_more_than_the_buffer(any_host: Host) ->
 
 
 @pytest.mark.full
-async def test_input_for_a_shim_that_is_slow_is_refused_for_now_and_none_of_it_is_lost(
+async def test_input_for_a_supervisor_that_is_slow_is_refused_for_now_and_none_of_it_is_lost(
     any_host: Host,
 ) -> None:
     await any_host.slot()
     await any_host.start("cat", stdin=True)
-    shim = json.loads((any_host.directory("task") / "task.json").read_text())["shim_pid"]
+    supervisor = json.loads((any_host.directory("task") / "task.json").read_text())["shim_pid"]
     data, accepted = bytes(range(256)) * 4096, 0
     accepted = await any_host.client.write_input("task", 0, data[:1000])
-    os.kill(shim, signal.SIGSTOP)
+    os.kill(supervisor, signal.SIGSTOP)
     refusals = await asyncio.gather(
         any_host.client.write_input("task", accepted, data[accepted:]),  # does not fit a socket
         any_host.client.write_input("task", accepted, data[accepted : accepted + 100]),
@@ -244,7 +244,7 @@ async def test_input_for_a_shim_that_is_slow_is_refused_for_now_and_none_of_it_i
     for refusal in refusals:
         assert isinstance(refusal, Unavailable)
         assert refusal.reason is Reason.UNREACHABLE
-    os.kill(shim, signal.SIGCONT)
+    os.kill(supervisor, signal.SIGCONT)
     while accepted < len(data):
         more = data[accepted:]
         accepted = await any_host.client.write_input("task", accepted, more, eof=True)
@@ -272,7 +272,7 @@ async def test_a_task_without_stdin_reads_nothing_and_takes_no_input(any_host: H
         await any_host.client.write_input("task", 0, b"x")
 
 
-async def test_a_signal_reaches_the_task_and_not_its_shim(any_host: Host) -> None:
+async def test_a_signal_reaches_the_task_and_not_its_supervisor(any_host: Host) -> None:
     await any_host.slot()
     await any_host.start("trap 'echo got; exit 5' USR1; echo up; while :; do sleep 0.05; done")
     await eventually(lambda: "up" in any_host.output(), "the trap is set")

@@ -79,7 +79,7 @@ async def test_what_the_daemon_keeps_is_closed_to_tasks(nobody: HostOfNobody) ->
     await nobody.slot()
     await nobody.slot("other")
     victim = await nobody.start("sleep 1000", "victim", allocation_id="other", stdin=True)
-    shim = int(Path(f"/proc/{victim}/stat").read_text().rpartition(")")[2].split()[1])
+    supervisor = int(Path(f"/proc/{victim}/stat").read_text().rpartition(")")[2].split()[1])
     kept = nobody.directory("victim")
     groups = [
         f"/sys/fs/cgroup/{line.split(':')[1]}{line.split(':')[2]}"
@@ -90,7 +90,11 @@ async def test_what_the_daemon_keeps_is_closed_to_tasks(nobody: HostOfNobody) ->
         *(str(kept / name) for name in ("task.json", "stdout.log", "control", "lock", ".")),
         str(nobody.state / "helper.json"),
         str(nobody.state / "slots"),
-        *(f"/proc/{pid}/{name}" for pid in (shim, nobody.pid) for name in ("environ", "fd", "mem")),
+        *(
+            f"/proc/{pid}/{name}"
+            for pid in (supervisor, nobody.pid)
+            for name in ("environ", "fd", "mem")
+        ),
         *(f"{group}/cgroup.procs" for group in groups),
         *(f"{group}/memory.limit_in_bytes" for group in groups if "/memory/" in group),
     ]
@@ -109,7 +113,7 @@ for path in ({str(kept / "control")!r}, {nobody.config.socket_path!r}):
     try: socket.socket(socket.AF_UNIX).connect(path)
     except OSError as error: pass
     else: print("connected:", path)
-for pid in ({shim}, {nobody.pid}):
+for pid in ({supervisor}, {nobody.pid}):
     for signum in (0, 9, 19):
         try: os.kill(pid, signum)
         except PermissionError: pass
@@ -120,7 +124,7 @@ print("tried", len({closed!r}))
     assert (await nobody.exit_of()).exit_code == 0
     assert nobody.output() == f"tried {len(closed)}\n"
     assert len(groups) > 2
-    assert alive(shim)
+    assert alive(supervisor)
 
 
 async def test_a_scratch_directory_replaced_by_a_link_leads_nobody_astray(

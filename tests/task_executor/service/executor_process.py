@@ -155,7 +155,9 @@ class ExecutorProcess:
                 os.kill(self.helper_pid(), signal.SIGKILL)
             time.sleep(0.01)
         for group in self.groups():
-            for state in group.rglob("freezer.state"):  # a shim may die in the middle of a kill
+            for state in group.rglob(
+                "freezer.state"
+            ):  # a supervisor may die in the middle of a kill
                 with suppress(OSError):
                     state.write_text("THAWED")
             for procs in sorted(group.rglob("cgroup.procs"), reverse=True):

@@ -187,13 +187,13 @@ async def test_offsets_that_no_output_can_have_are_refused(
             await executor.job_master.watch(stdout_offset=offset)
 
 
-async def test_so_many_tasks_may_run_that_their_shims_fit_beside_the_slots(
+async def test_so_many_tasks_may_run_that_their_supervisors_fit_beside_the_slots(
     rm: ScriptedRM, executor: Executor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await rm.allocate(allocation())
     job_master = executor.job_master
     monkeypatch.setattr(task_table, "RUNNING_MIN", 3)
-    monkeypatch.setattr(task_table, "SHIM_BYTES", TOTAL["memory_bytes"] // 20 // 5)
+    monkeypatch.setattr(task_table, "SUPERVISOR_BYTES", TOTAL["memory_bytes"] // 20 // 5)
     for number in range(5):
         await job_master.submit("true", task_id=f"task-{number}")
     with pytest.raises(ResourceExhausted, match="5 tasks run") as refused:

@@ -409,11 +409,11 @@ async def test_ends_that_were_missed_are_learnt_after_a_reconnection(
     assert (await job_master.watch("lost")).last.error.reason == "TERMINATED"
 
 
-async def test_a_task_whose_shim_was_killed_is_told_as_killed(
+async def test_a_task_whose_supervisor_was_killed_is_told_as_killed(
     executor: Executor, job_master: JobMaster
 ) -> None:
     await job_master.submit("true")
-    executor.helper.end("task", None, error=TaskFault("TERMINATED", "its shim was killed"))
+    executor.helper.end("task", None, error=TaskFault("TERMINATED", "its supervisor was killed"))
     seen = await job_master.watch()
     assert (seen.last.state, seen.exit.signal) == (te.TASK_STATE_EXITED, 9)
 
