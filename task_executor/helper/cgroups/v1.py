@@ -40,6 +40,16 @@ class V1(CgroupDriver):
     def enforced(self) -> tuple[list[str], str]:
         return list(self.base), "freezer" if "freezer" in self.base else "process tree"
 
+    def enter(self, group: Group) -> None:
+        """Moves the calling process, which has one thread, into the group.
+
+        The file `tasks` moves a thread. After a pause of 100 ms, a write to `cgroup.procs` waits 5
+        to 13 ms in the kernel, a write to `tasks` 0.2 ms. Only v1 has this file.
+        """
+        for path, name in {path: name for name, path in group.items()}.items():
+            file = "cgroup.procs" if name == "unified" else "tasks"
+            self.kernel.write(f"{path}/{file}", "0")
+
     def initialize_group(self, path: str) -> None:
         """Fills a new cpuset from its parent, because an empty cpuset accepts no process
         (ENOSPC).

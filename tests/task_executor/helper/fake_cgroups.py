@@ -28,6 +28,8 @@ class FakeKernel(Kernel):
     """Directories and files as dictionaries; `me` is the pid that writing "0" moves."""
 
     usage_file = ""
+    lists: tuple[str, ...] = ("/cgroup.procs",)
+    """Files that move a process."""
 
     def __init__(self, me: int = 100) -> None:
         self.me = me
@@ -121,7 +123,7 @@ class FakeKernel(Kernel):
         self.before_write(path, value.strip())
         if not self.exists(path.rpartition("/")[0]):
             raise FileNotFoundError(path)
-        if path not in self.files and not path.endswith("/cgroup.procs"):
+        if path not in self.files and not path.endswith(self.lists):
             raise fail(errno.ENOENT, path)
         if path not in self.ignore_writes:
             self.accept(path, value.strip())
@@ -259,6 +261,7 @@ class FakeV1(FakeKernel):
     """
 
     usage_file = "memory.usage_in_bytes"
+    lists = ("/cgroup.procs", "/tasks")
 
     def __init__(self, hierarchies: tuple[str, ...], own: str = "/box") -> None:
         super().__init__()
@@ -306,7 +309,7 @@ class FakeV1(FakeKernel):
     def accept(self, path: str, value: str) -> None:
         directory, _, name = path.rpartition("/")
         parent = directory.rpartition("/")[0]
-        if name == "cgroup.procs":
+        if name in ("cgroup.procs", "tasks"):
             if self.files.get(f"{directory}/cpuset.cpus") == "":
                 raise fail(errno.ENOSPC, path)
             hierarchy = "/".join(path.split("/")[:5])

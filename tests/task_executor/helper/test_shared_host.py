@@ -218,7 +218,7 @@ async def test_a_start_need_not_wait_for_a_remover_of_scratch(host: Host) -> Non
     """A process in the group of the supervisors stands for a remover that has much to do."""
     remover = await asyncio.create_subprocess_exec("sleep", "60")
     for group in leftover_groups(host.config.executor_id):
-        (group / "supervisors/cgroup.procs").write_text(str(remover.pid))
+        (group / "shims/cgroup.procs").write_text(str(remover.pid))
     await stop(host)
     left = host.pid
     assert alive(left)
