@@ -20,7 +20,6 @@ from task_executor.helper.server import socket_address
 from task_executor.helper.supervisor import Setup, run_supervisor
 
 _RECEIVE_BYTES = 1 << 18
-_SHORT_LIFE_S = 1.0
 
 
 class Unanswered(OSError):
@@ -44,7 +43,6 @@ class SupervisorLink:
     Attributes:
         tasks: the ids of the tasks that the supervisor runs.
         is_own: True if this helper has started the supervisor.
-        has_adopted: True if it started with tasks of a supervisor that was killed.
     """
 
     def __init__(
@@ -59,8 +57,7 @@ class SupervisorLink:
         self._ended, self._event = ended, event
         self.start_ticks = start_ticks(pid) or 0
         self.tasks: set[str] = set()
-        self.is_own = self.has_adopted = False
-        self._began = time.monotonic()
+        self.is_own = False
         self._peer: socket.socket | None = None
         self._inbox, self._outbox = bytearray(), bytearray()
         self._answers: dict[int, dict[str, Any] | None] = {}
@@ -81,11 +78,6 @@ class SupervisorLink:
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
         except ChildProcessError:
             return False
-
-    @property
-    def is_suspect(self) -> bool:
-        """True if the supervisor adopted tasks only just now. It may end because of one of them."""
-        return self.has_adopted and time.monotonic() - self._began < _SHORT_LIFE_S
 
     def use(self, peer: socket.socket) -> None:
         """Sends and receives on a connected socket."""

@@ -16,6 +16,7 @@ import shutil
 import signal
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -25,12 +26,13 @@ from task_executor.helper.cgroups.base import Driver
 from task_executor.helper.child import bound_to, remove_as
 from task_executor.helper.loop import Job, Loop
 from task_executor.helper.paths import boot_id, read_json, start_ticks, write_json
-from task_executor.helper.protocol import Fault, as_fault
+from task_executor.helper.protocol import Fault, as_fault, fault_of
 from task_executor.helper.running_task import Adopted
 from task_executor.helper.supervisor import Setup
 from task_executor.helper.supervisors import Ended, SupervisorLink, Unanswered, fork_supervisor
 
 _START_S, _ANSWER_S = 60.0, 5.0
+_TAKEOVERS, _TAKEOVERS_S = 8, 10.0  # no supervisor takes over tasks more often than this
 
 
 class Task:
@@ -61,6 +63,12 @@ class Task:
     def read_exit(self) -> dict[str, Any] | None:
         """Returns the exit record; None if it is not written yet."""
         return read_json(self.directory / "exit.json")
+
+    def was_begun(self) -> bool:
+        """False if its supervisor has certainly not begun to start it."""
+        is_new = "control" in self.record  # a shim of version 0.2 always has its task
+        begun = (self.directory / name for name in ("exit.json.new", "exit.json"))
+        return not is_new or any(path.exists() for path in begun)
 
     def close_pipes(self) -> None:
         for fd in self.pipes:
@@ -109,6 +117,7 @@ class Tasks:
         self._links: dict[int, SupervisorLink] = {}  # live supervisors by pid
         self._own: SupervisorLink | None = None  # the supervisor that starts new tasks
         self._pids: dict[int, Task] = {}  # running tasks by the pid of their first process
+        self._takeovers: deque[float] = deque(maxlen=_TAKEOVERS)
         # Ends of tasks whose supervisor was killed: status, CPU microseconds, peak memory in bytes.
         self._reaped: dict[str, tuple[int, int, int]] = {}
 
@@ -144,8 +153,10 @@ class Tasks:
             yield from self._ask_state(task, link)
         elif exit_record := task.read_exit():
             task.exit = exit_record
-        else:
+        elif task.was_begun():
             self._lost(task)
+        else:
+            self._drop(task)
         self.unidentified.discard(task.id)
 
     def _ask_state(self, task: Task, link: SupervisorLink) -> Job:
@@ -170,11 +181,14 @@ class Tasks:
         elif exit_record := task.read_exit():
             task.exit = exit_record
             self._release(task)
-        # The helper was killed before it ordered the start, so the front will order it again.
         else:
-            self._release(task)
-            del self.known[task.id]
-            shutil.rmtree(task.directory)
+            self._drop(task)
+
+    def _drop(self, task: Task) -> None:
+        """Removes a task that no supervisor has begun to start. The front will order it again."""
+        self._release(task)
+        del self.known[task.id]
+        shutil.rmtree(task.directory)
 
     def _link_of(self, record: dict[str, Any]) -> SupervisorLink | None:
         """Returns the supervisor that a record names; None if it has ended.
@@ -200,7 +214,7 @@ class Tasks:
         pid, peer = fork_supervisor(Setup(control, self.directory, gid, self.driver, adopted))
         link = self._links[pid] = self._link(pid, control)
         link.use(peer)
-        link.is_own, link.has_adopted = True, bool(adopted)
+        link.is_own = True
         return link
 
     def _supervisor(self, cpus: str) -> SupervisorLink:
@@ -234,8 +248,10 @@ class Tasks:
                 orphans.append(task)
             elif task.start_unanswered:
                 task.link = None  # `start` cleans up
-            else:
+            elif task.was_begun():
                 self._lost(task)
+            else:
+                self._drop(task)
         if orphans:
             self._continue(orphans)
 
@@ -249,13 +265,19 @@ class Tasks:
         is_there = bool(pid) and start_ticks(pid) == task.record["start_time_ticks"]
         return (
             link.is_own
-            and not link.is_suspect
+            and not self._is_crashing()
             and (is_there or task.id in self._reaped)
             and not task.record["stdin"]
             and self.driver.name != "none"
         )
 
+    def _is_crashing(self) -> bool:
+        """True if supervisors end again and again. One of the tasks may be the cause."""
+        times = self._takeovers
+        return len(times) == _TAKEOVERS and time.monotonic() - times[0] < _TAKEOVERS_S
+
     def _continue(self, tasks: list[Task]) -> None:
+        self._takeovers.append(time.monotonic())
         adopted = [
             Adopted(task.record, task.record["pid"], task.pipes, self._reaped.get(task.id))
             for task in tasks
@@ -366,8 +388,9 @@ class Tasks:
                 message = f"task {task_id} exists with different content"
                 raise Fault("ALREADY_EXISTS", message, task_id=task_id)
             yield from self._until_started(known)
-            if self.known.get(task_id) is not known:
-                raise Fault("START_FAILED", "the task did not start; submit it again")
+            if not known.record.get("pid"):
+                fault = Fault("START_FAILED", "the task did not start; submit it again").as_dict()
+                raise fault_of((known.exit or {}).get("error") or fault)
             if known.exit:  # the caller may not have received the event
                 self.loop.later(0, lambda: self._send_end(known))
             return {name: known.record[name] for name in ("pid", "start_time_ticks")}
@@ -383,12 +406,21 @@ class Tasks:
         spec |= {"slot": self.driver.slot(slot), "boot_id": boot_id()}
         spec |= {"started_unix_ms": round(time.time() * 1000)}
         spec["group"] = self.driver.task(spec["slot"], task_id)
+        return (yield from self._order(spec, limits))
+
+    def _order(self, spec: dict[str, Any], limits: Callable[[], dict[str, Any]]) -> Job:
+        """Orders a supervisor to start a task, and returns the pid and start time of the task."""
+        task_id = spec["task_id"]
         task = self._make(spec, limits)
         link = task.link
         assert link is not None  # noqa: S101 - `_make` has set it
         try:
             answer = yield from link.ask("start", {"spec": spec}, _START_S)
         except (Fault, Unanswered) as error:
+            # A supervisor that was killed before it began has started nothing.
+            if isinstance(error, Ended) and not task.was_begun():
+                self._drop(task)
+                return (yield from self._order(spec, limits))
             if isinstance(error, Unanswered) and not isinstance(error, Ended):
                 message = f"its supervisor did not answer within {_START_S:.0f} s"
                 message += "; submit the same task again"

@@ -157,6 +157,15 @@ class Executor(Daemon):
         if pid := self.helper_pid():
             os.kill(pid, signal.SIGKILL)
 
+    def supervisor_pids(self) -> list[int]:
+        """Returns the processes that watch tasks and were started by the present helper."""
+        helper = self.helper_pid()
+        try:
+            children = Path(f"/proc/{helper}/task/{helper}/children").read_text().split()
+        except OSError:
+            return []
+        return [pid for pid in map(int, children) if _is_fork_of(pid, helper)]
+
     def saved_slots(self) -> dict[str, str]:
         """Returns the slot table on disk: "allocation.generation" to state."""
         state = read_document(self.state_dir / "state.json") or {}
@@ -165,6 +174,17 @@ class Executor(Daemon):
             spec = each["spec"]
             found[f"{spec['allocation_id']}.{spec['generation']}"] = str(each["state"])
         return found
+
+
+def _is_fork_of(pid: int, helper: int) -> bool:
+    """Returns whether a child of the helper runs its code: tasks run other programs."""
+    try:
+        return (
+            Path(f"/proc/{pid}/cmdline").read_bytes()
+            == Path(f"/proc/{helper}/cmdline").read_bytes()
+        )
+    except OSError:
+        return False
 
 
 @dataclass

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +30,7 @@ RM_STOP = "rm-stop"
 FRONT_KILL = "front-kill"
 HELPER_KILL = "helper-kill"
 BOTH_KILL = "both-kill"
+SUPERVISOR_KILL = "supervisor-kill"
 FRONT_STOP = "front-stop"
 HELPER_STOP = "helper-stop"
 MASTER_KILL = "master-kill"
@@ -43,6 +44,7 @@ DATABASE_RESTART = "database-restart"
 KINDS: dict[str, tuple[str, ...]] = {
     "rm": (RM_KILL,),
     "executor": (FRONT_KILL, HELPER_KILL, BOTH_KILL),
+    "supervisor": (SUPERVISOR_KILL,),
     "stop": (RM_STOP, FRONT_STOP, HELPER_STOP, MASTER_STOP),
     "master": (MASTER_KILL,),
     "network": (CUT_RM_EXECUTOR, CUT_RM_MASTER, CUT_EXECUTOR_MASTER, SLOW_LINE),
@@ -83,7 +85,7 @@ def plan(seed: int, groups: Sequence[str], cycles: int, length_s_max: float = 20
 
 
 def _fault(kind: str, chance: random.Random, length_s_max: float) -> Fault:
-    short = kind in (RM_KILL, FRONT_KILL, HELPER_KILL, BOTH_KILL, MASTER_KILL)
+    short = kind in (RM_KILL, FRONT_KILL, HELPER_KILL, BOTH_KILL, SUPERVISOR_KILL, MASTER_KILL)
     length_s = chance.choice((0.0, 0.0, chance.uniform(0, 1.5))) if short else 0.0
     if not short:
         length_s = chance.uniform(1.0, length_s_max * (1.0 if chance.random() < 0.5 else 0.25))
@@ -122,6 +124,7 @@ class Chaos:
             FRONT_KILL: self._kill_front,
             HELPER_KILL: self._kill_helper,
             BOTH_KILL: self._kill_both,
+            SUPERVISOR_KILL: self._kill_supervisor,
             FRONT_STOP: self._stop_front,
             HELPER_STOP: self._stop_helper,
             MASTER_KILL: self._kill_master,
@@ -274,6 +277,13 @@ class Chaos:
         with self.disturbing(fault.kind, executor.name):
             executor.kill_helper()
             eventually(executor.helper_pid, f"{executor.name} has a helper again")
+
+    def _kill_supervisor(self, fault: Fault) -> None:
+        executor = self._executor(fault)
+        with self.disturbing(fault.kind, executor.name):
+            for pid in executor.supervisor_pids():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
     def _kill_both(self, fault: Fault) -> None:
         self._kill_executor(fault, front=True, helper=True)

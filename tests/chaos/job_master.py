@@ -11,7 +11,7 @@ import asyncio
 import json
 import random
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -218,7 +218,7 @@ class Worker:
         """Runs one command until it ends; returns False if the slot was released before."""
         lines, pause_s = self.random.choice(((1, 0.0), (10, 0.1), (15, 0.2), (30, 0.2), (12, 0.5)))
         work = Work(lines, slot.allocation_id[-6:], pause_s, self.random.randint(0, 120))
-        task = await slot.run(work.argv)
+        task = await _started(slot, work.argv)
         self._started(slot, task)
         early = self.random.random() < 0.1
         if early:
@@ -304,6 +304,16 @@ async def together(*works: Coroutine[Any, Any, None]) -> None:
                 group.create_task(work)
     except BaseExceptionGroup as errors:
         raise _first(errors) from None
+
+
+async def _started(slot: fg.Slot, argv: Sequence[str]) -> fg.Task:
+    """Starts a command, again if its supervisor was killed before the command ran."""
+    while True:
+        try:
+            return await slot.run(argv)
+        except fg.TaskNotStarted as error:
+            if "its supervisor was killed" not in error.message:
+                raise
 
 
 def _first(error: BaseException) -> BaseException:

@@ -16,6 +16,7 @@ from task_executor.helper import tasks
 from task_executor.helper.cgroups.base import Driver, Kernel
 from task_executor.helper.loop import Loop
 from task_executor.helper.protocol import Fault
+from task_executor.helper.supervisor import Setup
 from task_executor.helper.supervisors import SupervisorLink
 from task_executor.helper.tasks import Tasks
 from tests.support.patience import PATIENCE_S
@@ -67,7 +68,8 @@ def helper(tmp_path: Path) -> Iterator[Helper]:
 def test_a_supervisor_that_ends_without_an_answer_means_that_the_task_did_not_start(
     helper: Helper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def end(*_args: object) -> NoReturn:
+    def end(setup: Setup, _starter: object) -> NoReturn:
+        (setup.tasks_directory / "task" / "exit.json.new").touch()
         os._exit(0)
 
     monkeypatch.setattr(module, "run_supervisor", end)
