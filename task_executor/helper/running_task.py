@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 KILL_GRACE_S = 5.0  # time between SIGTERM and SIGKILL after a timeout
 _RECORD_BYTES = 4096  # reserved at the start, so that the exit record fits on a full disk
-_REMOVE_S, _RETRY_S, _RETRIES = 10.0, 1.0, 60
+_REMOVE_S, _STATUS_S, _RETRY_S, _RETRIES = 10.0, 3.0, 1.0, 60
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class RunningTask:
         self.id: str = spec["task_id"]
         self._group: Group = spec["group"]
         self._pid, self._start_ticks, self._status = 0, 0, -1
-        self._is_started = self._died_before_exec = self._timed_out = False
+        self._is_started = self._died_before_exec = self._timed_out = self._is_lost = False
         self._used_usec, self._peak_bytes = 0, 0
         self._input_fd, self._received = -1, 0
         self._record_fd = -1
@@ -107,6 +107,8 @@ class RunningTask:
         self._begin_timeout()
         if (ended := adopted.ended) is not None:
             self._loop.later(0, lambda: self.reaped(*ended))
+        else:
+            self._watch_exit()
 
     def identity(self) -> dict[str, Any]:
         """Returns by what the helper finds the process, and the read ends of its pipes."""
@@ -195,6 +197,30 @@ class RunningTask:
         self._status = status
         self.count_use(used_usec, peak_bytes)
         if self._is_started:
+            self._loop.run(self._finish())
+
+    def _watch_exit(self) -> None:
+        """Watches the end of a process that is not a child of this one.
+
+        The helper reaps it and reports its status. If the helper is killed, another process reaps
+        it, and its status is lost.
+        """
+        try:
+            pidfd = os.pidfd_open(self._pid)
+        except ProcessLookupError:
+            self._loop.later(_STATUS_S, self._status_is_lost)
+            return
+
+        def exited(_events: int) -> None:
+            self._loop.unwatch(pidfd)
+            os.close(pidfd)
+            self._loop.later(_STATUS_S, self._status_is_lost)
+
+        self._loop.watch(pidfd, exited)
+
+    def _status_is_lost(self) -> None:
+        if self._status < 0:
+            self._status, self._is_lost = 0, True
             self._loop.run(self._finish())
 
     def count_use(self, used_usec: int, peak_bytes: int) -> None:
@@ -344,11 +370,12 @@ class RunningTask:
             remove_as(self._spec["uid"], self._spec["gid"], scratch)
 
     def _exit_record(self, counters: dict[str, int]) -> dict[str, Any]:
-        exit_status = os.waitstatus_to_exitcode(self._status)
+        exit_status = None if self._is_lost else os.waitstatus_to_exitcode(self._status)
+        lost = "its exit status is lost: its supervisor was killed, and then the helper"
         oom_kills = counters.get("oom_kills", 0)
         return {
-            "exit_code": exit_status if exit_status >= 0 else None,
-            "signal": -exit_status if exit_status < 0 else None,
+            "exit_code": exit_status if exit_status is not None and exit_status >= 0 else None,
+            "signal": -exit_status if exit_status is not None and exit_status < 0 else None,
             # With exit status 0, the task has survived the kill of one of its processes, so it does
             # not count as killed for memory.
             "oom_killed": oom_kills > 0 and exit_status != 0,
@@ -358,7 +385,7 @@ class RunningTask:
             "cpu_usec": counters.get("cpu_usec", self._used_usec),
             "started_unix_ms": self._spec["started_unix_ms"],
             "ended_unix_ms": round(time.time() * 1000),
-            "error": None,
+            "error": Fault("TERMINATED", lost).as_dict() if self._is_lost else None,
         } | self._output.counts()
 
 

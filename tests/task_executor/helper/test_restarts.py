@@ -152,6 +152,24 @@ async def test_an_end_while_there_is_no_supervisor_is_recorded(host: Host) -> No
     assert (record.signal, record.error) == (signal.SIGTERM, None)
 
 
+@pytest.mark.needs("root")
+async def test_an_exit_status_that_no_process_can_know_is_reported_as_lost(host: Host) -> None:
+    """After the supervisor, the helper is killed, which was to reap the task."""
+    await host.slot()
+    await host.start("echo begun; read line < /dev/zero; sleep 1; exit 4")
+    await eventually(host.output, "it has begun")
+    first = supervisor_of(host)
+    os.kill(first, signal.SIGKILL)
+    await eventually(lambda: supervisor_of(host) != first, "another one has taken over")
+    host.kill_helper()
+    host.restart_helper()
+    await host.client.kill_task("task")
+    record = await host.exit_of()
+    assert (record.exit_code, record.signal, record.stdout_bytes) == (None, None, 6)
+    assert record.error is not None
+    assert "exit status is lost" in record.error.message
+
+
 async def test_a_task_with_stdin_ends_with_its_supervisor(host: Host) -> None:
     """Input may be lost, so the task must not go on as if it had received all of it."""
     await host.slot()
@@ -208,7 +226,7 @@ async def test_after_a_restart_of_the_host_all_tasks_are_lost_and_no_slot_is_lef
     await host.client.destroy_slot("slot", 1)
     host.kill_helper()
     directory = host.directory("task")
-    (directory / "exit.json").unlink()
+    (directory / "exit.json").rename(directory / "exit.json.new")
     record = json.loads((directory / "task.json").read_text())
     write_json(directory / "task.json", record | {"boot_id": "another boot"})
     slot = {"boot_id": "another boot", "limits": {}}
