@@ -261,10 +261,13 @@ class Helper:
         can start during the removal and use the groups.
         """
         self.loop.serve()
+        running = not all(task.exit for task in self.tasks.known.values())
+        # A front that sees the helper end may check at once that nothing is left.
+        if not running:
+            self.tasks.end_supervisors()
         # This process still has the lock of the state directory, so the path cannot be the socket
         # of a new helper.
         Path(self.config["socket_path"]).unlink(missing_ok=True)
-        running = not all(task.exit for task in self.tasks.known.values())
         if running or self.slots.limits or self.tasks.unidentified:
             return
         # The code below only removes empty groups, so any signal may end it.

@@ -7,17 +7,15 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from task_executor.helper.cgroups.base import Group
+from task_executor.helper.cgroups.base import Driver, Group
 from task_executor.helper.child import become_task, remove_as
-from task_executor.helper.loop import Job, Timer, within
+from task_executor.helper.loop import Job, Loop, Timer, within
 from task_executor.helper.output import TaskOutput
 from task_executor.helper.paths import process_stat
 from task_executor.helper.protocol import Fault, as_fault, fault_of
-
-if TYPE_CHECKING:
-    from task_executor.helper.supervisor import Supervisor
+from task_executor.helper.syncing import Syncer
 
 KILL_GRACE_S = 5.0  # time between SIGTERM and SIGKILL after a timeout
 _RECORD_BYTES = 4096  # reserved at the start, so that the exit record fits on a full disk
@@ -41,6 +39,24 @@ class Adopted:
     ended: tuple[int, int, int] | None
 
 
+class Supervises(Protocol):
+    """The process of a task's supervisor, as the task needs it."""
+
+    loop: Loop
+    driver: Driver
+    syncer: Syncer
+    front_gid: int
+
+    def forked(self, task: RunningTask, pid: int) -> None:
+        """Records that `pid` is the first process of the task."""
+
+    def runs(self, task: RunningTask) -> bool:
+        """False if the start of the task has failed, or the task has ended."""
+
+    def ended(self, task: RunningTask, record: dict[str, Any]) -> None:
+        """Reports the end of a task. The record of the end is durable."""
+
+
 class RunningTask:
     """A task from its start to its exit record.
 
@@ -50,7 +66,7 @@ class RunningTask:
         directory: the directory of the task, which exists.
     """
 
-    def __init__(self, supervisor: Supervisor, spec: dict[str, Any], directory: Path) -> None:
+    def __init__(self, supervisor: Supervises, spec: dict[str, Any], directory: Path) -> None:
         self._supervisor, self._spec, self._directory = supervisor, spec, directory
         self._loop, self._driver = supervisor.loop, supervisor.driver
         self.id: str = spec["task_id"]

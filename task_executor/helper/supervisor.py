@@ -160,7 +160,6 @@ class Supervisor:
         self._by_pid[pid] = task
 
     def ended(self, task: RunningTask, record: dict[str, Any]) -> None:
-        """Reports the end of a task. The record of the end is durable."""
         del self._running[task.id]
         self._server.broadcast({"event": "ended", "task_id": task.id, "record": record})
         self._end_if_unused()

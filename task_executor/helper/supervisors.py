@@ -7,6 +7,7 @@ until their last task has ended, so an upgrade never changes the code of a runni
 from __future__ import annotations
 
 import os
+import select
 import socket
 import time
 from collections.abc import Callable
@@ -182,6 +183,13 @@ class SupervisorLink:
     def release(self) -> None:
         """Closes the connection. The supervisor then ends with its last task."""
         self._disconnect()
+
+    def wait(self, seconds: float) -> None:
+        """Waits until the process has ended, and blocks meanwhile."""
+        if self.is_alive:
+            poll = select.poll()
+            poll.register(self._fd, select.POLLIN)
+            poll.poll(round(seconds * 1000))
 
     def _on_end(self, _events: int = 0) -> None:
         # Events that the supervisor sent before its end come first.

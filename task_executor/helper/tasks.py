@@ -31,7 +31,7 @@ from task_executor.helper.running_task import Adopted
 from task_executor.helper.supervisor import Setup
 from task_executor.helper.supervisors import Ended, SupervisorLink, Unanswered, fork_supervisor
 
-_START_S, _ANSWER_S = 60.0, 5.0
+_START_S, _ANSWER_S, _END_S = 60.0, 5.0, 2.0
 _TAKEOVERS, _TAKEOVERS_S = 8, 10.0  # no supervisor takes over tasks more often than this
 
 
@@ -303,6 +303,13 @@ class Tasks:
                     names = ("status", "cpu_usec", "peak_bytes")
                     args = {"pid": pid} | dict(zip(names, end, strict=True))
                     self.loop.run(task.link.ask("reaped", args, _ANSWER_S), lambda *_: None)
+
+    def end_supervisors(self) -> None:
+        """Ends the supervisors, which have no task, and waits for them."""
+        for link in self._links.values():
+            link.release()
+        for link in self._links.values():
+            link.wait(_END_S)
 
     # -- ends ------------------------------------------------------------------------------------
 
