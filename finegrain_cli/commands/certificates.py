@@ -1,5 +1,5 @@
-"""Implements `finegrain certs`, which makes certificates for other members, and keeps the cluster's
-authority.
+"""Implements `finegrain certs`, which makes certificates for people and programs, and backs up,
+restores and replaces the cluster's authority.
 """
 
 from __future__ import annotations
@@ -109,9 +109,9 @@ def issue(
 ) -> None:
     """Make credentials for a person or a program, and write them with mode 0600.
 
-    This command makes the key. The resource manager signs through its join port, as for a token
-    that is used at once. Commands and the client library renew credentials files; nothing renews
-    certificates that --pem has written.
+    Without --request, this command makes the key. It creates a join token and uses it at once, so
+    the resource manager signs the certificate through its join port. Commands and the client
+    library renew credentials files; nothing renews certificates that --pem has written.
 
     \b
     Examples:
@@ -184,8 +184,8 @@ def restore(
 ) -> None:
     """Put the cluster's authority from a backup into a state directory.
 
-    Stop the resource manager first. The command keeps the former certificates of the directory in a
-    directory beside it. All members continue to use their certificates.
+    Stop the resource manager first. If the state directory already has certificates, the
+    command moves them to a new directory inside it. All members continue to use their certificates.
 
     \b
     Examples:
@@ -250,7 +250,9 @@ def _read_request(path: Path) -> bytes:
 
 
 def _joined(token: str, request: bytes) -> Credentials:
-    """Returns credentials for a token; without a key if a program has made `request` itself."""
+    """Returns credentials for a token. If there is a `request`, its program keeps the key, and the
+    credentials contain no key.
+    """
     from finegrain.certificates.joining import credentials_of, join, join_for
     from finegrain.join_token import JoinToken
 

@@ -1,5 +1,5 @@
-"""Keeps the quotas of operators of job graphs in the managed memory of slots, while the tasks of
-these operators run.
+"""Keeps the quotas of operators up to date while their tasks run. A quota is the part of a slot's
+managed memory that one operator of a job graph gets.
 
 `engine/managed_memory.py` computes the quotas. The file of a task contains the task's operators.
 The checkpoint contains the operators that a job master registered for a whole slot.
@@ -101,7 +101,7 @@ class Operators:
             self._check_has_memory(task.key)
         self._memory.register(task.key, task.task_id, fractions)
         if task.key in self._lending:
-            self._changed(task.key)  # the quota of the operator may be lent
+            self._changed(task.key)  # other pools may have borrowed the memory of these quotas
         self.refresh_task(task)  # the task is not in the table yet, so `_changed` does not reach it
         task.first_quota_bytes = _quota_bytes(task)
 
@@ -178,7 +178,7 @@ class Operators:
     # -- quotas ------------------------------------------------------------------------------
 
     def size_changed(self, key: SlotKey) -> None:
-        """Recomputes the quotas of a slot before and after it is resized."""
+        """Recomputes the quotas of a slot. Must be called both before and after a resize."""
         if self._memory.claims(key):
             self._changed(key)
 
@@ -401,7 +401,8 @@ def quotas_json(task: Task, operators: Operators) -> dict[str, Any]:
     found = []
     for each in task.operators:
         entry = {name: getattr(each, name) for name in names}
-        # A pool that lends or borrows obeys its last limit until this front knows the pool again.
+        # After a restart, this front does not know the limit of a pool that lends or borrows. The
+        # pool then keeps its last limit until it reports this limit.
         if (limit := operators.limit(task, each.operator_id, -1)) >= 0:
             entry["limit_bytes"] = limit
         found.append(entry)

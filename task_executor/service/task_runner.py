@@ -472,7 +472,7 @@ class TaskRunner:
             stderr: the reader has received all bytes of stderr before this position.
 
         Returns:
-            The unacknowledged bytes of each stream that are stored before the task waits; 0 if the
+            The limit of unacknowledged bytes for each stream, at which the task must wait; 0 if the
             task has ended, or cannot wait.
 
         Raises:
@@ -485,7 +485,8 @@ class TaskRunner:
         try:
             return await self._helper.hold_output(task.task_id, holder, stdout, stderr)
         except InvalidArgument:
-            # A version that cannot hold output has started the task, so the task never waits.
+            # The task was started by an earlier version of finegrain, which cannot hold output. So
+            # the task never waits.
             log.debug("output_not_held", task_id=task.task_id)
         except FinegrainError as error:
             if error.reason not in (Reason.TASK_ENDED, Reason.TASK_UNKNOWN):
@@ -493,7 +494,7 @@ class TaskRunner:
         return 0
 
     def of_job(self, job_id: str, caller: Caller) -> list[Task]:
-        """Returns the tasks of a job, if the caller owns the job.
+        """Returns the tasks of a job, if the caller owns the job or is an administrator.
 
         Raises:
             PermissionDenied: NOT_OWNER.

@@ -1,5 +1,5 @@
 """Compares a request with all hosts. For each host, the survey computes how much the host lacks for
-the request. It also computes sums over all hosts.
+the request. It also collects the free and total amounts of all usable hosts.
 
 A survey takes a few microseconds per host. It checks costly constraints only on hosts that meet all
 other constraints, or all other constraints except labels. At most `COSTLY_CHECKS_MAX` hosts are
@@ -32,7 +32,7 @@ Distance = tuple[int, int, str]
 The parts are:
 
 1. The number of obstacles that would remain even if all slots of the host ended.
-2. The largest lack of any dimension, in millionths.
+2. The largest lack of any dimension, in millionths of the requested amount.
 3. The id of the host, so that the order is always the same.
 
 Example: a request needs 4 cpus. Host a has 8 cpus, but only 3 of them are free. Host b has 4 free

@@ -45,15 +45,15 @@ CLUSTER = ""
 class Announced:
     """The part of an executor's announcement about its cpus that this module needs."""
 
-    slot_cpus: CpuSet = EMPTY  # cpus that the announced total counts
-    # cpus that the executor's configuration reserves, in addition to `slot_cpus`
+    slot_cpus: CpuSet = EMPTY  # cpus that are part of the announced total
+    # cpus that the executor's configuration reserves; `slot_cpus` does not contain them
     reserved_cpus: CpuSet = EMPTY
     isolated_cpus: CpuSet = EMPTY  # cpus that are in no shared pool
     policy: HostPolicy = NOTHING_SET
 
     @property
     def best_effort_cpus(self) -> CpuSet:
-        """The cpus that the announced best-effort total counts."""
+        """The cpus that are part of the announced best-effort total."""
         if self.policy.reserved_strict:
             return self.slot_cpus
         # Best-effort slots also run on cpus that are reserved and shared, so the announced total
@@ -162,13 +162,13 @@ def _total(announced: Amounts, cpus: CpuSet, taken: CpuSet) -> dict[str, int]:
     """Returns the announced amounts without the taken cpus.
 
     An executor may announce less cpu than its cpus have, because of a quota or a configured share.
-    Taken cpus then first use up this difference. For example, an executor announces 6,000 for 8
-    cpus, and 3 cpus are taken. The other 5 cpus have 5,000, which is less than the announced 6,000.
-    So 5,000 can be booked.
+    The cpu of taken cpus is subtracted from this difference first, and only the rest from the
+    announced amount. For example, an executor announces 6,000 for 8 cpus, and 3 cpus are taken. The
+    other 5 cpus have 5,000, which is less than the announced 6,000. So 5,000 can be booked.
     """
     total = dict(announced)
-    # `spare` is the cpu beyond the announced total. This cpu is lost first, because slots cannot
-    # book it.
+    # `spare` is the amount of cpu that the executor has but does not announce. This amount is lost
+    # first, because slots cannot book it.
     spare = max(0, MILLI_PER_CPU * len(cpus) - total.get(CPU_MILLI, 0))
     lost = max(0, MILLI_PER_CPU * len(taken) - spare)
     total[CPU_MILLI] = max(0, total.get(CPU_MILLI, 0) - lost)
@@ -187,7 +187,7 @@ def _with_best_effort(
     pool, whichever layer reserved them.
     """
     offered = announced.best_effort_cpus
-    # Only cpus that the announced total counts are subtracted.
+    # Subtract only cpus that are part of the announced total.
     lacks = offered & in_no_pool
     if lacks and BEST_EFFORT_CPU_MILLI in total:
         # The amount is rounded down, because the host could not provide a larger total.

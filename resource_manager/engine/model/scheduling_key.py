@@ -59,8 +59,8 @@ class Needs(NamedTuple):
     Attributes:
         pooled: the columns for a host with one memory pool.
         separate: the columns for a host with a pool for each memory part.
-        amounts: the columns of `pooled` and `separate` that are amounts. These columns can be
-            compared with sums over hosts, and with executors that have not started yet.
+        amounts: the columns of `pooled` and `separate` that are amounts. They can be added up over
+            hosts, and their values are also known for executors that have not started yet.
         preferred: for each preferred policy, the columns that a host needs to meet the policy;
             empty if the index has no such column.
         never_met: number of preferred policies that no host can meet.
@@ -112,8 +112,8 @@ def is_topology_constrained(profile: ResourceProfile | None, cpus: CpuKey | None
     """Returns True if amounts alone are not sufficient to decide whether a host can serve the
     request.
 
-    The result is also True for best-effort default slots, because the index counts only default
-    slots of normal cpu.
+    The result is also True for best-effort default slots, because `DEFAULT_SLOTS` does not count
+    default slots that use best-effort cpu.
     """
     if profile is not None and profile.devices:
         return True
@@ -135,7 +135,7 @@ def in_grains(amounts: Amounts) -> dict[str, int]:
 
 
 def from_grains(amounts: Amounts) -> dict[str, int]:
-    """Returns amounts of the index in bytes and counts again: the inverse of `in_grains`."""
+    """Converts memory amounts of the index from grains to bytes: the inverse of `in_grains`."""
     return {
         name: amount * MEMORY_GRAIN_BYTES if name in _MEMORY else amount
         for name, amount in amounts.items()

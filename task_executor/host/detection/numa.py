@@ -1,10 +1,10 @@
 """Reads the NUMA nodes: CPUs, memory, huge pages, distances, and the nearest CPUs of each node.
 
-Node ids may have gaps. Directories show which nodes exist. This module does not derive nodes from
-packages, because a package and a node are different things. Nodes without CPUs (HBM, persistent
-memory, CXL, GPU memory) and nodes without memory are allowed. If several nodes contain the same
-CPU, the firmware is wrong, and no map of this firmware can be trusted. So the host then counts as
-one node with the memory of all nodes.
+Node ids may have gaps. A node exists if sysfs has a directory for it, such as `node0`. This module
+does not derive nodes from packages, because a package and a node are different things. Nodes
+without CPUs (HBM, persistent memory, CXL, GPU memory) and nodes without memory are allowed. If
+several nodes contain the same CPU, the firmware is wrong, and it is unknown which CPUs belong to
+which node. So the host then counts as one node with the memory of all nodes.
 """
 
 import dataclasses
@@ -47,7 +47,8 @@ def read_nodes(
     homeless = online - union(node.cpus for node in nodes)
     if nodes and homeless:
         reader.warn(f"CPUs {homeless} belong to no NUMA node")
-    # Complete nodes without cpus in a second step, because this step needs all other nodes.
+    # Nodes without cpus get their nearest cpus in a second step, because this step needs all other
+    # nodes.
     by_id = {node.id: node for node in nodes}
     return tuple(
         node
@@ -79,13 +80,13 @@ def merge(nodes: Sequence[NumaNode], online: CpuSet) -> NumaNode:
 def grown(
     reader: TreeReader, nodes: tuple[NumaNode, ...], meminfo: dict[str, int]
 ) -> tuple[tuple[NumaNode, ...], bool]:
-    """Returns the nodes, and True if the nodes report less memory than the machine has.
+    """Returns the nodes, and True if their memory grows and the size of each node is unknown.
 
     In virtual machines that initialize or return memory lazily, the MemTotal of nodes grows as
     memory is used. But /proc/meminfo shows all memory from the start. If only one node is possible,
     this node has all memory. On other hosts, the difference may also belong to a node that was
-    taken offline. On such hosts, the nodes count as growing only if more memory is free than all
-    nodes report in total.
+    taken offline. So these hosts have growing nodes only if more memory is free than all nodes
+    report in total.
 
     If `possible` names nodes that do not exist now, the difference may belong to these nodes. In
     this case, no other node gets the difference.
@@ -160,8 +161,9 @@ def _cpus(reader: TreeReader, path: str, online: CpuSet) -> CpuSet:
 def _nearest_cpus(reader: TreeReader, node: NumaNode, nodes: dict[int, NumaNode]) -> CpuSet:
     """Returns the CPUs that are nearest to a node without CPUs.
 
-    The firmware's report has priority over distances. The function reads access1 first, because
-    access1 lists only CPUs as initiators.
+    The kernel may list the nearest nodes (initiators) in `access0` and `access1`; this list has
+    priority over distances. The function reads access1 first, because access1 lists only CPUs as
+    initiators.
     """
     for access in ("access1", "access0"):
         names = reader.numbered(f"{NODE}/node{node.id}/{access}/initiators", "node")
