@@ -93,9 +93,9 @@ def _check_listens(target: Target) -> None:
     """Checks whether any process listens at a loopback address, so that a command fails at once.
 
     Raises:
-        Unavailable: all addresses are loopback addresses, no process listens at them, and no note
-            names a resource manager there. If there is such a note, the resource manager may just
-            be restarting.
+        Unavailable: all addresses are loopback addresses, no process listens at them, and
+            `local_managers` knows no resource manager with one of them. A known resource manager
+            may just be restarting.
     """
     if not all(map(is_loopback, target.addresses)):
         return

@@ -154,7 +154,7 @@ class DeviceShare:
         type: type of the device.
         uuid: UUID of the device.
         minor: minor number of the device when the slot got it.
-        amounts: amounts by dimension. Memory is in bytes and also a ratio.
+        amounts: amounts by dimension. Memory of GPUs has two dimensions: bytes and ratio.
         functions: bus ids of the device's virtual functions that the slot has.
     """
 

@@ -38,7 +38,7 @@ _OPEN_METHODS: AccessTable = {
 
 
 class _Recorder:
-    """Records the handlers that generated `add_...Servicer_to_server` functions register."""
+    """Records the handlers that a generated function `add_...Servicer_to_server` registers."""
 
     def __init__(self) -> None:
         self.services: dict[str, dict[str, Any]] = {}

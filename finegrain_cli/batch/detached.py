@@ -103,7 +103,8 @@ def start_runner(
     deadline = time.monotonic() + START_TIMEOUT_S
     process = _start(arguments, log)
     while True:
-        # poll before the read, because a runner that has ended writes no more
+        # Call `poll` before `has_started`. If `poll` reports that the runner has ended, the runner
+        # writes no more, so `has_started` reads its last progress.
         exit_code = process.poll()
         started = has_started(process.pid)
         # THREADS_FAILED is no failure of the start: the runner has started, and its short work has

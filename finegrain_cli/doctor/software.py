@@ -35,7 +35,7 @@ def examine_software() -> Iterator[Finding]:
 
 
 def _sqlite() -> Iterator[Finding]:
-    """Reports the version of SQLite, with the rules of `finegrain db check`."""
+    """Reports the version of SQLite. Warns about the same versions as `finegrain db check`."""
     found = []
     if find_spec("sqlalchemy") is not None:
         from resource_manager.storage.sqlite_store import version_findings

@@ -1,7 +1,9 @@
-"""The supervisors that the helper knows: it starts them, sends them requests, and sees their ends.
+"""Starts supervisors, sends requests to them, and notices when they end. A supervisor is the
+process that runs tasks for the helper (see `supervisor.py`).
 
-A helper starts its own supervisor with the first task. Supervisors of earlier helpers continue
-until their last task has ended, so an upgrade never changes the code of a running supervisor.
+With cgroups, a helper starts its own supervisor with the first task. Supervisors of earlier helpers
+continue until their last task has ended, so an upgrade never changes the code of a running
+supervisor.
 """
 
 from __future__ import annotations
@@ -72,7 +74,9 @@ class SupervisorLink:
         return self._fd >= 0
 
     def can_start(self) -> bool:
-        """False if the process, a child of this one, has ended. The loop may not know yet."""
+        """Returns True if the supervisor is a child process that still runs. Asks the kernel,
+        because the event loop may not have noticed the end yet.
+        """
         if not self.is_alive:
             return False
         try:
@@ -81,7 +85,7 @@ class SupervisorLink:
             return False
 
     def use(self, peer: socket.socket) -> None:
-        """Sends and receives on a connected socket."""
+        """Uses a connected socket for all requests to the supervisor and all its messages."""
         peer.setblocking(False)
         self._peer = peer
         self._loop.watch(peer.fileno(), self._ready)

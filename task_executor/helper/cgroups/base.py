@@ -221,8 +221,8 @@ class Driver:
     def supervisors(self) -> Group:
         """Returns the group of supervisors.
 
-        On v1 it includes groups by which systemd knows that supervisors and tasks are not part of
-        the executor's service.
+        On v1 it includes groups outside the executor's service. So systemd does not count
+        supervisors and tasks as processes of the service.
         """
         return {name: f"{path}/shims" for name, path in self.base.items()} | self.unit
 
