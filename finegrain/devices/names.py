@@ -237,7 +237,9 @@ def _gpus(named: dict[str, int], field: str) -> DeviceRequest:
     count = _count_over(named, shared, field) if shared else _count_of(named, field)
     amounts = {name: amount // count for name, amount in named.items() if name != GPU_SHARED}
     if not all(amounts.values()):
-        raise InvalidArgument(where, _shown(named), f"at least 1 of each for {count} GPUs")
+        raise InvalidArgument(
+            where, _shown(named), f"at least 1 of each resource per GPU ({count} GPUs)"
+        )
     return DeviceRequest(GPU, count, pairs(amounts))
 
 

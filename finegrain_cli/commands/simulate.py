@@ -33,7 +33,7 @@ def register(app: typer.Typer) -> None:
     group.command()(reporting_errors(trace))
     group.command()(reporting_errors(place))
     simulate_figures.register(group)
-    app.add_typer(group, name="simulate", help="Run the rules of sharing in simulated time.")
+    app.add_typer(group, name="simulate", help="Run the real scheduling rules in simulated time.")
 
 
 def trace(
@@ -239,7 +239,7 @@ def place(
         typer.Option("--stdio", help="Read requests from standard input, one JSON per line."),
     ] = False,
 ) -> None:
-    """Place single requests of another program with the real rules.
+    """Place single requests on simulated hosts, for another program.
 
     The program writes one JSON message per line to standard input, and reads the answers from
     standard output. docs/simulate.md describes the messages.

@@ -43,7 +43,7 @@ def figures(
     ] = False,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Run the figures that explain fine-grained submission.
+    """Simulate and draw figures that explain fine-grained submission.
 
     These are Figures 3-1 to 3-10 of "Improved Batch Processing Through Fine-Grained Thread
     Submission". The command applies the real scheduling rules in simulated time. Three pairs of

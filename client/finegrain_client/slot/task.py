@@ -225,7 +225,9 @@ class Task:
         """
         if self._options.stdin != "pipe":
             raise InvalidArgument(
-                "stdin", self._options.stdin, '"pipe" in Slot.run, which allows later writes'
+                "stdin",
+                self._options.stdin,
+                '"pipe"; set it in Slot.run if you write to the task later',
             )
         await self._input.write(data, eof=eof)
 

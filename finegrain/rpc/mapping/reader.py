@@ -207,7 +207,10 @@ class Reader:
             # An enum field that is absent reads as 0 (UNSPECIFIED).
             return f"{value} if {read} else None"
         if each.optional and convert is None:
-            raise MappingError(f"{described.full_name} cannot be absent, but {each.name} can be")
+            raise MappingError(
+                f"the field {described.full_name} cannot be absent, but the attribute {each.name}"
+                " can be None"
+            )
         return value
 
     def _many(self, source: Source, each: Attribute, described: FieldDescriptor, read: str) -> str:
@@ -229,7 +232,7 @@ class Reader:
                 return f"{source.bind(self.function(hint, message), 'read')}({read})"
             if (name, hint) in _MOMENTS:
                 return _MOMENTS[name, hint].format(read, utc=source.bind(UTC, "utc"))
-            raise MappingError(f"no rule for {described.full_name} as {hint}")
+            raise MappingError(f"no rule converts {described.full_name} to {hint}")
         if described.enum_type is not None:
             return self._member(source, hint, described.enum_type, read)
         if convert is not None:

@@ -246,7 +246,7 @@ class WaitingReasons:
         # Otherwise users would not understand the refusal.
         if unsuited := large_and_unsuited(self.hosts, scheduling_class):
             host, refusal = unsuited
-            lack += f" ({host.host_id} has enough capacity, but {refusal.text})"
+            lack += f" ({host.host_id} has enough capacity, but is unsuitable: {refusal.text})"
         elif (
             verdict is Feasibility.NEVER
             and not self.elastic.provisioning
