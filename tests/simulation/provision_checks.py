@@ -187,13 +187,7 @@ def planned_on(state: State) -> Planned:
 
 
 def served_first(state: State, planned: Planned) -> Iterator[str]:
-    """Checks after a batch that new executors serve the requests that were planned on them.
-
-    If several executors register in one batch, each may serve requests that were planned on
-    another.
-    """
-    wanted: Counter[SchedulingClass] = Counter()
-    served: Counter[SchedulingClass] = Counter()
+    """Checks after a batch that a new executor serves the requests that were planned on it."""
     for name, content in planned.items():
         provision, host = state.provisions.get(name), state.hosts.get(name)
         if (
@@ -218,14 +212,12 @@ def served_first(state: State, planned: Planned) -> Iterator[str]:
         for wish, count in content:
             if host.needs_topology(wish):
                 continue  # planned by amounts alone: its cpu topology was unknown until now
-            wanted[wish] += count
-            served[wish] += sum(_is_of(state, slot, wish) for slot in host.slots.values())
-    for wish, count in wanted.items():
-        if served[wish] < count and _somebody_may(state, wish):
-            yield (
-                f"new executors serve {served[wish]} of {count} requests that were planned on them,"
-                f" {wish.waiting} of these wait"
-            )
+            there = sum(_is_of(state, slot, wish) for slot in host.slots.values())
+            if there < count and _somebody_may(state, wish):
+                yield (
+                    f"{name} has registered and serves {there} of {count} requests that were"
+                    f" planned on it, {wish.waiting} of these wait"
+                )
 
 
 def _somebody_may(state: State, wish: SchedulingClass) -> bool:

@@ -1,4 +1,5 @@
-"""Checks that usage survives a restart: it differs by at most one interval of accrual.
+"""Checks that usage survives a restart: it differs by at most one interval of accrual, and by the
+accrual during an earlier outage that was not written before the next one.
 
 It compares only if no wall clock was changed, because only wall clocks measure the time between two
 incarnations.
@@ -43,6 +44,8 @@ class UsageChecks:
         self.compared = 0
         self._known: dict[str, float] = {}  # usage, as of `_known_ms`
         self._known_ms = 0
+        # The present manager computed the usage of this time, before `_led_ms`, from rates.
+        self._gap_ms = self._led_ms = self._window_ms = 0
         self._clocks: set[int] = set()  # clock errors of the managers that wrote rows
         self._peaks: dict[str, list[tuple[int, float]]] = {}
         self._decided: dict[int, _Books] = {}  # not known to be durable; by id of the changes
@@ -62,7 +65,8 @@ class UsageChecks:
         self._decided.clear()
         self._clocks.add(books.wall_ahead_ms)
         # Nothing is written between two batches, so a stalled manager exceeds the interval.
-        since_ms = (self._known_ms if self._known else books.at_ms) - books.window_ms
+        self._window_ms = books.window_ms + self._unwritten_ms(books.at_ms, books.window_ms)
+        since_ms = (self._known_ms if self._known else books.at_ms) - self._window_ms
         self._known = {flow_id: service for flow_id, (service, _) in books.flows.items()}
         self._known_ms = books.at_ms
         for flow_id, (_, rate) in books.flows.items():
@@ -70,6 +74,13 @@ class UsageChecks:
             peaks.append((books.at_ms, rate))
             while len(peaks) > 1 and peaks[1][0] <= since_ms:
                 del peaks[0]
+
+    def _unwritten_ms(self, at_ms: int, window_ms: int) -> int:
+        """Returns the time before the present manager led whose usage may not be written yet.
+
+        A manager writes it only when the first interval after its start has passed.
+        """
+        return self._gap_ms if at_ms - self._led_ms < window_ms else 0
 
     def forget(self) -> None:
         """A backup replaced the database."""
@@ -82,7 +93,11 @@ class UsageChecks:
         if not self._known or self._clocks != {manager.wall_ahead_ms}:
             return
         left, counted_s = _decay(past_s, fairness)
-        window_s = (fairness.usage_interval_ms + LATE_MS) / 1_000
+        interval_ms = fairness.usage_interval_ms + LATE_MS
+        window_s = max(interval_ms, self._window_ms) / 1_000
+        gap_ms = manager.loop.now_ms - self._known_ms
+        self._gap_ms = gap_ms + self._unwritten_ms(self._known_ms, interval_ms)
+        self._led_ms = manager.loop.now_ms
         for flow in _flows(state):
             # A restart recomputes what slots cost.
             expected = self._known.get(flow.id, 0.0) * left + flow.rate * counted_s

@@ -118,6 +118,7 @@ def hand_over(state: State) -> None:
     requests.
     """
     elastic = state.elastic
+    placed: list[Content] = []
     for host_id, promised in elastic.arrived.items():
         host = state.hosts.get(host_id)
         content = elastic.plan.on.get(promised)
@@ -130,7 +131,11 @@ def hand_over(state: State) -> None:
         if host is not None and content is not None and host.eligible:
             _place(state, host, content)
             state.hosts.touch(host)
-            _place_gangs(state, content)
+            placed.append(content)
+    # If several executors have registered, a gang could take the room that another executor has for
+    # its own planned requests. So gangs come after the requests of all executors.
+    for content in placed:
+        _place_gangs(state, content)
     elastic.arrived.clear()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from finegrain.resources import GIB, ResourceProfile
 from resource_manager.engine.model.settings import ExecutorShape, Provisioning
 from tests.support.engine_cluster import EngineCluster
+from tests.support.engine_cluster.hosts import host
 
 
 def test_whoever_a_maximum_stops_does_not_stand_before_those_it_was_asked_for() -> None:
@@ -62,3 +63,20 @@ def test_an_executor_without_them_is_a_failure_that_names_the_gang() -> None:
         f"{asked_for}: registered with 4 cpu, 64Gi memory (promised: 4 cpu, 64Gi memory);"
         " it lacks labels that are required by members of gang gang of 2"
     )
+
+
+def test_a_gang_does_not_take_the_room_that_another_new_executor_has_for_its_own_requests() -> None:
+    """The gang needs two of the executors. The first of them registers with the third one."""
+    total = {"cpu_milli": 4_000, "memory_bytes": 64 * GIB}
+    shape = ExecutorShape("four", "test", total, ResourceProfile(1_000, GIB))
+    cluster = EngineCluster.settled(provisioning=Provisioning((shape,)))
+    cluster.submit_gang("gang", [3_000, 3_000])
+    cluster.submit("whole", cpu_milli=4_000)
+    cluster.wait(2_000)
+    plans = cluster.state.elastic.plan.on
+    of_gang = next(name for name, each in plans.items() if each.gangs)
+    of_whole = next(name for name, each in plans.items() if each.classes)
+    executors = [host(name, provided_as="four") for name in (of_gang, of_whole)]
+    cluster.executors |= {each.executor_id: each for each in executors}
+    cluster.batch(*map(cluster.registration_of, executors))
+    assert cluster.where("whole") == of_whole
