@@ -4,6 +4,7 @@ terminal.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -105,7 +106,10 @@ def run(
     ] = "",
     user: UserOption = "",
     name: Annotated[
-        str, typer.Option("--name", metavar="NAME", help="Name of the job; default: the command.")
+        str,
+        typer.Option(
+            "--name", metavar="NAME", help="Name of the job; default: the file name of the program."
+        ),
     ] = "",
     group: GroupOption = "",
     timeout: Annotated[
@@ -257,7 +261,8 @@ def run(
             env=tuple(env),
             cwd=cwd,
             user=user,
-            name=name or command[0][:200] or "run",
+            # All users see the name, so it has no folders and no arguments.
+            name=name or Path(command[0]).name[:200] or "run",
             group=group,
             timeout_s=seconds("--timeout", timeout),
             wait_timeout_s=seconds("--wait-timeout", wait_timeout),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from finegrain.errors import InvalidArgument
+from finegrain_cli.run.options import RunOptions
 from finegrain_cli.slot_options import slot_spec
 from finegrain_client import SlotSpec
 from tests.support.cli import Finegrain
@@ -51,6 +52,26 @@ def test_words_that_are_none_are_told_with_the_option(
     assert result.exit_code == (125 if command == "run" else 2)
     assert f"{option} is '{text}'" in result.stderr
     assert told in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [(("/home/alice/plans/train.sh", "--key=k"), "train.sh"), (("sleep", "9"), "sleep")],
+)
+def test_the_name_of_a_job_that_all_users_see_has_no_folders_and_no_arguments(
+    finegrain: Finegrain, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], name: str
+) -> None:
+    run: list[RunOptions] = []
+
+    def ran(options: RunOptions) -> int:
+        run.append(options)
+        return 0
+
+    monkeypatch.setattr("finegrain_cli.run.running.run_command", ran)
+    assert finegrain("run", "--", *command).exit_code == 0
+    assert finegrain("run", "--name", "mine", "--", *command).exit_code == 0
+    assert [each.name for each in run] == [name, "mine"]
+    assert {each.argv for each in run} == {command}
 
 
 def test_the_option_is_named_where_nobody_runs_a_command() -> None:
