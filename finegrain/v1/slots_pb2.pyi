@@ -211,7 +211,8 @@ class SlotRequest(google.protobuf.message.Message):
     """Maximum number of processes and threads in the slot at one time; 0: the executor's default."""
     target_address: builtins.str
     """"host:port" of a JobMasterService, to which the executor offers the slot directly, in addition to the offer on the
-    watch stream. Empty: the slot is offered only on the watch stream.
+    watch stream. Empty: the slot is offered only on the watch stream. In lists and explanations, only the owner of the
+    job and administrators see this field.
     """
     allow_pending: builtins.bool
     """What the RM does if no known executor could host the request even when empty. True: the request waits, because a

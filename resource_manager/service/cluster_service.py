@@ -38,6 +38,7 @@ from resource_manager.service.engine_driver import now
 from resource_manager.service.groups_service import GroupCalls
 from resource_manager.service.host_policy_service import HostPolicyCalls
 from resource_manager.service.paging import key_of, page_size, token_of
+from resource_manager.service.privacy import hide_private_fields
 from resource_manager.service.runner import Runner
 from resource_manager.service.submission import give_up, resize_slot
 from resource_manager.service.watch import WatchHub, happens
@@ -154,6 +155,7 @@ class ClusterServicer(DeviceCalls, GroupCalls, HostPolicyCalls, ClusterServiceSe
         prefixes = _prefixes(request.allocation_ids)
         limit = page_size(request.page_size)
         (after,) = key_of(request.page_token, (0,))
+        caller = current_caller()
 
         def read(state: State) -> cluster_pb2.ListRequestsResponse:
             # This check needs the state, because a short text is allowed if it is a complete id.
@@ -166,9 +168,11 @@ class ClusterServicer(DeviceCalls, GroupCalls, HostPolicyCalls, ClusterServiceSe
                 after=int(after),
                 limit=limit,
             )
+            requests = encoding.write.each(rm_pb2.RequestStatus, page.items)
+            hide_private_fields(requests, state, caller)
+            next_key = (page.next_key,) if page.next_key is not None else None
             return cluster_pb2.ListRequestsResponse(
-                requests=encoding.write.each(rm_pb2.RequestStatus, page.items),
-                next_page_token=token_of((page.next_key,) if page.next_key is not None else None),
+                requests=requests, next_page_token=token_of(next_key)
             )
 
         return await self._read(read, items=limit)

@@ -25,9 +25,11 @@ from resource_manager.engine.model.events import (
     SlotsReleased,
 )
 from resource_manager.engine.model.settings import EngineSettings
+from resource_manager.engine.state import State
 from resource_manager.service.admission import JobAdmission, JobLimits, Kind
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.ownership import JobOwners
+from resource_manager.service.privacy import hide_private_fields
 from resource_manager.service.runner import Runner
 from resource_manager.service.submission import (
     CHUNK_ITEMS_MAX,
@@ -264,13 +266,14 @@ class JobCalls:
         most = request.max_executors or EXECUTORS_DEFAULT
         if not 1 <= most <= EXPLAINED_EXECUTORS_MAX:
             raise InvalidArgument("max_executors", most, f"0 to {EXPLAINED_EXECUTORS_MAX}")
-        return await self._runner.read(
-            lambda state: encoding.explanation(
-                explain(state, allocation_id, executor_id, most), state
-            ),
-            owner=current_caller().peer,
-            items=EXPLAIN_ITEMS,
-        )
+        caller = current_caller()
+
+        def read(state: State) -> rm_pb2.ExplainResponse:
+            answer = encoding.explanation(explain(state, allocation_id, executor_id, most), state)
+            hide_private_fields([answer.request], state, caller)
+            return answer
+
+        return await self._runner.read(read, owner=caller.peer, items=EXPLAIN_ITEMS)
 
     async def _checked(
         self, job_id: str, messages: Sequence[slots_pb2.SlotRequest]
