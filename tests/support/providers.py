@@ -102,6 +102,7 @@ async def joining() -> AsyncIterator[str]:
         Issuer(authority(), lambda: [NOBODY_LISTENS]),
         members,
         lambda: None,
+        refused=lambda _method, _error: None,
     )
     yield await server.start()
     await server.stop()
