@@ -97,7 +97,7 @@ class DeviceRequest:
         return tuple((name, amount * count) for name, amount in self.amounts)
 
     def is_resized(self, other: DeviceRequest) -> bool:
-        """Returns True if another request differs from this request at most in the amounts."""
+        """Returns True if another request is equal to this request, apart from the amounts."""
         return replace(self, amounts=other.amounts) == other
 
     def accepts(self, device: Device) -> bool:

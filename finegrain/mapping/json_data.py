@@ -54,7 +54,7 @@ def refuse_unknown(keys: frozenset[str], data: Mapping[str, Any], where: str) ->
 
 
 def read_member(kind: type[Enum], members: Mapping[Any, Enum], data: Any, where: str) -> Any:
-    """Returns the member of an enum with this value."""
+    """Returns the enum member whose value is `data`."""
     try:
         # Lists and objects cannot be hashed. They raise TypeError, not KeyError.
         return members[data]

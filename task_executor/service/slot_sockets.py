@@ -47,7 +47,7 @@ REQUEST_BYTES_MAX: Final = 64 << 10
 UNSENT_BYTES_MAX: Final = 4 << 20  # the executor disconnects a task with more unread bytes
 SHRINK_S_MAX: Final = 1.0  # maximum time that a resize waits for pools to return memory
 LATE_S: Final = 0.05
-ENDED_S: Final = 5.0  # time for the end of a task that did not return memory
+ENDED_S: Final = 5.0  # how long to wait until a task that kept memory has ended
 NOT_GIVEN_BACK: Final = TaskFault(
     Reason.MANAGED_MEMORY_REVOKED.value,
     f"it did not give borrowed managed memory back within {REVOKE_S:g} s",
@@ -93,12 +93,12 @@ class SlotSockets:
         self._connections: dict[SlotKey, set[_Connection]] = {}
         self._given_back = asyncio.Event()
         self._revoking: dict[SlotKey, asyncio.Task[None]] = {}
-        # Kills a task, whose end is reported with the reason.
+        # Kills a task, and reports the reason together with the task's end.
         self.end_task: Callable[[Task, TaskFault], Awaitable[None]] = _end_nothing
         keeper.operators.on_change = self._quotas_changed
 
     def path(self, key: SlotKey) -> Path:
-        """Returns the path of a slot's socket, which stays the same after a restart of the
+        """Returns the path of a slot's socket. The path stays the same after a restart of the
         executor.
         """
         mark = hashlib.sha256(f"{key.allocation_id}.{key.generation}".encode()).hexdigest()[:16]
@@ -258,7 +258,7 @@ class SlotSockets:
             self._revoking[key] = asyncio.create_task(self._await_given_back(key))
 
     async def _await_given_back(self, key: SlotKey) -> None:
-        """Ends the tasks of a slot that do not give back borrowed memory in time."""
+        """Ends those tasks of a slot that do not give borrowed memory back in time."""
         try:
             while (deadline := self.operators.next_deadline(key)) is not None:
                 await asyncio.sleep(max(deadline - time.monotonic(), 0) + LATE_S)

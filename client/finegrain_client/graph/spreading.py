@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 OFFSETS_MAX = 1_000
-"""Maximum number of offsets to try. With this number, up to 1,000 chains with one subtask get empty
-slots.
+"""Maximum number of offsets to try. With this maximum, up to 1,000 chains of one subtask each still
+get different slots.
 """
 
 
@@ -26,7 +26,7 @@ class Spread:
 
     Attributes:
         slots: number of slots of the group.
-        steps: number of subtasks among which the slots are divided.
+        steps: number of subtasks. The distance between their slots is `slots` / `steps`.
         offset: slot of subtask 0.
     """
 

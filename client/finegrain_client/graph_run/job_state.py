@@ -34,9 +34,9 @@ class JobState:
     Attributes:
         plan: plan of the job.
         schedule: schedule of the job.
-        requests: requests for slots without an answer, by number.
+        requests: unanswered requests for slots, by number.
         host_of_slot: executor of each granted slot, by slot number.
-        slot_of_task: slot number of the latest attempt of each task.
+        slot_of_task: slot number of each attempt in `latest`.
         latest: latest attempt of each subtask, by chain and subtask.
         ended: how the job ended; None: it has not ended.
         cancelled: True if a user cancelled the job.

@@ -38,7 +38,7 @@ MessageT = TypeVar("MessageT", bound=Message)
 
 @dataclass(frozen=True, slots=True)
 class As:
-    """A field that a function converts from the attribute at `path`."""
+    """A field whose value `convert` computes from the attribute at `path`."""
 
     path: str
     convert: Callable[[Any], Any]
@@ -64,9 +64,9 @@ class Writing:
     Attributes:
         kind: the dataclass.
         message: the message.
-        exceptions: the differences, by field. The value is the path of the attribute if the
-            attribute has another name ("registration.default_profile"), or an `As` or `FromValue`
-            that computes the field.
+        exceptions: the differences, by field. If only the name of the attribute differs, the entry
+            is the path of the attribute ("registration.default_profile"). Otherwise, the entry is
+            an `As` or `FromValue` that computes the field.
         parts: paths of nested values whose attributes are also fields of the message. An attribute
             of the value itself has priority over an attribute of a part.
         given: fields that the caller passes by name. If the caller does not pass such a field, the
@@ -165,7 +165,7 @@ class Writer:
             access = _access(writing, path)
             argument = self._value(source, attribute, described, access, convert)
             arguments.append(f"{name}={argument}")
-        # Check that every attribute of the value is used or named in the table.
+        # Check that every attribute of the value is either used or listed in `kept`.
         _check(writing, used)
         # The generated code reads each part once, into a local variable.
         body = [f"{_local(part)} = _value.{part}" for part in writing.parts.split()]
