@@ -6,8 +6,8 @@ of boundaries, `start, end, start, end, ...`. A number is in the set if and only
 boundaries is less than or equal to it. So each query is one binary search. Example: {3, 4, 5, 9} is
 the array 3, 6, 9, 10. One boundary (3) is less than or equal to 5, so 5 is in the set.
 
-Queues remove numbers at the front. So a removal at the front first only skips the boundaries. The
-skipped boundaries are deleted when they are more than half of the array.
+Queues remove numbers at the front. So that this is cheap, a removal at the front only skips
+boundaries. The skipped boundaries are deleted when they are more than half of the array.
 """
 
 from array import array
@@ -19,8 +19,8 @@ Run = tuple[int, int]
 """An interval of numbers: from the first up to, but not including, the second."""
 
 CUT_OFF_FROM = 64
-"""Boundaries are deleted only if more than this number are skipped, because a deletion moves all
-other boundaries.
+"""Skipped boundaries are deleted only if there are at least this number of them, because a deletion
+moves all other boundaries.
 """
 
 
@@ -137,7 +137,7 @@ class IntervalSet:
         if start >= end:
             return 0
         bounds = self._bounds
-        # Append an interval after all other numbers without a search.
+        # An interval after all other numbers is appended without a search.
         if not bounds or start > bounds[-1]:
             bounds.append(start)
             bounds.append(end)

@@ -168,8 +168,9 @@ class DeviceShare:
 def shares_together(
     before: Iterable[DeviceShare], after: Iterable[DeviceShare]
 ) -> tuple[DeviceShare, ...]:
-    """Returns the shares of a slot for which `before` or `after` may be in effect: for each device,
-    the larger amount in each dimension.
+    """Returns shares that cover both `before` and `after`, while either may be in effect.
+
+    For each device, the result has the larger amount in each dimension.
     """
     found: dict[tuple[str, str], DeviceShare] = {}
     for share in (*before, *after):

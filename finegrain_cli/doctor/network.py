@@ -103,7 +103,8 @@ def _bind_failed(
     owner = _owner(port)
     if owner and _is_ours(owner[1]) and _uid(owner[0]) in daemon_uids:
         return ok(key, f"{address}: in use by finegrain itself (pid {owner[0]})")
-    # Without a key of the cluster, the process cannot pass as a daemon. But no daemon can start.
+    # A process without a key of the cluster cannot impersonate a daemon. But the daemon cannot start
+    # while the process uses the port.
     whose = (
         f"process {owner[0]} ({' '.join(owner[1])[:120]}) of {_user(owner[0])}, which is no daemon "
         "of finegrain"
@@ -133,7 +134,8 @@ def _user(pid: int) -> str:
 def _daemon_uids(state_dir: Path) -> set[int]:
     """Returns the users that a daemon with this state directory may run as.
 
-    Anybody can start a process whose command line looks like that of a daemon.
+    Callers also check the user of a process, because any user can start a process whose command
+    line looks like the command line of a daemon.
     """
     try:
         return {0, os.geteuid(), state_dir.stat().st_uid}

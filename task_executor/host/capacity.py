@@ -1,9 +1,9 @@
 """Computes the capacity of an executor from the host's topology and the configured options.
 
 The CPUs are those that the kernel allows this process, minus isolated CPUs, minus the reserve. The
-memory is the sum of all NUMA nodes (without huge pages), at most the machine's total and the
-control group's limit, minus the reserve. If a share is configured, the capacity is exactly this
-share.
+memory is the sum over all NUMA nodes, without huge pages. It is limited to the machine's total and
+to the control group's limit, and then reduced by the reserve. If a share is configured, the
+capacity is exactly this share.
 
 A *reserve* is capacity that is kept for the operating system and for the executor's own processes.
 A *share* is an explicit part of a host, if several executors divide the host. No reserve is
@@ -28,7 +28,7 @@ RESERVE_BYTES_MAX: Final = 4 * GIB
 
 @dataclass(frozen=True, slots=True)
 class CapacityOptions:
-    """The options for the capacity from the configuration. None means that an option is not set.
+    """The configured options that determine the capacity. None means that an option is not set.
 
     `reserved_*` are subtracted from the capacity that the host allows, and `share_*` replace it. In
     the configuration the shares are called `cpus` and `memory_bytes`, and errors use these names.
@@ -141,8 +141,8 @@ def _check_reserve(topology: HostTopology, reserved: CpuSet, warnings: list[str]
             f"reserved CPUs {without_effect} are offline, or this process may not use them: "
             "reserving them has no effect"
         )
-    # Only warn, because the administrator may want this. Name only the first such core, as an
-    # example.
+    # If only a part of a core is reserved, warn but do not fail: the administrator may want this.
+    # Name only the first such core, as an example.
     for core in topology.cores:
         if not core.cpus.isdisjoint(reserved) and not (core.cpus & topology.allowed) <= reserved:
             warnings.append(
@@ -152,7 +152,7 @@ def _check_reserve(topology: HostTopology, reserved: CpuSet, warnings: list[str]
             break
     for node in topology.numa_nodes:
         ours = node.cpus & topology.allowed
-        # Do not warn on a host with a single node: no cpu is left there, which is an error.
+        # Do not warn on a host with a single node: no cpu is left then, so `_cpus` raises an error.
         if ours and ours <= reserved and len(topology.numa_nodes) > 1:
             warnings.append(f"reserved_cpus {reserved} contains all CPUs of NUMA node {node.id}")
 
@@ -182,8 +182,8 @@ def _memory(
             "host's memory"
         )
         usable = limit
-    # Deduct no reserve from a share, because the administrator has chosen the share without the
-    # reserve.
+    # Deduct no reserve from a share, because the administrator has already left the reserve out of
+    # the share.
     if options.share_memory_bytes is not None:
         return 0, _share_memory(options, options.share_memory_bytes, usable)
     if not usable:
@@ -227,7 +227,8 @@ def _nodes(
 ) -> tuple[NodeCapacity, ...]:
     """Returns the CPUs and memory of each node.
 
-    The reserve is divided among the default nodes in proportion to their memory.
+    The reserve is divided among the nodes whose memory slots use by default, in proportion to the
+    memory of each node.
     """
     # This sum is a divisor below, so it must not be 0.
     together = sum(memory.default_bytes.values()) or 1

@@ -182,7 +182,7 @@ class BatchSlots:
 
     async def reuse(self, pairs: Sequence[tuple[SlotKey, int]]) -> list[bool]:
         """Returns for each slot whether it may be reused for its member. The resource manager
-        releases all other slots.
+        releases the slots that may not be reused.
         """
         # A slot may have been lost in the meantime. Such a slot is not reusable, and the call must
         # not name it.
@@ -223,8 +223,8 @@ class BatchSlots:
         request = self._job._watch.requests.get(event.allocation_id)
         if request is None:
             # The submission got no answer, so the job deleted the handle of the request. But the
-            # resource manager had accepted the request. Keep this handle, so that the slot is used
-            # or released.
+            # resource manager had accepted the request. Make a new handle of the slot, so that the
+            # slot is used or released.
             known = self._slots.get(event.allocation_id)
             if known is None or known.generation < status.generation:
                 self._slots[event.allocation_id] = Slot(self._job._context, status)
@@ -237,7 +237,7 @@ class BatchSlots:
 
     def _forget(self, event: JobEvent) -> None:
         slot = self._slots.pop(event.allocation_id, None)
-        if slot is not None and not slot.has_ended:  # no `Request` object ends this slot
+        if slot is not None and not slot.has_ended:  # the slot has no `Request` that ends it
             slot.end(
                 SlotLost(
                     slot.allocation_id,

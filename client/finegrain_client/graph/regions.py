@@ -1,9 +1,9 @@
-"""Finds the pipelined regions, whose operators must run together, and the regions for which each
-region waits.
+"""Finds the pipelined regions of a graph, and for each region the other regions that it waits for.
 
-A region is a set of operators that pipelined edges connect (union-find). A region starts after the
-end of all regions from which it reads by blocking edges. So it is a compile error if a blocking
-edge is within a region, or if regions wait for each other in a circle.
+A region is a set of operators that pipelined edges connect (union-find). These operators must run
+together. A region starts after the end of all regions from which it reads by blocking edges. So it
+is a compile error if a blocking edge is within a region, or if regions wait for each other in a
+circle.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Regions:
 
     Attributes:
         members: operators of each region, in the order of the graph.
-        region_of: index of each operator's region in `members`.
+        region_of: for each operator, the index in `members` of its region.
         waits_for: for each region, the regions that must end before the region starts.
     """
 
@@ -197,7 +197,7 @@ def _far_end(path: Iterable[EdgeSpec], start: str) -> Iterable[str]:
 def _repairing_flip(
     names: Sequence[str], edges: Edges, candidates: Iterable[EdgeSpec]
 ) -> EdgeSpec | None:
-    """Returns the first candidate that makes the whole graph valid when it becomes blocking."""
+    """Makes each candidate blocking in turn; returns the first with which the graph is valid."""
     for candidate in candidates:
         changed = [
             replace(edge, exchange=Exchange.BLOCKING) if edge is candidate else edge
