@@ -103,8 +103,8 @@ def _bind_failed(
     owner = _owner(port)
     if owner and _is_ours(owner[1]) and _uid(owner[0]) in daemon_uids:
         return ok(key, f"{address}: in use by finegrain itself (pid {owner[0]})")
-    # A process without a key of the cluster cannot impersonate a daemon. But the daemon cannot start
-    # while the process uses the port.
+    # A process without a key of the cluster cannot impersonate a daemon. But while it uses the
+    # port, the daemon cannot start.
     whose = (
         f"process {owner[0]} ({' '.join(owner[1])[:120]}) of {_user(owner[0])}, which is no daemon "
         "of finegrain"
