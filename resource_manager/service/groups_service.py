@@ -24,7 +24,7 @@ from resource_manager.service.wire.groups import group_set_event
 T = TypeVar("T")
 
 READ_ITEMS = 100
-"""Cost of reading all groups and their pending requests, in items of the fair queues."""
+"""Reading all groups and their pending requests counts as this many items in the fair queues."""
 
 
 class GroupCalls:
@@ -76,8 +76,8 @@ class GroupCalls:
 
 
 def views_at(state: State, clock: Callable[[], Instant]) -> Paused[list[GroupView]]:
-    """Returns all groups at the time of the last pause, and advances the fairness tree to this
-    time.
+    """Advances the fairness tree to the present time, and returns all groups. The function pauses
+    only before it reads this time.
     """
     since = yield from groups_waiting_since(state)
     state.flows.advance(clock().monotonic_ms)

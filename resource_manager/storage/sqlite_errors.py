@@ -44,7 +44,7 @@ def sqlite_errors(path: Path) -> Iterator[None]:
 
 
 def translated(error: BaseException, path: Path) -> FinegrainError:
-    """Returns the error to raise instead of the driver's."""
+    """Returns the error to raise instead of the error of the SQLite driver."""
     code = getattr(error, "sqlite_errorcode", None)
     name = str(getattr(error, "sqlite_errorname", type(error).__name__))
     details = {"path": path, "sqlite_error": name}

@@ -15,9 +15,9 @@ host one node could give this, so masks of one node are preferred.
 
 The score is the part that remains free after the slot is placed, in thousandths. The merge takes
 mask 0b01. Preferred masks come first, then masks with fewer nodes, then nodes that are close to
-each other. Only then the score decides. If the slot needed 4 cpus and 6 GiB, only mask 0b11 would
-be a hint, but not a preferred hint. BestEffort would take it, but Restricted and SingleNUMANode
-would refuse the slot.
+each other. The score decides last. If the slot needed 4 cpus and 6 GiB, only mask 0b11 would be a
+hint, but not a preferred hint. BestEffort would take it, but Restricted and SingleNUMANode would
+refuse the slot.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ class Quantities:
         return None
 
     def score(self, nodes: Sequence[int]) -> int:
-        """Returns how well the state of these nodes meets the strategy after the slot is placed
-        there, from 0 to `SCORE_MAX`.
+        """Returns a score from 0 to `SCORE_MAX`: how well these nodes would meet the strategy if
+        the slot were placed on them.
 
         The score is a mean over the dimensions: of the free part (LeastAllocated,
         DistributeEvenly), or of the taken part (MostAllocated). If only some cpus meet the
@@ -192,8 +192,8 @@ def hints(needs: Quantities, masks: Iterable[int], preferred_size: int) -> dict[
     Args:
         needs: the amounts that the slot needs.
         masks: the masks to try.
-        preferred_size: masks with this number of nodes are preferred: the number that the slot
-            needs on the empty host.
+        preferred_size: the number of nodes that the slot needs on the empty host. Masks with this
+            number of nodes are preferred.
 
     Source: `generateResourceHints` of Koordinator's nodenumaresource. Koordinator has another rule
     for the preferred masks.
@@ -237,8 +237,8 @@ def masks_by_size(
     layout: CpuLayout, nodes: tuple[int, ...]
 ) -> tuple[tuple[int, tuple[int, ...]], ...]:
     """Returns the masks to try by size, the smallest size first. Masks of one size are in
-    lexicographic order. If there are at most `NODES_ENUMERATED_MAX` nodes, these are all subsets.
-    With more nodes, only some subsets are returned.
+    lexicographic order. If there are at most `NODES_ENUMERATED_MAX` nodes, all subsets are
+    returned. With more nodes, only some subsets are returned.
     """
     if len(nodes) <= NODES_ENUMERATED_MAX:
         return tuple(

@@ -53,8 +53,9 @@ class QuotaChecks:
     def admitted(self, job_queue: JobQueue, most: int) -> int:
         """Returns how many requests of a job queue the quotas admit now.
 
-        If the quotas admit no request, the job queue is blocked. If the group admits none of the
-        scheduling classes that fit on some host, the whole group is paused instead.
+        If the quotas admit no request, the job queue is blocked. If the group with the blocking
+        maximum admits none of the scheduling classes that fit on some host, this whole group is
+        paused instead.
 
         Args:
             job_queue: requests of one job and one scheduling class.
@@ -146,9 +147,9 @@ class QuotaChecks:
             most: the largest number of job queues to unblock.
 
         Returns:
-            The number of unblocked job queues. If a group may block further job queues, it stays in
-            `flows.freed_groups`. An unblocked job queue can be blocked by the same group again, but
-            only after the group has booked more capacity.
+            The number of unblocked job queues. A group that may still block other job queues stays
+            in `flows.freed_groups`. An unblocked job queue can be blocked by the same group again,
+            but only after the group has booked more capacity.
         """
         queue, freed_groups = self.queue, self.flows.freed_groups
         # If hosts have changed, default slots may book other amounts. So all blocks are checked
@@ -211,7 +212,7 @@ class QuotaChecks:
 def maxima(flows: FlowTree) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """Returns the amounts that each group with a maximum may still book, by dimension.
 
-    If two results are equal, the groups admitted the same requests at both times.
+    If two calls return equal results, the groups admit the same requests at both times.
     """
     return tuple(
         (flow.id, tuple(limit - flow.used.get(name, 0) for name, limit in flow.maximum.items()))

@@ -5,8 +5,8 @@ Until `settle`, the maxima, sums and derived columns of the index may be too hig
 check hosts without room, but it never misses a host with room.
 
 A tentative ledger also keeps a journal, so that it can roll back all changes since a mark. It
-starts with the free capacity, from which a pass may have taken slots already, or with the capacity
-of empty hosts.
+starts with the capacity of empty hosts, or with the free capacity. A pass may already have taken
+slots from this free capacity.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class Ledger:
         Args:
             hosts: all hosts.
             prefix: `KNOWN` or `ONLINE`: the ledger takes from the capacity of empty hosts, in the
-                columns with this prefix. Empty: the ledger takes from the free capacity.
+                columns with this prefix. If the prefix is empty, the ledger takes from the free
+                capacity.
             topology: True if slots get cpus and NUMA nodes as well as amounts.
         """
         self.indexes = hosts.indexes.with_prefix(prefix) if prefix else hosts.indexes
@@ -88,8 +89,8 @@ class Ledger:
         return found
 
     def took(self, bookings: Bookings, taken: Iterable[Taken]) -> None:
-        """Records slots after the caller has lowered the leaves in the index of the class, and
-        lowers the leaves of the other indexes.
+        """Records slots, and lowers the leaves of all indexes except the index of the class. The
+        caller must already have lowered the leaves of this index.
         """
         index, journal = bookings.index, self._journal
         if self._notes_changes:

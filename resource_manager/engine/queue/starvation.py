@@ -54,9 +54,7 @@ class StarvationClock:
 
 
 NEWLY_OVER_MAX = 2_000
-"""The largest number of clocks that one call of `starved` adds to the clocks that have run long
-enough.
-"""
+"""One call of `starved` moves at most this many clocks to the clocks that have run long enough."""
 
 Waiter = tuple[SchedulingClass, str] | int
 """A job's requests of one class (class, job id), or the arrival number of a gang or resize."""
@@ -65,9 +63,9 @@ Waiter = tuple[SchedulingClass, str] | int
 class StarvationClocks:
     """All clocks.
 
-    After a clock has run long enough, `starved` does not compare it again until it stops. So even
-    with 100,000 clocks, the cost of a call depends only on the clocks that have run long enough
-    since the last call.
+    After a clock has run long enough, `starved` does not check this clock again. So even with
+    100,000 clocks, the cost of a call depends only on the clocks that have run long enough since
+    the last call.
     """
 
     def __init__(self, flows: FlowTree | None) -> None:
@@ -134,8 +132,8 @@ class StarvationClocks:
 
         A returned waiter is not starved if one of its requests was placed after the start of the
         clock. The mark is the start of the oldest clock that has not run long enough, or the
-        current moment if there is no such clock. If more than `NEWLY_OVER_MAX` clocks must be
-        added, the next call adds the remaining clocks.
+        current moment if there is no such clock. If more than `NEWLY_OVER_MAX` clocks have newly
+        run long enough, the next call returns the remaining waiters, too.
         """
         over = []
         for waiter, clock in islice(self._running.items(), NEWLY_OVER_MAX):
