@@ -35,7 +35,7 @@ def key_from_pem(text: bytes) -> ec.EllipticCurvePrivateKey:
     """Reads a private key.
 
     Raises:
-        ConfigurationError: the text is not the PEM text of a private key on P-256 without a
+        ConfigurationError: the text is not a private key in PEM, on P-256 and without a
             passphrase.
     """
     try:

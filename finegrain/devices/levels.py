@@ -27,12 +27,12 @@ the share.
 """
 
 WHOLE_DEVICE: Final = "whole"
-"""Key in a device's levels under which the level for the whole device is stored."""
+"""In the levels of a device, the key of the level for the whole device."""
 
 CPU: Final = "cpu"
 MEMORY: Final = "memory"
 OF_SLOTS: Final = (CPU, MEMORY)
-"""Dimensions of every slot, which the kernel of the host enforces or which are not enforced."""
+"""Dimensions that every slot has. Either the kernel of the host enforces them, or nothing does."""
 
 OF_GPUS: Final = (GPU_CORE, GPU_MEMORY)
 
@@ -65,7 +65,7 @@ def level_of(device: Device, name: str, *, is_whole: bool) -> str:
 
 
 def dimensions_of(type_: str) -> tuple[str, ...]:
-    """Returns the dimensions of devices of a type that have a level."""
+    """Returns the dimensions that have a level, for devices of a type."""
     return OF_GPUS if type_ == GPU else (type_,)
 
 

@@ -182,7 +182,7 @@ def print_json_line(data: Mapping[str, Any]) -> None:
 
 
 def say(message: str) -> None:
-    """Prints a message for people on standard error. A closed standard error is not an error."""
+    """Prints a message for people on standard error; ignores the failure if it is closed."""
     try:
         print(message, file=sys.stderr, flush=True)
     except OSError:
@@ -190,8 +190,8 @@ def say(message: str) -> None:
 
 
 def discard_standard_error() -> None:
-    """Redirects standard error to /dev/null. Callers use this when its pipe or terminal is
-    closed.
+    """Redirects standard error to /dev/null. Callers do this when the pipe or terminal of standard
+    error is closed.
     """
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)

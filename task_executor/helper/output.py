@@ -83,9 +83,9 @@ class TaskOutput:
     def finish(self) -> Job:
         """Reads all remaining bytes of the pipes after the end of the task.
 
-        The time is limited, because without cgroups a process that has escaped can keep the pipes
-        open. Held output may exceed the limit by the size of a pipe, so that the end of the task
-        does not wait for the holder.
+        The time is limited, because without cgroups a process that has escaped from the task can
+        keep the pipes open. Held output may exceed the limit by the size of a pipe, so that the end
+        of the task does not wait for the holder.
         """
         for stream in self._open():
             if self.is_held:
@@ -109,7 +109,7 @@ class TaskOutput:
             stream.log.close()
 
     def restore(self) -> None:
-        """Continues the logs of a supervisor that was killed. Its holder must renew the hold."""
+        """Continues the logs of a supervisor that was killed. The holder must renew its hold."""
         for stream in self._streams.values():
             stream.log.restore()
         self._held_until = time.monotonic() + HOLD_S if self._holder else 0.0
@@ -129,7 +129,7 @@ class TaskOutput:
                 stream.log.lost()
 
     def counts(self) -> dict[str, int]:
-        """Returns the entries of the exit record about the output."""
+        """Returns the entries about the output, for the exit record."""
         counts = {}
         for name, stream in self._streams.items():
             counts[f"{name}_bytes"] = stream.log.end - stream.log.dropped

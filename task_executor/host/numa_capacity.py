@@ -1,8 +1,8 @@
 """Computes the memory and countable resources that slots can have on each NUMA node.
 
 This module deducts the huge pages that a kubelet's memory manager has taken. It does not deduct the
-ordinary memory that a kubelet gives to containers, which changes at run time: the executor reports
-this memory, and the resource manager deducts it.
+ordinary memory that a kubelet gives to containers, because this amount changes at run time. The
+executor reports the amount, and the resource manager deducts it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from task_executor.host.kubelet.state import KubeletState
 
 @dataclass(frozen=True, slots=True)
 class NumaCapacity:
-    """The capacity of one NUMA node that slots can have."""
+    """The capacity of one NUMA node for slots."""
 
     id: int
     memory_bytes: int  # a multiple of 64 KiB
@@ -28,7 +28,7 @@ class NumaCapacity:
 def numa_capacity(
     capacity: Capacity, kubelet: KubeletState | None = None
 ) -> tuple[NumaCapacity, ...]:
-    """Returns the capacity of each node, in the sequence of the nodes.
+    """Returns the capacity of each node, in the order of `capacity.nodes`.
 
     The function deducts huge pages that a kubelet reserves or has given to containers.
     """

@@ -66,8 +66,8 @@ async def recover(keeper: SlotKeeper, saved: SavedState) -> None:
     # Stage 2: compare the checkpoint with the host, and adopt the slots that are in both.
     state = await keeper.helper.inspect()
     on_host = {_slot_key(each.limits) for each in state.slots}
-    # Report a slot that ended because the host rebooted as missing, not as broken: the job need not
-    # avoid this host when it restarts the work.
+    # If the host has rebooted, report the slots that ended as missing, not as broken. Then the job
+    # need not avoid this host when it restarts the work.
     rebooted = saved.boot_id not in ("", keeper.identity.boot_id)
     why_missing = Reason.SLOT_MISSING if rebooted else Reason.SLOT_BROKEN
     for slot in saved.slots:
@@ -124,8 +124,8 @@ def _adopt_tasks(keeper: SlotKeeper, state: HelperState) -> None:
             continue
         record = records.get(task.task_id)
         if record is None and not task.has_ended:
-            # The caller never got an answer to this submission. It submits the task again, and this
-            # submission starts the task.
+            # The caller never got an answer to this submission. It submits the task again, and the
+            # new submission starts the task.
             keeper.directory.forget_task(task.task_id)
             continue
         slot = keeper.table.get(task.key)

@@ -1,11 +1,11 @@
 """Runs NVIDIA's Multi-Process Service (MPS) for GPUs that slots share: the level "mps".
 
 Each GPU has its own control daemon. The daemon runs as a task, in a slot that belongs to the
-executor itself. So the helper starts and ends the daemon like any task, as the user of tasks, and
-the daemon continues when the front restarts. A daemon runs while slots have shares of its GPU. It
+executor itself. So the helper starts and ends the daemon like any task, under the user of tasks.
+The daemon continues when the front restarts. A daemon runs while slots have shares of its GPU. It
 never runs while a slot has the whole GPU.
 
-The driver rejects allocations of a client above the limits in the client's environment. These
+The driver rejects memory allocations that exceed the limits in a client's environment. These
 limits apply to each process, and a program can change them. So the executor also watches the memory
 of the whole slot.
 """
@@ -129,8 +129,8 @@ class MpsDaemons:
         }
         self._lock = asyncio.Lock()
         self._has_looked = False
-        # Set this before the first reconciliation with the helper, which would otherwise destroy
-        # the daemons of an earlier front.
+        # Set this before the first reconciliation with the helper. Otherwise the reconciliation
+        # would destroy the daemons of an earlier front.
         keeper.own_slots |= {each.key for each in self._daemons.values()}
         self._offer(self._daemons)
 
@@ -250,7 +250,7 @@ class MpsDaemons:
             if record is None or record.exit is not None:
                 return False
             # Read the daemon's output and not its folder: the folder belongs to the user of tasks,
-            # so this process may not read the folder.
+            # so this process might have no permission to read it.
             if _READY in read_output(record.directory, "stdout", 0, len(_READY)):
                 return True
             await asyncio.sleep(_POLL_S)
@@ -333,7 +333,7 @@ def _single_share(spec: SlotSpec) -> DeviceShare | None:
 
 
 def _shared(specs: Iterable[SlotSpec]) -> set[str]:
-    """Returns the GPUs of which at least one of these slots has a share under MPS."""
+    """Returns the GPUs that at least one of these slots shares under MPS."""
     shares = (_single_share(each) for each in specs)
     return {share.uuid for share in shares if share is not None}
 

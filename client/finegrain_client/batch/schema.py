@@ -13,7 +13,7 @@ APPLICATION_ID = 0x66674261
 
 SCHEMA_VERSION = 2
 OLDEST_VERSION = 1
-"""Oldest version that can be read. A runner that opens an older file upgrades it."""
+"""Oldest version that can be read. A runner upgrades a file that is older than `SCHEMA_VERSION`."""
 UPGRADE_FROM_1 = "alter table jobs drop column secret"
 """Upgrade from version 1: a job no longer has a secret, because it has an owner."""
 

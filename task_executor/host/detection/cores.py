@@ -34,7 +34,7 @@ class CoreSet:
 class Layout:
     """How the online CPUs are grouped.
 
-    Every online CPU is in exactly one core and one package. But a CPU may be missing in the caches.
+    Every online CPU is in exactly one core and one package. But a CPU may be in no L3 group.
     """
 
     cores: tuple[CoreSet, ...]
