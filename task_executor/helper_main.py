@@ -73,8 +73,8 @@ def executor_id(options: TaskExecutorOptions) -> str:
 def _saved_id(path: Path) -> str:
     """Returns the id in the front's checkpoint; empty if it is not a valid id.
 
-    The helper reads nothing else from this file, because the front, which has fewer privileges,
-    writes the file.
+    The front writes this file, and has fewer privileges than the helper. So the helper reads
+    nothing else from the file.
     """
     try:
         found = json.loads(json.loads(path.read_text())["content"])["executor_id"]

@@ -1,7 +1,7 @@
 """Describes the present condition of a device: its health, and its uses by programs that belong to
 no slot.
 
-An executor reports the condition of each device that has changed since the executor registered. A
+An executor reports the conditions that have changed since the executor registered. A
 condition replaces the `problem` of the registered device.
 """
 
@@ -15,7 +15,7 @@ from finegrain.mapping.value import Value
 from finegrain.units import format_bytes
 
 USES_SHOWN: Final = 3
-"""Maximum number of uses that a text names. The text only counts the remaining uses."""
+"""Maximum number of uses that a text names. The text gives only the number of the other uses."""
 
 
 class DeviceHealth(StrEnum):
@@ -66,8 +66,8 @@ class DeviceCondition(Value):
         uuid: UUID of the device.
         health: health of the device.
         problem: why the device is not healthy, and what to do; empty: the device is healthy.
-        work_lost: True if work on the device cannot continue, so that the slots that have the
-            device may be ended.
+        work_lost: True if work on the device cannot continue. The slots that have the device may
+            then be ended.
         failures: number of failures within the last hour.
         foreign_uses: uses by programs that belong to no slot. If there is such a use, the device
             gets no new work.

@@ -39,8 +39,8 @@ class OwnCertificate:
         self.version += 1
 
     def check_valid(self) -> None:
-        """Checks that the certificate is valid now, because servers refuse an invalid certificate
-        without a reason.
+        """Checks that the certificate is valid now. A server that refuses an invalid certificate
+        gives no reason.
 
         Raises:
             Unauthenticated: the certificate is not valid now. The message names the dates and the
@@ -63,7 +63,7 @@ class OwnCertificate:
     def server_credentials(self) -> grpc.ServerCredentials:
         """Returns TLS credentials of a server that demands certificates from its clients.
 
-        The server asks for the present certificate at each new connection.
+        At each new connection, the server reads the present certificate of this process.
         """
         return self._server_credentials(require_certificates=True)
 
@@ -74,9 +74,9 @@ class OwnCertificate:
     def _server_credentials(self, *, require_certificates: bool) -> grpc.ServerCredentials:
         shown = self.version
 
-        # gRPC frees each configuration that it gets. So each server needs its own, and the same
-        # one must never be returned twice: memory that was freed would be used, and the process
-        # would crash. gRPC calls this function from its own threads at each new connection.
+        # gRPC frees each configuration that it gets. So make a new configuration for each server
+        # and for each change. Otherwise gRPC would use freed memory, and the process would crash.
+        # gRPC calls this function from its own threads at each new connection.
         def changed_configuration() -> grpc.ServerCertificateConfiguration | None:
             nonlocal shown
             if shown == self.version:

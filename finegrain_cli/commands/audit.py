@@ -1,4 +1,4 @@
-"""The command `audit`: what operators changed, and which calls were refused."""
+"""Implements `finegrain audit`, which shows changes by administrators and refused calls."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class DaemonProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Starts the daemon. It may be called again after the daemon has ended."""
+        """Starts the daemon. This method may be called again after the daemon has ended."""
         environment = {k: v for k, v in os.environ.items() if k not in NOT_FOR_CHILDREN}
         environment["TMPDIR"] = str(self._temporary_dir)  # for the tasks' scratch directories
         with self._log_file.open("ab") as log:
@@ -75,9 +75,10 @@ class DaemonProcess:
         return self._process is not None and self._process.poll() is None
 
     def endpoint(self) -> dict[str, Any] | None:
-        """Returns the daemon's note with its addresses; None until the daemon serves.
+        """Returns the content of the daemon's endpoint file: its addresses and its pid. None until
+        the daemon serves.
 
-        The method ignores a note with another pid, because an earlier process has written it.
+        The method ignores a file with another pid, because an earlier process has written it.
         """
         try:
             note = json.loads((self.options.state_dir / ENDPOINT_FILE).read_text(encoding="utf-8"))

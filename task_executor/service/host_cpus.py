@@ -1,4 +1,4 @@
-"""Computes from the options which cpus can be dedicated to slots, and which cpus slots share.
+"""Computes from the options which cpus can be dedicated to slots, and which cpus are shared.
 
 The options come from the configuration file. An administrator or a kubelet can add settings later,
 while the executor runs.
@@ -55,9 +55,7 @@ def host_cpus(options: TaskExecutorOptions, topology: HostTopology, capacity: Ca
 
 
 def _policy(options: TaskExecutorOptions, reserved: CpuSet) -> HostPolicy:
-    """Returns the configured host policy. A field of the policy whose option is empty is not
-    set.
-    """
+    """Returns the configured host policy. A field is not set if its option is empty."""
     return HostPolicy(
         bind=_word("bind_policy", options.bind_policy, HostBindPolicy),
         numa_strategy=_word("numa_strategy", options.numa_strategy, NumaStrategy),

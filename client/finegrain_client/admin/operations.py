@@ -191,8 +191,8 @@ class Operations:
         The settings apply from the next scheduling decision on. They never stop running slots.
 
         Args:
-            name: name of the group, 1 to 63 characters from a-z 0-9 . _ - that begin with a letter
-                or digit.
+            name: name of the group: 1 to 63 of the characters a-z 0-9 . _ - with a letter or digit
+                first.
             weight: weight of the group, 0.001 to 1,000,000. A group of weight 4 gets four times the
                 share of a group of weight 1.
             parent: the parent group; empty: no parent. It can change only while the group has no
@@ -360,7 +360,7 @@ class Operations:
     async def unpark(
         self, allocation_id: str, *, wait: bool = True, timeout_s: float | None = None
     ) -> types.SlotStatus:
-        """Gives any job's slot GPUs again, after `park`; see `Slot.unpark`.
+        """Gives GPUs to any job's slot again, after `park`; see `Slot.unpark`.
 
         Args:
             allocation_id: the slot.
@@ -404,8 +404,8 @@ class Operations:
     async def withdraw_resize(self, allocation_id: str) -> types.SlotStatus:
         """Withdraws all pending changes of a slot.
 
-        If the executor has already received a change and carries it out, the slot is then resized
-        to its old size.
+        If the executor already carries out a change, it resizes the slot back to the old size
+        afterwards.
 
         Raises:
             NotFound: ALLOCATION_UNKNOWN: there is no such slot or request, or the slot or request
@@ -508,7 +508,7 @@ class Operations:
             page_size=1 if not from_sequence else 0,
             wait=duration(wait_s) if wait_s else None,
         )
-        # The server waits for `wait_s` before it answers.
+        # The server may wait for `wait_s` before it answers, so the call needs a longer timeout.
         answer: pb.ListEventsResponse = await self._connection.call_cluster(
             lambda cluster, timeout_s: cluster.ListEvents(
                 message, timeout=max(timeout_s, wait_s + 10)

@@ -101,8 +101,8 @@ class SlotAtExecutor:
 
     @internal
     def end(self, error: FinegrainError, *, at_once: bool) -> None:
-        """Ends the slot. With `at_once`, callers that wait for a task return at once; otherwise
-        they return when the task's stream ends.
+        """Marks the slot as ended. With `at_once`, callers that wait for a task return at once;
+        otherwise they return when the task's stream ends.
         """
         if self.error is None:
             self.error = error

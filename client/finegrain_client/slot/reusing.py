@@ -17,7 +17,7 @@ from finegrain_client.specs import BATCH_ITEMS_MAX
 
 
 class Reusable(Protocol):
-    """The part of a request that the reuse of a slot needs."""
+    """The attributes of a request that `reuse` needs."""
 
     @property
     def allocation_id(self) -> str:
