@@ -182,7 +182,7 @@ def print_json_line(data: Mapping[str, Any]) -> None:
 
 
 def say(message: str) -> None:
-    """Prints a message for people on standard error; ignores the failure if it is closed."""
+    """Prints a message for people on standard error, unless standard error is closed."""
     try:
         print(message, file=sys.stderr, flush=True)
     except OSError:

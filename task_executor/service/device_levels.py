@@ -44,7 +44,7 @@ class DeviceEnforcement:
         watched: UUIDs of the GPUs on which the memory use of each slot is measured.
         under_mps: the levels of GPUs that slots share under MPS, by UUID and dimension.
         limited: UUIDs of the GPUs whose memory the kernel or the driver can limit for each slot.
-        obstacles: for each GPU that is not in `limited`, by UUID: why its memory cannot be limited.
+        obstacles: the reason why a GPU is not in `limited`, by UUID.
         unlimited: why the memory of a GPU was not limited for a slot, by slot and UUID.
     """
 

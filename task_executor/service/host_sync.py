@@ -66,8 +66,8 @@ async def recover(keeper: SlotKeeper, saved: SavedState) -> None:
     # Stage 2: compare the checkpoint with the host, and adopt the slots that are in both.
     state = await keeper.helper.inspect()
     on_host = {_slot_key(each.limits) for each in state.slots}
-    # If the host has rebooted, report the slots that ended as missing, not as broken. Then the job
-    # need not avoid this host when it restarts the work.
+    # If the host has rebooted, report its slots as missing, not as broken. Then the job need not
+    # avoid this host when it restarts the work.
     rebooted = saved.boot_id not in ("", keeper.identity.boot_id)
     why_missing = Reason.SLOT_MISSING if rebooted else Reason.SLOT_BROKEN
     for slot in saved.slots:

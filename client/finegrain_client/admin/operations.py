@@ -191,8 +191,8 @@ class Operations:
         The settings apply from the next scheduling decision on. They never stop running slots.
 
         Args:
-            name: name of the group: 1 to 63 of the characters a-z 0-9 . _ - with a letter or digit
-                first.
+            name: name of the group: 1 to 63 characters (a-z 0-9 . _ -). The first is a letter or a
+                digit.
             weight: weight of the group, 0.001 to 1,000,000. A group of weight 4 gets four times the
                 share of a group of weight 1.
             parent: the parent group; empty: no parent. It can change only while the group has no

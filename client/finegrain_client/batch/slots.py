@@ -182,7 +182,7 @@ class BatchSlots:
 
     async def reuse(self, pairs: Sequence[tuple[SlotKey, int]]) -> list[bool]:
         """Returns for each slot whether it may be reused for its member. The resource manager
-        releases the slots that may not be reused.
+        releases a slot if it rejects the reuse.
         """
         # A slot may have been lost in the meantime. Such a slot is not reusable, and the call must
         # not name it.

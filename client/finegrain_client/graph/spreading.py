@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 OFFSETS_MAX = 1_000
-"""Maximum number of offsets to try. With this maximum, up to 1,000 chains of one subtask each still
-get different slots.
+"""Maximum number of offsets to try. In a group with more slots, 1,000 chains of one subtask each
+still get different slots.
 """
 
 
