@@ -29,7 +29,7 @@ TAIL_EVENTS_MAX = 2_000  # events in memory for each watched job
 MESSAGE_EVENTS_MAX = 500  # events in one message
 SNAPSHOT_REQUESTS_MAX = 1_000  # requests in one message; a larger snapshot has several parts
 SNAPSHOT_SCANNED_MAX = 20_000  # intervals read for one message, including ended requests
-SNAPSHOT_ITEMS = 500  # cost of reading one part, in items of the fair queues
+SNAPSHOT_ITEMS = 500  # reading one part counts as this many items in the fair queues
 JOB_ENDED = "job_ended"  # the kind of cluster event that ends a job's streams
 KEEPALIVE_MS_MAX = 10_000
 """An open stream sends a message at least this often. The message may be empty."""
@@ -130,7 +130,9 @@ class WatchHub:
             self._cluster_news = asyncio.Event()
 
     def publish_cluster(self, event: ClusterEvent) -> None:
-        """Records a durable cluster event. At the end of a job, its streams end after `flush`."""
+        """Records a durable cluster event. If the event ends a job, the next `flush` wakes the
+        job's streams, so that they end.
+        """
         feed = self._feeds.get(event.job_id)
         if feed is not None and event.kind == JOB_ENDED:
             feed.ended = True

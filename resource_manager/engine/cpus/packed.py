@@ -7,8 +7,8 @@ kubelet's options to spread over cores and to align with last-level caches are h
 
 Distributed (`takeByTopologyNUMADistributed`, the option distribute-cpus-across-numa): the kubelet
 tries all combinations of nodes, and all choices of the nodes that give the remainder. The kubelet
-chooses the result that leaves the most even numbers of free cpus on the nodes (the lowest standard
-deviation). This is always the combination of the nodes with the most free cpus, because a cpu from
+chooses the result after which the numbers of free cpus on the nodes differ least (the lowest
+standard deviation). This result always uses the nodes with the most free cpus, because a cpu from
 such a node lowers the sum of squares most. So this module chooses the nodes with the most free cpus
 directly. On a tie, it chooses the earlier nodes.
 

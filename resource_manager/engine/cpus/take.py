@@ -1,8 +1,8 @@
 """Chooses the dedicated cpus of a slot on one host.
 
-The choice depends on the bind policy, the exclusive policy and the NUMA strategy. The two policies
-are each preferred or required. Required policies are always met. A slot is never refused because of
-a policy that is only preferred.
+The choice depends on the bind policy, the exclusive policy and the NUMA strategy. The bind policy
+and the exclusive policy are each preferred or required. Required policies are always met. A slot is
+never refused because of a policy that is only preferred.
 
 Cpus are tried in the order of Koordinator's accumulator (`takeCPUs` of its plug-in
 nodenumaresource, see `accumulator.py`), with these exceptions:
@@ -101,7 +101,7 @@ def take(
     Returns:
         Exactly `request.need` cpus, or the resource of which there is too little.
     """
-    # A slot that needs no cpus has an exclusive level, too.
+    # The result has an exclusive level even if the slot needs no cpus.
     if request.need < 1:
         return Taken(0, reached(layout, 0, claims, request.exclusive))
     free = suitable(layout, available, claims, request)
@@ -164,7 +164,7 @@ def unclaimed_of(
         free: the cpus to choose from, as bits.
         claims: cpus that slots with an exclusive policy claim.
         request: contains the exclusive policy, and whether it is required.
-        need: the least number of cpus.
+        need: the result must have at least this many cpus.
     """
     if not request.exclusive_required:
         return free
@@ -221,7 +221,7 @@ def _preferred_first(
     layout: CpuLayout, free: int, claims: ExclusiveClaims, request: CpuDemand
 ) -> int | None:
     """Takes as many preferred cpus as possible, then other cpus. If the result would violate a
-    required policy, all cpus are taken in one step. None: this step fails, too.
+    required policy, all cpus are taken in one step. Returns None if this step fails, too.
     """
     preferred = request.preferred & free
     # A part of a core would violate the required bind policy.
@@ -246,7 +246,7 @@ def _of_one_kind(
     if layout.kinds == 1:
         return _by_strategy(layout, free, claims, request)
     best: tuple[tuple[int, bool], int] | None = None
-    # Tries each kind, and at last all cores together, which is the mixture.
+    # Tries each kind, and at last the mixture (all cores together).
     for kind in (*layout.cores_of_kind, layout.cpus):
         cpus = _by_strategy(layout, free & kind, claims, request)
         if cpus is not None:

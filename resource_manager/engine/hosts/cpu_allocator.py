@@ -92,7 +92,7 @@ class ResourceRequest(Protocol):
 
     @property
     def topology_constrained(self) -> bool:
-        """True if amounts alone never suffice to decide whether the request fits on a host."""
+        """True if every host must check more than amounts, such as cpus and NUMA nodes."""
 
     @property
     def key(self) -> SchedulingKey:

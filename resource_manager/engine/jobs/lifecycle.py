@@ -129,7 +129,8 @@ def continue_ending(state: State) -> None:
     """Ends more of the remaining requests of ended jobs.
 
     First it removes the job queues of these jobs, so that none of their requests is placed. The
-    cost of this step depends on the number of scheduling classes and not on the number of requests.
+    cost of this removal depends on the number of scheduling classes and not on the number of
+    requests.
     """
     left = DEQUEUED_AT_ONCE
     for job_id in state.endings:
@@ -204,7 +205,7 @@ def lease_timer_fired(state: State, job_id: str) -> None:
     # from the time when the process continued.
     until_ms = max(job.lease_until_ms, timers.listening_since_ms + job.lease_ms)
     if not job.owner:
-        # Its job master has an earlier version, and no certificate with which it could call.
+        # The job master has an earlier version without a certificate, so it cannot renew the lease.
         until_ms = max(until_ms, state.awaited.until_ms)
     if state.journal.now_ms < until_ms:
         timers.arm(Timer.LEASE, job_id, until_ms)

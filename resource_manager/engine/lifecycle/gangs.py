@@ -3,8 +3,8 @@
 All live members of a gang are in the same state until the gang is granted. A queued gang has one
 place in the queue, with the arrival number of its first member. All members are placed in one
 cycle, or no member is placed. They stay ALLOCATING until executors have confirmed all members. So a
-job master never gets only a part of a gang. And two gangs cannot block each other by booking a half
-of the capacity each.
+job master never gets only a part of a gang. And it cannot happen that two gangs block each other
+because each has booked half of the capacity.
 
 After the grant, the slots are independent, with one exception: if a member with `restart_on_loss`
 loses its slot, the whole gang is queued again.
@@ -147,8 +147,8 @@ class GangMoves:
         Args:
             waiting: the gang.
             requests: the requests of its members, from `current_requests`.
-            found: on each host, the number of members with each request of `requests`. The caller
-                must have checked that all members fit.
+            found: the shares. Each share has a host, a request of `requests` and a number of
+                members. The caller must have checked that all members fit.
         """
         # Members with equal requests are interchangeable, so each share takes the next members.
         groups = self._by_request(waiting)

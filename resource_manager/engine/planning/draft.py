@@ -14,7 +14,7 @@ from resource_manager.engine.planning.packing import Bin, Demand, Entry, Space, 
 from resource_manager.engine.planning.steps import Steps
 
 COST_UNIT = 1_000_000
-"""The number of cost units in a cost of 1: costs are integers in millionths."""
+"""Costs are integers in millionths, so a cost of 1 is this number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Draft:
         self.allowance = Allowance([each.most for each in supplies], list(limits.values()))
 
     def bins(self) -> list[Bin]:
-        """Returns all bins: first registered executors, last new executors."""
+        """Returns the bins of registered executors, then of pending, and last of new executors."""
         new = [each for _, each in self.opened]
         return [*self.hosts.values(), *self.pending.values(), *new]
 

@@ -22,7 +22,7 @@ class Offer:
         needs: the amounts that one request of each kind takes on such an executor; None: such an
             executor can never serve a request of the kind.
         cost: the cost of one executor, in millionths.
-        counted: the amount of one executor that counts in each limit.
+        counted: for each limit, the amount by which one executor reduces it.
     """
 
     total: Sequence[int]
@@ -115,7 +115,7 @@ class Cover:
         purchases: the executors to request.
         left: the requests for which no more executors are allowed.
         never: the requests that fit on none of the allowed executors.
-        worth: the worth of one request of each kind that fits on some executor.
+        worth: the worth (see `cover.py`) of one request, for each kind that fits on some executor.
     """
 
     purchases: list[Purchase] = field(default_factory=list)

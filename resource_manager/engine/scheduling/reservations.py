@@ -78,15 +78,15 @@ EXPIRES_AFTER = 48
 """The time after which a reservation expires, as a multiple of the starvation timeout."""
 
 DOUBLED_MAX = 20
-"""The limit for the number of times that the lifetime of a reservation is doubled. After this
-number, a reservation lasts for years.
+"""The lifetime of a reservation is doubled at most this many times. With the longest lifetime, a
+reservation lasts for years.
 """
 
 EARLIER_MAX = 64
-"""The limit for compared jobs that have earlier requests of the same class."""
+"""At most this many jobs with earlier requests of the same class are compared."""
 
 RIVALS_MAX = 256
-"""The limit for compared jobs that have smaller pending requests."""
+"""At most this many jobs with smaller pending requests are compared."""
 
 
 def serve_owners(state: State) -> None:
@@ -191,10 +191,10 @@ def _starved_since(state: State, waiter: Waiter, clock: StarvationClock) -> Mark
     """Returns the mark since which a waiter waits: its last placement, or else the start of its
     clock. None: the waiter is not starved.
 
-    A waiter counts as starved before the timeout if its job comes, in fair order, before a running
-    job with smaller pending requests. When a small slot of the running job ends, the free capacity
-    is too small for the waiter. So without a reservation, requests of the waiter would be placed
-    only by chance.
+    A waiter also counts as starved before the timeout in one case: in fair order, its job comes
+    before a running job that has smaller pending requests. When a small slot of the running job
+    ends, the free capacity is too small for the waiter. So without a reservation, requests of the
+    waiter would be placed only by chance.
     """
     mark, flows = clock.served or clock.since, state.flows
     if state.queue.starvation.is_over(mark, state.settings.fairness):
@@ -337,9 +337,9 @@ def _void(state: State, each: Reservation) -> str:
     """Returns why a reservation is no longer valid; empty: the reservation is valid."""
     if not each.owner.waits_in(state.queue):
         return "it no longer waits"
-    # While `hosts.version` is unchanged, every host would be suitable when empty. But refusals and
-    # reports do not change the version. So hosts that refused, and the host that lacked capacity,
-    # are always checked.
+    # As long as `hosts.version` is unchanged, every reserved host would still be suitable if it
+    # were empty. But refusals and reports do not change the version. So hosts that refused, and the
+    # host that lacked capacity, are always checked.
     names = [each.lacking, *(name for name in state.hosts.refusing if name in each.hosts)]
     if each.version != state.hosts.version:
         each.version, names = state.hosts.version, list(each.hosts)
