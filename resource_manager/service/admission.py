@@ -1,4 +1,4 @@
-"""Limits the calls, keep-alives and open streams of each job that are in progress at once.
+"""Limits how many calls, keep-alives and watch streams of each job are open at the same time.
 
 A call is counted before it causes any work. A job with too many calls in progress must retry later.
 Keep-alives are counted separately, so that a busy job does not lose its lease.
@@ -42,7 +42,7 @@ class _Place:
 
 
 class JobAdmission:
-    """Counts the activity of each job that is in progress."""
+    """Counts the calls, keep-alives and watch streams of each job that are open now."""
 
     def __init__(self, limits: JobLimits | None = None) -> None:
         limits = limits or JobLimits()

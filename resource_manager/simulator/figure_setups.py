@@ -3,7 +3,7 @@ Submission" (Oracle Utilities Cloud Services; below: the paper), as data.
 
 Numbers come from the paper's text: thread counts, usage, weights, threads of work per thread of
 capacity, 60 threads of capacity. If the paper shows a picture without numbers, the set-up has
-plausible numbers, which its field `assumed` names.
+plausible numbers, and its field `assumed` states them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class SetUp:
     """One figure: the capacity, the jobs, and the statement of the paper.
 
     `speeds` has the speed of each thread of capacity. `coarse` is the figure that shows the same
-    work in few threads. `looked_at_ms` is a moment whose choice is examined.
+    work in few threads. `looked_at_ms` is the moment at which the scheduler's choice is examined.
     """
 
     figure: str
@@ -231,8 +231,8 @@ def figure_3_10(
     """Returns the set-up with 60 threads of capacity and three jobs: DEFAULT2 ends first, then
     MED1, then DEFAULT1.
 
-    With any duration of threads, the jobs have work for three intervals: 1,200 s until DEFAULT2
-    ends, then 600 s until MED1 ends, then 400 s until DEFAULT1 ends.
+    Whether threads are long or short, the jobs have work for three intervals: 1,200 s until
+    DEFAULT2 ends, then 600 s until MED1 ends, then 400 s until DEFAULT1 ends.
     """
 
     def job(name: str, mark: str, work_s: int, group: str = "default") -> FigureJob:
@@ -267,8 +267,8 @@ def one_after_another(thread_ms: int, fairness: Fairness, *, alike: bool = False
     Args:
         thread_ms: mean duration of a thread.
         fairness: settings of the engine.
-        alike: True: all threads take `thread_ms`. False: they take half to one and a half times as
-            long.
+        alike: True: all threads take `thread_ms`. False: each thread takes between 0.5 and 1.5
+            times `thread_ms`.
     """
 
     def job(name: str, mark: str, work_s: int, at_s: int, group: str = "default") -> FigureJob:

@@ -225,8 +225,8 @@ def os_errors(path: Path) -> Iterator[None]:
 
 
 class LockFile:
-    """The lock file beside a database. The process that leads or replaces the database has its
-    `flock`.
+    """The lock file beside a database. The process that writes or replaces the database has the
+    `flock` of this file.
 
     The kernel drops the lock when the process ends for any reason. The file is never removed:
     otherwise two processes could lock two different files with this name.

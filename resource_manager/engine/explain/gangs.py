@@ -35,13 +35,13 @@ first.
 
 SPOTS_SEARCHED_MAX = 200
 """The largest number of places (executors or label values) that are searched. The search begins
-with the places that have room for most members of the smallest size.
+with the places that have room for the largest number of members of the smallest size.
 """
 
 SEARCHES_MAX = 2_000
-"""The limit for the number of places multiplied by the number of kinds of members. In each place,
-each kind needs a search, and the engine handles no events during these searches. Example: if a gang
-has 100 kinds of members, 20 places are searched.
+"""The product of the number of searched places and the number of kinds of members is at most this.
+In each place, each kind needs a search, and the engine handles no events during these searches.
+Example: if a gang has 100 kinds of members, 20 places are searched.
 """
 
 
@@ -123,8 +123,8 @@ def _explained(state: State, waiting: WaitingGang) -> GangExplanation:
 
 
 def _spots(hosts: Hosts, search: GangSearch, spec: GangSpec) -> list[GangSpot]:
-    """Returns the places where most members fit together, the best place first. Leaves out a place
-    where no member fits.
+    """Returns the places where the largest numbers of members fit together, the best place first.
+    Leaves out a place where no member fits.
     """
     # Search at least two places, even if the gang has very many kinds of members.
     most = max(2, min(SPOTS_SEARCHED_MAX, SEARCHES_MAX // len(search.members)))
@@ -132,8 +132,8 @@ def _spots(hosts: Hosts, search: GangSearch, spec: GangSpec) -> list[GangSpot]:
         case GangPlacement.ANYWHERE | GangPlacement.SPREAD:
             found = [GangSpot("", search.most_within())]
         case GangPlacement.SAME_EXECUTOR:
-            # Each search is costly. So only the executors with room for most members of the
-            # smallest size are searched.
+            # Each search is costly. So only the executors with room for the largest numbers of
+            # members of the smallest size are searched.
             hosts_with_room = heapq.nlargest(
                 most, search.hosts_with_room(), key=lambda each: each[1]
             )
@@ -189,7 +189,7 @@ def _summary(
         hosts: all hosts.
         where: the rule for the hosts of the members, such as SPREAD.
         member_requests: the requests of the members.
-        spots: the places where most members fit, the best place first.
+        spots: the places where the largest numbers of members fit, the best place first.
         unknown: True if the search was cut off, so that it is unknown whether all members fit.
     """
     members = sum(each.count for each in member_requests)

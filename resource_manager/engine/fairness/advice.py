@@ -167,8 +167,8 @@ class _Work:
         # The scaled target may be higher than the duration of long threads, so the count is limited
         # to the number of ordinary threads.
         within = min(self.finished.count_within(scaled_ms), ordinary) / ordinary
-        # Assume that the part of long threads among the unfinished threads is the part among the
-        # finished threads.
+        # Assume that long threads are the same part of the unfinished threads as of the finished
+        # threads.
         long = self.long * self.threads / self.finished.count
         return max(0.0, 1 - long / threads) * within
 
@@ -192,7 +192,7 @@ def _recommend(work: _Work, target_ms: int, quantile: float) -> tuple[int, list[
     if wanted is None:
         reached = _percent(work.share_within(most, target_ms))
         return most, [f"{remark}; with {most} threads {reached} would; with more, {OUTWEIGHED}"]
-    # Rounded for people, but not above `most`, because beyond it the overhead dominates.
+    # Rounded for people, but not above `most`, because with more threads the overhead dominates.
     wanted = min(most, _rounded_up(wanted))
     reached = _percent(work.share_within(wanted, target_ms))
     times = f"{wanted / now:.3g} times as many threads"

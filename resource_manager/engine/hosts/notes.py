@@ -126,8 +126,8 @@ class ReservedCapacity:
                     since[name] = since.get(name, 0) + amount - before.get(name, 0)
         spare = {}
         for name, amount in free.items():
-            # `beyond` is the amount that other requests may book without exceeding the total
-            # together with the owner.
+            # Other requests may book `beyond` more: then their slots and the owner together still
+            # fit in the total.
             beyond = total.get(name, 0) - self.amounts.get(name, 0) - since.get(name, 0)
             if name in self.barred:
                 continue

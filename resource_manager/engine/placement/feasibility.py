@@ -154,7 +154,7 @@ def _some_host(
         hosts: all hosts.
         labels: labels that the host must carry.
         needs: alternative needs, in columns of the index. The host must meet one of them.
-        likely: the ids of the only hosts that may serve the request.
+        likely: the ids of all hosts that may serve the request. Other hosts cannot serve it.
         serves: a function that returns whether a host with the labels can serve the request.
     """
     index = hosts.indexes.of(labels)
@@ -243,8 +243,8 @@ def large_and_unsuited(
 
 
 def largest_on_one(hosts: Hosts, amounts: Amounts) -> dict[str, int]:
-    """Returns the largest amount that one host has when empty, for each dimension in which no
-    single host has the requested amount.
+    """Returns the dimensions in which no single host has the requested amount. The value is the
+    largest amount that one host has when empty.
 
     The indexes must be up to date.
     """

@@ -1,8 +1,8 @@
 """Stores requests by name and by arrival number, in maps that consist of many small dictionaries.
 
 When a dictionary grows, Python moves all its entries. If one dictionary contained a million
-requests, such an insertion would take 25 ms. Small dictionaries grow at different times, and each
-grows quickly.
+requests, the insertion that makes it grow would take 25 ms. Small dictionaries grow at different
+times, and each grows quickly.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ _NAME_PARTS = 256
 """The number of dictionaries for names. It must be a power of 2."""
 
 _HASH_SHIFT = 48
-"""The bits of a name's hash from this bit on choose the dictionary of the name. The lowest bits
-must not choose it, because the dictionary itself uses these bits: they must differ between the
-names in one dictionary.
+"""The dictionary of a name is chosen by the bits of the name's hash from this bit on. The lowest
+bits are not used for the choice, because each dictionary needs names whose lowest bits differ.
 """
 
 
@@ -32,8 +31,8 @@ NAMES_MAX: Final = 256
 """The largest number of ids that are stored for one key, so that each change takes a limited time.
 
 If a million ids are random, about 15 ids have the same key. Ids that clients chose may all have the
-same last characters. A search by last characters does not find ids that exceed the limit; a search
-by first characters does.
+same last characters. A search by last characters does not find ids that exceed the limit, but a
+search by first characters finds them.
 """
 
 
