@@ -58,8 +58,8 @@ def observe_cluster(
     view = yield from cluster_view(state)
     groups = yield from views_at(state, clock)
     yield
-    # There is no pause from here on. Otherwise a scrape could see a gauge that was cleared but not
-    # set again.
+    # The code must not pause from here on. Otherwise a scrape could see a gauge that was cleared
+    # but not set again.
     at = clock()
     metrics.jobs.set(view.jobs)
     metrics.executors.clear()

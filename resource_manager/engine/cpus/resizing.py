@@ -233,8 +233,8 @@ class _ResizeCase:
         return _shares({ledger.layout.nodes[at].id: amounts for at, amounts in parts.items()})
 
     def _is_bound(self, name: str) -> bool:
-        """Returns True if this amount of the slot is bound to nodes. If only cpu of the slot is on
-        nodes, the slot is bound to a shared pool, and its memory is not bound.
+        """Returns True if this amount of the slot is bound to nodes. If the nodes give the slot
+        only cpu, the slot is bound to a shared pool, and its memory is not bound.
         """
         names = {each for share in self._current.numa for each, _ in share.amounts}
         if name in names or name in _CPU:

@@ -41,7 +41,7 @@ SETTINGS = tuple(each.name for each in fields(HostPolicy))
 """The names of all settings."""
 
 OF_ONE_HOST = ("reserved_cpus", "reserved_strict")
-"""Settings of single hosts, which the cluster cannot have."""
+"""Settings that only a single host can have, and not the cluster."""
 
 
 def known_setting(
@@ -117,7 +117,7 @@ def policy_of(
     host = hosts.get(executor_id)
     if host is not None:
         return host.present.policy
-    # The cluster itself has no settings of a host, only settings of the cluster.
+    # `own` has only settings of a single host, and the cluster has no such settings.
     own = NOTHING_SET if executor_id == CLUSTER else policy_for(host_settings, executor_id)
     return unannounced(own, policy_for(host_settings, CLUSTER))
 

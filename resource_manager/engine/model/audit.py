@@ -50,8 +50,8 @@ class ChainLink:
 
     @classmethod
     def parse(cls, text: str | None) -> ChainLink:
-        """Reads `text`. None is the link before the first entry. A malformed text, which only a
-        person can have written, is a link that matches no entry.
+        """Reads `text`. None is the link before the first entry. A malformed text gives a link that
+        matches no entry; only a person can have written such a text.
         """
         if text is None:
             return cls()

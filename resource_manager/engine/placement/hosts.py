@@ -85,7 +85,7 @@ class Indexes:
 
         Args:
             labels: the labels of the selector.
-            hosts: all hosts. If the function builds an index, its cost is linear in their number.
+            hosts: all hosts. Building an index takes time in proportion to the number of hosts.
         """
         full = len(self.selected) >= self._settings.label_indexes_max
         if not labels or labels in self.selected or full or not self._may_build:
@@ -386,8 +386,8 @@ class Hosts(dict[str, Host]):
         database.
 
         With these numbers, the resource manager still rejects a late copy of an older registration.
-        Otherwise it would treat the copy as a new registration and delete slots that were placed
-        after it.
+        Otherwise it would treat the copy as a new registration, and delete the slots that were
+        placed after the older registration.
         """
         for name, (instance_id, report_number) in report_numbers.items():
             host = self.get(name)

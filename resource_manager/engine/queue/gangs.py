@@ -136,7 +136,8 @@ class WaitingGang:
     tried: bool = False
     may_reject: bool = False  # False: all members have `allow_pending`
     steps: int = 0  # number of steps of the last exact search
-    # The last failed search that excluded executors with older slots of members, with its requests.
+    # The requests and the index state of the last failed search in which members had to avoid
+    # executors.
     failed_search: tuple[tuple[MemberRequest, ...], FailedSearch] | None = None
     # cached: (version of the state, the reason why each member waits, by its scheduling key)
     reasons: tuple[int, dict[SchedulingKey, str]] = (-1, {})
@@ -154,7 +155,7 @@ class GangLedger:
     unconfirmed: dict[str, int] = field(default_factory=dict)
     # by job: the sum of `len(member_requests)` over its pending gangs
     by_job: Counter[str] = field(default_factory=Counter)
-    moves: int = 0  # rises whenever a gang becomes pending, and when it is no longer pending
+    moves: int = 0  # rises when a gang becomes pending, and when it stops being pending
     _kinds: dict[tuple[Where, tuple[MemberRequest, ...]], GangKind] = field(default_factory=dict)
 
     def in_order(self) -> list[WaitingGang]:

@@ -238,8 +238,9 @@ class ReservationSearch:
         )
 
     def _candidates(self, unit: _Unit, most: int) -> list[Candidate]:
-        """Returns up to `most` hosts whose total amounts are enough for a unit. `_admission`, which
-        checks whether a host may serve the unit, runs later, and only for the best hosts.
+        """Returns up to `most` hosts whose total amounts are enough for a unit. The hosts may still
+        be unsuitable for other reasons: `_admission` checks these later, and only for the best
+        hosts.
         """
         members = self._of(unit)
         class_for = self._state.queue.class_for
@@ -411,7 +412,7 @@ def _sum(many: Iterable[tuple[Amounts, int]]) -> dict[str, int]:
 
 
 def _missing_part(needs: Iterable[tuple[int, int]]) -> int:
-    """Returns the largest part of a need that is not free, in millionths. `needs` contains a pair
-    (needed, free) for each dimension.
+    """Returns the missing part of the scarcest dimension, in millionths of the need. `needs`
+    contains a pair (needed, free) for each dimension.
     """
     return max((0, *((n - free) * MILLION // n for n, free in needs)))
