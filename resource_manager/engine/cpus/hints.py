@@ -154,8 +154,8 @@ def quantities(
         candidate_cpus: the cpus that a slot with dedicated cpus can choose from; None: the slot has
             no dedicated cpus.
         nodes: positions of the nodes to try; None: all nodes with usable cpus.
-        preferred_cpus: the candidates that also meet the preferred policies; None: no policy is
-            only preferred.
+        preferred_cpus: the candidates that also meet the preferred policies; None: the score does
+            not depend on preferred policies.
     """
     layout = ledger.layout
     every = range(len(layout.nodes))

@@ -166,5 +166,5 @@ class Reach:
     unreachable: bool = False
     cause: str = ""  # cause of the last failure, for people
     failures: int = 0  # failed probes and deliveries since the executor last answered a command
-    refused: int = 0  # commands that the executor refused since it last answered a command
+    refused: int = 0  # commands refused as a whole since an accepted command or answered probe
     probe_at_ms: int = 0

@@ -1,8 +1,7 @@
 """Finds out whether some host could serve a scheduling class now, or could serve it when empty.
 
-The capacity index selects hosts, so that not every host must be compared. `fit.py` compares the
-selected hosts with the request. The class caches the result for empty hosts until the size, labels
-or availability of a host changes.
+The capacity index selects hosts, and `fit.py` compares only these hosts with the request. The class
+caches the result for empty hosts until the size, labels or availability of a host changes.
 """
 
 from __future__ import annotations

@@ -35,9 +35,9 @@ BUILT_AT_ONCE = 4
 """The largest number of indexes for selectors that are built in one pass."""
 
 _VERSION_STEP = 1 << 40
-"""The difference between the first versions of two indexes. A class stores the version of the index
-of its last search. If this index was dropped and another index was built, the stored version and
-the version of the new index differ.
+"""The first version of each new index is higher by this number than the first version of the index
+before. A class stores the version of the index of its last search. So if this index was deleted and
+built again, the stored version differs from the version of the new index.
 """
 
 
