@@ -1208,8 +1208,8 @@ class Cluster(LoopOwner[AsyncCluster]):
         The settings apply from the next scheduling decision on. They never stop running slots.
 
         Args:
-            name: name of the group, 1 to 63 characters from a-z 0-9 . _ - that begin with a letter
-                or digit.
+            name: name of the group: 1 to 63 characters (a-z 0-9 . _ -). The first is a letter or a
+                digit.
             weight: weight of the group, 0.001 to 1,000,000. A group of weight 4 gets four times the
                 share of a group of weight 1.
             parent: the parent group; empty: no parent. It can change only while the group has no
@@ -1369,7 +1369,7 @@ class Cluster(LoopOwner[AsyncCluster]):
     def unpark(
         self, allocation_id: str, *, wait: bool = True, timeout_s: float | None = None
     ) -> SlotStatus:
-        """Gives any job's slot GPUs again, after `park`; see `Slot.unpark`.
+        """Gives GPUs to any job's slot again, after `park`; see `Slot.unpark`.
 
         Args:
             allocation_id: the slot.
@@ -1387,8 +1387,8 @@ class Cluster(LoopOwner[AsyncCluster]):
     def withdraw_resize(self, allocation_id: str) -> SlotStatus:
         """Withdraws all pending changes of a slot.
 
-        If the executor has already received a change and carries it out, the slot is then resized
-        to its old size.
+        If the executor already carries out a change, it resizes the slot back to the old size
+        afterwards.
 
         Raises:
             NotFound: ALLOCATION_UNKNOWN: there is no such slot or request, or the slot or request
