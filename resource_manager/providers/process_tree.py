@@ -1,8 +1,8 @@
 """Finds the processes and control groups that belong to a directory, and ends them.
 
-An executor's processes (front, helper, supervisors) have paths of its directory in their command lines.
-Its helper writes a note of the control groups that it creates. This module reads command lines and
-notes each time and stores nothing, so it also works after a crash.
+An executor's processes (front, helper, supervisors) have paths of its directory in their command
+lines. Its helper writes a note of the control groups that it creates. This module reads command
+lines and notes each time and stores nothing, so it also works after a crash.
 """
 
 from __future__ import annotations
@@ -127,8 +127,8 @@ def processes_of(directory: Path) -> list[Process]:
 def executor_processes(directory: Path) -> list[tuple[Process, list[str]]]:
     """Returns live processes of executors whose files are in a directory, with their command lines.
 
-    These are fronts, helpers and supervisors. A path in the command line, alone or within JSON, must
-    begin with the path of the directory. The middle of a longer path does not count, because
+    These are fronts, helpers and supervisors. A path in the command line, alone or within JSON,
+    must begin with the path of the directory. The middle of a longer path does not count, because
     executors of other clusters on this host may have the same id.
     """
     path = f"{directory.absolute()}/"
