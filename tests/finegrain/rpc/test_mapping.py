@@ -50,6 +50,7 @@ class Event:
     event_time: datetime | None
     event_time_ms: int = 0
     note: str = "kept"
+    actor: str = ""
 
 
 @dataclass(frozen=True)
