@@ -19,7 +19,7 @@ from task_executor.helper.syncing import Syncer
 
 KILL_GRACE_S = 5.0  # time between SIGTERM and SIGKILL after a timeout
 _RECORD_BYTES = 4096  # reserved at the start, so that the exit record fits on a full disk
-_REMOVE_S, _STATUS_S, _RETRY_S, _RETRIES = 10.0, 3.0, 1.0, 60
+_REMOVE_S, _DRAIN_S, _STATUS_S, _RETRY_S, _RETRIES = 10.0, 2.0, 3.0, 1.0, 60
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,9 @@ class Supervises(Protocol):
 
     def ended(self, task: RunningTask, record: dict[str, Any]) -> None:
         """Reports the end of a task. The record of the end is durable."""
+
+    def forget(self, task: RunningTask) -> None:
+        """Removes an ended task of which nothing is left to do."""
 
 
 class RunningTask:
@@ -369,6 +372,18 @@ class RunningTask:
     def _recorded(self, record: dict[str, Any]) -> None:
         os.close(self._record_fd)
         self._supervisor.ended(self, record)
+        # The removal of a large directory must not delay the report of the end.
+        self._loop.run(self._until_removed())
+
+    def _until_removed(self) -> Job:
+        """Waits until the scratch directory is removed. If this takes long, the supervisor may end
+        before.
+        """
+        if scratch := self._spec["scratch"]:
+            end = time.monotonic() + _DRAIN_S
+            while os.path.lexists(scratch) and time.monotonic() < end:
+                yield 0.005
+        self._supervisor.forget(self)
 
     def _remove_group(self) -> Job:
         """Kills all processes of the task, and returns the counters of its group.

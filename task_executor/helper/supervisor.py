@@ -91,6 +91,7 @@ class Supervisor:
         self.syncer = Syncer(self.loop)
         self._is_served = True
         self._running: dict[str, RunningTask] = {}
+        self._ended: dict[str, RunningTask] = {}  # only their directories are still removed
         self._by_pid: dict[int, RunningTask] = {}
         listener = listen(setup.control, os.geteuid(), os.getegid())
         uids = {0, os.geteuid()}
@@ -161,13 +162,17 @@ class Supervisor:
 
     def ended(self, task: RunningTask, record: dict[str, Any]) -> None:
         del self._running[task.id]
+        self._ended[task.id] = task
         self._server.broadcast({"event": "ended", "task_id": task.id, "record": record})
+
+    def forget(self, task: RunningTask) -> None:
+        del self._ended[task.id]
         self._end_if_unused()
 
     def _end_if_unused(self) -> None:
         # Answers and events that are still to be sent are not lost: a helper reads the records when
         # the supervisor has ended.
-        if not self._is_served and not self._running:
+        if not self._is_served and not self._running and not self._ended:
             self.loop.running = False
 
     def _reap(self) -> None:

@@ -87,6 +87,8 @@ class OneTask:
     def ended(self, _task: RunningTask, record: dict[str, Any]) -> None:
         self.reported.append(record)
 
+    def forget(self, _task: RunningTask) -> None: ...
+
     def end(self, status: int = 0) -> dict[str, Any]:
         """The first process ends; returns the record that the helper gets."""
         self.task.reaped(status, 100, 1 << 20)
