@@ -82,7 +82,9 @@ def name_options(error: FinegrainError, typed: Mapping[str, object]) -> None:
 
 def advised(message: str) -> str:
     """Returns a refusal of requests with the advice for the command line, not for the library."""
-    return message.replace(_ADVICE, "; request less, or use --allow-pending to wait for another")
+    return message.replace(
+        _ADVICE, "; request less, or use --allow-pending to wait for another executor"
+    )
 
 
 def _flag(parameter: str) -> str:

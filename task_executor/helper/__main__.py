@@ -277,9 +277,10 @@ class Helper:
                 signal.pidfd_send_signal(self.holder_fd, signal.SIGKILL)  # removes the scope
         # Release all locks, so that a new helper can start while this process removes the groups.
         close_all_but((0, 1, 2))
-        end = time.monotonic() + _REMOVE_BASE_S
+        end, pause_s = time.monotonic() + _REMOVE_BASE_S, 0.001
         while self.driver.remove_base() and time.monotonic() < end:
-            time.sleep(0.05)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 0.05)
 
 
 def _notify_systemd(message: str) -> None:

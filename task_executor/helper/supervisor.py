@@ -104,6 +104,7 @@ class Supervisor:
 
     def run(self) -> None:
         self.loop.serve()
+        self.syncer.close()
         with suppress(OSError):
             self._control.unlink()
 

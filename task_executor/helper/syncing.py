@@ -33,6 +33,7 @@ class Syncer:
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._peer: socket.socket | None = None
+        self._pid = 0
         self._waiting: list[tuple[list[str], Synced]] = []
         self._sent: list[tuple[list[str], Synced]] = []
 
@@ -47,6 +48,13 @@ class Syncer:
         """
         self._waiting.append((list(paths), done))
         self._send()
+
+    def close(self) -> None:
+        """Ends the process, and waits for its end. No order may be pending."""
+        if self._peer is not None:
+            self._peer.close()
+            with suppress(ChildProcessError):
+                os.waitpid(self._pid, 0)
 
     def _send(self) -> None:
         if self._sent or not self._waiting:
@@ -66,7 +74,8 @@ class Syncer:
         if self._peer is None:
             mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             parent = os.getpid()
-            if os.fork() == 0:
+            self._pid = os.fork()
+            if self._pid == 0:
                 _serve(its, parent)
             its.close()
             self._peer = mine

@@ -268,6 +268,9 @@ class Daemon:
         return self.process is not None and self.process.poll() is None
 
 
+GONE_S = 10.0
+"""A helper that stops removes its groups after its front has ended."""
+
 SOON_LOST = ("--lost-timeout", "5s")
 """For a resource manager whose test kills an executor and waits for its loss."""
 
@@ -334,6 +337,11 @@ class Daemons:
     def connect(self) -> fg.Cluster:
         return fg.connect(self.address, credentials=self.credentials_file)
 
+    def _left(self) -> list[str]:
+        """Processes and groups of this test."""
+        left = [str(each) for each in processes_that_name(self.folder)]
+        return left + [str(each) for one in self.executors for each in slot_groups(name_of(one))]
+
     def clean_up(self) -> None:
         """Ends everything in order, and proves that nothing is left."""
         for daemon in self.executors:
@@ -348,8 +356,9 @@ class Daemons:
                 daemon.end()
         if self.manager.runs():
             self.manager.stop()
-        left = [str(each) for each in processes_that_name(self.folder)]
-        left += [str(each) for daemon in self.executors for each in slot_groups(name_of(daemon))]
+        end = time.monotonic() + GONE_S
+        while (left := self._left()) and time.monotonic() < end:
+            time.sleep(0.02)
         shutil.rmtree(self.folder, ignore_errors=True)
         assert not left, left
 

@@ -140,4 +140,4 @@ def test_what_fits_nowhere_is_said_once(cli: Cli) -> None:
     assert outcome.code == 9
     (why,) = [line for line in outcome.text.splitlines() if line.startswith("stopped")]
     assert why.startswith("stopped  its slot requests were refused: no executor could host 64")
-    assert why.endswith("or let it wait for another executor (allow_pending)")
+    assert why.endswith("; request less, or use --allow-pending to wait for another executor")

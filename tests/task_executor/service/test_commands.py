@@ -275,7 +275,8 @@ async def test_the_state_of_very_many_slots_still_fits_into_a_message(
     nothing = replace(ENFORCED, cpu="none", memory="none", pids="none", reason="why " * 50)
     executor.helper.enforced = nothing
     few = await rm.allocate(allocation("first", cpu_milli=1, memory_bytes=65536))
-    assert len(few.report.slots[0].isolation.notes) == 3
+    # One note more if tasks run as the user of the daemons.
+    assert len(few.report.slots[0].isolation.notes) in (3, 4)
     many = await rm.allocate(
         *(allocation(f"s{i}", cpu_milli=1, memory_bytes=65536) for i in range(3_000))
     )
