@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,8 @@ from finegrain.errors import Reason
 from finegrain.resources import ResourceProfile
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.v1 import slots_pb2
+from finegrain_client.admin import operations
+from finegrain_client.slot import resizing
 from finegrain_client.slot.resizing import SizeChange, profile_message
 from tests.client.scripted import GRANTED, LOST, PENDING, RELEASED, Scripted, eventually
 
@@ -281,6 +284,29 @@ async def test_operators_hear_of_the_outcome_by_the_events_of_the_cluster(
         await asyncio.wait_for(shrinking, 10)
     with pytest.raises(fg.StillResizing, match="no room"):
         await cluster.resize(slot.allocation_id, cpu_milli=100, timeout_s=0.2)
+
+
+async def test_a_refusal_that_comes_between_two_reads_says_why_too(
+    servant: Scripted, cluster: fg.Cluster, slot: fg.Slot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slot shows the refusal before the client has read the event with the reason."""
+    servant.auto_resize = False
+    servant.snapshot = [servant.snapshot_of(slot.allocation_id, GRANTED)]
+    shrinking = asyncio.create_task(cluster.resize(slot.allocation_id, memory_bytes=fg.MIB))
+    await under_way(servant, slot, 1)
+    real = resizing.request_of
+
+    async def refused_meanwhile(*args: Any) -> Any:
+        monkeypatch.setattr(operations, "request_of", real)
+        servant.cluster_events.append(("slot_resize_refused", "it uses more"))
+        await servant.refuse(slot.allocation_id)
+        return await real(*args)
+
+    monkeypatch.setattr(operations, "request_of", refused_meanwhile)
+    servant.cluster_events.append(("slot_resize_ordered", ""))
+    await servant.wake()
+    with pytest.raises(fg.ResizeRefused, match="it uses more"):
+        await asyncio.wait_for(shrinking, 10)
 
 
 async def test_operators_do_not_wait_for_what_restored_books_know_nothing_of(

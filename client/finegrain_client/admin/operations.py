@@ -465,6 +465,13 @@ class Operations:
             found = outcome(status, change, number, reason, message)
             if isinstance(found, types.SlotStatus):
                 return found
+            if found is not None and not message:
+                # The status may be newer than the events: read the reason of the refusal.
+                message, next_sequence = await self._news_of(
+                    requested.allocation_id, next_sequence, wait_s=0.0
+                )
+                if message:
+                    continue
             if found is not None:
                 raise found
             message, next_sequence = await self._news_of(requested.allocation_id, next_sequence)
@@ -484,13 +491,15 @@ class Operations:
             if status.resize_number < number:
                 raise ResizeRefused(status, number, FORGOTTEN)
 
-    async def _news_of(self, allocation_id: str, next_sequence: int) -> tuple[str, int]:
-        """Waits for events about a slot.
+    async def _news_of(
+        self, allocation_id: str, next_sequence: int, wait_s: float = POLL_INTERVAL_S
+    ) -> tuple[str, int]:
+        """Waits for events about a slot, for at most `wait_s`.
 
         Returns the reason why a change was refused (empty: no change was refused), and the next
         sequence number.
         """
-        answer = await self._events(allocation_id, next_sequence, POLL_INTERVAL_S)
+        answer = await self._events(allocation_id, next_sequence, wait_s)
         refused = [each.message for each in answer.events if each.kind == "slot_resize_refused"]
         return refused[-1] if refused else "", answer.next_sequence
 
