@@ -78,7 +78,7 @@ class RunningTask:
         self._is_started = self._died_before_exec = self._timed_out = self._is_lost = False
         self._used_usec, self._peak_bytes = 0, 0
         self._input_fd, self._received = -1, 0
-        self._record_fd = -1
+        self._record_fd, self._remover = -1, 0
         self._timer: Timer | None = None
         holder, limit = spec["output_holder"], spec["log_limit_bytes"]
         self._output = TaskOutput(self._loop, directory, limit, supervisor.front_gid, holder)
@@ -376,13 +376,14 @@ class RunningTask:
         self._loop.run(self._until_removed())
 
     def _until_removed(self) -> Job:
-        """Waits until the scratch directory is removed. If this takes long, the supervisor may end
-        before.
-        """
-        if scratch := self._spec["scratch"]:
-            end = time.monotonic() + _DRAIN_S
-            while os.path.lexists(scratch) and time.monotonic() < end:
-                yield 0.005
+        """Waits for the process that removes the scratch directory, but not for long."""
+        end = time.monotonic() + _DRAIN_S
+        while self._remover and time.monotonic() < end:
+            try:
+                os.kill(self._remover, 0)
+            except OSError:  # the supervisor has reaped it
+                break
+            yield 0.005
         self._supervisor.forget(self)
 
     def _remove_group(self) -> Job:
@@ -398,7 +399,7 @@ class RunningTask:
     def _remove_scratch(self) -> None:
         """Starts the removal of the scratch directory, which may take long."""
         if scratch := self._spec["scratch"]:
-            remove_as(self._spec["uid"], self._spec["gid"], scratch)
+            self._remover = remove_as(self._spec["uid"], self._spec["gid"], scratch)
 
     def _exit_record(self, counters: dict[str, int]) -> dict[str, Any]:
         exit_status = None if self._is_lost else os.waitstatus_to_exitcode(self._status)
