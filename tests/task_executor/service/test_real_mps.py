@@ -121,7 +121,8 @@ class MpsHost:
     def isolation(self, name: str) -> resources_pb2.IsolationReport:
         """The last reported isolation of a slot."""
         full = [each for each in self.rm.states if not each.unchanged]
-        return {each.allocation_id: each.isolation for each in full[-1].slots}[name]
+        slots = {each.allocation_id: each.isolation for each in full[-1].slots}
+        return slots.get(name, resources_pb2.IsolationReport())
 
 
 def share_of(uuid: str, percent: int) -> Any:
