@@ -114,9 +114,12 @@ class TaskOutput:
             stream.log.restore()
         self._held_until = time.monotonic() + HOLD_S if self._holder else 0.0
 
-    def descriptors(self) -> list[int]:
-        """Returns the read ends of the pipes of stdout and stderr; -1: the stream has ended."""
-        return [stream.fd for stream in self._streams.values()]
+    def pipes(self) -> list[tuple[int, int]]:
+        """Returns descriptor and inode of the pipes of stdout and stderr; -1: the stream has
+        ended.
+        """
+        fds = [stream.fd for stream in self._streams.values()]
+        return [(fd, os.fstat(fd).st_ino if fd >= 0 else 0) for fd in fds]
 
     def to_sync(self) -> list[str]:
         """Returns the files that must be durable before the end of the task is reported."""

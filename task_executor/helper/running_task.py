@@ -134,7 +134,7 @@ class RunningTask:
         return {
             "pid": self._pid,
             "start_time_ticks": self._start_ticks,
-            "pipes": self._output.descriptors(),
+            "pipes": self._output.pipes(),
         }
 
     def until_started(self) -> Job:

@@ -76,21 +76,19 @@ class Task:
                 os.close(fd)
         self.pipes = (-1, -1)
 
-    def copy_pipes(self, supervisor: int, descriptors: list[int]) -> None:
+    def copy_pipes(self, supervisor: int, pipes: list[tuple[int, int]]) -> None:
         """Opens the read ends of the pipes of the task a second time.
 
         While one process has them open, a kill of the supervisor does not make the task's next
         write fail.
+
+        Args:
+            supervisor: the process of the supervisor.
+            pipes: the supervisor's descriptors of stdout and stderr, with their inodes.
         """
         self.close_pipes()
-        found = []
-        for fd in descriptors:
-            try:
-                flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-                found.append(os.open(f"/proc/{supervisor}/fd/{fd}", flags) if fd >= 0 else -1)
-            except OSError:  # the stream has ended since
-                found.append(-1)
-        self.pipes = (found[0], found[1])
+        stdout, stderr = (_copy_pipe(supervisor, *each) for each in pipes)
+        self.pipes = (stdout, stderr)
 
 
 class Tasks:
@@ -589,6 +587,22 @@ class Tasks:
         # Another call may have removed the task during the wait.
         if self.known.pop(task_id, None):
             shutil.rmtree(task.directory)
+
+
+def _copy_pipe(supervisor: int, fd: int, inode: int) -> int:
+    """Opens the pipe that another process has as `fd`; -1: the process has closed it since."""
+    if fd < 0:
+        return -1
+    try:
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+        copy = os.open(f"/proc/{supervisor}/fd/{fd}", flags)
+    except OSError:
+        return -1
+    # The supervisor may have closed the descriptor, and may use its number for another task.
+    if os.fstat(copy).st_ino == inode:
+        return copy
+    os.close(copy)
+    return -1
 
 
 def _check_within(slot_bytes: int, memory_bytes: int | None) -> None:

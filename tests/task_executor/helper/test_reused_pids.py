@@ -18,7 +18,7 @@ import pytest
 from task_executor.helper.cgroups.base import Driver, Kernel
 from task_executor.helper.loop import Loop
 from task_executor.helper.paths import boot_id, start_ticks
-from task_executor.helper.tasks import Tasks
+from task_executor.helper.tasks import Task, Tasks
 from tests.task_executor.helper.conftest import Host
 
 Process = subprocess.Popen[bytes]
@@ -143,3 +143,19 @@ async def test_the_record_of_a_task_tells_its_process_from_a_later_one_of_that_p
     pid = await host.start("sleep 60")
     record = json.loads((host.directory("task") / "task.json").read_text())
     assert (record["pid"], record["start_time_ticks"]) == (pid, start_ticks(pid))
+
+
+def test_a_descriptor_that_a_supervisor_uses_for_another_pipe_by_now_is_not_copied(
+    tmp_path: Path,
+) -> None:
+    """The output of one task must not come into the log of another."""
+    mine, others, ended = os.pipe(), os.pipe(), -1
+    task = Task(tmp_path / "task", {"allocation_id": "slot", "generation": 1})
+    inode = os.fstat(mine[0]).st_ino
+    task.copy_pipes(os.getpid(), [(mine[0], inode), (others[0], inode)])
+    assert os.fstat(task.pipes[0]).st_ino == inode
+    assert task.pipes[1] == -1
+    task.copy_pipes(os.getpid(), [(ended, 0), (ended, 0)])
+    assert task.pipes == (-1, -1)
+    for fd in (*mine, *others):
+        os.close(fd)
