@@ -1483,8 +1483,8 @@ class GroupStatus(google.protobuf.message.Message):
     """Number of jobs that have not ended, including jobs of groups below this group."""
     @property
     def minimum(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
-        """Guaranteed amounts, by dimension ("cpu_milli", "memory_bytes", or "extended." and the name). As long as the group
-        has less than its guaranteed amounts and has waiting work, it is served first. An absent dimension has no
+        """Guaranteed amounts, by dimension ("slots", "cpu_milli", "memory_bytes", or "extended." and the name). As long as the
+        group has less than its guaranteed amounts and has waiting work, it is served first. An absent dimension has no
         guaranteed amount.
         """
 
@@ -1582,8 +1582,8 @@ class SetGroupRequest(google.protobuf.message.Message):
     """Description, for people."""
     @property
     def minimum(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
-        """Guaranteed amounts, by dimension ("cpu_milli", "memory_bytes", ..., or "extended." and the name); -1: removes the
-        guarantee.
+        """Guaranteed amounts, by dimension ("slots": a number of slots; "cpu_milli", "memory_bytes", ..., or "extended." and
+        the name); -1: removes the guarantee.
         """
 
     @property

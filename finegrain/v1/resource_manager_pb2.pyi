@@ -1072,9 +1072,9 @@ class GroupLimit(google.protobuf.message.Message):
     ASKED_FIELD_NUMBER: builtins.int
     MAXIMUM_FIELD_NUMBER: builtins.int
     group: builtins.str
-    """The group."""
+    """The group; empty: the whole cluster."""
     dimension: builtins.str
-    """"cpu_milli", "memory_bytes", ..., or "extended." and the name."""
+    """"slots", "cpu_milli", "memory_bytes", ..., or "extended." and the name."""
     used: builtins.int
     """Amount that the group's slots have."""
     asked: builtins.int

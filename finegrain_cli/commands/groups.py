@@ -147,6 +147,20 @@ def set_(
             "--min-memory", metavar="SIZE|none", help="Guaranteed memory of the group, such as 8G."
         ),
     ] = "",
+    max_slots: Annotated[
+        str,
+        typer.Option(
+            "--max-slots",
+            metavar="COUNT|none",
+            help="Maximum number of slots of the group, whatever their size.",
+        ),
+    ] = "",
+    min_slots: Annotated[
+        str,
+        typer.Option(
+            "--min-slots", metavar="COUNT|none", help="Guaranteed number of slots of the group."
+        ),
+    ] = "",
     max_: Annotated[
         list[str],
         typer.Option(
@@ -177,6 +191,7 @@ def set_(
     Examples:
       finegrain groups set nightly --weight 4 --parent low
       finegrain groups set nightly --max-cpu 64 --max gpu=4
+      finegrain groups set nightly --max-slots 100 --min-slots 10
       finegrain groups set nightly --max-cpu none
     """
     enter_command(output, manager, credentials, config)
@@ -184,8 +199,8 @@ def set_(
         raise InvalidArgument(
             "NAME", name, f"another name: --parent {NONE} means that there is no parent"
         )
-    maximum = _limits("max", max_cpu, max_memory, max_)
-    minimum = _limits("min", min_cpu, min_memory, min_)
+    maximum = _limits("max", max_slots, max_cpu, max_memory, max_)
+    minimum = _limits("min", min_slots, min_cpu, min_memory, min_)
     with open_cluster() as cluster:
         group = cluster.set_group(
             name,
@@ -254,8 +269,12 @@ def _described(group: GroupStatus) -> str:
     return ", ".join(parts)
 
 
-def _limits(what: str, cpu: str, memory: str, others: list[str]) -> dict[str, int | None]:
+def _limits(
+    what: str, slots: str, cpu: str, memory: str, others: list[str]
+) -> dict[str, int | None]:
     found: dict[str, int | None] = {}
+    if slots:
+        found["slots"] = None if slots == NONE else _count(f"--{what}-slots", slots)
     if cpu:
         found[CPU_MILLI] = None if cpu == NONE else parse_cpu_milli(f"--{what}-cpu", cpu)
     if memory:
@@ -266,9 +285,12 @@ def _limits(what: str, cpu: str, memory: str, others: list[str]) -> dict[str, in
             amount = None if text == NONE else device_limit(f"--{what} {name}", name, text)
             found |= dict.fromkeys(dimensions, amount)
             continue
-        if text != NONE and not _AMOUNT.fullmatch(text):
-            expected = f"a whole number up to {AMOUNT_MAX}, or {NONE}"
-            raise InvalidArgument(f"--{what} {name}", text, expected)
-        name = name.removeprefix(EXTENDED_PREFIX)
-        found[EXTENDED_PREFIX + name] = None if text == NONE else int(text)
+        amount = None if text == NONE else _count(f"--{what} {name}", text)
+        found[EXTENDED_PREFIX + name.removeprefix(EXTENDED_PREFIX)] = amount
     return found
+
+
+def _count(option: str, text: str) -> int:
+    if not _AMOUNT.fullmatch(text):
+        raise InvalidArgument(option, text, f"a whole number up to {AMOUNT_MAX}, or {NONE}")
+    return int(text)

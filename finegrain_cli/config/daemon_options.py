@@ -72,6 +72,7 @@ def fairness_options(settings: Settings) -> Fairness:
         reservations_max=section.reservations_max,
         reserved_part_max=section.reserved_part_max,
         usage_interval_ms=section.usage_interval,
+        slots_max=section.slots_max,
     )
 
 

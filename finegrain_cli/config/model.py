@@ -298,6 +298,11 @@ class FairnessSection(Section):
         description="time between two writes of usage to the database; a crash loses the usage "
         "since the last write",
     )
+    slots_max: int = Field(
+        _FAIRNESS.slots_max,
+        ge=0,
+        description="maximum number of slots in the whole cluster at one time; 0: no limit",
+    )
 
 
 class ExecutorSection(ListenSection):

@@ -13,6 +13,7 @@ from finegrain.resources import (
     devices_or_bytes,
 )
 from resource_manager.engine.explain.groups import GroupView
+from resource_manager.engine.fairness.quotas import SLOTS
 from resource_manager.service.metrics import ResourceManagerMetrics
 
 
@@ -39,6 +40,7 @@ def observe_groups(
         metrics.group_jobs,
         metrics.group_cpu_cores,
         metrics.group_memory_bytes,
+        metrics.group_slot_limits,
         metrics.group_extended,
         metrics.group_device_units,
         metrics.group_device_memory_bytes,
@@ -73,6 +75,8 @@ def _observe(metrics: ResourceManagerMetrics, view: GroupView, time_ms: int) -> 
                 metrics.group_cpu_cores.labels(name, state).set(amount / 1_000)
             elif dimension == MEMORY_BYTES:
                 metrics.group_memory_bytes.labels(name, state).set(amount)
+            elif dimension == SLOTS:
+                metrics.group_slot_limits.labels(name, state).set(amount)
             elif dimension == DEVICE_PREFIX + GPU_MEMORY:
                 metrics.group_device_memory_bytes.labels(name, state).set(amount)
             elif dimension.startswith(DEVICE_PREFIX):

@@ -306,6 +306,9 @@ class ResourceManagerMetrics:
         self.group_memory_bytes = gauge(
             "memory_bytes", "Memory of a group: used (booked), minimum, maximum.", "state"
         )
+        self.group_slot_limits = gauge(
+            "slot_limits", "Limits of a group in slots: minimum, maximum.", "state"
+        )
         self.group_extended = gauge(
             "extended_resource_units",
             "Countable resources of a group: used (booked), minimum, maximum.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,15 @@ def test_a_maximum_holds_over_a_crash_and_is_raised_at_run_time(daemons: Daemons
             cluster.set_group("nightly", maximum={"cpu_milli": None})
             third.granted(PATIENCE_S)
             fourth.granted(PATIENCE_S)
+
+            in_slots = daemons.cli("groups", "set", "nightly", "--max-slots", "4")
+            assert in_slots.text == "nightly: weight 1, part of low, maximum slots 4\n"
+            (fifth,) = job.request_slots(replace(SMALL, count=1))
+            eventually(lambda: groups(daemons)["nightly"]["waiting"] == 1, "a fifth waits")
+            told = daemons.cli("explain", fifth.allocation_id).text
+            assert "group nightly has 4 of at most 4 slots, but the request needs 1 slot" in told
+            cluster.set_group("nightly", maximum={"slots": None})
+            fifth.granted(PATIENCE_S)
             (listed,) = cluster.jobs()
             assert (listed.group, listed.share_now) == ("nightly", 1.0)
             assert listed.service > 0

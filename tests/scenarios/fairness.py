@@ -10,7 +10,7 @@ from tests.scenarios import render
 from tests.scenarios.commands import Commands
 from tests.scenarios.words import Words
 
-_DIMENSIONS = {"cpu": ("cpu_milli", 1), "mem": ("memory_bytes", MIB)}
+_DIMENSIONS = {"slots": ("slots", 1), "cpu": ("cpu_milli", 1), "mem": ("memory_bytes", MIB)}
 _LICENSES = ("extended.license", 1)
 
 

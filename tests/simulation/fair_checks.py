@@ -18,7 +18,7 @@ from finegrain.mapping.rows import Row
 from finegrain.resources import Amounts
 from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.states import RequestState, SlotState
-from resource_manager.engine.fairness.quotas import counted, fulfilment
+from resource_manager.engine.fairness.quotas import SLOTS, counted, fulfilment, needs_slots
 from resource_manager.engine.model.effects import Changes, Effect, PublishClusterEvent
 from resource_manager.engine.model.entities import Group, JobState, Request, RequestSpec, Slot
 from resource_manager.engine.model.events import SlotsReuseRequested
@@ -207,7 +207,7 @@ class Limits:
         if not self._any:
             return False
         shape = self._state.queue.class_of(spec)
-        return self.stop(job_id, [self._state.quotas.largest_booking(shape)])
+        return self.stop(job_id, [self._state.quotas.need_of(shape)])
 
 
 def _path(state: State, job_id: str) -> list[Group]:
@@ -222,7 +222,7 @@ def _path(state: State, job_id: str) -> list[Group]:
 
 
 def _booked(state: State) -> Booked:
-    return {key: counted(slot.booked) for key, slot in state.slots.items()}
+    return {key: needs_slots(counted(slot.booked)) for key, slot in state.slots.items()}
 
 
 def _sums(state: State, amounts: Booked) -> dict[str, Counter[str]]:
@@ -262,7 +262,7 @@ def _goes_on_above_maximum(
     state: State, slot: Slot, used: dict[str, Counter[str]]
 ) -> Iterator[str]:
     for group in _path(state, slot.job_id):
-        for dimension in counted(slot.booked).keys() & group.maximum.keys():
+        for dimension in needs_slots(counted(slot.booked)).keys() & group.maximum.keys():
             if used[group.name][dimension] > group.maximum[dimension]:
                 yield f"{slot.allocation_id} goes on, and group {group.name} has too much"
 
@@ -282,7 +282,7 @@ def _minimum_passed_over(
         for line in state.queue.job_queues()
         if line.numbers
         and _may_go(state, line)
-        and not limits.stop(line.job_id, [state.quotas.largest_booking(line.scheduling_class)])
+        and not limits.stop(line.job_id, [state.quotas.need_of(line.scheduling_class)])
     ]
     for slot in placed:
         request = state.requests.get(slot.allocation_id)
@@ -320,13 +320,17 @@ def _is_passed_over(
         if mine == theirs:
             continue
         group, other = state.groups.get(theirs), state.groups.get(mine)
-        if group is None or fulfilment(used.get(theirs, {}), group.minimum) >= 1:
+        if group is None or _reached(used.get(theirs, Counter()), group) >= 1:
             return False
         if other is None:
             return True
         had = used.get(mine, Counter()) - more.get(mine, Counter())
-        return fulfilment(had, other.minimum) >= 1
+        return _reached(had, other) >= 1
     return False
+
+
+def _reached(used: Counter[str], group: Group) -> float:
+    return fulfilment(used, used[SLOTS], group.minimum)
 
 
 def _steps(state: State, job_id: str) -> list[str]:

@@ -155,7 +155,7 @@ def room_for_gangs(state: State) -> Iterator[str]:
         alike = {scheduling_key(each.spec) for each in members}
         if members[0].job_id in state.endings or len(alike) > 1:
             continue
-        needs = [state.quotas.largest_booking(state.queue.class_of(each.spec)) for each in members]
+        needs = [state.quotas.need_of(state.queue.class_of(each.spec)) for each in members]
         if limits.stop(members[0].job_id, needs):
             continue
         counts = {

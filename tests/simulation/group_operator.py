@@ -28,8 +28,8 @@ NAMES = (*DELIVERED, *MADE)
 
 WEIGHTS = (0.5, 1.0, 1.0, 4.0, 16.0)
 PARENTS = ("", "", "dept", "nightly", "low")
-MOST = (("cpu_milli", 2_000), ("cpu_milli", 6_000), ("memory_bytes", 600 * MIB), ("cpu_milli", 0))
-LEAST = (("cpu_milli", 1_000), ("cpu_milli", 3_000), ("memory_bytes", 256 * MIB))
+MOST = (("cpu_milli", 2_000), ("slots", 6), ("memory_bytes", 600 * MIB), ("cpu_milli", 0))
+LEAST = (("cpu_milli", 1_000), ("slots", 3), ("memory_bytes", 256 * MIB))
 
 REFUSALS = frozenset({Reason.GROUP_UNKNOWN, Reason.GROUP_IN_USE, Reason.INVALID_ARGUMENT})
 """Errors that an operator may get."""

@@ -20,7 +20,7 @@ def idle_capacity(state: State) -> Iterator[str]:
         (line.scheduling_class, state.requests.at(line.numbers.first))
         for line in state.queue.job_queues()
         if line.numbers
-        and not limits.stop(line.job_id, [state.quotas.largest_booking(line.scheduling_class)])
+        and not limits.stop(line.job_id, [state.quotas.need_of(line.scheduling_class)])
     ]
     if not heads:
         return

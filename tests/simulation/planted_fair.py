@@ -122,7 +122,7 @@ def maximum_that_is_raised_wakes_nobody(patch: Patch) -> None:
 
 def minimum_is_not_served_first(patch: Patch) -> None:
     """The minimum is stored, but has no effect."""
-    patch.setattr(flows, "fulfilment", lambda _used, _minimum: UNBOUNDED)
+    patch.setattr(flows, "fulfilment", lambda _used, _running, _minimum: UNBOUNDED)
 
 
 # -- reservations and reuse --------------------------------------------------------------------

@@ -222,7 +222,7 @@ def served_first(state: State, planned: Planned) -> Iterator[str]:
 
 def _somebody_may(state: State, wish: SchedulingClass) -> bool:
     """Returns whether a request of this class waits that no maximum blocks."""
-    limits, need = Limits(state), [state.quotas.largest_booking(wish)]
+    limits, need = Limits(state), [state.quotas.need_of(wish)]
     return any(
         line.numbers and not limits.stop(job_id, need) for job_id, line in wish.job_queues.items()
     )

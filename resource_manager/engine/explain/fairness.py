@@ -156,7 +156,7 @@ def _compared(tree: FlowTree, flow: Flow, jobs: Mapping[str, Job]) -> ComparedFl
     parts = tree.usage(flow)
     is_job = flow.children is None  # only groups have a dict of children
     job = jobs.get(flow.name) if is_job else None
-    reached = fulfilment(flow.used, flow.minimum)
+    reached = fulfilment(flow.used, flow.running, flow.minimum)
     return ComparedFlow(
         name=flow.name,
         is_job=is_job,

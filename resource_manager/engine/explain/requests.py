@@ -30,7 +30,7 @@ from resource_manager.engine.explain.waiting_reasons import (
     rejection_notice,
     waiting_block,
 )
-from resource_manager.engine.fairness.flows import GROUP
+from resource_manager.engine.fairness.flows import GROUP, ROOT
 from resource_manager.engine.fairness.quotas import QuotaBlock
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.lifecycle.known import known_host, known_request
@@ -256,9 +256,12 @@ def _state_text(view: RequestView, unconfirmed: int) -> str:
 
 
 def _quota_message(block: QuotaBlock) -> str:
-    group, dimension = block.group_id.removeprefix(GROUP), block.dimension
+    dimension = block.dimension
     has = amount_text(dimension, block.used, block.maximum, of=" of at most ")
-    return f"group {group} has {has}, but the request needs {amount_text(dimension, block.need)}"
+    needs = f"but the request needs {amount_text(dimension, block.need)}"
+    if block.group_id == ROOT:
+        return f"the cluster has {has}, {needs}"
+    return f"group {block.group_id.removeprefix(GROUP)} has {has}, {needs}"
 
 
 def _reserved_text(others: list[ReservationView]) -> str:

@@ -15,7 +15,7 @@ from resource_manager.engine.explain.paused import PART, Paused
 from resource_manager.engine.explain.provisions import clock_at, planned_count, planned_on
 from resource_manager.engine.fairness.flows import Flow
 from resource_manager.engine.fairness.quotas import QuotaBlock
-from resource_manager.engine.lifecycle.quota_checks import QuotaChecks
+from resource_manager.engine.lifecycle.quota_checks import QuotaChecks, maxima
 from resource_manager.engine.model.entities import Request
 from resource_manager.engine.queue.gangs import GangLedger, WaitingGang
 from resource_manager.engine.queue.queue import WaitingQueue
@@ -29,7 +29,7 @@ def pending_by_reason(state: State) -> Paused[dict[str, int]]:
     """Returns the number of queued requests by primary reason."""
     counts: dict[str, int] = {}
     # Computed once here and not for each class, because there may be 10,000 classes.
-    limits = any(flow.maximum for flow in state.flows.groups.values())
+    limits = bool(maxima(state.flows))
     for at, scheduling_class in enumerate(state.queue.classes(), start=1):
         if at % PART == 0:
             yield

@@ -46,7 +46,7 @@ from collections.abc import Iterator
 
 from finegrain.resources import Amounts, decrease, increase
 from resource_manager.engine.fairness.clock import Clock, Rescaling
-from resource_manager.engine.fairness.quotas import counted, fulfilment
+from resource_manager.engine.fairness.quotas import SLOTS, counted, fulfilment
 from resource_manager.engine.fairness.siblings import Flow, FlowUsage, Siblings, SortKey
 from resource_manager.engine.model.settings import Fairness
 
@@ -77,14 +77,18 @@ class FlowTree:
         accrued_while_down: the flows that accrued usage while no resource manager was running, and
             have not been stored since then. A change of their rate makes them urgent.
         placements: the number of placements of all jobs since this process started.
-        freed_groups: the ids of groups that use less than before or have new limits, so that their
+        freed_groups: the ids of flows that use less than before or have new limits, so that their
             quotas may admit blocked requests. `QuotaChecks.unblock` clears this dict.
+        waiting_jobs: the flows of jobs that may have no slots yet, because they wait for other
+            jobs. Such a job has a maximum of 0 slots.
     """
 
     def __init__(self, fairness: Fairness, now_ms: int) -> None:
         self.clock = Clock(fairness.half_life_ms, now_ms)
         self.lookahead_s = fairness.lookahead_ms / 1_000
         self.root = Flow(id=ROOT, name="", children=Siblings(self.clock, self.lookahead_s))
+        if fairness.slots_max:
+            self.root.maximum = {SLOTS: fairness.slots_max}
         self.groups: dict[str, Flow] = {}
         self.jobs: dict[str, Flow] = {}
         self.changed: dict[str, Flow] = {}
@@ -95,6 +99,7 @@ class FlowTree:
         self.accrued_while_down: dict[str, Flow] = {}
         self.placements = 0
         self.freed_groups: dict[str, None] = {}
+        self.waiting_jobs: dict[str, Flow] = {}
 
     def advance(self, now_ms: int) -> None:
         """Advances the clock. A time before the clock's current time is ignored."""
@@ -161,7 +166,34 @@ class FlowTree:
 
     def remove_job(self, job_id: str) -> None:
         """Removes a job. Its past usage still counts in its groups."""
+        self.waiting_jobs.pop(job_id, None)
         self._remove(self.jobs.pop(job_id))
+
+    def hold_job(self, job_id: str) -> None:
+        """Gives a job a maximum of 0 slots, because it waits for other jobs."""
+        flow = self.waiting_jobs[job_id] = self.jobs[job_id]
+        flow.maximum = {SLOTS: 0}
+
+    def release_job(self, job_id: str) -> None:
+        """Ends the effect of `hold_job`. The time in which the job waited for other jobs is no
+        advantage for it: its usage is raised as if it began to wait for slots now.
+        """
+        flow = self.waiting_jobs.pop(job_id, None)
+        if flow is None:
+            return
+        flow.maximum = {}
+        self.freed_groups[flow.id] = None
+        for each in self._path(job_id):
+            if each.active:  # the flow had other work, so it has its place among its siblings
+                return
+            self._raise(each)
+            self._mark(each)
+
+    def named(self, flow_id: str) -> Flow | None:
+        """Returns the flow with this id; None: it was removed."""
+        if flow_id.startswith(JOB):
+            return self.jobs.get(flow_id.removeprefix(JOB))
+        return self.root if flow_id == ROOT else self.groups.get(flow_id.removeprefix(GROUP))
 
     def remove_group(self, name: str) -> None:
         """Removes a group that has no children."""
@@ -417,7 +449,7 @@ class FlowTree:
         """Returns the key that orders a flow among its siblings. The flow with the lowest key is
         served first.
         """
-        reached = fulfilment(flow.used, flow.minimum)
+        reached = fulfilment(flow.used, flow.running, flow.minimum)
         if reached < 1:
             return False, reached, flow.tie
         return True, self.key(flow), flow.tie

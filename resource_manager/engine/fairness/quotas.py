@@ -4,9 +4,9 @@ A quota counts the amounts that all slots in the group's subtree have booked. A 
 placement until it is deleted, even while it is being freed. A quota limits only new slots and
 growth. It never takes a slot away.
 
-Limits are possible for "cpu_milli", "best_effort_cpu_milli", "memory_bytes" (all memory parts
-together), "extended.NAME" and "device.TYPE". A dimension without a maximum is unlimited. A maximum
-of 0 admits no slot that needs this dimension.
+Limits are possible for "slots" (the number of slots), "cpu_milli", "best_effort_cpu_milli",
+"memory_bytes" (all memory parts together), "extended.NAME" and "device.TYPE". A dimension without a
+maximum is unlimited. A maximum of 0 admits no slot that needs this dimension.
 
 Example: a group has a maximum of 8 cores, and its slots have booked 7 cores. A request for 2 cores
 is blocked until slots of the group end. A request for 9 cores is blocked until the maximum is
@@ -31,7 +31,10 @@ from finegrain.resources import (
 
 _PARTS = frozenset(MEMORY_PARTS)
 
-_NAMED = (CPU_MILLI, BEST_EFFORT_CPU_MILLI, MEMORY_BYTES)
+SLOTS = "slots"
+"""The dimension of limits that counts slots, whatever their size."""
+
+_NAMED = (SLOTS, CPU_MILLI, BEST_EFFORT_CPU_MILLI, MEMORY_BYTES)
 
 UNBOUNDED = float("inf")
 
@@ -51,6 +54,11 @@ class Bounded(Protocol):
         """The amounts that all slots in the group's subtree have booked, in the form of
         `counted`.
         """
+        ...
+
+    @property
+    def running(self) -> int:
+        """The number of all slots in the group's subtree."""
         ...
 
     @property
@@ -90,20 +98,30 @@ def counted(amounts: Amounts) -> dict[str, int]:
     return found
 
 
+def needs_slots(booked: Amounts, count: int = 1) -> dict[str, int]:
+    """Returns what `count` slots that book these amounts together need of the limits of a group."""
+    return {**booked, SLOTS: count}
+
+
+def used_of(group: Bounded, name: str) -> int:
+    """Returns what the slots in a group's subtree use of one dimension of its limits."""
+    return group.running if name == SLOTS else group.used.get(name, 0)
+
+
 def room(groups: Iterable[Bounded], need: Amounts, most: int) -> int:
     """Returns how many times `need` may be added before one of these groups exceeds its maximum.
 
     Args:
         groups: the groups that contain the job, in any order. A group without limits has no effect.
-        need: the amounts of one slot, in the form of `counted`. Only the dimensions of `need` are
-            checked, so another dimension may be above its maximum.
+        need: the amounts of one slot, in the form of `counted` and `needs_slots`. Only the
+            dimensions of `need` are checked, so another dimension may be above its maximum.
         most: the largest number to return.
     """
     for group in groups:
         for name, limit in group.maximum.items():
             amount = need.get(name, 0)
             if amount:
-                most = min(most, (limit - group.used.get(name, 0)) // amount)
+                most = min(most, (limit - used_of(group, name)) // amount)
                 # The number is negative if the maximum was lowered below the amount that is in use.
                 if most <= 0:
                     return 0
@@ -120,7 +138,7 @@ def quota_block(groups: Iterable[Bounded], need: Amounts) -> QuotaBlock | None:
     found: QuotaBlock | None = None
     for group in groups:
         for name, limit in group.maximum.items():
-            amount, used = need.get(name, 0), group.used.get(name, 0)
+            amount, used = need.get(name, 0), used_of(group, name)
             if amount and used + amount > limit:
                 here = QuotaBlock(group.id, name, amount, used, limit)
                 if here.never:
@@ -129,7 +147,7 @@ def quota_block(groups: Iterable[Bounded], need: Amounts) -> QuotaBlock | None:
     return found
 
 
-def fulfilment(used: Amounts, minimum: Amounts) -> float:
+def fulfilment(used: Amounts, running: int, minimum: Amounts) -> float:
     """Returns the reached part of a guaranteed minimum: the largest ratio of used amount to
     guaranteed amount over all dimensions. If the part is 1 or more, the minimum is reached. If
     there is no minimum, the part is infinite.
@@ -137,8 +155,17 @@ def fulfilment(used: Amounts, minimum: Amounts) -> float:
     Example: if 2 of 4 cores and 0 of 8 GiB are used, the reached part is 0.5. The smallest ratio
     (here 0) would be wrong, because a group whose slots need no memory would always come first: its
     guaranteed memory stays unused.
+
+    Args:
+        used: the amounts that the group's slots have booked.
+        running: the number of the group's slots.
+        minimum: the guaranteed amounts.
     """
-    shares = [used.get(name, 0) / amount for name, amount in minimum.items() if amount]
+    shares = [
+        (running if name == SLOTS else used.get(name, 0)) / amount
+        for name, amount in minimum.items()
+        if amount
+    ]
     return max(shares, default=UNBOUNDED)
 
 
@@ -158,7 +185,7 @@ class QuotaLedger:
 
         Args:
             groups: the groups that contain the job.
-            need: the amounts of one slot, in the form of `counted`.
+            need: the amounts of one slot, in the form of `counted` and `needs_slots`.
             count: the largest number of slots to admit.
 
         Returns:
@@ -191,13 +218,15 @@ def total_need(needs: Iterable[tuple[Amounts, int]]) -> dict[str, int]:
 class _WithAdmitted:
     """A group whose used amounts include the slots that the plan has admitted."""
 
-    __slots__ = ("id", "maximum", "used")
+    __slots__ = ("id", "maximum", "running", "used")
 
     def __init__(self, group: Bounded, added: Mapping[str, int] | None) -> None:
         self.id = group.id
         self.maximum = group.maximum
         self.used: Mapping[str, int] = group.used
+        self.running = group.running
         if added:
+            self.running += added.get(SLOTS, 0)
             self.used = {
                 name: group.used.get(name, 0) + added.get(name, 0) for name in group.maximum
             }

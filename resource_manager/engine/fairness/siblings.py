@@ -203,7 +203,7 @@ class Siblings:
         for flow in self._stale:
             flow.stale = False
             seated = flow.seat >= 0
-            reached = fulfilment(flow.used, flow.minimum) if flow.minimum else inf
+            reached = fulfilment(flow.used, flow.running, flow.minimum) if flow.minimum else inf
             below_minimum = reached < 1
             active = flow.active and not flow.paused
             # The flow leaves its tournament if it is inactive now, or belongs to the other

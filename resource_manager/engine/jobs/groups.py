@@ -174,7 +174,7 @@ def _changed(field: str, amounts: Amounts, changes: Mapping[str, int | None]) ->
     """
     if wrong := unlimited_dimension(changes):
         expected = (
-            "cpu_milli, best_effort_cpu_milli, memory_bytes, or extended. and the name of a"
+            "slots, cpu_milli, best_effort_cpu_milli, memory_bytes, or extended. and the name of a"
             " countable resource"
         )
         raise InvalidArgument(f"{field} of a dimension", wrong, expected)

@@ -12,13 +12,15 @@ from functools import partial
 
 from finegrain.resources import Amounts, shared_booking
 from resource_manager.engine.fairness.costs import Costs
-from resource_manager.engine.fairness.flows import GROUP, Flow, FlowTree
+from resource_manager.engine.fairness.flows import JOB, Flow, FlowTree
 from resource_manager.engine.fairness.quotas import (
     QuotaBlock,
     counted,
+    needs_slots,
     quota_block,
     room,
     total_need,
+    used_of,
 )
 from resource_manager.engine.hosts.slots import Slots
 from resource_manager.engine.lifecycle.resizes import growth
@@ -46,9 +48,14 @@ class QuotaChecks:
     slots: Slots
 
     def limited(self, job_id: str) -> list[Flow]:
-        """Returns the groups above a job that have a maximum, nearest first."""
+        """Returns the flows that have a maximum, nearest first: the job itself (while it waits for
+        other jobs), the groups above it, and the cluster.
+        """
         flow = self.flows.jobs.get(job_id)
-        return [] if flow is None else [group for group in flow.ancestors() if group.maximum]
+        if flow is None:
+            return []
+        found = [group for group in flow.ancestors() if group.maximum]
+        return [flow, *found] if flow.maximum else found
 
     def admitted(self, job_queue: JobQueue, most: int) -> int:
         """Returns how many requests of a job queue the quotas admit now.
@@ -65,13 +72,15 @@ class QuotaChecks:
         # For most jobs, no group has a maximum.
         if not groups:
             return most
-        need = self.largest_booking(job_queue.scheduling_class)
+        need = self.need_of(job_queue.scheduling_class)
         found = room(groups, need, most)
         block = quota_block(groups, need) if not found else None
         # If no request of the group can be placed, it is cheaper to pause the group than to block
         # each of its job queues.
         if block is not None and not (
-            self._is_full(groups, block.group_id) and self.queue.order.pause(block.group_id)
+            not block.group_id.startswith(JOB)
+            and self._is_full(groups, block.group_id)
+            and self.queue.order.pause(block.group_id)
         ):
             self.queue.block_by_quota(job_queue, block.group_id)
         return found
@@ -82,7 +91,7 @@ class QuotaChecks:
         fitting = self.queue.fitting
         # With more classes, this check would cost more than blocking job queues one at a time.
         return len(fitting) <= CLASSES_CHECKED_MAX and not any(
-            room(group, self.largest_booking(scheduling_class), 1) for scheduling_class in fitting
+            room(group, self.need_of(scheduling_class), 1) for scheduling_class in fitting
         )
 
     def admitted_of(self, scheduling_class: SchedulingClass, job_id: str, most: int) -> int:
@@ -95,17 +104,19 @@ class QuotaChecks:
             most: upper bound of the result.
         """
         groups = self.limited(job_id)
-        return room(groups, self.largest_booking(scheduling_class), most) if groups else most
+        return room(groups, self.need_of(scheduling_class), most) if groups else most
 
     def request_block(self, scheduling_class: SchedulingClass, job_id: str) -> QuotaBlock | None:
         """Returns the maximum that blocks one request of a job; None: no maximum blocks it."""
         groups = self.limited(job_id)
-        return quota_block(groups, self.largest_booking(scheduling_class)) if groups else None
+        return quota_block(groups, self.need_of(scheduling_class)) if groups else None
 
     def gang_block(self, waiting: WaitingGang) -> QuotaBlock | None:
         """Returns the maximum that blocks a whole gang; None: no maximum blocks it."""
         groups = self.limited(waiting.gang.job_id)
-        return quota_block(groups, self.gang_need(waiting)) if groups else None
+        if not groups:
+            return None
+        return quota_block(groups, needs_slots(self.gang_need(waiting), len(waiting.members)))
 
     def gang_need(self, waiting: WaitingGang) -> Amounts:
         """Returns the largest amounts that the members of a gang book together. The result is
@@ -172,9 +183,13 @@ class QuotaChecks:
 
     def _admits(self, group_id: str, scheduling_class: SchedulingClass) -> bool:
         """Returns True if the maximum of a group admits one more request of a scheduling class."""
-        group = self.flows.groups.get(group_id.removeprefix(GROUP))
+        group = self.flows.named(group_id)
         # A deleted group limits nothing.
-        return group is None or bool(room([group], self.largest_booking(scheduling_class), 1))
+        return group is None or bool(room([group], self.need_of(scheduling_class), 1))
+
+    def need_of(self, scheduling_class: SchedulingClass) -> Amounts:
+        """Returns what one slot needs of the limits of groups: `largest_booking` and one slot."""
+        return needs_slots(self.largest_booking(scheduling_class))
 
     def largest_booking(self, scheduling_class: SchedulingClass) -> Amounts:
         """Returns the largest amounts that one slot books on any executor, in the form of
@@ -215,7 +230,7 @@ def maxima(flows: FlowTree) -> tuple[tuple[str, tuple[int, ...]], ...]:
     If two calls return equal results, the groups admit the same requests at both times.
     """
     return tuple(
-        (flow.id, tuple(limit - flow.used.get(name, 0) for name, limit in flow.maximum.items()))
-        for flow in flows.groups.values()
+        (flow.id, tuple(limit - used_of(flow, name) for name, limit in flow.maximum.items()))
+        for flow in (flows.root, *flows.groups.values(), *flows.waiting_jobs.values())
         if flow.maximum
     )

@@ -84,6 +84,7 @@ class Fairness:
     reservations_max: int = 8  # largest number of reservations at a time; 0: no reservations
     # largest part of any resource that may be reserved; the longest starved request is exempt
     reserved_part_max: float = 0.1
+    slots_max: int = 0  # largest number of slots in the whole cluster at a time; 0: no limit
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,8 @@ def _rounded_text(name: str, amount: int) -> str:
 def amount_text(name: str, *amounts: int, of: str = " of ") -> str:
     """Returns one amount, or several amounts of one dimension, such as "1 cpu" or "5 of 4 cpu"."""
     unit = name.removeprefix(EXTENDED_PREFIX).removeprefix(DEVICE_PREFIX)
+    if name == "slots" and amounts[-1] == 1:
+        unit = "slot"
     if _is_cpu(name) or name.endswith("_bytes"):
         unit = name.removesuffix("_milli").removesuffix("_bytes").replace("_", " ")
     return f"{of.join(number_text(name, each) for each in amounts)} {unit}"

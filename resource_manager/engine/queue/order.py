@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from math import inf
 
 from resource_manager.engine.fairness.choice import RUN_PART, order_key_of, run_length
-from resource_manager.engine.fairness.flows import GROUP, FlowTree
+from resource_manager.engine.fairness.flows import Flow, FlowTree
 from resource_manager.engine.queue.non_batchable import NonBatchable, NonBatchables, Rank
 from resource_manager.engine.queue.scheduling_classes import ActiveQueues, JobQueue, SchedulingClass
 
@@ -120,7 +120,8 @@ class ServiceOrder:
         self._tree = flows if fair else None
         self.non_batchables = NonBatchables(flows, fair=fair)
         self._by_job: dict[str, ActiveQueues] = {}
-        self._paused: list[str] = []
+        self._paused: list[Flow] = []
+        self._closed = False  # True: the limit of the whole cluster admits no request
 
     def active(self) -> dict[str, ActiveQueues]:
         """Returns the active queues by job id. If requests are served in order of arrival, the only
@@ -155,6 +156,8 @@ class ServiceOrder:
 
     def next_queue(self) -> JobQueue | None:
         """Returns the active job queue that is served next; None: no queue is active."""
+        if self._closed:
+            return None
         if self._tree is None:
             job_queues = self._by_job.get(_ALL_JOBS)
         else:
@@ -229,8 +232,8 @@ class ServiceOrder:
         return found
 
     def pause(self, group_id: str) -> bool:
-        """Skips a group until `resume_paused`. The quota of the group admits none of the classes
-        that have room.
+        """Skips a group, or the whole cluster, until `resume_paused`. Its quota admits none of the
+        classes that have room.
 
         Returns:
             False if requests are served in order of arrival. Then groups are ignored, and nothing
@@ -238,11 +241,17 @@ class ServiceOrder:
         """
         if self._tree is None:
             return False
-        self._tree.pause(self._tree.groups[group_id.removeprefix(GROUP)])
-        self._paused.append(group_id)
+        flow = self._tree.named(group_id)
+        if flow is None or flow.parent is None:
+            # The limit of the whole cluster: no job is next in order until the pause ends.
+            self._closed = True
+            return True
+        self._tree.pause(flow)
+        self._paused.append(flow)
         return True
 
     def resume_paused(self) -> None:
         """Ends the pause of all groups."""
+        self._closed = False
         while self._paused and self._tree is not None:
-            self._tree.resume(self._tree.groups[self._paused.pop().removeprefix(GROUP)])
+            self._tree.resume(self._paused.pop())

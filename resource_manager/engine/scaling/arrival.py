@@ -23,7 +23,7 @@ from resource_manager.engine.fairness.flows import FlowTree
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.hosts.slots import Slots
 from resource_manager.engine.lifecycle.provisions import ProvisionMoves
-from resource_manager.engine.lifecycle.quota_checks import QuotaChecks
+from resource_manager.engine.lifecycle.quota_checks import QuotaChecks, maxima
 from resource_manager.engine.model.entities import Provision, Request
 from resource_manager.engine.model.texts import amounts_text
 from resource_manager.engine.placement.constraint import Constraint, HostView
@@ -265,7 +265,7 @@ def _first_admitted(
     If any group has a maximum, the function returns up to `count` numbers of each job: a quota may
     block some of these requests later, and then requests of other jobs are placed instead.
     """
-    if not any(group.maximum for group in flows.groups.values()):
+    if not maxima(flows):
         return islice(scheduling_class.numbers(), count)
     return [
         number

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from finegrain.intervals import Run
-from resource_manager.engine.fairness.quotas import QuotaLedger
+from resource_manager.engine.fairness.quotas import QuotaLedger, needs_slots
 from resource_manager.engine.hosts.cpu_allocator import ResourceRequest
 from resource_manager.engine.lifecycle.provisions import ProvisionMoves
 from resource_manager.engine.lifecycle.quota_checks import maxima
@@ -324,7 +324,7 @@ class _BacklogBuilder:
         for job_queue in sorted(job_queues, key=lambda job_queue: job_queue.numbers.first):
             yield _WORK_PER_CLASS
             scheduling_class, count = job_queue.scheduling_class, len(job_queue.numbers)
-            need = state.quotas.largest_booking(scheduling_class)
+            need = state.quotas.need_of(scheduling_class)
             here = self._ledger.admit(state.quotas.limited(job_queue.job_id), need, count)
             found.setdefault(scheduling_class, {})[job_queue] = here
             if here < count:
@@ -360,7 +360,8 @@ class _BacklogBuilder:
                 self._unservable_gangs.append(gang_id)
                 continue
             groups = state.quotas.limited(waiting.gang.job_id)
-            if groups and not self._ledger.admit(groups, state.quotas.gang_need(waiting), 1):
+            need = needs_slots(state.quotas.gang_need(waiting), len(waiting.members))
+            if groups and not self._ledger.admit(groups, need, 1):
                 self._blocked_gangs.append(gang_id)
                 continue
             # Plan the first gang even if it exceeds the limit, because otherwise it would never be

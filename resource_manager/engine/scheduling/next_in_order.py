@@ -20,7 +20,14 @@ from collections.abc import Iterator
 
 from finegrain.resources import fits, subtract
 from resource_manager.engine.fairness.flows import Flow, SortKey
-from resource_manager.engine.fairness.quotas import counted, fulfilment, room
+from resource_manager.engine.fairness.quotas import (
+    SLOTS,
+    counted,
+    fulfilment,
+    needs_slots,
+    room,
+    used_of,
+)
 from resource_manager.engine.hosts.host import UNLIMITED, Host
 from resource_manager.engine.lifecycle.resizes import growth
 from resource_manager.engine.model.entities import Slot
@@ -94,9 +101,9 @@ class NextInOrder:
         """Returns True if a group of the job uses more than its maximum, because an administrator
         has lowered the maximum.
         """
-        need = counted(slot.booked)
+        need = needs_slots(counted(slot.booked))
         return any(
-            flow.used.get(name, 0) > flow.maximum[name]
+            used_of(flow, name) > flow.maximum[name]
             for flow in self.tree.jobs[slot.job_id].ancestors()
             for name in need.keys() & flow.maximum.keys()
         )
@@ -220,7 +227,8 @@ class _Without:
 
     def _sort_key_without_slot(self, flow: Flow) -> SortKey:
         tree = self._order.tree
-        reached = fulfilment(subtract(flow.used, self._booked), flow.minimum)
+        left = subtract(flow.used, self._booked)
+        reached = fulfilment(left, flow.running - 1, flow.minimum)
         if reached < 1:
             return False, reached, flow.tie
         # The past usage of the slot still counts. Only its lookahead is subtracted.
@@ -230,7 +238,7 @@ class _Without:
     def _admits(self, other: Flow, need: dict[str, int]) -> bool:
         """Returns True if no maximum blocks the other job after the slot has ended."""
         groups = [
-            _GroupWithoutSlot(each, self._booked if each in self._path else {})
+            _GroupWithoutSlot(each, needs_slots(self._booked) if each in self._path else {})
             for each in other.ancestors()
         ]
         return room(groups, need, 1) > 0
@@ -243,3 +251,4 @@ class _GroupWithoutSlot:
         self.id = group.id
         self.maximum = group.maximum
         self.used = {name: group.used.get(name, 0) - booked.get(name, 0) for name in group.maximum}
+        self.running = group.running - booked.get(SLOTS, 0)

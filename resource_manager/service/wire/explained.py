@@ -9,7 +9,7 @@ from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from resource_manager.engine.explain.fairness import ComparedFlow, Step
 from resource_manager.engine.explain.requests import Explanation
 from resource_manager.engine.explain.reservations import ReservedExecutorView
-from resource_manager.engine.fairness.flows import GROUP
+from resource_manager.engine.fairness.flows import GROUP, ROOT
 from resource_manager.engine.fairness.quotas import QuotaBlock
 from resource_manager.engine.model.host_refusal import HostRefusal
 
@@ -26,7 +26,8 @@ WRITINGS = (
         QuotaBlock,
         rm_pb2.GroupLimit,
         {
-            "group": As("group_id", lambda flow_id: flow_id.removeprefix(GROUP)),
+            # An empty name stands for the whole cluster.
+            "group": As("group_id", lambda flow_id: flow_id.removeprefix(GROUP).removeprefix(ROOT)),
             "asked": "need",
         },
     ),

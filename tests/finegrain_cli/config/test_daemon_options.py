@@ -151,6 +151,7 @@ starvation_placements = 100
 reservations_max = 2
 reserved_part_max = 0.5
 usage_interval = "1s"
+slots_max = 9
 [executor]
 state_dir = "/srv/executor"
 run_dir = "/run/x"

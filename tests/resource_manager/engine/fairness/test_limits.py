@@ -13,6 +13,7 @@ from resource_manager.engine.fairness.quotas import (
     QuotaLedger,
     counted,
     fulfilment,
+    needs_slots,
     quota_block,
     room,
     total_need,
@@ -25,6 +26,7 @@ class Group:
     id: str = "group/a"
     maximum: dict[str, int] = field(default_factory=dict)
     used: dict[str, int] = field(default_factory=dict)
+    running: int = 0
 
 
 def test_memory_is_one_dimension_however_an_executor_pools_it() -> None:
@@ -61,6 +63,19 @@ def test_what_is_above_its_maximum_already_stops_only_what_adds_to_it() -> None:
     assert quota_block([lowered], {"extended.license": 1}) is None
 
 
+def test_a_limit_in_slots_counts_slots_whatever_they_book() -> None:
+    group = Group(maximum={"slots": 5}, used={"cpu_milli": 90_000}, running=3)
+    assert room([group], needs_slots({"cpu_milli": 64_000}), 10) == 2
+    found = quota_block([group], needs_slots({"cpu_milli": 1}, 3))
+    assert found is not None
+    assert (found.dimension, found.need, found.used, found.never) == ("slots", 3, 3, False)
+    # the growth of a slot needs no further slot
+    assert quota_block([group], {"cpu_milli": 1_000}) is None
+    ledger = QuotaLedger()
+    assert ledger.admit([group], needs_slots({"cpu_milli": 1}), 9) == 2
+    assert ledger.admit([group], needs_slots({"cpu_milli": 1}), 9) == 0
+
+
 def test_the_limit_that_would_never_let_it_is_named_first() -> None:
     full = Group("group/full", {"cpu_milli": 2_000}, {"cpu_milli": 1_500})
     small = Group("group/small", {"memory_bytes": 5})
@@ -73,19 +88,20 @@ def test_the_limit_that_would_never_let_it_is_named_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("used", "minimum", "share"),
+    ("used", "running", "minimum", "share"),
     [
-        ({}, {}, UNBOUNDED),
-        ({}, {"cpu_milli": 4}, 0.0),
-        ({"cpu_milli": 3}, {"cpu_milli": 4, "memory_bytes": 10}, 0.75),
-        ({"cpu_milli": 4}, {"cpu_milli": 4, "memory_bytes": 10}, 1.0),
-        ({"cpu_milli": 9}, {"cpu_milli": 0}, UNBOUNDED),
+        ({}, 0, {}, UNBOUNDED),
+        ({}, 0, {"cpu_milli": 4}, 0.0),
+        ({"cpu_milli": 3}, 1, {"cpu_milli": 4, "memory_bytes": 10}, 0.75),
+        ({"cpu_milli": 4}, 1, {"cpu_milli": 4, "memory_bytes": 10}, 1.0),
+        ({"cpu_milli": 9}, 1, {"cpu_milli": 0}, UNBOUNDED),
+        ({"cpu_milli": 9}, 3, {"slots": 4}, 0.75),
     ],
 )
 def test_a_minimum_is_reached_where_one_dimension_of_it_is(
-    used: dict[str, int], minimum: dict[str, int], share: float
+    used: dict[str, int], running: int, minimum: dict[str, int], share: float
 ) -> None:
-    assert fulfilment(used, minimum) == share
+    assert fulfilment(used, running, minimum) == share
 
 
 def test_a_plan_counts_on_no_more_than_the_limits_admit_together() -> None:
