@@ -29,16 +29,18 @@ from task_executor.helper.forks import (
     raise_descriptor_limit,
 )
 from task_executor.helper.kubelet import KubeletFiles
-from task_executor.helper.launch import EXIT_CONFIG, EXIT_IN_USE, HelperConfig, digest
 from task_executor.helper.loop import Job, Loop
 from task_executor.helper.parking import move
 from task_executor.helper.paths import boot_id, read_json, write_json
 from task_executor.helper.protocol import (
     CONFIG,
+    EXIT_CONFIG,
+    EXIT_IN_USE,
     HELPER_VERBS,
     PROTOCOL_VERSION,
     Fault,
     check_fields,
+    config_digest,
 )
 from task_executor.helper.server import FrameServer, listen
 from task_executor.helper.slots import Slots, slot_name
@@ -97,7 +99,7 @@ class Helper:
         return {
             "protocol_version": PROTOCOL_VERSION,
             "executor_id": self.config["executor_id"],
-            "config": digest(HelperConfig(**self.config)),
+            "config": config_digest(self.config),
             "pid": os.getpid(),
             "boot_id": boot_id(),
             "uid": os.geteuid(),

@@ -11,13 +11,12 @@ import itertools
 import json
 import os
 import resource
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from task_executor.helper.forks import (
-    default_signals,
     prctl,
     restore_descriptor_limit,
     run_in_fork,
@@ -28,6 +27,9 @@ from task_executor.helper.protocol import Fault, as_fault, expand
 if TYPE_CHECKING:
     from task_executor.helper.cgroups.base import Driver, Group
 
+# A signal that ends the helper must not end a supervisor, which must record the ends of its tasks.
+_IGNORED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE)
+_bounding_set = list(range(64))  # the capabilities that this process has not dropped from its set
 _DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 4, 24, 38
 
@@ -55,10 +57,27 @@ def spare_from_oom(score: int) -> None:
 
     With a low score of the helper and the supervisors, the kernel kills tasks first.
     """
-    try:
-        Path("/proc/self/oom_score_adj").write_text(str(score))
-    except OSError:
-        return
+    with suppress(OSError):
+        fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(fd, str(score).encode())
+        finally:
+            os.close(fd)
+
+
+def prepare_for_tasks(*, with_root: bool) -> None:
+    """Sets what all tasks of this process inherit, once and not in each fork.
+
+    Args:
+        with_root: True if a task may run as user 0, which keeps its capabilities.
+    """
+    # Disable core files, because the core file of a large task could fill the disk of the host.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.umask(0o022)
+    for signum in _IGNORED_SIGNALS:
+        signal.signal(signum, signal.SIG_IGN)
+    if os.geteuid() == 0 and not with_root:
+        _drop_bounding_set()
 
 
 def become_task(
@@ -78,15 +97,14 @@ def become_task(
         # Enter the groups first, so that no code of the task ever runs outside of the slot.
         driver.enter(groups)
         os.setsid()
-        default_signals()
+        # The program inherits ignored signals. For all others, exec restores the default.
+        for signum in _IGNORED_SIGNALS:
+            signal.signal(signum, signal.SIG_DFL)
         # This process inherited the helper's low OOM score, which a task must not have.
         spare_from_oom(0)
         for number, fd in enumerate(stdio):
             os.dup2(fd, number)
-        # Disable core files, because the core file of a large task could fill the disk of the host.
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         restore_descriptor_limit()
-        os.umask(0o022)
         _drop_privileges(spec["uid"], spec["gid"])
         # Change the directory as the task's user, so that a task cannot start in a directory that
         # its user may not enter.
@@ -172,16 +190,21 @@ def _drop_privileges(uid: int, gid: int) -> None:
 
     uid 0 (only if allowed) keeps its capabilities, and exec adds no capabilities.
     """
-    # Drop capabilities before the user changes, because the task's user may not drop them.
+    # Drop capabilities before the user changes, because the task's user may not drop them. Usually
+    # the supervisor has dropped them all.
     if os.geteuid() == 0:
-        capability = 0
-        # The loop ends at the first capability number that the kernel does not know.
-        while uid != 0 and prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) == 0:
-            capability += 1
+        if uid != 0:
+            _drop_bounding_set()
         become_user(uid, gid)
     # Set this for every task, so that a setuid program cannot give the task more privileges.
     if prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         raise Fault("START_FAILED", "the kernel refused no_new_privs")
+
+
+def _drop_bounding_set() -> None:
+    # The kernel refuses numbers that it does not know.
+    while _bounding_set:
+        prctl(_PR_CAPBSET_DROP, _bounding_set.pop(), 0, 0, 0)
 
 
 def _change_directory(cwd: str) -> None:

@@ -8,7 +8,6 @@ not fork.
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import socket
@@ -19,12 +18,18 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from task_executor.helper.protocol import PROTOCOL_VERSION, decode, encode, frames
+from task_executor.helper.protocol import (
+    EXIT_CONFIG,
+    PROTOCOL_VERSION,
+    config_digest,
+    decode,
+    encode,
+    frames,
+)
 from task_executor.helper.scope import ScopeError, hold_scope, scope_is_available
 from task_executor.helper.server import peer_uid, socket_address
 
 _ATTEMPTS, _PAUSE_S, _ANSWER_S, _UNIT_S = 20, 0.1, 5.0, 30.0
-EXIT_CONFIG, EXIT_IN_USE = 2, 3
 _ROOT = Path(__file__).resolve().parents[2]
 _PROGRAM = (
     f"import sys; sys.path.insert(0, {str(_ROOT)!r});"
@@ -163,8 +168,7 @@ def _in_scope(config: HelperConfig, stderr: IO[bytes] | None) -> HelperConfig:
 
 def digest(config: HelperConfig) -> str:
     """Returns a digest of a configuration, without values that may differ between starts."""
-    kept = asdict(replace(config, front_pid=None, holder_pid=None))
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+    return config_digest(asdict(config))
 
 
 def _spawn(config: HelperConfig) -> str:

@@ -1,8 +1,9 @@
 """Runs an event loop in one thread, for descriptors, timers, ended child processes, and jobs.
 
 A job is a generator. To wait, it yields a number of seconds, or a pair (descriptor, seconds). In
-the second form, the wait also ends when the descriptor becomes readable. So a slow operation can be
-written as a plain loop that does not block other operations.
+the second form, the wait also ends when the descriptor becomes readable; instead of a descriptor,
+it may be a `Waker`. So a slow operation can be written as a plain loop that does not block other
+operations.
 """
 
 from __future__ import annotations
@@ -10,23 +11,38 @@ from __future__ import annotations
 import heapq
 import itertools
 import os
-import selectors
+import select
 import signal
 import time
-import traceback
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from typing import Any
 
 from task_executor.helper.protocol import Fault
 
-READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
-Job = Generator[float | tuple[int, float], None, Any]
+READ, WRITE = select.EPOLLIN, select.EPOLLOUT
+_EVENTS = 64  # maximum number of ready descriptors that the kernel returns at once
+
+
+class Waker:
+    """A job that waits for this object continues at the end of the loop's turn in which `wake` was
+    called.
+    """
+
+    def __init__(self) -> None:
+        self.wake: Callable[[], None] = lambda: None
+
+
+Job = Generator["float | tuple[int | Waker, float]", None, Any]
 Done = Callable[[Any, Exception | None], None]
 Timer = list[Any]  # when it fires (monotonic seconds), its number, and the callback or None
 
 
 def _report(_value: Any, error: Exception | None) -> None:
     if error:
+        # Imported here, because most helpers never need it, and each fork copies what is loaded.
+        import traceback
+
         try:
             traceback.print_exception(error)
         except OSError:
@@ -57,7 +73,9 @@ class Loop:
     """
 
     def __init__(self, on_child: Callable[[], None]) -> None:
-        self._selector = selectors.DefaultSelector()
+        self._epoll = select.epoll()
+        self._watched: dict[int, tuple[int, Callable[[int], None]]] = {}
+        self._soon: list[Callable[[], None]] = []
         self._timers: list[Timer] = []
         self._cancelled = 0
         self._order = itertools.count()
@@ -74,14 +92,20 @@ class Loop:
         self.watch(wake_reader, woken)
 
     def watch(self, fd: int, callback: Callable[[int], None], events: int = READ) -> None:
-        if fd in self._selector.get_map():
-            self._selector.modify(fd, events, callback)
-        else:
-            self._selector.register(fd, events, callback)
+        if (known := self._watched.get(fd)) is None:
+            self._epoll.register(fd, events)
+        elif known[0] != events:
+            self._epoll.modify(fd, events)
+        self._watched[fd] = (events, callback)
 
     def unwatch(self, fd: int) -> None:
-        if fd in self._selector.get_map():
-            self._selector.unregister(fd)
+        if self._watched.pop(fd, None) is not None:
+            with suppress(OSError):  # the descriptor is closed already
+                self._epoll.unregister(fd)
+
+    def soon(self, callback: Callable[[], None]) -> None:
+        """Calls `callback` at the end of this turn, before the loop waits again."""
+        self._soon.append(callback)
 
     def later(self, seconds: float, callback: Callable[[], None]) -> Timer:
         # The counter orders timers of the same moment, because callbacks cannot be compared.
@@ -108,17 +132,26 @@ class Loop:
             return done(end.value, None)
         except Exception as error:
             return done(None, error)
-        fd, seconds = step if isinstance(step, tuple) else (-1, step)
+        on, seconds = step if isinstance(step, tuple) else (-1, step)
 
         # Both the descriptor and the timer resume the job, but only the first of the two counts.
         def resume(_events: int = 0) -> None:
-            if fd >= 0:
-                self.unwatch(fd)
+            if isinstance(on, Waker):
+                on.wake = lambda: None
+            elif on >= 0:
+                self.unwatch(on)
             self.cancel(timer)
             self.run(job, done)
 
-        if fd >= 0:
-            self.watch(fd, resume)
+        def wake() -> None:
+            if timer[2] is not None:  # it has not been resumed yet
+                self.cancel(timer)
+                self.soon(resume)
+
+        if isinstance(on, Waker):
+            on.wake = wake
+        elif on >= 0:
+            self.watch(on, resume)
         timer = self.later(seconds, resume)
         return None
 
@@ -126,9 +159,14 @@ class Loop:
         """Runs until `running` is cleared. An error in a callback is logged and not raised."""
         while self.running:
             wait = max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
-            for key, events in self._selector.select(wait):
-                if self._selector.get_map().get(key.fd) is key:  # no earlier callback removed it
-                    self._guard(lambda key=key, events=events: key.data(events))  # type: ignore[misc]
+            ready = self._epoll.poll(0 if self._soon else wait, _EVENTS)
+            for fd, watched, found in [(fd, self._watched.get(fd), e) for fd, e in ready]:
+                # An earlier callback may have closed the descriptor, and its number may be in use
+                # again.
+                if watched is not None and self._watched.get(fd) is watched:
+                    # An error or the end of a stream counts as readable and writable.
+                    events = READ * bool(found & ~WRITE) | WRITE * bool(found & ~READ)
+                    self._guard(watched[1], events & watched[0])
             # timers that become due later wait until the loop has served descriptors again
             due = time.monotonic()
             while self._timers and self._timers[0][0] <= due:
@@ -138,10 +176,14 @@ class Loop:
                     self._cancelled -= 1
                 else:
                     self._guard(callback)
+            while self._soon:
+                callbacks, self._soon = self._soon, []
+                for callback in callbacks:
+                    self._guard(callback)
 
     @staticmethod
-    def _guard(callback: Callable[[], None]) -> None:
+    def _guard(callback: Callable[..., None], *args: int) -> None:
         try:
-            callback()
+            callback(*args)
         except Exception as error:
             _report(None, error)

@@ -1,10 +1,17 @@
-"""Reads and writes the files of records. Identifies a process by boot id, pid and start time."""
+"""Reads and writes the files of records. Identifies a process by boot id, pid and start time.
+
+Some functions replace modules of the standard library. A fork copies everything that its parent has
+loaded, so the helper loads little: `secrets`, `shutil`, `tempfile` and OpenSSL's part of `hashlib`
+would double the cost of a task's fork.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +43,38 @@ def read_json(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return content if isinstance(content, dict) else None
+
+
+def remove_directory(path: Path) -> None:
+    """Removes a directory that contains only files. It is no error if it does not exist."""
+    with suppress(FileNotFoundError):
+        for entry in list(os.scandir(path)):
+            with suppress(FileNotFoundError):
+                os.unlink(entry.path)  # noqa: PTH108
+        os.rmdir(path)  # noqa: PTH106
+
+
+def random_name(octets: int) -> str:
+    """Returns a random name that no other process can guess."""
+    return os.urandom(octets).hex()
+
+
+def temporary_directory() -> str:
+    return os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - names in it are random
+
+
+@cache
+def _sha256() -> Any:
+    for name in ("_sha2", "_sha256", "hashlib"):  # the first two do not load OpenSSL
+        with suppress(ImportError):
+            return import_module(name).sha256
+    raise AssertionError("Python has no SHA-256")
+
+
+def digest(content: Any) -> str:
+    """Returns the SHA-256 digest of a value's JSON form, as hexadecimal digits."""
+    found: str = _sha256()(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return found
 
 
 @cache

@@ -11,6 +11,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from task_executor.helper.paths import digest
+
+EXIT_CONFIG, EXIT_IN_USE = 2, 3  # exit statuses of a helper that cannot start
 PROTOCOL_VERSION = 2  # 2: batches of slot moves, best-effort slots, huge pages, kubelets
 FRAME_BYTES_MAX = 1 << 20
 _MESSAGE_CHARACTERS_MAX = 500
@@ -308,6 +311,13 @@ CONFIG: Fields = {
     "kubelet_config": Field(absolute, None),
 }
 _COUNT = Field(integer(0, 1 << 62))
+
+
+def config_digest(config: Mapping[str, Any]) -> str:
+    """Returns a digest of a configuration, without values that may differ between starts."""
+    return digest({**config, "front_pid": None, "holder_pid": None})
+
+
 SUPERVISOR_VERBS: Mapping[str, Fields] = {
     "start": {"spec": Field(unchecked)},  # the helper has checked what came from the front
     "state": _TASK,

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from task_executor.helper.cgroups.base import Driver, Group
 from task_executor.helper.child import become_task, remove_as
@@ -22,8 +21,7 @@ _RECORD_BYTES = 4096  # reserved at the start, so that the exit record fits on a
 _REMOVE_S, _DRAIN_S, _STATUS_S, _RETRY_S, _RETRIES = 10.0, 2.0, 3.0, 1.0, 60
 
 
-@dataclass(frozen=True)
-class Adopted:
+class Adopted(NamedTuple):
     """A task whose supervisor was killed.
 
     Attributes:
@@ -55,6 +53,12 @@ class Supervises(Protocol):
 
     def ended(self, task: RunningTask, record: dict[str, Any]) -> None:
         """Reports the end of a task. The record of the end is durable."""
+
+    def spare(self, slot: Group, group: Group) -> None:
+        """Keeps the group of an ended task for the next task of the slot."""
+
+    def spared(self, slot: Group) -> Group | None:
+        """Returns the group of an ended task of the slot, or None."""
 
     def forget(self, task: RunningTask) -> None:
         """Removes an ended task of which nothing is left to do."""
@@ -98,7 +102,7 @@ class RunningTask:
             os.fchown(self._record_fd, -1, self._supervisor.front_gid)
             os.posix_fallocate(self._record_fd, 0, _RECORD_BYTES)
             self._make_scratch()
-            self._driver.make(self._group)
+            self._make_group()
             # The limit is set before the process exists, so that the task never runs without it.
             if limit := self._spec["memory_limit_bytes"]:
                 self._driver.limit_memory(self._group, limit)
@@ -140,6 +144,11 @@ class RunningTask:
     def until_started(self) -> Job:
         while not self._is_started and self._supervisor.runs(self):
             yield 0.002
+
+    def _make_group(self) -> None:
+        spare = self._supervisor.spared(self._spec["slot"])
+        if spare is None or not self._driver.reuse(spare, self._group):
+            self._driver.make(self._group)
 
     def _make_scratch(self) -> None:
         """Makes the scratch directory, directly in the temporary directory that all users may
@@ -391,9 +400,14 @@ class RunningTask:
 
         The time is limited, because a group that stays busy must not delay the exit record.
         """
-        yield from _for_a_while(self._driver.kill(self._group, [os.getpid()]))
         counters = self._driver.counters(self._group)
-        yield from _for_a_while(self._driver.remove(self._group))
+        if counters.get("pids") != 0:
+            yield from _for_a_while(self._driver.kill(self._group, [os.getpid()]))
+            counters = self._driver.counters(self._group)
+        if self._driver.is_reusable(self._group, counters):
+            self._supervisor.spare(self._spec["slot"], self._group)
+        else:
+            yield from _for_a_while(self._driver.remove(self._group))
         return counters
 
     def _remove_scratch(self) -> None:

@@ -127,7 +127,7 @@ class _Connection:
     ) -> None:
         self._server, self._peer, self._fd, self._closed = server, peer, peer.fileno(), closed
         self._inbox, self._outbox = bytearray(), bytearray()
-        self._open, self._closing = True, False
+        self._open, self._closing, self._is_sending = True, False, False
         server.loop.watch(self._fd, self._ready)
 
     def _ready(self, events: int) -> None:
@@ -184,7 +184,15 @@ class _Connection:
             except Fault as fault:
                 refusal = {"id": message.get("id"), "ok": False, "error": fault.as_dict()}
                 self._outbox += encode(refusal)
-            self._watch_or_close()
+            if not self._is_sending:
+                # All messages of one turn of the loop are sent together.
+                self._is_sending = True
+                self._server.loop.soon(self._send_now)
+
+    def _send_now(self) -> None:
+        self._is_sending = False
+        if self._open:
+            self._ready(WRITE)
 
     def _watch_or_close(self) -> None:
         # Send all data in the outbox before the connection is closed.

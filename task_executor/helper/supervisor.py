@@ -8,14 +8,13 @@ because only the descendants of a process show which processes belong to a task.
 from __future__ import annotations
 
 import os
-import signal
 import socket
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
-from task_executor.helper.cgroups.base import Driver
+from task_executor.helper.cgroups.base import Driver, Group
+from task_executor.helper.child import prepare_for_tasks
 from task_executor.helper.forks import become_subreaper, close_all_but, default_signals
 from task_executor.helper.loop import Job, Loop
 from task_executor.helper.protocol import SUPERVISOR_VERBS, Fault
@@ -23,11 +22,10 @@ from task_executor.helper.running_task import Adopted, RunningTask
 from task_executor.helper.server import FrameServer, listen
 from task_executor.helper.syncing import Syncer
 
-_KEEP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE)
+_SPARES_OF_SLOT, _SPARED_SLOTS = 8, 256
 
 
-@dataclass(frozen=True)
-class Setup:
+class Setup(NamedTuple):
     """What a supervisor needs to start.
 
     Attributes:
@@ -35,6 +33,7 @@ class Setup:
         tasks_directory: the directory of all tasks.
         front_gid: the group that may read the records and logs.
         driver: the cgroup driver.
+        allow_root_tasks: True if tasks may run as user 0.
         adopted: the running tasks of a supervisor that was killed.
     """
 
@@ -42,6 +41,7 @@ class Setup:
     tasks_directory: Path
     front_gid: int
     driver: Driver
+    allow_root_tasks: bool
     adopted: list[Adopted]
 
 
@@ -56,9 +56,7 @@ def run_supervisor(setup: Setup, starter: socket.socket) -> NoReturn:
     try:
         os.setsid()
         default_signals()
-        # A signal that ends the helper must not end the supervisor, which must record the ends.
-        for signum in _KEEP_SIGNALS:
-            signal.signal(signum, signal.SIG_IGN)
+        prepare_for_tasks(with_root=setup.allow_root_tasks)
         close_all_but({starter.fileno(), *(fd for each in setup.adopted for fd in each.pipes)})
         # This occupies the descriptors 0 to 2, so that no pipe or log becomes standard output by
         # accident.
@@ -93,6 +91,9 @@ class Supervisor:
         self._running: dict[str, RunningTask] = {}
         self._ended: dict[str, RunningTask] = {}  # only their directories are still removed
         self._by_pid: dict[int, RunningTask] = {}
+        # By slot: the groups of ended tasks, for its next tasks. When the slot is removed, so are
+        # they.
+        self._spares: dict[str, list[Group]] = {}
         listener = listen(setup.control, os.geteuid(), os.getegid())
         uids = {0, os.geteuid()}
         self._server = FrameServer(self.loop, listener, uids, SUPERVISOR_VERBS, self._handle)
@@ -165,6 +166,19 @@ class Supervisor:
         del self._running[task.id]
         self._ended[task.id] = task
         self._server.broadcast({"event": "ended", "task_id": task.id, "record": record})
+
+    def spare(self, slot: Group, group: Group) -> None:
+        """Keeps the group of an ended task for the next task of the slot."""
+        key = next(iter(slot.values()))
+        kept = self._spares.pop(key, [])
+        self._spares[key] = [*kept[: _SPARES_OF_SLOT - 1], group]
+        while len(self._spares) > _SPARED_SLOTS:
+            del self._spares[next(iter(self._spares))]
+
+    def spared(self, slot: Group) -> Group | None:
+        """Returns the group of an ended task of the slot, or None."""
+        kept = self._spares.get(next(iter(slot.values()), ""))
+        return kept.pop() if kept else None
 
     def forget(self, task: RunningTask) -> None:
         del self._ended[task.id]

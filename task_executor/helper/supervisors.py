@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from task_executor.helper.loop import READ, WRITE, Job, Loop
+from task_executor.helper.loop import READ, WRITE, Job, Loop, Waker
 from task_executor.helper.paths import start_ticks
 from task_executor.helper.protocol import decode, encode, fault_of, frames
 from task_executor.helper.server import socket_address
@@ -64,7 +64,7 @@ class SupervisorLink:
         self._peer: socket.socket | None = None
         self._inbox, self._outbox = bytearray(), bytearray()
         self._answers: dict[int, dict[str, Any] | None] = {}
-        self._wakers: dict[int, int] = {}
+        self._wakers: dict[int, Waker] = {}
         self._number = 0
         self._fd = os.pidfd_open(pid)  # ProcessLookupError: the process has ended
         loop.watch(self._fd, self._on_end)
@@ -115,12 +115,13 @@ class SupervisorLink:
         """
         self._number = number = self._number + 1
         deadline = time.monotonic() + answer_s
-        waker = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._wakers[number] = waker
+        waker = self._wakers[number] = Waker()
         try:
             self.connect()
+            # All requests of one turn of the loop are sent together.
+            if not self._outbox:
+                self._loop.soon(self._flush)
             self._outbox += encode({"id": number, "verb": verb, "args": args})
-            self._flush()
             while number not in self._answers:
                 if not self.is_alive or self._peer is None:
                     raise Ended("it has ended")
@@ -131,7 +132,6 @@ class SupervisorLink:
             raise error if isinstance(error, Unanswered) else Ended(str(error)) from None
         finally:
             del self._wakers[number]
-            os.close(waker)
         answer = self._answers.pop(number) or {}
         if not answer["ok"]:
             raise fault_of(answer["error"])
@@ -171,7 +171,7 @@ class SupervisorLink:
                 self._event(message)
             elif (number := message["id"]) in self._wakers:
                 self._answers[number] = message
-                os.eventfd_write(self._wakers[number], 1)
+                self._wakers[number].wake()
         return None
 
     def _disconnect(self) -> None:
@@ -182,7 +182,7 @@ class SupervisorLink:
         self._inbox.clear()
         self._outbox.clear()
         for waker in self._wakers.values():
-            os.eventfd_write(waker, 1)
+            waker.wake()
 
     def release(self) -> None:
         """Closes the connection. The supervisor then ends with its last task."""

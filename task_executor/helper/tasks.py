@@ -8,13 +8,8 @@ news of its end. The supervisors write the output and the exit records.
 from __future__ import annotations
 
 import fcntl
-import hashlib
-import json
 import os
-import secrets
-import shutil
 import signal
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable
@@ -25,7 +20,16 @@ from typing import Any
 from task_executor.helper.cgroups.base import Driver
 from task_executor.helper.child import bound_to, remove_as
 from task_executor.helper.loop import Job, Loop
-from task_executor.helper.paths import boot_id, read_json, start_ticks, write_json
+from task_executor.helper.paths import (
+    boot_id,
+    digest,
+    random_name,
+    read_json,
+    remove_directory,
+    start_ticks,
+    temporary_directory,
+    write_json,
+)
 from task_executor.helper.protocol import Fault, as_fault, fault_of
 from task_executor.helper.running_task import Adopted
 from task_executor.helper.supervisor import Setup
@@ -142,7 +146,7 @@ class Tasks:
             yield 0.01
             record = read_json(directory / "task.json")
         if record is None:  # the helper was killed before it ordered the start
-            shutil.rmtree(directory)
+            remove_directory(directory)
             self.unidentified.discard(directory.name)
             return
         task = self.known[directory.name] = Task(directory, record)
@@ -186,7 +190,7 @@ class Tasks:
         """Removes a task that no supervisor has begun to start. The front will order it again."""
         self._release(task)
         del self.known[task.id]
-        shutil.rmtree(task.directory)
+        remove_directory(task.directory)
 
     def _link_of(self, record: dict[str, Any]) -> SupervisorLink | None:
         """Returns the supervisor that a record names; None if it has ended.
@@ -207,9 +211,16 @@ class Tasks:
         return SupervisorLink(self.loop, pid, control, self._supervisor_ended, self._on_event)
 
     def _new_supervisor(self, adopted: list[Adopted]) -> SupervisorLink:
-        control = self._sockets / secrets.token_hex(6)
-        gid = self.config["front_gid"]
-        pid, peer = fork_supervisor(Setup(control, self.directory, gid, self.driver, adopted))
+        control = self._sockets / random_name(6)
+        setup = Setup(
+            control,
+            self.directory,
+            self.config["front_gid"],
+            self.driver,
+            self.config["allow_root_tasks"],
+            adopted,
+        )
+        pid, peer = fork_supervisor(setup)
         link = self._links[pid] = self._link(pid, control)
         link.use(peer)
         link.is_own = True
@@ -382,14 +393,14 @@ class Tasks:
         # of earlier helpers' tasks do not contain these fields.
         later = ("memory_limit_bytes", "output_holder")
         named = {n: v for n, v in args.items() if n not in later or v is not None}
-        digest = hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
+        content = digest(named)
         # Wait: the id may belong to a task from before a restart, whose record this helper has not
         # read yet.
         while task_id in self.unidentified:
             yield 0.01
         # If the id is known, the call is a retry or a conflict.
         if known := self.known.get(task_id):
-            if known.record["digest"] != digest:
+            if known.record["digest"] != content:
                 message = f"task {task_id} exists with different content"
                 raise Fault("ALREADY_EXISTS", message, task_id=task_id)
             yield from self._until_started(known)
@@ -402,11 +413,11 @@ class Tasks:
         uid, gid = self._user(args["uid"], args["gid"])
         _check_within(limits()["memory_bytes"], args["memory_limit_bytes"])
         # A new task: choose its user, directory and groups.
-        spec = args | {"uid": uid, "gid": gid, "digest": digest, "scratch": None}
+        spec = args | {"uid": uid, "gid": gid, "digest": content, "scratch": None}
         if args["cwd"] is None:
-            parent = self.config["scratch_root"] or tempfile.gettempdir()
+            parent = self.config["scratch_root"] or temporary_directory()
             # The name is random, because every user can make files in the temporary directory.
-            spec["cwd"] = spec["scratch"] = f"{parent}/finegrain-task-{secrets.token_hex(8)}"
+            spec["cwd"] = spec["scratch"] = f"{parent}/finegrain-task-{random_name(8)}"
         slot = f"{args['allocation_id']}.{args['generation']}"
         spec |= {"slot": self.driver.slot(slot), "boot_id": boot_id()}
         spec |= {"started_unix_ms": round(time.time() * 1000)}
@@ -453,7 +464,7 @@ class Tasks:
             # A later helper finds the task by this record, so it is written before the start.
             write_json(directory / "task.json", record)
         except OSError:
-            shutil.rmtree(directory, ignore_errors=True)
+            remove_directory(directory)
             raise
         task = self.known[spec["task_id"]] = Task(directory, record)
         task.start_unanswered = True
@@ -586,7 +597,7 @@ class Tasks:
             os.close(fd)
         # Another call may have removed the task during the wait.
         if self.known.pop(task_id, None):
-            shutil.rmtree(task.directory)
+            remove_directory(task.directory)
 
 
 def _copy_pipe(supervisor: int, fd: int, inode: int) -> int:

@@ -142,7 +142,7 @@ def _prepare_parent(driver: Driver, front_pid: int | None) -> None:
             for pid in moving:
                 kernel.write(f"{own}/{LEAF}/cgroup.procs", pid)
         _delegate_others(own, kernel)
-        driver.initialize_group(own)
+        driver.initialize_group(own, ["unified"])
 
 
 def _delegate_others(own: str, kernel: Kernel) -> None:

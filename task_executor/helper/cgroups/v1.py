@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, ClassVar
 
@@ -13,6 +13,8 @@ from task_executor.helper.protocol import Fault, expand
 
 CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "freezer", "pids", "hugetlb", "devices")
 _STRAY_SCANS = 5
+_LEFT_BYTES_MAX = 1 << 20  # memory of an ended task that the kernel has not freed yet
+_UNLIMITED_BYTES = 1 << 60
 _EVERYTHING = "a *:* rwm"  # no device is closed
 # Number of major numbers of character devices; number of minor numbers within a major number that
 # several drivers share.
@@ -50,21 +52,49 @@ class V1(CgroupDriver):
             file = "cgroup.procs" if name == "unified" else "tasks"
             self.kernel.write(f"{path}/{file}", "0")
 
-    def initialize_group(self, path: str) -> None:
+    def initialize_group(self, path: str, controllers: Iterable[str]) -> None:
         """Fills a new cpuset from its parent, because an empty cpuset accepts no process
         (ENOSPC).
         """
         parent = path.rpartition("/")[0]
-        for file in ("cpuset.cpus", "cpuset.mems"):
-            if self.kernel.exists(f"{path}/{file}") and not self.kernel.read(f"{path}/{file}"):
+        for file in ("cpuset.cpus", "cpuset.mems") if "cpuset" in controllers else ():
+            if not self.kernel.read(f"{path}/{file}"):
                 # the parent is being made again
                 if not (whole := self.kernel.read(f"{parent}/{file}")):
                     raise Fault("CARVE_FAILED", f"{parent}/{file} is empty")
                 self.put(f"{path}/{file}", whole)
         # Without this setting, the limit of a slot does not count the memory of its tasks' groups.
-        hierarchy = f"{path}/memory.use_hierarchy"
-        if self.kernel.exists(hierarchy) and self.kernel.read(hierarchy) == "0":
-            self.put(hierarchy, "1")
+        if "memory" in controllers:
+            hierarchy = f"{path}/memory.use_hierarchy"
+            with suppress(FileNotFoundError):
+                if self.kernel.read(hierarchy) == "0":
+                    self.put(hierarchy, "1")
+
+    def is_reusable(self, group: Group, counters: Mapping[str, int]) -> bool:
+        """True if the group has no process, no OOM kill, no memory limit and hardly any memory.
+
+        The count of OOM kills cannot be reset. Page cache of the ended task would count as memory
+        of the next one.
+        """
+        limit = self.count(group, "memory", "memory.limit_in_bytes")
+        return (
+            counters.keys() >= {"cpu_usec", "memory_current_bytes"}
+            and counters.get("pids") == 0
+            and counters.get("oom_kills") == 0
+            and counters["memory_current_bytes"] <= _LEFT_BYTES_MAX
+            and limit is not None
+            and limit >= _UNLIMITED_BYTES
+        )
+
+    def reuse(self, ended: Group, group: Group) -> bool:
+        try:
+            for old, new in dict.fromkeys(zip(ended.values(), group.values(), strict=True)):
+                self.kernel.rename(old, new)
+            self.kernel.write(f"{group['memory']}/memory.max_usage_in_bytes", "0")
+            self.kernel.write(f"{group['cpuacct']}/cpuacct.usage", "0")
+        except OSError:  # the slot was removed, or the task has just been started before
+            return False
+        return True
 
     def apply(self, group: Group, limits: dict[str, Any]) -> None:
         if cpu := group.get("cpu"):

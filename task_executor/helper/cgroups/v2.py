@@ -42,7 +42,7 @@ class V2(CgroupDriver):
         whole = self.kernel.exists(f"{self.base['unified']}/shims/cgroup.kill")
         return has, "cgroup.kill" if whole else "process tree"
 
-    def initialize_group(self, path: str) -> None:
+    def initialize_group(self, path: str, _controllers: Iterable[str]) -> None:
         """Enables controllers for the children, except in leaves.
 
         In a slot, it enables only the controllers that count the use of tasks.

@@ -13,7 +13,7 @@ import pytest
 HELPER = Path(__file__).resolve().parents[3] / "task_executor" / "helper"
 MODULES = sorted(HELPER.rglob("*.py"))
 LINES_OF_CODE_MAX = (
-    3710  # all of it; see docs/decisions/0002-front-helper-supervisor.md before raising it
+    3860  # all of it; see docs/decisions/0002-front-helper-supervisor.md before raising it
 )
 
 
@@ -29,9 +29,10 @@ def test_a_module_imports_the_standard_library_and_the_helper_only(module: Path)
     own = {name for name in names if name.startswith("task_executor.helper")}
     foreign = {name.partition(".")[0] for name in names - own} - sys.stdlib_module_names
     assert foreign == set()
-    assert not names & {"threading", "asyncio", "subprocess"} or (
-        module.name in ("launch.py", "scope.py")  # run in the process that starts the helper
-    )
+    if module.name not in ("launch.py", "scope.py"):  # run in the process that starts the helper
+        assert not names & {"threading", "asyncio", "subprocess"}
+        # These load libraries, or run code after each fork, so a task's fork would cost more.
+        assert not names & {"dataclasses", "hashlib", "random", "secrets", "shutil", "tempfile"}
 
 
 def test_the_package_above_is_free_of_imports() -> None:
