@@ -93,8 +93,8 @@ def restore(snapshot: Snapshot, settings: EngineSettings, at: Instant) -> State:
     )
     state.usage.register()
     for host in state.hosts.values():
-        # The registration is adopted a second time, now that the host has its slots, because the
-        # registration also determines the capacity that the slots book.
+        # Adopt the registration a second time, after the host got its slots. The registration also
+        # determines the capacity that the slots book.
         host.adopt_registration()
         state.hosts.in_use += bool(host.slots)
     # This step comes after all bookings are final and all flows exist, because it charges bookings
@@ -104,8 +104,8 @@ def restore(snapshot: Snapshot, settings: EngineSettings, at: Instant) -> State:
     # This step comes after all requests are queued. Queueing can raise a flow's usage, and this
     # line sets the usage back to the stored value.
     state.usage_checkpoints.restore(snapshot.usage_records, at)
-    # The timer is armed even if provisioning is now off, because executors of an older
-    # configuration must still be given back.
+    # Arm the timer even if provisioning is now off: executors of an older configuration must still
+    # be given back.
     if state.settings.provisioning or state.provisions:
         state.timers.arm(Timer.PLAN, "", at.monotonic_ms)
     state.timers.arm(Timer.HISTORY, "", at.monotonic_ms + state.history.mark_interval_ms)
@@ -149,7 +149,7 @@ def _enqueue(state: State, at: Instant) -> None:
         if slot.state is SlotState.ALLOCATED and slot.wanted is not None and slot.ordered is None:
             state.queue.add_resize(slot)
     for gang in state.gangs.derive_states(state.requests, state.transitions, at):
-        # Jobs that are ending get no more slots; `continue_ending` ends their remaining requests.
+        # Jobs that are ending get no more slots. `continue_ending` ends their remaining requests.
         if gang.job_id not in state.endings:
             state.gang_moves.queue_gang(gang, tried=True)
     for request in state.requests.values():
@@ -174,8 +174,8 @@ def _waiting_since_ms(
     """Returns when the starvation clock of a waiting item started. The result is never in the
     future.
 
-    The time comes from the stored wall time. No time is stored for a resize, nor for a request that
-    has had a slot before: their clocks start at the restart.
+    The time comes from the stored wall time. For a resize, and for a request that has had a slot
+    before, no time is stored. So their clocks start at the restart.
     """
     since_time_ms = started.time_ms
     if isinstance(waiter, int):
@@ -214,8 +214,8 @@ def _restore_executor(state: State, executor: Executor) -> None:
     )
     state.hosts[executor.executor_id] = host
     state.usage.total_changed(host)
-    # The timer is also armed for a lost executor, because the previous process may have stopped
-    # before it had freed all slots of the executor. The timer frees the remaining slots.
+    # Arm the timer for a lost executor, too: the previous process may have stopped before it had
+    # freed all slots of the executor. The timer frees the remaining slots.
     state.timers.arm(Timer.SILENCE, executor.executor_id, now + state.settings.lost_timeout_ms)
 
 
@@ -320,8 +320,8 @@ def _restore_slot(state: State, slot: Slot) -> None:
 
 
 def _match(transitions: Transitions, request: Request | None, slot: Slot) -> None:
-    """Derives the states of a request and one of its slots from both rows. The caller must pass
-    older slots first.
+    """Computes the states of a request and of one of its slots. The states follow from the rows of
+    both. The caller must pass older slots first.
 
     The row of a request is not written when the request is placed or granted. The row has the state
     and generation from when the request was last pending or ended. Example: the row is pending with

@@ -1,8 +1,8 @@
 """Takes free cpus for one slot in Koordinator's order: whole cores, or threads spread over cores.
 
-The algorithm is Koordinator's cpu accumulator (`takeCPUs`, plug-in nodenumaresource of its
-scheduler, commit a7a1b76), for cpus that are never shared. This module uses Koordinator's names for
-the lists:
+The algorithm is the cpu accumulator of Koordinator's scheduler (`takeCPUs` in the plug-in
+nodenumaresource, commit a7a1b76). It is limited to cpus that are never shared. This module uses
+Koordinator's names for the lists:
 
 - A and B: whole free cores, per NUMA node and per package
 - C and D: free cpus, per NUMA node and per package
@@ -25,10 +25,10 @@ In the second row, node 0 offers only one thread of each core, which is three cp
 both strategies take node 1. In the third row, no node has ten free cpus, so the cpus come from the
 whole package.
 
-There are two differences from Koordinator. First, if a slot must use NUMA nodes that other slots
-claim, it still avoids the claimed cores there. Second, cores may have different numbers of threads,
-so a number such as "cpus per node" is the number of the largest node and not the average. On
-regular hosts, the largest node equals the average.
+There are two differences from Koordinator. First, a slot may have to use NUMA nodes that other
+slots claim. The slot then still avoids the claimed cores on these nodes. Second, cores may have
+different numbers of threads. So a number such as "cpus per node" is the number of the largest node,
+and not the average. On regular hosts, the largest node equals the average.
 
 The caller must pass only cpus that all required policies allow, because this module does not check
 the required policies.
@@ -45,8 +45,8 @@ from resource_manager.engine.cpus.packed import bits_of
 
 
 class _Pass(NamedTuple):
-    """One attempt with list C or D: the cpus that must not be taken, and whether only one thread of
-    each core is offered.
+    """One attempt with list C or D. It consists of the cpus that must not be taken, and of a flag.
+    If the flag is set, only one thread of each core is offered.
     """
 
     barred: int = 0
@@ -54,10 +54,10 @@ class _Pass(NamedTuple):
 
 
 class Accumulator:
-    """Takes cpus for one slot, and counts the free cpus and the cpus that are still needed.
+    """Takes cpus for one slot. Counts the free cpus, and the cpus that the slot still needs.
 
-    `core_claimed` has the cpus of other slots that claim their cores, and `node_claimed` the cpus
-    of other slots that claim their NUMA nodes (see `ExclusivePolicy`).
+    `core_claimed` contains the cpus of other slots that claim their cores. `node_claimed` contains
+    the cpus of other slots that claim their NUMA nodes (see `ExclusivePolicy`).
     """
 
     def __init__(
@@ -99,8 +99,8 @@ class Accumulator:
         return self._taken
 
     def take_whole_cores_only(self, need: int) -> int | None:
-        """Returns whole free cores anywhere on the host that have exactly `need` threads together;
-        None if no such cores exist.
+        """Returns free whole cores of the host that together have exactly `need` threads; None:
+        there are no such cores.
         """
         cores = [
             core for group in self._packages_of_whole_cores() for core in _largest_first(group)
@@ -139,8 +139,8 @@ class Accumulator:
                     self._take(core)
                 if not self._need:
                     return True
-        # The smallest remaining package is broken up first, so that larger packages keep their
-        # whole cores.
+        # The smallest remaining package is broken up first. So larger packages keep their whole
+        # cores.
         for group in sorted(left, key=_size):
             for core in group:
                 # A core with more threads would give more cpus than needed.
@@ -244,7 +244,7 @@ class Accumulator:
 
     def _spread(self, group: int) -> Iterator[int]:
         """Yields the cpus of a group: the lowest cpu of each core, then the next cpu of each core,
-        and so on. If the group has no more cpus than one core, its cpus are not spread.
+        and so on. A group that is not larger than one core is not spread.
         """
         if group.bit_count() <= self._layout.per_core:
             yield from bits_of(group)
@@ -280,8 +280,8 @@ class Accumulator:
             cores = left
 
     def _cores_in_order(self, free: int) -> list[int]:
-        """Returns the free threads of each core. Cores of the package that has given the slot the
-        most cpus so far come first.
+        """Returns the free threads of each core. The cores of one package come first: the package
+        that has given the slot the most cpus so far.
         """
         layout, sign, taken = self._layout, self._sign, self._taken
         of_package = [
@@ -330,8 +330,8 @@ class Accumulator:
 
 
 def whole_cores_of(cores: Sequence[int], need: int) -> int | None:
-    """Returns the cpus of some cores that have exactly `need` threads together; None if no such
-    choice of cores exists. Cores that come early in `cores` are preferred.
+    """Returns the cpus of some cores that together have exactly `need` threads; None: no choice of
+    cores has this number of threads. Cores that come early in `cores` are preferred.
 
     This is the subset-sum problem, solved by dynamic programming. A set of possible sums is an
     integer with one bit for each sum.

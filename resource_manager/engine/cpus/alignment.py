@@ -1,8 +1,8 @@
 """Assigns cpus, NUMA nodes, shared pools and devices of one host to one slot.
 
-Before this module is called, policies are resolved (`resolve.py`), and the candidate cpus are known
-(`pinning.py`). This module tries masks (sets of nodes) that the NUMA policy admits, the best first,
-and stops at the first mask that works.
+Before this module is called, `resolve.py` has resolved the policies, and `pinning.py` has found the
+candidate cpus. A mask is a set of nodes. This module tries the masks that the NUMA policy admits,
+the best mask first. It stops at the first mask that works.
 
 Example: a slot would need one NUMA node of the empty host. Now neither node alone has enough, but
 both nodes together have enough.
@@ -134,8 +134,9 @@ class Case:
         return CpuAssignment(resolved.qos, notes=(*resolved.notes, *notes, note))
 
     def _burst_nodes(self) -> list[int]:
-        """Returns the nodes whose shared pool has at least as many cpus as the slot's limit, and
-        enough cpu that is not promised to other slots. The smallest pool comes first (best fit).
+        """Returns the nodes with a shared pool that is large enough. The pool must have at least as
+        many cpus as the slot's limit, and enough cpu that is not promised to other slots. The
+        smallest pool comes first (best fit).
         """
         ledger = self._ledger
         limit, booked = self._burst_limit(), self._request.cpu_milli
@@ -154,14 +155,14 @@ class Case:
 
     def aligned(self) -> CpuAssignment | HostRefusal:
         """Assigns NUMA nodes by the resolved policy. If the policy is only preferred and cannot be
-        met, BestEffort is tried, and then no alignment.
+        met, the method tries BestEffort, and at last no alignment.
         """
         resolved = self._resolved
         found = self._aligned_by(resolved.numa)
         if not isinstance(found, HostRefusal):
             return found
-        # BestEffort demands nothing, so even a slot that requires BestEffort may be placed without
-        # alignment.
+        # BestEffort demands nothing. So a slot may be placed without alignment even if it requires
+        # BestEffort.
         if resolved.numa_required and resolved.numa is not NumaPolicy.BEST_EFFORT:
             return found
         note = f"NUMA policy {resolved.numa} was preferred: {found.text}"
@@ -216,8 +217,8 @@ class Case:
                 found = self._on_one_of(policy, needs, masks, smallest or size, notes)
             if found is not None:
                 break
-        # A mask is no hint if one of its nodes has nothing left of a dimension. But all nodes
-        # together may still have enough, and BestEffort admits this mask.
+        # If one node of a mask has no free amount of a dimension, the mask is no hint. But all
+        # nodes together may still have enough, and BestEffort admits this mask.
         if found is None and policy is NumaPolicy.BEST_EFFORT:
             found = self.assigned_on(needs, needs.nodes, notes)
         if found is None:
@@ -281,7 +282,7 @@ class Case:
     def assigned_on(
         self, needs: Quantities, nodes: Sequence[int], notes: tuple[str, ...]
     ) -> CpuAssignment | None:
-        """Assigns the slot to exactly these nodes; None if they cannot serve it.
+        """Assigns exactly these nodes to the slot; None: the nodes cannot serve the slot.
 
         Args:
             needs: the amounts that the slot needs of nodes.

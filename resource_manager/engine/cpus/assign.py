@@ -1,8 +1,8 @@
 """Decides whether one host can serve a slot, and chooses the slot's cpus, NUMA nodes and devices.
 
-This module serves all kinds of slots: with dedicated cpus, aligned to NUMA nodes, bound to the
-shared pool of one node, with devices, or with none of these. The caller has checked the amounts of
-the host as a whole.
+This module serves slots of all kinds. A slot may have dedicated cpus, be aligned to NUMA nodes, be
+bound to the shared pool of one node, have devices, or have none of these. The caller has checked
+the amounts of the host as a whole.
 
 Every assignment meets all required policies. A slot is never refused because of a policy that is
 only preferred. If such a policy cannot be met, the assignment has a note about it.
@@ -98,8 +98,8 @@ def assign_many(
 def assign_together(
     ledger: CpuLedger, requests: Sequence[CpuRequest]
 ) -> list[CpuAssignment] | None:
-    """Returns the assignments of all slots of a gang on one host, with GPUs that are chosen
-    together and not for one slot after the other. Changes nothing.
+    """Returns the assignments of all slots of a gang on one host. The GPUs of all slots are chosen
+    together, and not for one slot after the other. Changes nothing.
 
     Returns:
         The assignments. None: there are no GPUs to choose together, or `assign_many` meets more of
@@ -130,8 +130,8 @@ def _scratch_key(number: int) -> SlotKey:
 
 
 def fits_empty(ledger: CpuLedger | None, request: CpuRequest) -> HostRefusal | None:
-    """Returns why this host, with its present settings, could not serve the request even if it had
-    no slots; None: it could serve the request. Equal hosts share a cached result.
+    """Returns the reason why this host, with its present settings, could not serve the request even
+    if it were empty; None: it could serve the request. Equal hosts share a cached result.
     """
     found = (
         assign(None, request) if ledger is None else _assigned_empty(HostKind.of(ledger), request)
@@ -140,12 +140,13 @@ def fits_empty(ledger: CpuLedger | None, request: CpuRequest) -> HostRefusal | N
 
 
 def score(ledger: CpuLedger | None, request: CpuRequest, assignment: CpuAssignment) -> int:
-    """Returns how good an assignment is, from 0 to `SCORE_MAX`; higher is better.
+    """Returns the quality of an assignment as a number from 0 to `SCORE_MAX`; a higher number is
+    better.
 
     A host that meets all preferred policies gets at least half of `SCORE_MAX`. Any other host gets
-    at most half. Each note after the first note halves the score again. If hosts have equally many
-    notes, the score of the NUMA strategy decides: the score over the slot's nodes, or over all cpus
-    if the slot is bound to no node.
+    at most half. Each note after the first note halves the score again. Between hosts with equally
+    many notes, the score of the NUMA strategy decides. It is computed over the slot's nodes. If the
+    slot is bound to no node, it is computed over all cpus.
 
     Args:
         ledger: the cpu ledger of the host; None: the host does not report its cores and nodes.
@@ -162,8 +163,8 @@ def score(ledger: CpuLedger | None, request: CpuRequest, assignment: CpuAssignme
         value = needs.score(nodes)
     else:
         cpus = ledger.pinnable.bit_count()
-        # Slots may still have cpus that are no longer pinnable, for example because they were
-        # reserved later. Such cpus do not count.
+        # Slots may still have cpus that are not pinnable any more, for example because these cpus
+        # were reserved later. Such cpus do not count.
         taken = (ledger.pinned & ledger.pinnable).bit_count()
         value = share_score(strategy, cpus * MILLI, taken * MILLI + request.cpu_milli)
     unmet = len(assignment.notes)

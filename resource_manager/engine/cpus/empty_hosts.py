@@ -77,8 +77,8 @@ def empty_ledger(kind: HostKind) -> CpuLedger:
 
 @lru_cache(ANSWERS_KNOWN_MAX)
 def fewest_nodes_when_empty(kind: HostKind, request: CpuRequest) -> int | None:
-    """Returns how many NUMA nodes a slot would need on the empty host; None: even all nodes are not
-    enough.
+    """Returns the number of NUMA nodes that a slot would need on the empty host; None: all nodes
+    together are not enough.
     """
     ledger = empty_ledger(kind)
     resolved = resolve(request.policy, request.cpu_milli, kind.policy, ledger.layout)

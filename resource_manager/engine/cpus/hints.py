@@ -90,8 +90,8 @@ class Quantities:
         return None
 
     def score(self, nodes: Sequence[int]) -> int:
-        """Returns a score from 0 to `SCORE_MAX`: how well these nodes would meet the strategy if
-        the slot were placed on them.
+        """Returns a score from 0 to `SCORE_MAX`. It says how well these nodes would meet the
+        strategy after the slot was placed on them.
 
         The score is a mean over the dimensions: of the free part (LeastAllocated,
         DistributeEvenly), or of the taken part (MostAllocated). If only some cpus meet the
@@ -101,7 +101,7 @@ class Quantities:
         total = 0
         for dimension, need in self.need.items():
             capacity, available = self.capacity[dimension], self.available[dimension]
-            # The slot is counted as taken, so that the score compares the states after the
+            # The slot's amounts count as taken, so the score describes the nodes after the
             # placement.
             has = free = 0
             for at in self.places(dimension, nodes):
@@ -154,8 +154,8 @@ def quantities(
         candidate_cpus: the cpus that a slot with dedicated cpus can choose from; None: the slot has
             no dedicated cpus.
         nodes: positions of the nodes to try; None: all nodes with usable cpus.
-        preferred_cpus: the candidates that also meet the preferred policies; None: the score does
-            not depend on preferred policies.
+        preferred_cpus: the candidates that also meet the preferred policies; None: preferred
+            policies do not affect the score.
     """
     layout = ledger.layout
     every = range(len(layout.nodes))
@@ -186,8 +186,8 @@ def hints(needs: Quantities, masks: Iterable[int], preferred_size: int) -> dict[
     """Returns, for every dimension, a hint for each mask that has enough of all amounts, in the
     order of `masks`.
 
-    If a node has nothing left of a dimension, a mask with this node is no hint for the dimension,
-    even if the other nodes have enough.
+    If one node has no free amount of a dimension, a mask with this node is no hint for the
+    dimension. This applies even if the other nodes of the mask have enough.
 
     Args:
         needs: the amounts that the slot needs.
@@ -266,15 +266,15 @@ def _some_masks(layout: CpuLayout, nodes: tuple[int, ...]) -> Iterator[tuple[int
 
 @lru_cache(16_384)
 def remoteness(layout: CpuLayout, mask: int) -> int:
-    """Returns how far the nodes of a mask are from each other: the sum of all distances between two
-    of its nodes, or 0 if the distances are unknown. Only masks of equal size can be compared in
-    this way.
+    """Returns a measure of how far apart the nodes of a mask are: the sum of the distances between
+    all pairs of its nodes. It is 0 if the distances are unknown. Only masks of equal size can be
+    compared in this way.
     """
     nodes = positions(mask)
     return sum(
         layout.nodes[one].distances[other]
         for one in nodes
-        # A node whose distances do not cover all nodes counts as 0, because incomplete distances
+        # A node counts as 0 if some of its distances are missing, because incomplete distances
         # cannot be compared.
         if len(layout.nodes[one].distances) == len(layout.nodes)
         for other in nodes

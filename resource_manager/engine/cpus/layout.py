@@ -38,8 +38,7 @@ class Core:
     mask: int
     package: int
     node: int
-    # number of the core's kind; kinds are numbered in the order of their lowest cpus; 0 for all
-    # cores if all cores are equal
+    # the kind of the core, as a number; the kind with the lowest cpu is 0
     kind: int = 0
     cache: int = -1  # label of the core's last-level cache; -1: unknown
     place: PoolName = _ONLY  # the shared pool that the core's cpus belong to
@@ -82,8 +81,8 @@ class CpuLayout:
         packages: all packages, in order of their labels.
         pinnable: cpus that can be dedicated to slots.
         isolated: pinnable cpus that are in no shared pool.
-        kept_back: cpus that are in shared pools but not pinnable, because the executor's
-            configuration reserves them.
+        kept_back: cpus that are in shared pools but cannot be dedicated (are not pinnable), because
+            the executor's configuration reserves them.
     """
 
     cores: tuple[Core, ...]
@@ -215,8 +214,8 @@ class CpuLayout:
 
 @lru_cache(LAYOUTS_KNOWN_MAX)
 def layout_of(topology: str, host_cpus: str = "{}") -> CpuLayout | None:
-    """Returns the layout that a host reported; None if the host reports no cores, or if slots can
-    have none of its cpus.
+    """Returns the layout that a host reported; None: the host reports no cores, or slots cannot
+    have any of its cpus.
 
     Args:
         topology: `HostTopology` as JSON text, in the form that registrations store.
@@ -241,8 +240,8 @@ def layout_of(topology: str, host_cpus: str = "{}") -> CpuLayout | None:
         )
         for core in report.get("cores", ())
     ]
-    # The cores are sorted by lowest cpu, so that equal hosts have equal layouts even if they report
-    # their cores in different orders.
+    # The cores are sorted by their lowest cpu. So equal hosts have equal layouts, even if their
+    # reports list the cores in different orders.
     parts = sorted((part for part in parts if part[0]), key=lambda part: part[0] & -part[0])
     if not parts or not pinnable:
         return None
@@ -344,7 +343,8 @@ def _with_unnamed_nodes(parts: Sequence[_Part], nodes: Sequence[Node]) -> list[N
     named = {part[2] for part in parts if part[2] >= 0} - known
     if not known and not named:
         named = {0}
-    # Distances are reported only between reported nodes, so they are dropped if a node is added.
+    # Distances are known only between reported nodes. So all distances are dropped if a node is
+    # added.
     kept = nodes if not named else [_without_distances(node) for node in nodes]
     return sorted([*kept, *(Node(node, 0) for node in named)], key=lambda node: node.id)
 
@@ -354,8 +354,8 @@ def _without_distances(node: Node) -> Node:
 
 
 def _memory_node(at: int, nodes: Sequence[Node], with_cpus: set[int]) -> int:
-    """Returns the position of the node whose memory a node's cpus use: the node itself, or the
-    nearest node with memory. Among equally near nodes, a node with cpus comes first.
+    """Returns the position of the node whose memory serves the cpus of a node: the node itself, or
+    else the nearest node with memory. Among equally near nodes, a node with cpus comes first.
     """
     home = nodes[at]
     # If no node reports memory, each node counts as using its own memory.

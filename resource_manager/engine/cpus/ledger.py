@@ -43,7 +43,7 @@ class CpuLedger:
         layout: cores and nodes, without offline cpus.
         reported_layout: the layout that the host reported, with offline cpus.
         policy: the host's settings.
-        pinnable: cpus that can be dedicated to slots, including cpus that already are dedicated.
+        pinnable: cpus that can be dedicated to slots, including cpus that are dedicated now.
         pool_cpus: cpus that shared pools can use while they are not dedicated.
         pinned: cpus that are dedicated to slots.
         exclusive: pinned cpus that best-effort slots must not use (cpus of LSE slots).
@@ -53,8 +53,7 @@ class CpuLedger:
         best_effort_count: number of best-effort slots.
         holdings: the assignment of each slot; None: the slot runs in the whole shared pool.
         devices: the ledger of devices, with the shares of the same slots.
-        time_shared: True if other programs use the cpus as well, so that slots get no particular
-            cpus.
+        time_shared: True: other programs use the cpus, too, so slots get no particular cpus.
         version: rises with every change.
     """
 
@@ -103,8 +102,7 @@ class CpuLedger:
                 thousandths. This amount covers all cpus that the host's configuration leaves to
                 slots (pinnable and kept back). None: 1,000 for each of these cpus.
             devices: the layout of the host's devices.
-            time_shared: True if other programs use the cpus as well, so that slots get no
-                particular cpus.
+            time_shared: True: other programs use the cpus, too, so slots get no particular cpus.
         """
         self.layout = self.reported_layout = layout
         self.policy = policy or EffectivePolicy()
@@ -250,8 +248,8 @@ class CpuLedger:
         pool_is_empty = not self.best_effort_cpus & self.layout.nodes[node].mask
         if dimension == BEST_EFFORT_CPU_MILLI and pool_is_empty:
             return 0
-        # At least 0, because slots may hold more than the capacity of a host that has become
-        # smaller.
+        # The result is at least 0. After a host has become smaller, its slots may hold more than
+        # its capacity.
         return max(self.capacity(node, dimension) - self.used(node, dimension), 0)
 
     def pool_spare(self, node: int, qos: QosClass) -> int:
@@ -415,8 +413,9 @@ class CpuLedger:
                 del used[name]
 
     def _shares(self, assignment: CpuAssignment) -> Iterator[tuple[dict[str, int], str, int]]:
-        """Yields the amounts of each node that a slot holds, except dedicated cpus, each with the
-        dict that counts it. Nodes that the host no longer reports are left out.
+        """Yields the amounts that a slot holds on each node, without its dedicated cpus. Each
+        amount comes with the dict that counts it. Nodes that the host no longer reports are left
+        out.
         """
         position: Mapping[int, int] = self.layout.position_of_node
         for share in assignment.numa:
@@ -429,16 +428,16 @@ class CpuLedger:
                     yield self._used[at], name, amount
 
     def tolerate(self) -> None:
-        """Accepts that slots now hold more than the capacity, because the host has become smaller
-        since they were placed.
+        """Accepts that the slots hold more than the capacity. This happens if the host has become
+        smaller after the slots were placed.
         """
         self._overdrawn = self.overcommitted()
         self.devices.tolerate()
 
     def problems(self) -> list[str]:
-        """Returns a sentence for each inconsistency. There are three kinds: cpus that two slots
-        hold, nodes whose slots hold more than the tolerated amounts, and counters that do not match
-        the holdings.
+        """Returns a sentence for each inconsistency. There are three kinds: a cpu that two slots
+        hold, a node whose slots hold more than the tolerated amounts, and a counter that differs
+        from the holdings.
         """
         found = [
             f"cpus {CpuSet.from_bits(twice)} belong to slot {key} and to another slot"

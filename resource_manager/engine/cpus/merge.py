@@ -90,7 +90,7 @@ def merge(
             BestEffort admits every slot. Restricted admits masks that all resources prefer.
             SingleNUMANode admits such masks only if they have one node.
         providers: the hints of each provider, by resource.
-        remoteness: returns how far the nodes of a mask are from each other, such as the sum of
+        remoteness: returns a measure of how far apart the nodes of a mask are, such as the sum of
             their distances. The merge compares only masks of equal size by this number.
     """
     return merge_ranked(policy, providers, remoteness=remoteness)[0]
@@ -115,7 +115,7 @@ def merge_ranked(
     Returns:
         At least one result. Only the first result may be a refusal.
     """
-    # A policy that does not align binds no slot to nodes, so hints do not matter.
+    # A policy without alignment binds no slot to nodes. So the hints do not matter.
     if not policy.aligns:
         return (Merged(admitted=True),)
     given = [
@@ -140,8 +140,8 @@ def merge_ranked(
 
 
 def _ranked(resources: list[_Resource], remoteness: Callable[[int], int]) -> list[Merged]:
-    """Returns the candidates, the best first. "Any nodes" (None) counts as a mask with more nodes
-    than all other masks.
+    """Returns the candidates, the best first. A candidate without a mask (None: any nodes) is
+    ranked as if it had more nodes than every mask.
     """
     found: list[tuple[tuple[bool, int, int, int, int], Merged]] = []
     for mask in _candidates(resources):

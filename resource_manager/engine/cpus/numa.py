@@ -89,7 +89,8 @@ def positions(mask: int) -> tuple[int, ...]:
 def split(
     amount: int, available: Sequence[tuple[int, int]], unit: int = 1
 ) -> dict[int, int] | None:
-    """Splits an amount over nodes as evenly as possible; None if the nodes do not have enough.
+    """Splits an amount over nodes as evenly as possible; None: the nodes together do not have
+    enough.
 
     Example: an even split of 10 over nodes with 2 and 20 would be 5 and 5. The first node has only
     2, so the parts are 2 and 8.

@@ -7,9 +7,9 @@ kubelet's options to spread over cores and to align with last-level caches are h
 
 Distributed (`takeByTopologyNUMADistributed`, the option distribute-cpus-across-numa): the kubelet
 tries all combinations of nodes, and all choices of the nodes that give the remainder. The kubelet
-chooses the result after which the numbers of free cpus on the nodes differ least (the lowest
-standard deviation). This result always uses the nodes with the most free cpus, because a cpu from
-such a node lowers the sum of squares most. So this module chooses the nodes with the most free cpus
+chooses the result that leaves the most equal numbers of free cpus on the nodes (the lowest standard
+deviation). This result always uses the nodes with the most free cpus, because a cpu from such a
+node lowers the sum of squares most. So this module chooses the nodes with the most free cpus
 directly. On a tie, it chooses the earlier nodes.
 
 There is one difference. Here each node gives at most one group of the remainder, so the numbers of
@@ -88,8 +88,8 @@ def take_share(layout: CpuLayout, free: int, share: NodeShare) -> int:
 def even_shares(
     layout: CpuLayout, free: int, need: int, group: int
 ) -> tuple[NodeShare, ...] | None:
-    """Returns how many cpus each NUMA node gives; None if there are no even shares. The counts
-    differ by at most `group`.
+    """Returns the number of cpus that each NUMA node gives; None: even shares are impossible. The
+    counts differ by at most `group`.
 
     Args:
         layout: the host.
@@ -97,7 +97,7 @@ def even_shares(
         need: number of cpus.
         group: cpus that are taken together.
     """
-    # Shares in whole groups cannot add up to a need that is no multiple of the group.
+    # Each share is a multiple of the group, so the need must be a multiple, too.
     if need < 1 or need % group or need > free.bit_count():
         return None
     masks = node_order(layout, free)
@@ -129,7 +129,7 @@ def bits_of(mask: int) -> Iterator[int]:
 
 
 class _Packing:
-    """Takes cpus, and counts the free cpus and the cpus that are still needed."""
+    """Takes cpus. Counts the free cpus, and the cpus that are still needed."""
 
     def __init__(self, layout: CpuLayout, free: int, need: int) -> None:
         self._layout = layout

@@ -60,7 +60,7 @@ def candidate_cpus(ledger: CpuLedger, resolved: Resolved) -> int | HostRefusal:
 
 
 def preferred_cpus(ledger: CpuLedger, resolved: Resolved, cpus: int) -> int:
-    """Returns the part of `cpus` that also meets the policies that are only preferred.
+    """Returns those of `cpus` that also meet the policies that are only preferred.
 
     Args:
         ledger: the cpu ledger of the host.
@@ -110,8 +110,8 @@ def pick_on(ledger: CpuLedger, resolved: Resolved, cpus: int, nodes: Sequence[in
         nodes: positions of the nodes.
 
     Returns:
-        The cpus; None if the required policies cannot be met there. If cores have different numbers
-        of threads, this can happen although enough cpus are free.
+        The cpus; None: the required policies cannot be met there. If cores have different numbers
+        of threads, the result may be None even if enough cpus are free.
     """
     layout = ledger.layout
     here = 0

@@ -1,11 +1,12 @@
-"""Chooses the cpus that a slot gets when it grows, and the cpus that it gives back when it shrinks.
+"""Chooses the cpus of a slot that changes its size: the new cpus of a slot that grows, and the cpus
+that a slot gives back when it shrinks.
 
 A slot that grows keeps all its cpus, and gets more cpus close to them. A slot that shrinks gets no
 new cpus. Afterwards, all cpus of the slot must meet its required policies. The caller checks the
 other amounts.
 
 Example: each of the cores 0 to 3 has two threads, n and n + 4. A slot with whole cores has cpus 0
-and 4. If it grows to 4 cpus, it gets core 1: cpus 0, 1, 4 and 5. If it then shrinks to 2 cpus, it
+and 4. If it grows to 4 cpus, it gets core 1: cpus 0, 1, 4 and 5. Then it shrinks to 2 cpus: it
 gives back the last core, and has cpus 0 and 4 again.
 """
 
@@ -49,8 +50,8 @@ def grow(
         available: the cpus to choose from; `current` need not be among them.
         claims: cpus that other slots with an exclusive policy claim.
         request: the policies, and the number of cpus after the resize, including the current cpus.
-        same_nodes: True if the slot is bound to its NUMA nodes, so that new cpus must come from
-            these nodes.
+        same_nodes: True: the slot is bound to its NUMA nodes, so new cpus must come from these
+            nodes.
 
     Raises:
         ValueError: the slot has more cpus than `request.need`.
@@ -100,9 +101,9 @@ def shrink(
     """Chooses `request.need` of the current cpus. The slot gives back the other cpus.
 
     The slot gives back whole cores first, then single threads. Under SpreadByPCPUs it first gives
-    back second threads of cores. It gives back cpus on the NUMA node where it has the fewest cpus,
-    so that the slot uses fewer nodes in the end. With `DistributeEvenly`, the slot gives back cpus
-    on the node where it has the most cpus.
+    back second threads of cores. It gives back cpus on the NUMA node where it has the fewest cpus.
+    So it uses fewer nodes in the end. With `DistributeEvenly`, the slot gives back cpus on the node
+    where it has the most cpus.
 
     Args:
         layout: the host.
@@ -175,7 +176,7 @@ def _near(
                 taken = take(layout, offered & scope, claims, request)
                 if isinstance(taken, Taken):
                     return taken.cpus
-    # Each scope has too few suitable cpus, so the cpus are chosen without regard to distance.
+    # No scope has enough suitable cpus, so distance is ignored.
     taken = take(layout, free, claims, request)
     return taken.cpus if isinstance(taken, Taken) else taken
 
@@ -183,8 +184,8 @@ def _near(
 def _balanced_over_nodes(
     layout: CpuLayout, current: int, free: int, claims: ExclusiveClaims, request: CpuDemand
 ) -> int | None:
-    """Adds one group of cpus at a time, on the node where the slot has the fewest cpus; None if the
-    slot's nodes have too few free cpus.
+    """Adds one group of cpus at a time, always on the node where the slot has the fewest cpus;
+    None: the slot's nodes have too few free cpus.
     """
     group = layout.per_core if request.whole_cores else 1
     if request.need % group:  # whole cores do not add up to this number

@@ -1,8 +1,8 @@
 """Computes the cpus and NUMA nodes that a slot has after a resize.
 
-A resize does not move a slot. A slot that grows keeps its cpus; a slot that shrinks gives some cpus
-back. A slot that is bound to shared pools or NUMA nodes stays bound to the same pools or nodes, and
-grows there. A slot that is not bound to nodes stays unbound, even if the host now aligns new slots.
+A resize does not move a slot. A slot that grows keeps its cpus. A slot that shrinks gives some cpus
+back. A slot that is bound to shared pools or NUMA nodes grows in the same pools or on the same
+nodes. A slot that is not bound to nodes stays unbound, even if the host now aligns new slots.
 
 Example: node 0 has cpus 0-7 and 8 GiB, without SMT. A slot is bound to node 0, with cpus 0-1 and 2
 GiB. Other slots there have cpus 2-3 and 4 GiB.
@@ -76,8 +76,8 @@ def resized(
 def fits_alone(
     ledger: CpuLedger, key: SlotKey, current: CpuAssignment, request: CpuRequest
 ) -> HostRefusal | None:
-    """Returns why a slot could not have the requested size even if it were the only slot on the
-    host; None: it could have the size.
+    """Returns the reason why a slot could not have the requested size even if the host had no other
+    slot; None: it could have the size.
 
     Args:
         ledger: the cpu ledger of the slot's host.
@@ -102,7 +102,7 @@ def together(before: CpuAssignment, after: CpuAssignment) -> CpuAssignment:
         here = most.setdefault(node, {})
         for name, amount in amounts:
             here[name] = max(amount, here.get(name, 0))
-    # If one of the two assignments has an exclusive policy, other slots must respect it.
+    # Other slots must respect an exclusive policy of either assignment.
     claims = before if before.exclusive is not ExclusivePolicy.NONE else after
     return replace(
         after,
@@ -194,7 +194,8 @@ class _ResizeCase:
                 ledger.layout, current, free, exclusive_claims(scratch), whole, same_nodes=bound
             )
         else:
-            # The slot is removed, so that its own claim does not count as a claim of another slot.
+            # Remove the slot first. Otherwise its own claim would count as the claim of another
+            # slot.
             scratch.remove(self._key)
             # Cpus that the slot can no longer use are given back first.
             current = _without_lost(ledger, current, -more)
@@ -225,7 +226,7 @@ class _ResizeCase:
                 return found
             for at in parts.keys() | found.keys():
                 here = parts.setdefault(at, {})
-                # The old amounts are removed first, because a node that no longer gives this amount
+                # Remove the old amounts first, because a node that gives none of this amount now
                 # must have no entry.
                 here.pop(name, None)
                 if found.get(at):
@@ -300,7 +301,8 @@ _BLOCKERS_FOR_NEW_SLOTS = (CpuBlocker.BIND_POLICY_CONFLICT, CpuBlocker.NUMA_POLI
 
 def _without_lost(ledger: CpuLedger, current: int, surplus: int) -> int:
     """Gives back up to `surplus` cpus that the slot can no longer use. Offline cpus come first,
-    then cpus that are now reserved or belong to a kubelet, then the other cpus of the same cores.
+    then cpus that are now reserved or belong to a kubelet. The other cpus of the same cores come
+    last.
     """
     there = ledger.layout.cpus
     lost = current & ~ledger.pinnable

@@ -48,7 +48,7 @@ class Resolved:
     numa: NumaPolicy
     numa_required: bool
     strategy: NumaStrategy
-    # True if the request itself names the bind policy, so that it is not a default
+    # True: the request itself names the bind policy; False: the policy is a default
     bind_requested: bool = False
     notes: tuple[str, ...] = ()  # notes about preferred policies that the host's settings override
 
@@ -109,8 +109,8 @@ _DEMANDED = {
 
 
 def _bind(policy: CpuPolicy, host: EffectivePolicy, layout: CpuLayout) -> _Bind | HostRefusal:
-    """Returns the bind policy of a slot with dedicated cpus: the policy that the host demands, or
-    else the request's policy, or else the host's default.
+    """Returns the bind policy of a slot with dedicated cpus. The policy that the host demands comes
+    first, then the request's policy, then the host's default.
     """
     requested = policy.bind
     wanted = host.default_bind if requested is BindPolicy.DEFAULT else requested

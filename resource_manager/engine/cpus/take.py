@@ -133,8 +133,7 @@ def suitable(
     if isinstance(unclaimed, Short):
         return unclaimed
     free = unclaimed
-    # A policy that is only preferred affects the order in which cpus are taken, and is not checked
-    # here.
+    # A preferred policy only affects the order in which cpus are taken. So it is not checked here.
     if request.bind_required:
         short_of = ShortOf.CPUS
         if request.bind is BindPolicy.FULL_PCPUS:
@@ -265,7 +264,7 @@ _LEVELS = (ExclusivePolicy.NONE, ExclusivePolicy.PCPU_LEVEL, ExclusivePolicy.NUM
 def _by_strategy(
     layout: CpuLayout, free: int, claims: ExclusiveClaims, request: CpuDemand
 ) -> int | None:
-    """Takes cpus by the NUMA strategy. Returns None only if there are too few cpus, or if whole
+    """Takes cpus by the NUMA strategy. Returns None in two cases: there are too few cpus, or whole
     cores are required and do not add up to the need.
     """
     if request.need < 1:

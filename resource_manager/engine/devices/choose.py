@@ -7,7 +7,8 @@ chosen first.
   partitions, a partition is taken.
 - For shares of GPUs, and for devices of other types, the fullest devices with enough free capacity
   are taken. So large parts stay free on other devices.
-- Devices that must be near other devices are taken from their PCIe groups, as evenly as possible.
+- If devices must be near other devices, they are taken from the PCIe groups of those devices, as
+  evenly as possible.
 
 Example: a host has GPUs 0 to 3, and a slot has half of GPU 2. A request for a quarter of a GPU gets
 it from GPU 2. A request for two whole GPUs gets GPUs 0 and 1, if these two have the most NVLinks to
@@ -50,9 +51,9 @@ def device_score(
     pack: bool = True,
     weights: Mapping[str, int] = EQUAL_WEIGHTS,
 ) -> int:
-    """Returns how well a device suits a slot, from 0 to 100; higher is better. The score depends on
-    how full the device would be with the slot. Source: `resourceAllocationScorer` of Koordinator's
-    deviceshare.
+    """Returns a number from 0 to 100 that says how well a device suits a slot; a higher number is
+    better. The score depends on how full the device would be with the slot. Source:
+    `resourceAllocationScorer` of Koordinator's deviceshare.
 
     Args:
         asked: the amounts that the slot needs of the device.
@@ -184,8 +185,7 @@ class _Choice:
         self._groups = list(dict.fromkeys(devices[at].pcie_group for at, _ in near))
 
     def devices_beside(self, others: Iterable[DeviceRequest]) -> Given | HostRefusal:
-        """Returns the devices that the slot gets, if it also requests devices of other types near
-        them.
+        """Returns the devices for a slot that also requests devices of other types near them.
 
         The devices are taken from PCIe groups where each other type has a free device, if there are
         enough such devices. Otherwise they are taken from any PCIe groups. Then the choice of the

@@ -85,7 +85,7 @@ class DeviceLayout:
 
         Several sets may be equally well connected. Then the method takes the set after which the
         remaining GPUs contain the best connected sets of 8, 4 and 2 GPUs. On a tie, it takes the
-        set with the lowest minors. So one GPU is taken near GPUs that are already in use.
+        set with the lowest minors. So a single GPU is taken near GPUs that are already in use.
 
         Example: GPUs 0 to 3 are on one NUMA node, GPUs 4 to 7 on another node, and GPU 1 is in use.
         A request for one GPU gets GPU 0, so that GPUs 4 to 7 stay together. A request for two GPUs
@@ -152,7 +152,9 @@ class DeviceLayout:
         return min(values), sum(values)
 
     def loss(self, left: int) -> tuple[tuple[int, int], ...]:
-        """Returns how badly the best remaining sets are connected; lower is better."""
+        """Returns a measure of how badly the best remaining sets are connected; a lower result is
+        better.
+        """
         count = left.bit_count()
         found = []
         for size in _SIZES_KEPT:
@@ -216,7 +218,7 @@ def layout_of(topology: str) -> DeviceLayout:
 
     Args:
         topology: HostTopology of the registration, as JSON text. Devices without capacity are left
-            out, because executors of earlier versions report GPUs but cannot give them to slots.
+            out: executors of earlier versions report GPUs, but cannot give them to slots.
     """
     # Most hosts have no devices, so their topology need not be parsed.
     if '"capacity"' not in topology:

@@ -27,7 +27,8 @@ class DeviceLedger:
         foreign: the unusable devices that work, but that pods or processes outside slots use.
         used: the amounts that slots have, by type and UUID, then by dimension.
         functions: bus ids of the virtual functions that slots have.
-        tolerated: devices that became smaller, so that slots have more than the capacity.
+        tolerated: devices whose slots have more than the capacity, because the devices became
+            smaller.
     """
 
     __slots__ = (
@@ -77,8 +78,8 @@ class DeviceLedger:
         return self._free[position]
 
     def left(self, position: int) -> dict[str, int]:
-        """Returns the amounts of a device that no slot has, even if the device gets no new
-        slots.
+        """Returns the amounts of a device that no slot has. Devices that get no new slots count,
+        too.
         """
         device = self.layout.devices[position]
         used = self.used.get((device.type, device.uuid), _NOTHING)
@@ -148,7 +149,9 @@ class DeviceLedger:
         return DeviceLedger(self.layout)
 
     def tolerate(self) -> None:
-        """Accepts that slots have more than the capacity of devices that have become smaller."""
+        """Accepts that slots have more than the capacity of a device. This happens if the device
+        has become smaller.
+        """
         self.tolerated = self._overcommitted()
 
     def problems(self) -> list[str]:

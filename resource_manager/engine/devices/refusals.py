@@ -149,8 +149,8 @@ def _requested(request: DeviceRequest) -> str:
 
 
 def _levels(layout: DeviceLayout, request: DeviceRequest) -> str:
-    """Describes how other devices of the host enforce the dimensions for which the request requires
-    a level of enforcement; empty if it requires no level.
+    """Describes how strictly other devices of the host enforce the dimensions for which the request
+    requires a level of enforcement; empty: the request requires no level.
     """
     if not request.isolation:
         return ""

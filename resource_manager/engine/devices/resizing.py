@@ -80,8 +80,8 @@ def _sized(share: DeviceShare, request: DeviceRequest, ledger: DeviceLedger) -> 
 
 
 def _refusal(share: DeviceShare, wanted: DeviceShare, ledger: DeviceLedger) -> HostRefusal | None:
-    """Returns why a slot cannot have another share of its device now; None: the slot can have the
-    share.
+    """Returns the reason why a slot cannot have another share of its device now; None: the slot can
+    have the share.
     """
     growth = shortfall(dict(wanted.amounts), dict(share.amounts))
     at = ledger.layout.position.get((share.type, share.uuid))

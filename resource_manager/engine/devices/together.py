@@ -2,8 +2,8 @@
 gang.
 
 The best connected set for all slots is chosen first, then the best division of this set among the
-slots. If the slots chose one after the other, each slot would take its own best set, and the sets
-could be far from each other.
+slots. If each slot instead took its own best set, the sets of the slots could be far from each
+other.
 
 Example: NVLink connects GPUs 0 to 3 with each other, and GPUs 4 to 7 with each other. The best
 links are between 0 and 3, then 4 and 5, then 1 and 2. Two slots need two GPUs each. One after the
@@ -48,7 +48,7 @@ def gpus_together(
         slots: the device requests of each slot.
 
     Returns:
-        The sets. None instead of the list if the GPUs cannot be chosen together: fewer than two
+        The sets. The function returns None if the GPUs cannot be chosen together: fewer than two
         slots need whole GPUs, the slots accept different GPUs, or too few GPUs are free.
     """
     wholes = {
@@ -87,7 +87,7 @@ def best_groups(layout: DeviceLayout, free: int, counts: tuple[int, ...]) -> Gro
 
     Args:
         layout: the device layout of the host.
-        free: the GPUs that can be chosen, at least as many as all counts together.
+        free: the GPUs that can be chosen; there must be enough for all counts together.
         counts: the number of GPUs of each set.
     """
     # The largest counts come first. Equal counts are adjacent, so that no division is tried twice.

@@ -44,12 +44,11 @@ def adopt_cpu_state(state: State, host: Host, seen: CpuState | None) -> None:
     Args:
         state: the state.
         host: the executor.
-        seen: the reported state; None if no cpu is offline or taken by other programs, and the
+        seen: the reported state; None: no cpu is offline or taken by other programs, and the
             executor has no settings.
     """
     seen = seen or NO_CPU_STATE
-    # The check is made even if the state is the same, because slots that lacked cpus may have
-    # ended.
+    # Check even if the state is the same: slots that lacked cpus may have ended.
     if seen == host.executor.cpu_state and not host.lost_cpus:
         return  # most reports end here
     host.executor.cpu_state = seen
@@ -62,8 +61,8 @@ def policy_to_send(
 ) -> tuple[HostPolicy | None, int]:
     """Returns the settings of administrators that must be sent to the executor, with their number.
 
-    Returns (None, 0) if the executor has already applied these settings, or if there are no
-    settings.
+    Returns (None, 0) if there is nothing to send: the executor has already applied these settings,
+    or there are no settings.
     """
     setting = host_settings.get(host.host_id)
     if (
@@ -101,7 +100,8 @@ def report_lost_cpus(journal: Journal, host: Host) -> None:
             journal.slot_event("cpus_lost", host.slots[key], message=message)
     for key, cpus in before.items():
         slot = host.slots.get(key)
-        # A slot that has ended or is being freed gets no event, because it no longer uses its cpus.
+        # A slot that has ended or is being freed gets no event, because it does not use its cpus
+        # any more.
         if slot is not None and key not in host.lost_cpus and slot.state is not SlotState.FREEING:
             message = f"the slot has its dedicated cpus {cpus} again"
             journal.slot_event("cpus_returned", slot, message=message)
@@ -109,8 +109,7 @@ def report_lost_cpus(journal: Journal, host: Host) -> None:
 
 def lost_cpus(host: Host) -> dict[SlotKey, CpuSet]:
     """Returns the lost dedicated cpus by slot. Slots that are being freed are left out."""
-    # A cpu that an administrator reserves later is not lost, because a slot that already has this
-    # cpu keeps it.
+    # A slot keeps a cpu that an administrator reserves later. So such a cpu is not lost.
     there = announced_by(host.executor.registration).slot_cpus - host.present.unavailable
     found: dict[SlotKey, CpuSet] = {}
     for key, slot in host.slots.items():

@@ -1,8 +1,9 @@
 """Cordons of devices: administrators stop new work on one device, and allow new work again.
 
 A cordon is stored with the settings of the host, by type and UUID of the device. So the cordon
-still applies after a restart of the resource manager, while the executor is lost, and if the device
-returns with another minor number. A cordon does not end the slots on the device.
+still applies after a restart of the resource manager, and while the executor is lost. It also
+applies if the device returns with another minor number. A cordon does not end the slots on the
+device.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ def uncordon_device(state: State, event: DeviceUncordoned) -> None:
     device is not cordoned.
 
     Raises:
-        NotFound: no such executor, or the executor has neither such a device nor a cordon of such a
-            device.
+        NotFound: there is no such executor, or the executor has no such device and no cordon of
+            such a device.
     """
     host = known_host(state.hosts, event.executor_id)
     # A device that has vanished can be uncordoned as well.

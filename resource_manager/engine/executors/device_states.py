@@ -1,10 +1,10 @@
 """Reports conditions of devices to administrators and jobs: the health of a device, and its use by
 processes that belong to no slot.
 
-A device that is not healthy, or that other processes use, gets no new slots, but its slots are not
-ended. Each change is written to the cluster's history, and each job that has a slot on the device
-gets an event. If the work of a slot cannot continue, and its request has `restart_on_device_loss`,
-the slot is ended. The request then returns to its old place in the queue.
+A device gets no new slots while it is not healthy, or while other processes use it. The slots on
+the device are not ended. Each change is written to the cluster's history, and each job that has a
+slot on the device gets an event. If the work of a slot cannot continue, and its request has
+`restart_on_device_loss`, the slot is ended. The request then returns to its old place in the queue.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class DeviceReporter:
         """
         if host.executor.device_conditions != before:
             self._report_changes(host, before)
-        # Lost work is ended even if no device has changed, because a slot may have been confirmed
-        # only after its device failed.
+        # End lost work even if no device has changed: a slot may have been confirmed after its
+        # device failed.
         self._end_lost_work(host)
 
     def _report_changes(self, host: Host, before: Iterable[DeviceCondition]) -> None:

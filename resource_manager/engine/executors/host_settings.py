@@ -47,7 +47,7 @@ OF_ONE_HOST = ("reserved_cpus", "reserved_strict")
 def known_setting(
     hosts: Hosts, host_settings: dict[str, HostSetting], executor_id: str
 ) -> HostSetting | None:
-    """Returns the settings of an executor or of the cluster; None if no settings were ever made.
+    """Returns the settings of an executor or of the cluster; None: no settings were ever made.
 
     Args:
         hosts: all hosts.
@@ -150,8 +150,8 @@ def set_host_policy(state: State, event: HostPolicySet) -> HostSetting:
     state.changes.counter(HOST_SETTING_NUMBER, number)
     # Requests that were infeasible may be feasible with the new settings.
     state.rejection_clock.restart(state.journal.now_ms)
-    # An unknown executor without settings needs no row. A known executor needs the row with the new
-    # number, so that it clears its settings.
+    # An unknown executor without settings needs no row. A known executor needs a row with the new
+    # number. This row makes the executor clear its settings.
     if host is None and event.executor_id != CLUSTER and wanted == NOTHING_SET and not cordons:
         del state.host_settings[event.executor_id]
         state.changes.delete_host_setting(event.executor_id)

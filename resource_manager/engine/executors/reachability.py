@@ -1,4 +1,5 @@
-"""Handles executors that register and report, although the resource manager cannot connect to them.
+"""Handles unreachable executors: they register and report, but the resource manager cannot connect
+to them.
 
 The cause may be a wrong address, a firewall or a certificate. Without this module, commands to such
 an executor would stay in flight indefinitely, and requests placed there would never be granted.
@@ -53,7 +54,7 @@ def find_unreachable(
     Args:
         journal: the journal, to which the event is written.
         transitions: the state tables.
-        usage: the usage accounting; it is updated, because slots can no longer be placed on the
+        usage: the usage accounting; it must be updated, because no more slots can be placed on the
             host.
         host: the executor.
     """
@@ -86,7 +87,7 @@ def unreachable_registered(
         settings: the settings, with the limits of the pause between probes.
         timers: the timers, where the timer of the probe is armed.
         host: the executor.
-        changed: True if the cause may have been removed, so that the probe is made at once.
+        changed: True: the cause may have been removed, so the probe is made at once.
     """
     reach = host.reach
     # Earlier failures no longer count, so the first pause is short again.

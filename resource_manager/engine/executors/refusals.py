@@ -1,5 +1,6 @@
-"""Stores which hosts refused slots although capacity was free, and when these hosts may be tried
-again. Without these refusals, a host that always fails would be chosen again and again.
+"""Stores the hosts that refused slots although capacity was free, and the time when each of these
+hosts may be tried again. Without these refusals, a host that always fails would be chosen again and
+again.
 
 A refusal applies to one scheduling class on one host. A refusal ends when the host's reported state
 changes, or after a pause. The pause doubles with each refusal. After a slot of the class was

@@ -68,7 +68,7 @@ def register_executor(state: State, event: ExecutorRegistered) -> RegistrationAn
     result = adopt_report(state, host, event.report, returning=was_lost)
     # The executor may have registered with other cpus than last time.
     report_lost_cpus(state.journal, host)
-    # Commands in flight are void, so orders that were not confirmed are sent again.
+    # Commands in flight are void. So orders without a confirmation are sent again.
     for slot in list(host.slots.values()):
         if slot.state is SlotState.FREEING:
             host.to_free[key_of(slot)] = None
@@ -125,8 +125,8 @@ def _adopt(state: State, host: Host | None, registration: Registration) -> Host:
     """Creates the host of a new executor, or resets a known executor's host for a new session."""
     new = host is None
     if host is None:
-        # The number must be higher than the numbers of all deleted executors, because this executor
-        # may have been deleted before.
+        # This executor may have been deleted before. So the number must be higher than the numbers
+        # of all deleted executors.
         number = state.numbers.forgotten_registration + 1
         executor = Executor(registration, number, first_seen_time_ms=state.journal.at.time_ms)
         executor_id = registration.executor_id
@@ -208,8 +208,8 @@ def silence_timer_fired(state: State, executor_id: str) -> None:
     if executor.state is ExecutorState.LOST:  # free the slots that earlier steps left
         state.departures.free_lost_slots(host, message)
         return
-    # While this process was stopped, it could receive no report. So time before the process
-    # continued does not count as silence.
+    # A stopped process receives no reports. So the time before the process continued does not count
+    # as silence.
     silent_since_ms = max(executor.report_at_ms, state.timers.listening_since_ms)
     due_ms = silent_since_ms + state.settings.lost_timeout_ms
     due_ms = max(due_ms, state.awaited.until_ms_of(executor_id))
@@ -289,7 +289,8 @@ def drain_timer_fired(state: State, executor_id: str) -> None:
 
 
 def forget_executor(state: State, event: ForgetRequested) -> None:
-    """Deletes a lost executor and its slots, or an executor of an earlier version that is awaited.
+    """Deletes a lost executor and its slots. An executor of an earlier version that is awaited can
+    be deleted, too.
 
     Raises:
         NotFound: no such executor.

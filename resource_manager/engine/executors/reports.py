@@ -1,25 +1,25 @@
 """Updates the state of the resource manager from the numbered reports of executors.
 
-A full report lists all slots of one executor. Reports and commands can cross on the network: a
-report that arrives after a command was sent may have been made before the executor received the
-command.
+A full report lists all slots of one executor. Reports and commands can cross on the network: the
+resource manager sends a command, and then receives a report that the executor made before the
+command arrived.
 
 The rules:
 1. A report counts only if its number is higher than the number of the last adopted report. Clocks
    are never compared.
 2. A slot in the report exists. If it was pending, it is now confirmed.
-3. If the report lacks a slot, the slot counts as missing only after two conditions are met: the
-   report contains the command that ordered the slot, and the executor has answered this command. (A
-   report contains a command if the executor received the command before the executor made the
-   report.) Otherwise the executor may not have carved the slot yet. So a report never removes a
-   slot that was placed after the report was sent.
+3. If the report lacks a slot, the slot counts as missing only under two conditions: the report
+   contains the command that ordered the slot, and the executor has answered this command. (A report
+   contains a command if the executor received the command before the executor made the report.)
+   Otherwise the executor may not have carved the slot yet. So a report never removes a slot that
+   was placed after the report was sent.
 4. A missing slot that was being freed is deleted. Any other missing slot is lost, and its job
    master gets an event.
 5. A slot in the report is unowned if this host's ledger has no slot with its id and generation. The
    answer to each report orders the executor to free the unowned slots, until a report lacks them.
    (A report that is part of a command's answer is not answered.)
-6. If an executor is lost, its requests are queued again. If it returns with a slot before the
-   slot's request is placed again, the slot is reclaimed: it serves the request again.
+6. If an executor is lost, its requests are queued again. The executor may return with a slot before
+   the slot's request is placed again. Then the slot is reclaimed: it serves the request again.
 
 Example: slot A runs on the executor. The resource manager sends command 7, which allocates slot B.
 
@@ -70,7 +70,8 @@ class AdoptedReport:
     """The result of `adopt_report`.
 
     Attributes:
-        adopted: True if the report was adopted; False if it was not newer, or its base was missing.
+        adopted: True: the report was adopted; False: the report was not newer, or its base was
+            missing.
         base_missing: the report says "unchanged since report N", but N is not the last adopted
             report.
         unowned: slots in the report that no request owns.
@@ -109,7 +110,7 @@ def slots_reported(state: State, event: SlotsReported) -> ReportAnswer:
         executor.used = event.used
         executor.device_usage = event.device_usage
     # Reports arrive, but commands do not reach the executor. The report itself is valid, so it was
-    # adopted before this check.
+    # adopted first.
     if delivery_overdue(state.journal, state.settings, host):
         find_unreachable(state.journal, state.transitions, state.usage, host)
         return ReportAnswer(register_again=True)
@@ -154,8 +155,7 @@ def adopt_report(
     executor.report_number = report.report_number
     executor.report_at_ms = state.journal.now_ms
     executor.report_time_ms = state.journal.at.time_ms
-    # Slots that ended without an order are handled first, so that they do not count as missing
-    # below.
+    # Handle slots that ended without an order first. Otherwise they would count as missing below.
     broken = [
         slot
         for ended in report.ended
@@ -207,7 +207,7 @@ def adopt_report(
     # refusals that the report causes.
     for slot in broken:
         remember_refusal(state, host, slot)
-    # The executor is already ending the slots that it reports as FREEING, so they need no order.
+    # The executor reports these slots as FREEING. It already ends them, so they need no order.
     host.unowned = tuple(
         key
         for key, seen in reported.items()
@@ -220,8 +220,8 @@ def settle(state: State, host: Host) -> None:
     """Removes the slots that are missing from the last adopted report (rules 3 and 4)."""
     if host.reported.keys() >= host.slots.keys():
         return
-    # The slots are collected first, because if one slot of a gang is lost, other slots of the gang
-    # may change. `contains` is false for slots that the report cannot show yet (rule 3).
+    # Collect the slots first: if one slot of a gang is lost, other slots of the gang may change.
+    # `contains` is false for slots that the report cannot show yet (rule 3).
     missing = [
         slot for key, slot in host.slots.items() if key not in host.reported and host.contains(slot)
     ]
@@ -230,8 +230,8 @@ def settle(state: State, host: Host) -> None:
             message = f"executor {host.host_id} no longer has the slot"
             state.gang_moves.lose(slot, Reason.SLOT_MISSING, message)
         # If an earlier member of the same gang was lost, this slot is already FREEING. The slot
-        # does not exist on the executor any more, so the slot is deleted here, whether it was lost
-        # or already FREEING.
+        # does not exist on the executor any more. So it is deleted here in both cases: if it was
+        # lost, and if it was already FREEING.
         state.moves.vanish(slot)
 
 

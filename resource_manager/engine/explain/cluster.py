@@ -32,7 +32,7 @@ class ClusterView:
 
 
 def cluster_view(state: State) -> Paused[ClusterView]:
-    """Returns the sums of the cluster. Each executor is read when it is added, so the values of two
+    """Returns the sums of the cluster. Executors are read one after the other, so the values of two
     executors may be from different times.
     """
     total: dict[str, int] = {}

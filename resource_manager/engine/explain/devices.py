@@ -1,5 +1,5 @@
-"""Builds the list of devices: the capacity of each device, the slots that use it, and, if the
-device gets no new slots, the reason.
+"""Builds the list of devices. It shows the capacity of each device, the slots that use the device,
+and the reason if the device gets no new slots.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class DeviceView:
         allocated: the amounts of the device that slots have, by dimension.
         available: the amounts that new slots could have; empty if the device gets no new slots.
         uses: the slots that use the device, each with its share.
-        condition: the condition that the executor last reported; None: the executor has reported no
-            condition since it registered.
+        condition: the condition that the executor last reported; None: no report since the
+            registration had a condition.
         usage: the measured usage; None: the driver does not report usage.
     """
 

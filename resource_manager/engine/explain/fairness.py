@@ -2,9 +2,9 @@
 
 To find the next request, the scheduler starts at the root of the tree. In each group it chooses one
 child that has queued requests, until it reaches a job. An explanation has one step for each level
-of the path to the job. A step shows the rank of the path's flow among its siblings, the numbers
-that are compared, and the flows that come before it. The scheduler compares the same numbers
-(`fairness/flows.py`).
+on the way to the job. The step is about one flow on the way: it shows the flow's rank among its
+siblings, the numbers that are compared, and the flows that come before it. The scheduler compares
+the same numbers (`fairness/flows.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from resource_manager.engine.model.settings import Measure
 from resource_manager.engine.state import State
 
 AHEAD_MAX = 5
-"""The largest number of flows that one step names as coming before the flow of the path."""
+"""The largest number of flows before the flow of the path that one step names."""
 
 UNITS: Mapping[Measure, str] = {
     "dominant": "share-seconds",
@@ -56,7 +56,7 @@ class ComparedFlow:
         tally: the result of this division, which is the virtual time of the flow. The flow with the
             lowest virtual time is served first.
         minimum_reached: the part of the guaranteed minimum that the flow has reached, in
-            millionths; None: the flow has reached its minimum, or has no minimum.
+            millionths; None: the flow has no minimum, or has reached the whole minimum.
     """
 
     name: str
@@ -89,8 +89,8 @@ class Step:
         flow: the flow on the path to the job.
         position: the rank of `flow`. The flow with rank 1 is served next.
         backlogged: the number of siblings that have queued requests, including `flow`.
-        ahead: the flows that come before `flow`, in the order in which they are served; at most
-            `AHEAD_MAX` flows.
+        ahead: the flows that come before `flow`, at most `AHEAD_MAX`, in the order in which they
+            are served.
         summary: a sentence that describes the step.
     """
 
@@ -168,7 +168,7 @@ def _compared(tree: FlowTree, flow: Flow, jobs: Mapping[str, Job]) -> ComparedFl
         tally=parts.key,
         running=flow.running,
         waiting=flow.waiting,
-        # Rounded down, so that a minimum that is almost reached is not shown as reached.
+        # Round down: a minimum that is almost reached must not be shown as reached.
         minimum_reached=int(reached * 1_000_000) if reached < 1 else None,
     )
 
@@ -237,8 +237,8 @@ def _against_text(flow: ComparedFlow, other: ComparedFlow) -> str:
 
 
 def _digits(one: float, other: float) -> int:
-    """Returns the number of decimal places with which two virtual times differ; 1 if they are
-    equal.
+    """Returns the number of decimal places that are needed to see a difference between two virtual
+    times; 1: they are equal.
     """
     for digits in range(1, _DIGITS_MAX):
         if f"{one:.{digits}f}" != f"{other:.{digits}f}":
@@ -257,9 +257,9 @@ def _slots(count: int) -> str:
 def advise_threads(
     state: State, job_id: str, target_ms: int, quantile: float, now_ms: int
 ) -> Advice:
-    """Recommends how many threads a job should use for its work; see `fairness/advice.py`.
+    """Recommends the number of threads for the work of a job; see `fairness/advice.py`.
 
-    A job that has ended gets advice until it is deleted.
+    A job that has ended still gets advice, until it is deleted.
 
     Args:
         state: the engine's state.
@@ -273,7 +273,7 @@ def advise_threads(
     """
     job = known_job(state.jobs, job_id)
     slots = [state.slots[key] for key in job.slot_keys]
-    # A slot that is being freed serves no request, so it is not a running thread.
+    # A slot that is being freed serves no request, so it does not count as a running thread.
     serving = [slot for slot in slots if state.requests.served_by(slot) is not None]
     waiting = max(0, job.live_requests - len(serving))
     return advise(threads.observed(job, serving, waiting, now_ms), target_ms, quantile)

@@ -1,5 +1,5 @@
-"""Explains why a gang waits: the number of members that fit together now, the places where they
-fit, and the changes with which all members would fit.
+"""Explains why a gang waits. The explanation has the number of members that fit together now, the
+places where they fit, and the changes with which all members would fit.
 
 The explanation uses the search that places gangs (`placement/gangs.py`), but also accepts a result
 with only some of the members. If the members differ and not all fit, two searches are made: one
@@ -79,7 +79,7 @@ def _without_own_reservation(all_hosts: Hosts, reservation: Reservation | None) 
     """Inside the `with` block, the capacity that is reserved for this gang counts as free.
 
     The function skips hosts that changed since the last refresh of the indexes. If it updated the
-    index for such a host, the next cycle would not notice that the host has more free capacity.
+    index of such a host, the next cycle would miss that the host has more free capacity.
     """
     names = reservation.hosts if reservation is not None else ()
     hosts = [all_hosts[name] for name in names if name not in all_hosts.touched]
@@ -147,8 +147,7 @@ def _spots(hosts: Hosts, search: GangSearch, spec: GangSpec) -> list[GangSpot]:
                 GangSpot(value, search.most_within(((spec.label, value),)))
                 for value in heapq.nlargest(most, room, key=room.__getitem__)
             ]
-    # Places that are equally good are ordered by name, so that the same state gives the same
-    # result.
+    # Equally good places are ordered by name, so the same state always gives the same result.
     best = heapq.nsmallest(SPOTS_MAX, found, key=lambda spot: (-spot.placeable, spot.name))
     return [spot for spot in best if spot.placeable]
 
@@ -190,7 +189,7 @@ def _summary(
         where: the rule for the hosts of the members, such as SPREAD.
         member_requests: the requests of the members.
         spots: the places where the largest numbers of members fit, the best place first.
-        unknown: True if the search was cut off, so that it is unknown whether all members fit.
+        unknown: True: the search was cut off, so all members may or may not fit.
     """
     members = sum(each.count for each in member_requests)
     placeable = spots[0].placeable if spots else 0
@@ -247,8 +246,8 @@ def _remedies(
             label = _label_text(where, spots)
             found.append(f"all would fit if there were room for {more}{label}")
     if where.placement is not GangPlacement.ANYWHERE:
-        # This is one more search for the whole gang, so it is made only if the placement restricts
-        # the gang.
+        # This is one more search for the whole gang. So it is made only if the placement rule
+        # restricts the gang.
         anywhere = Where(GangPlacement.ANYWHERE)
         if seek(hosts, anywhere, member_requests) is not None:
             found.append("all would fit now if each member could be on any executor")
@@ -258,13 +257,13 @@ def _remedies(
 def _with_preferred_policies(
     hosts: Hosts, where: Where, member_requests: Sequence[MemberRequest]
 ) -> list[str]:
-    """Describes the first required policy that is the only obstacle: if the policy were preferred,
-    all members would fit now.
+    """Describes one required policy that is the only obstacle: if the policy were only preferred,
+    all members would fit now. If there are several such policies, describes the first.
     """
     required = [
         required_policies(member.cpus[0]) for member in member_requests if member.cpus is not None
     ]
-    # Try one policy at a time, so that the change is as small as possible.
+    # Try one policy at a time, to find the smallest change.
     for name in dict.fromkeys(name for names in required for name in names):
         if (
             seek(hosts, where, [_with_preferred(member, name) for member in member_requests])

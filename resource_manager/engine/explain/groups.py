@@ -69,10 +69,11 @@ def group_views(
     ordered = in_order(groups)
     jobs = {group.name: len(_children(tree.groups[group.name])) for group in ordered}
     oldest = dict(waiting_since)
-    # Begin with the lowest groups, so that each sum is complete before it is added to its parent.
+    # Begin with the lowest groups. Each sum is then complete before it is added to the sum of the
+    # parent.
     for group in reversed(ordered):
         if above := group.parent:
-            # Minus 1, because `jobs[above]` counts this group as if it were a job.
+            # `jobs[above]` counts this group as a job, so subtract 1.
             jobs[above] += jobs[group.name] - 1
             since_ms = oldest.get(group.name)
             if since_ms is not None:
@@ -113,8 +114,7 @@ def entitlements(tree: FlowTree) -> dict[str, float]:
     left out.
 
     Example: groups a (weight 1) and b (weight 3) have work, so a is entitled to 0.25 and b to 0.75.
-    Group b has two subgroups of weight 1, but only one of them has work. So this subgroup is
-    entitled to 0.75.
+    Group b has two subgroups of weight 1. Only one of them has work, so it is entitled to 0.75.
     """
     with_parts = {flow.parent.id for flow in tree.groups.values() if flow.parent is not None}
     found = {tree.root.id: 1.0}

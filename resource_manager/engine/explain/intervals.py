@@ -3,7 +3,7 @@ range.
 
 Consecutive members of a range that are in the same state form one `RequestInterval`. Example: range
 "r" has 10,000 members, and two of them were placed. The range may then have three intervals: r.0,
-which has ended; r.1, which has a slot; and the 9,998 members from r.2 on, which wait.
+which has ended; r.1, which has a slot; and the other 9,998 members, which wait.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from resource_manager.engine.queue.requests import Requests
 from resource_manager.engine.state import State
 
 _DENSE = 4
-"""If there are at most this many arrival numbers per stored request, the code looks up each number.
-If there are more, most lookups would find no request, so the code scans all requests instead.
+"""If there are at most this many arrival numbers per stored request, the code looks up each arrival
+number. If there are more, the code scans all requests, because most lookups would find no request.
 """
 
 

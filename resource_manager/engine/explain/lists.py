@@ -50,8 +50,8 @@ _Key = TypeVar("_Key")
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[_Item, _Key]):
-    """Some entries, and the key that the caller passes as `after` to get the next page; None: this
-    is the last page.
+    """Some entries, and `next_key`: the value of `after` with which the caller gets the next page.
+    If `next_key` is None, this is the last page.
     """
 
     items: list[_Item]
@@ -100,7 +100,7 @@ class RequestView:
 
     Attributes:
         count: 1 for a single request. Otherwise the number of consecutive members of a range that
-            are in the same state; `request` is the first of them.
+            are in the same state. `request` is then the first of these members.
         range_id: the id of the range; empty: the request is not a member of a range.
     """
 
@@ -235,8 +235,8 @@ def list_requests(
     views: list[RequestView] = []
     last = after
     for scanned, interval in enumerate(candidates):
-        # Entries that do not match count in `SCANNED_MAX`, too, so that a call takes a limited
-        # time. The next page continues after the last examined entry.
+        # Entries that do not match also count towards `SCANNED_MAX`. So the time of a call is
+        # limited. The next page continues after the last examined entry.
         if scanned == SCANNED_MAX or len(views) == limit:
             return Page(views, last)
         last = interval.last_arrival
@@ -247,12 +247,12 @@ def list_requests(
 
 
 def _full_ids(requests: Requests, text: str) -> Sequence[str]:
-    """Returns the ids for which a text stands: the text itself if it is an id, otherwise the ids
-    that end with the text.
+    """Returns the ids that a text means. If the text is an id, this is the text itself. Otherwise
+    these are the ids that end with the text.
 
-    Example: "a1b2c3d4.17" stands for member 17 of the range whose id ends with a1b2c3d4. "a1b2c3d4"
-    stands for all members of this range: the result is the id of the range and a dot, which is a
-    prefix of the ids of all members. If no id ends with the text, the function returns the text.
+    Example: "a1b2c3d4.17" means member 17 of the range whose id ends with a1b2c3d4. "a1b2c3d4"
+    means all members of this range: the result is the id of the range and a dot. The ids of all
+    members begin with this prefix. If no id ends with the text, the function returns the text.
     """
     ranges = requests.ranges
     if requests.named(text) is not None or text.removesuffix(".") in ranges:
@@ -305,9 +305,9 @@ def list_jobs(
     Args:
         state: the engine's state.
         include_ended: True: also return jobs that have ended and are not deleted yet.
-        matching: texts; empty: return all jobs. A job is returned if one of the texts is its name
-            or its id, or if a text of at least four characters is the beginning or the end of its
-            id.
+        matching: texts; empty: return all jobs. A job is returned in two cases: one of the texts is
+            its name or its id, or a text of at least four characters is the beginning or the end of
+            its id.
         after: the key after which to start.
         limit: the largest number of entries to return.
     """
@@ -340,7 +340,8 @@ def job_view(state: State, job: Job) -> JobView:
     flow = state.flows.jobs.get(job.job_id)
     if flow is None:  # the job has ended and has no slots
         return JobView(job, 0, 0, {})
-    # The tree counts slots that wait to grow as pending requests, so the next lines subtract them.
+    # The tree counts a slot that waits to grow as a pending request. The next lines subtract these
+    # slots.
     items = state.queue.non_batchables.of_job(job.job_id)
     growing = sum(item.kind is Kind.RESIZE for item in items)
     return JobView(job, flow.waiting - growing, flow.running, dict(flow.used))
@@ -362,8 +363,8 @@ def request_view(state: State, request: Request, count: int = 1) -> RequestView:
     Args:
         state: the engine's state.
         request: the request.
-        count: 1 for a single request. Otherwise `request` is the first of this number of
-            consecutive members of a range that are in the same state.
+        count: 1 for a single request. Otherwise the number of consecutive members of a range that
+            are in the same state. `request` is then the first of these members.
     """
     slot = state.slots.of(request)
     gang = state.gangs.of(request)
@@ -399,8 +400,8 @@ def _slots_after(
     has more than `SCANNED_MAX` slots, the function also yields slots of other jobs.
     """
     keys = known_job(state.jobs, job_id).slot_keys if job_id else ()
-    # If the job has few slots, it is cheaper to sort them than to read all hosts. If the job has
-    # very many slots, sorting would take too long.
+    # The slots of a job with few slots are sorted, because this is cheaper than to read all hosts.
+    # With very many slots, the sorting would take too long.
     if job_id and len(keys) <= SCANNED_MAX:
         of_job = (state.slots[key] for key in keys)
         yield from sorted(
@@ -441,12 +442,13 @@ class IdPrefixes:
                 self._sorted.append(each)
 
     def __call__(self, text: str) -> bool:
-        # Only one prefix can match: the last prefix that does not come after the text in order.
+        # Only one prefix can match: of the prefixes that sort before the text or are equal to it,
+        # the last.
         at = bisect_right(self._sorted, text)
         return at > 0 and text.startswith(self._sorted[at - 1])
 
     def tell_apart(self, prefix: str) -> bool:
-        """Returns True if some texts that begin with `prefix` may match while other such texts do
+        """Returns True if, of all texts that begin with `prefix`, some may match and others may
         not.
         """
         at = bisect_right(self._sorted, prefix)

@@ -1,8 +1,8 @@
 """Counts how many more slots of a scheduling class fit now, on each executor and in total.
 
-The result is the number of slots that the placer would place if no other requests were queued and
-no group had a maximum. Reserved capacity does not count as free, even if it is reserved for this
-request.
+The result is the number of slots that the placer would place under two assumptions: no other
+requests are queued, and no group has a maximum. Reserved capacity does not count as free, even if
+it is reserved for this request.
 """
 
 from __future__ import annotations

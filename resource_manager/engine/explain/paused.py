@@ -1,5 +1,5 @@
-"""Defines reads of the state that may pause, because they take longer than one step of the writer
-may take.
+"""Some reads of the state take longer than one step of the writer may take. This module defines
+such reads, which may pause.
 
 Such a read is a generator. It yields where it may pause, and returns its result at the end. The
 state may change during a pause. So the read iterates over copies of keys, and skips keys that were

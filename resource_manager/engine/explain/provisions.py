@@ -1,5 +1,5 @@
-"""Builds the view of executors from providers: the executor shapes, the requested executors, the
-requests that are planned on each of them, and the requests that are not planned.
+"""Builds the view of executors from providers. It shows the executor shapes, the requested
+executors, the requests that are planned on each of them, and the requests that are not planned.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ def providers_view(state: State) -> ProvidersView:
         ],
         minimum=settings.total_min,
         maximum=settings.total_max,
-        # Without providers there is no maximum, so the total is not needed.
+        # Without providers there is no maximum to compare the total with, so the total is not
+        # needed.
         present=state.provision_moves.counted() if settings or state.provisions else {},
         idle_timeout_ms=settings.idle_timeout_ms if settings else 0,
         unplanned=list(_unplanned(state)) if settings else [],
@@ -207,7 +208,8 @@ def _places(
     if known is None or known[0] != moves:
         planned = plan.planned(scheduling_class)
         names = [name for name, count in planned.items() for _ in range(count)]
-        # Not strict: requests that were placed after the plan was made are no longer in the class.
+        # Not strict, because some requests may have left the class: they were placed after the plan
+        # was made.
         places = dict(zip(scheduling_class.numbers(), names, strict=False))
         known = plan.places[scheduling_class] = (moves, places)
     return known[1]

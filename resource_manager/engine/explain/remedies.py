@@ -26,8 +26,8 @@ COSTLY_TRIES_MAX = 64
 """The largest number of sets of slots that are tried if each try must check a costly constraint."""
 
 DROPPED_TRIED_MAX = 100
-"""The largest number of found slots for which the code checks whether the request would fit even if
-the slot stayed.
+"""The largest number of found slots that are checked. The check is whether the request would fit
+even if this slot stayed.
 """
 
 _Found = tuple[int, str, Counterfactual]
@@ -89,8 +89,8 @@ def blocking_slots(survey: Survey) -> list[Slot]:
 def slots_in_the_way(
     slots: Iterable[Slot], missing: Amounts, fits_without: Callable[[Sequence[Slot]], bool]
 ) -> list[Slot]:
-    """Returns a few slots whose end would be sufficient for the request; empty: even the end of all
-    slots would not be sufficient.
+    """Returns a few slots with this property: if they ended, the request would fit. Empty: the
+    request would not fit even if all slots ended.
 
     Example: 3 cpus are missing. Slot a has 2 cpus, b has 2, and c has 1. The slots are sorted so
     that the most helpful slot comes first: a, b, c. The end of a alone is not sufficient, but the
@@ -118,11 +118,11 @@ def slots_in_the_way(
 
 
 def _helpfulness(slot: Slot, missing: Amounts) -> tuple[bool, int, int, int, str]:
-    """Returns a sort key. Slots that are being freed come first, then slots that have most of the
-    missing amounts, then slots that have most dedicated cpus or NUMA nodes.
+    """Returns a sort key. Slots that are being freed come first. Then come the slots with most of
+    the missing amounts, and then the slots with most dedicated cpus or NUMA nodes.
     """
-    # Each amount counts as a part of the missing amount, in millionths, so that parts of cpu and
-    # memory can be added up.
+    # Each amount counts in millionths of the missing amount. So the values of cpu and memory can be
+    # added up.
     helps = sum(
         min(slot.booked.get(name, 0), lack) * MILLION // lack for name, lack in missing.items()
     )

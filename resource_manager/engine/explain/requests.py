@@ -1,6 +1,6 @@
 """Explains why a request waits, and finds the smallest changes with which it would fit.
 
-An explanation calls the checks that placement calls (`placement/fit.py`), so it agrees with the
+An explanation uses the same checks as placement (`placement/fit.py`), so it agrees with the
 decisions of the scheduler. It describes one moment, and reserves no capacity.
 """
 
@@ -270,8 +270,8 @@ def _reserved_text(others: list[ReservationView]) -> str:
 
 
 def _topology_text(survey: Survey) -> str:
-    """Describes how many hosts have enough free amounts, and why one of these hosts is not
-    suitable.
+    """Describes the number of hosts with enough free amounts, and the reason why one of these hosts
+    is not suitable.
     """
     by_cpus, by_devices = (survey.blocked_only_by.get(each, []) for each in (CPUS, DEVICES))
     blocked = [*by_cpus, *by_devices]

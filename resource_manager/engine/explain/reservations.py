@@ -1,5 +1,5 @@
-"""Builds the view of a reservation: its owner, its executors, its amounts, its start time, and the
-amounts that are not free yet.
+"""Builds the view of a reservation. It shows the owner, the executors, the amounts, the start time,
+and the amounts that are not free yet.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ EXECUTORS_NAMED_MAX = 5
 
 @dataclass(frozen=True, slots=True)
 class ReservedExecutorView:
-    """The capacity that is reserved on one executor (`held`), and the part of this capacity that is
-    not free yet (`missing`).
+    """The capacity that one executor reserves (`held`), and the part of this capacity that is not
+    free yet (`missing`).
     """
 
     executor_id: str
@@ -56,8 +56,8 @@ def reservation_of(state: State, request: Request, slot: Slot | None) -> Reserva
     Args:
         state: the engine's state.
         request: the request that the caller explains.
-        slot: the slot whose waiting resize may own the reservation; None: the request or its gang
-            may own the reservation.
+        slot: the slot whose waiting resize may own the reservation; None: the owner can only be the
+            request or its gang.
     """
     gang = state.gangs.of(request)
     number = request.arrival_number if gang is None else gang.arrival_number

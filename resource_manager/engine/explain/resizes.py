@@ -1,6 +1,6 @@
 """Explains why a resize waits, and with which change it would fit.
 
-An explanation calls the checks that the engine makes before it sends a resize to an executor
+An explanation uses the same checks as the engine uses before it sends a resize to an executor
 (`lifecycle/resizes.py`). It describes one moment, and reserves no capacity.
 """
 
@@ -36,7 +36,7 @@ class ResizeExplanation:
     """The explanation of a resize. It mirrors ResizeExplanation of the protocol.
 
     Attributes:
-        ordered: True if the resize was sent to the executor; False if it still waits.
+        ordered: True: the resize was sent to the executor; False: it still waits.
         dimensions: for each dimension that grows: the growth, and the free and the total amount of
             the executor.
         summary: a sentence that describes the state of the resize.
@@ -87,7 +87,7 @@ def _waiting(
     growth_needed: Amounts,
 ) -> str:
     """Describes why a waiting resize has not been sent to the executor yet. The checks are in the
-    order in which the engine makes them before it sends a resize.
+    same order as in the engine.
     """
     if slot.state is not SlotState.ALLOCATED:
         return "the slot is being freed, or its state on the executor is unknown"
@@ -103,8 +103,7 @@ def _waiting(
         beyond = [name for name in growth_needed if need[name] > total.get(name, 0)]
         lacks = ", ".join(amount_text(name, need[name], total.get(name, 0)) for name in beyond)
         return f"{host.host_id} has become too small for it, even when empty ({lacks})"
-    # Check this before AMOUNTS, because a host that is not available may fail the check of amounts,
-    # too.
+    # Check this before AMOUNTS: if a host is not available, the check of amounts may fail, too.
     if any(each.constraint is AVAILABLE for each in obstacles.values()):
         return f"no slot can grow on {host.host_id} now{_unavailable_text(host)}"
     if any(each.constraint is AMOUNTS for each in obstacles.values()):

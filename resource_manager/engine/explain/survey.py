@@ -21,7 +21,7 @@ from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 COSTLY_CHECKS_MAX = 200
 """The largest number of hosts on which costly constraints are checked. On any other host, the
-request counts as not fitting. This is very probably right: the request is still queued, so the
+request counts as not fitting. This is almost always right: the request is still queued, so the
 scheduling cycle has found no host for it.
 """
 
@@ -134,9 +134,9 @@ class Survey:
         at, fit = self.view(host_id), self.fit
         obstacles = fit.cheap_obstacles(at)
         is_known = True
-        # Costly checks are made only if there is no other obstacle, or if missing labels are the
-        # only other obstacle. In the second case, the explanation can say whether the request would
-        # fit with other labels.
+        # Costly checks are made in two cases: there is no other obstacle, or missing labels are the
+        # only obstacle. In the second case, the explanation can say whether the request would fit
+        # with other labels.
         if (not obstacles or obstacles[0].constraint is LABELS is obstacles[-1].constraint) and (
             fit.has_costly_checks(at.host)
         ):

@@ -1,6 +1,6 @@
-"""Finds out why requests wait, and how long they have waited. This module computes the reason for
-one request, the number of requests by reason, and the submission time of the oldest queued request
-of a job or group.
+"""Finds out why requests wait, and how long they have waited. The module has three results: the
+reason for one request, the number of requests with each reason, and the submission time of the
+oldest queued request of a job or group.
 
 There may be 100,000 job queues, so only one arrival number of each queue is read.
 """
@@ -34,7 +34,7 @@ def pending_by_reason(state: State) -> Paused[dict[str, int]]:
         if at % PART == 0:
             yield
         new = 0
-        # If no request has arrived after the last placement pass, no request of the class is new.
+        # If no request has arrived since the last placement pass, the class has no new request.
         if state.considered_arrival < state.numbers.arrival:
             new = scheduling_class.waiting - scheduling_class.count_before(
                 state.considered_arrival + 1

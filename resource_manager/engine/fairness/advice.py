@@ -1,5 +1,5 @@
-"""Recommends how many threads the work of a job should be split into, based on the durations of its
-finished threads.
+"""Recommends a number of threads for the work of a job, based on the durations of its finished
+threads.
 
 A thread may take long for two reasons, and each reason leads to a different recommendation:
 
@@ -8,9 +8,10 @@ A thread may take long for two reasons, and each reason leads to a different rec
 - The thread has one unit of work that takes long. More threads do not divide this unit. But if
   there are more threads, the long threads are a smaller part of all threads.
 
-A thread is assumed to have one long unit if it took more than `LONG_FACTOR` times the median, and
-if only a few threads took so long (`LONG_SHARE_MAX`). A thread of about a second or less is mostly
-overhead (carving a slot, starting a process, reporting), so the advice avoids such short threads.
+Some threads may take more than `LONG_FACTOR` times the median. If there are only few such threads
+(`LONG_SHARE_MAX`), each of them is assumed to have one long unit. A thread of about a second or
+less is mostly overhead (carving a slot, starting a process, reporting), so the advice avoids such
+short threads.
 
 Example: 30 threads have finished. 29 of them took 4 minutes each, and one took 25 minutes. The
 target is 2 minutes, and 5 times the median is 20 minutes. So the thread of 25 minutes has one long
@@ -75,7 +76,7 @@ class Observed:
     finished: Durations
     running: int = 0
     waiting: int = 0
-    running_longest_ms: int = 0  # the time that the oldest running thread has taken until now
+    running_longest_ms: int = 0  # how long the oldest running thread has run until now
 
     @property
     def threads(self) -> int:

@@ -3,8 +3,8 @@ share.
 
 A job is served in *runs* of several slots, so that the scheduler need not choose a job for every
 slot. A run ends when another flow would come first at some level of the tree. But a run has at
-least one slot, and at least 1/64 of the slots that the flow at this level already runs. So until a
-sibling is served, a flow exceeds its share by at most one slot, or by 1/64 of its slots. If no
+least one slot, and at least 1/64 of the slots that the flow at this level already runs. So before a
+sibling is served, a flow can exceed its share by at most one slot, or by 1/64 of its slots. If no
 other job waits, a job is served in a single run.
 
 Example: in the example of `flows.py`, a run of group `medium` has ceil((160 - 120) / 7.5) = 6
@@ -60,7 +60,9 @@ def order_key_of(tree: FlowTree, job: Flow) -> tuple[SortKey, ...]:
 
 
 def _lead(tree: FlowTree, flow: Flow, second: Flow, cost: float) -> float:
-    """Returns the number of slots that the flow gets before it comes after `second`."""
+    """Returns the number of slots that the flow can get until `second` comes before it in the
+    order.
+    """
     if flow.below_minimum:
         # Flows below their minimum are compared by booked amounts, and these cannot be computed
         # from costs.
@@ -77,9 +79,9 @@ def _lead(tree: FlowTree, flow: Flow, second: Flow, cost: float) -> float:
 class SharesSince:
     """Decides whether a job has received at most its share since a given time.
 
-    At each level of the tree, the flow is compared with some of its siblings. A sibling is left out
-    if it was not served since the given time, because it may be impossible to place its requests. A
-    sibling that does not wait any more is left out, too, because it does not compete. Sums are
+    At each level of the tree, the flow is compared with some of its siblings. A sibling that was
+    not served since the given time is left out, because its requests may be impossible to place. A
+    sibling that does not wait any more is also left out, because it does not compete. Sums are
     cached until the next placement.
     """
 
@@ -89,8 +91,8 @@ class SharesSince:
         self._served: dict[Flow, tuple[list[int], list[tuple[float, float]]]] = {}
 
     def is_owed(self, job_id: str, since_ms: int) -> bool:
-        """Returns True if neither the job nor a group that contains it has received more than its
-        share since `since_ms`.
+        """Returns True if neither the job nor any group above it has received more than its share
+        since `since_ms`.
         """
         tree = self._tree
         if self._placements != tree.placements:
@@ -110,9 +112,9 @@ class SharesSince:
         return True
 
     def _served_below(self, parent: Flow) -> tuple[list[int], list[tuple[float, float]]]:
-        """Returns two lists. The first contains the negated times at which the waiting children
-        were last served, in ascending order, so that the latest time comes first. The second
-        contains, for each n, the sums of usage and weight of the first n children.
+        """Returns two lists. The first contains the times at which the waiting children were last
+        served, as negative numbers. They are in ascending order, so the latest time comes first.
+        The second contains, for each n, the sums of usage and weight of the first n children.
         """
         known = self._served.get(parent)
         if known is None:

@@ -6,9 +6,9 @@ multiplied by g(u) = 2^((u-L)/H), where L is a fixed time, the landmark. The sca
 by g(t) is the decayed amount at time t. At a given time, g(t) is the same for all flows. So scaled
 amounts have the same order as decayed amounts.
 
-Usage at a fixed rate is then a straight line in tau(t) = H/ln2 * (g(t) - 1), because dtau/dt = g.
-(Forward decay: Cormode, Shkapenyuk, Srivastava, Xu: "Forward decay: a practical time decay model
-for streaming systems", ICDE 2009.)
+If a flow's usage grows at a fixed rate, its scaled usage is a straight line in tau(t) = H/ln2 *
+(g(t) - 1), because dtau/dt = g. (Forward decay: Cormode, Shkapenyuk, Srivastava, Xu: "Forward
+decay: a practical time decay model for streaming systems", ICDE 2009.)
 
 Example with H = 60 s and L = 0: one flow receives 100 at t = 0, and another flow receives 60 at t =
 60. At t = 60, their decayed amounts are 50 and 60. Their scaled amounts are 100 * g(0) = 100 and 60

@@ -30,10 +30,9 @@ Children below their guaranteed minimum come before their siblings. Of these chi
 that has reached the smallest part of its minimum comes first.
 
 A flow must gain no advantage from the time in which it has no requests. So when a flow begins to
-wait, its usage per weight is raised to the usage per weight of the sibling with the lowest virtual
-time. If no sibling is active, it is raised to the usage per weight of the sibling that was served
-last, as it was at that time. If the flow's own usage per weight is already higher, it does not
-change.
+wait, it is raised: its usage per weight becomes that of the sibling with the lowest virtual time.
+If no sibling is active, the sibling that was served last is used, with its usage per weight at the
+time when it was served. A flow whose own usage per weight is already higher does not change.
 
 Example: in the table above, the usage per weight is 100 / 1 = 100 for `default` and 300 / 4 = 75
 for `medium`. Now a third group, with weight 1 and usage 20, begins to wait. `medium` has the lowest
@@ -71,9 +70,10 @@ class FlowTree:
         jobs: the flows of jobs, by id of the job.
         changed: the flows whose usage has changed since it was last stored. The code that stores a
             flow removes it from `changed` and resets `Flow.changed`.
-        urgent: the flows that were raised, began to accrue or got another weight since they were
-            last stored. They are stored with the next batch of events, because a restart would lose
-            the time of this change. The code that stores the flows clears this dict.
+        urgent: the flows with an urgent change since they were last stored: they were raised, began
+            to accrue usage, or got another weight. They are stored with the next batch of events,
+            because a restart would lose the time of this change. The code that stores the flows
+            clears this dict.
         accrued_while_down: the flows that accrued usage while no resource manager was running, and
             have not been stored since then. A change of their rate makes them urgent.
         placements: the number of placements of all jobs since this process started.
@@ -240,9 +240,7 @@ class FlowTree:
             flow = parent
 
     def note_reuse(self, job_id: str) -> None:
-        """Records that a job was served, because one of its slots was reused for its next
-        request.
-        """
+        """Records that a job was served: one of its slots was reused for its next request."""
         self.placements += 1
         for flow in self._path(job_id):
             flow.served_ms = self.clock.now_ms
@@ -363,15 +361,15 @@ class FlowTree:
     def activate(self, job_id: str) -> None:
         """Makes a job active. The caller has made one of its queues active.
 
-        A group is active while at least one of its children is active. So the change stops at the
-        first group that was already active.
+        A group is active while at least one of its children is active. So the change goes up the
+        tree, and stops at the first group that was already active.
         """
         flow: Flow | None = self.jobs[job_id]
         while flow is not None:
             flow.active += 1
             flow.moves += 1
-            # In both cases the parent's count does not change: either the parent already counts
-            # this flow, or it does not count the flow because the flow is paused.
+            # In both cases the parent's count does not change. If the flow was active before, the
+            # parent already counts it. If the flow is paused, the parent does not count it.
             if flow.active > 1 or flow.paused:
                 return
             self._mark(flow)
@@ -383,8 +381,8 @@ class FlowTree:
         while flow is not None:
             flow.active -= 1
             flow.moves += 1
-            # In both cases the parent's count does not change: either the flow is still active, or
-            # the parent does not count the flow because the flow is paused.
+            # In both cases the parent's count does not change. If the flow is still active, the
+            # parent still counts it. If the flow is paused, the parent does not count it.
             if flow.active or flow.paused:
                 return
             self._mark(flow)
@@ -414,7 +412,7 @@ class FlowTree:
             self._mark(flow)
             flow = None if flow.active > 1 or flow.paused else flow.parent
 
-    # Usage, and the order.
+    # The methods below update the usage of flows and the order of flows.
 
     def usage(self, flow: Flow) -> FlowUsage:
         """Returns the usage of a flow up to now, in cost times seconds."""
@@ -510,8 +508,8 @@ class FlowTree:
         flow.parent = None
 
     def _raise(self, flow: Flow) -> None:
-        """Raises a flow that begins to wait to the level of its siblings, so that the time without
-        requests is no advantage for the flow.
+        """Raises a flow that begins to wait to the level of its siblings. So the flow gets no
+        advantage from the time in which it had no requests.
         """
         parent = flow.parent
         if parent is None or parent.children is None:
@@ -530,8 +528,8 @@ class FlowTree:
             self.urgent[flow.id] = flow
 
     def _mark(self, flow: Flow) -> None:
-        """Marks a flow as changed, so that the tournaments of its parent are updated and its usage
-        is stored.
+        """Marks a flow as changed. The tournaments of its parent are then updated, and its usage is
+        stored.
         """
         if not flow.changed:
             flow.changed = True

@@ -1,5 +1,5 @@
-"""Keeps the tree of resource groups: creates the groups of a new cluster, restores groups at a
-start, and lists the groups that contain a group or are in it.
+"""Keeps the tree of resource groups. Creates the groups of a new cluster, restores groups at a
+start, and lists the groups above or below a group.
 """
 
 from __future__ import annotations

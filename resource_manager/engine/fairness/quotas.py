@@ -109,7 +109,8 @@ def used_of(group: Bounded, name: str) -> int:
 
 
 def room(groups: Iterable[Bounded], need: Amounts, most: int) -> int:
-    """Returns how many times `need` may be added before one of these groups exceeds its maximum.
+    """Returns how many times `need` can be added before one of these groups would exceed its
+    maximum.
 
     Args:
         groups: the groups that contain the job, in any order. A group without limits has no effect.
@@ -131,9 +132,9 @@ def room(groups: Iterable[Bounded], need: Amounts, most: int) -> int:
 def quota_block(groups: Iterable[Bounded], need: Amounts) -> QuotaBlock | None:
     """Returns the limit that blocks `need`; None: all groups admit `need`.
 
-    If several limits block `need`, the function prefers a limit that is lower than `need` itself,
-    because the end of slots does not help against such a limit. If there is no such limit, it
-    returns the first limit that blocks `need`.
+    If several limits block `need`, the function prefers a limit that is lower than `need` itself.
+    Such a limit would block `need` even if all slots ended. If there is no such limit, it returns
+    the first limit that blocks `need`.
     """
     found: QuotaBlock | None = None
     for group in groups:

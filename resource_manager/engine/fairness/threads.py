@@ -3,10 +3,9 @@
 A thread begins when its slot is granted. It ends when the job master gives the slot back or reuses
 the slot for the next request.
 
-A thread is not counted if its slot ends in another way: the slot is lost, taken away, or kept until
-the job ends. A thread is also not counted if its start is unknown. This is the case for a slot that
-a lost executor still had when the executor returned, and for a slot that was reused before a
-restart.
+A thread is not counted if its slot is lost, is taken away, or is kept until the job ends. A thread
+is also not counted if its start is unknown. The start is unknown in two cases: a lost executor
+returned and still had the slot, or the slot was reused before a restart.
 """
 
 from __future__ import annotations

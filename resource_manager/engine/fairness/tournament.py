@@ -5,8 +5,8 @@ a binary tree over the entries. Each inner node stores its winner: of the winner
 children, the winner with the lower value. The node also stores a time until which no winner in its
 subtree can change. A query before this time reads only the root. A later query judges only the
 nodes whose time has passed. To judge a node means to compare the winners of its two children. If
-the line of an entry changes, the nodes above its leaf are judged, up to the first node where the
-entry was not the winner and is not the winner now.
+the line of an entry changes, the tree judges the nodes above the entry's leaf, from the leaf up. It
+stops at the first node where the entry neither was the winner before nor is the winner now.
 
 Example: four lines are in seats 0 to 3, and are judged at tau = 0.
 
@@ -109,9 +109,9 @@ class Tournament(Generic[EntryT]):
     def runner_up(self, tau: float) -> EntryT | None:
         """Returns the second lowest entry; None: there is no second entry.
 
-        At some node, the second lowest entry lost directly to the lowest entry. So the second
-        lowest entry is the winner of a sibling of some node on the path from the lowest entry's
-        leaf to the root.
+        At some node, the second lowest entry lost directly to the lowest entry. So follow the path
+        from the lowest entry's leaf to the root, and look at the sibling of each node. The second
+        lowest entry is the winner of one of these siblings.
         """
         first = self.least(tau)
         if first is None or self.count == 1:
@@ -149,8 +149,8 @@ class Tournament(Generic[EntryT]):
         self.rebuild(tau)
 
     def _climb(self, entry: EntryT, tau: float) -> None:
-        """Judges the nodes above a leaf, up to the first node where the entry was not the winner
-        and is not the winner now.
+        """Judges the nodes above a leaf, from the leaf up. Stops at the first node where the entry
+        neither was the winner before nor is the winner now.
         """
         winner, until = self._winner, self._until
         node = (self._leaves + entry.seat) >> 1
@@ -175,9 +175,8 @@ class Tournament(Generic[EntryT]):
         self._judge(node, tau)
 
     def _judge(self, node: int, tau: float) -> None:
-        """Sets the winner of a node, and the time until which the winner is valid. The winner is
-        valid until the two lines cross, or until the winner of a child may change, if this is
-        earlier.
+        """Sets the winner of a node, and the time until which the winner is valid. This is the time
+        when the two lines cross, or an earlier time at which the winner of a child may change.
         """
         winner, untils = self._winner, self._until
         left = node + node

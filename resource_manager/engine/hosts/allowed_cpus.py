@@ -56,8 +56,8 @@ class Announced:
         """The cpus that are part of the announced best-effort total."""
         if self.policy.reserved_strict:
             return self.slot_cpus
-        # Best-effort slots also run on cpus that are reserved and shared, so the announced total
-        # counts these cpus.
+        # Best-effort slots also run on cpus that are both reserved and shared, so the announced
+        # total counts these cpus.
         return self.slot_cpus | (self.reserved_cpus & (self.policy.reserved_cpus or EMPTY))
 
 
@@ -172,7 +172,7 @@ def _total(announced: Amounts, cpus: CpuSet, taken: CpuSet) -> dict[str, int]:
     spare = max(0, MILLI_PER_CPU * len(cpus) - total.get(CPU_MILLI, 0))
     lost = max(0, MILLI_PER_CPU * len(taken) - spare)
     total[CPU_MILLI] = max(0, total.get(CPU_MILLI, 0) - lost)
-    # Zeros are left out, so that equal totals are equal as dicts.
+    # Amounts of 0 are left out. So equal totals are equal dicts.
     return {name: amount for name, amount in total.items() if amount}
 
 
@@ -183,8 +183,8 @@ def _with_best_effort(
     can still provide.
 
     The amount decreases in proportion to the size of the pool, because the executor's configuration
-    defines how much best-effort cpu each cpu offers. Cpus that are reserved and shared stay in the
-    pool, whichever layer reserved them.
+    defines how much best-effort cpu each cpu offers. A cpu that is both reserved and shared stays
+    in the pool. It does not matter which layer reserved the cpu.
     """
     offered = announced.best_effort_cpus
     # Subtract only cpus that are part of the announced total.

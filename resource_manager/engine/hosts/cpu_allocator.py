@@ -5,8 +5,8 @@ The caller first checks amounts and the number of slots (`Host.free`). Then it c
 check the cpus. The resulting assignments are cached until the host's cpus change, so the next
 placement can use them.
 
-A *topology-constrained* request may not fit even if enough amounts are free, because it needs cpus
-on suitable cores and NUMA nodes. On hosts that align all slots to NUMA nodes (`aligning`), this
+A *topology-constrained* request needs cpus on suitable cores and NUMA nodes. So it may not fit even
+if the free amounts are large enough. On hosts that align all slots to NUMA nodes (`aligning`), this
 applies to all requests.
 """
 
@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from resource_manager.engine.model.scheduling_key import CpuKey, Labels
 
 CpuKind = tuple[object, ...]
-"""The properties of a host that decide which requests fit its cpus when it is empty. Hosts with
-equal properties share one object.
+"""The properties of a host that decide whether a request fits its cpus while the host is empty.
+Hosts with equal properties share one object.
 """
 
 ANSWERS_MAX = 16
@@ -128,7 +128,7 @@ class CpuAllocator:
         cordons: devices on which administrators have stopped new slots.
         slots: all slots of the host.
         cpus: the cpu ledger, with all slots; None: the host does not report its cores.
-        cpu_kind: see `CpuKind`; None if `cpus` is None.
+        cpu_kind: see `CpuKind`; None: `cpus` is None.
         aligning: True if the host aligns all slots to NUMA nodes.
         answers: the cache of assignments.
     """
@@ -235,7 +235,7 @@ class CpuAllocator:
 
     @property
     def lacks_best_effort_pool(self) -> bool:
-        """True if the best-effort pool has no cpu, so that no best-effort slot can run here."""
+        """True: the best-effort pool has no cpu, so no best-effort slot can run here."""
         return self.cpus is not None and not self.cpus.best_effort_cpus
 
     def needs_topology(self, request: ResourceRequest) -> bool:
@@ -278,7 +278,7 @@ class CpuAllocator:
         return len(self.assign_many(request, count)) == count
 
     def never_suits(self, request: ResourceRequest) -> HostRefusal | None:
-        """Returns why a slot for the request would not fit even if the host were empty; None: it
+        """Returns the reason why a slot for the request would not even fit the empty host; None: it
         would fit.
         """
         if not self.needs_topology(request):
@@ -286,7 +286,9 @@ class CpuAllocator:
         return fits_empty(self.cpus, self._cpu_request(request))
 
     def score(self, request: ResourceRequest) -> int:
-        """Returns how well this host suits a slot for the request; higher is better."""
+        """Returns a number that says how well this host suits a slot for the request; a higher
+        number is better.
+        """
         found = self.assign(request)
         # A refusal gets the lowest score. A refusal is no error here, because the caller compares
         # many hosts.
@@ -348,8 +350,8 @@ class CpuAllocator:
         # A cached result for fewer slots is sufficient if it ends with a refusal, because then no
         # more slots fit.
         if answer is None or (len(answer.given) < count and answer.refusal is None):
-            # The whole cache is cleared, because it only has to hold the few requests that a pass
-            # tries at the same time.
+            # Clear the whole cache. It only has to contain the few requests that one pass tries at
+            # the same time.
             if answer is None and len(known) >= ANSWERS_MAX:
                 known.clear()
             answer = known[cpu_request] = _answer(ledger, cpu_request, count)

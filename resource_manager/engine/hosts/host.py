@@ -1,5 +1,5 @@
-"""The ledger of one executor: its slots and bookings, its last report, and the commands that the
-resource manager must send to it.
+"""The ledger of one executor. It contains the executor's slots and bookings, its last report, and
+the commands that the resource manager must send to it.
 
 In each dimension, the free capacity is the smaller of two amounts:
 
@@ -7,8 +7,9 @@ In each dimension, the free capacity is the smaller of two amounts:
 - the amount that the executor reported as available, minus the bookings that this report does not
   contain yet
 
-So a report that an executor sent before an allocation arrived does not make the allocated capacity
-free again. If an executor refuses an allocation, its report takes effect at once.
+An executor may send a report before an allocation arrives. Such a report does not make the
+allocated capacity free again. If an executor refuses an allocation, its report takes effect at
+once.
 
 Example: the total is 8 cpus, and slots have booked 3. The last report shows 6 available cpus,
 because it does not contain 1 of these 3 cpus yet. So min(8 - 3, 6 - 1) = 5 cpus are free. Now a
@@ -87,7 +88,7 @@ class Host(CpuAllocator):
         host_id: the executor's id.
         operator_policy: settings that administrators made for this host at runtime.
         cluster_policy: settings that administrators made for all hosts.
-        total: amounts that slots can book, including amounts that are already booked.
+        total: amounts that slots can book; amounts that are booked now are included.
         lost_cpus: the dedicated cpus of each slot that are no longer usable.
         separate_pools: the host has a separate memory pool for each memory part.
         default_booking: the amounts that a default slot books.
@@ -99,11 +100,11 @@ class Host(CpuAllocator):
         reported: the state of each slot in the last report.
         unowned: slots in the last report that this ledger does not have.
         contained_command: number of the last command that the last report contains.
-        in_flight: the command that was sent and has not been answered yet; None: there is none.
+        in_flight: the command that was sent and not yet answered; None: there is none.
         to_allocate: slots that the next commands must allocate.
         to_free: slots that the next commands must free.
         to_resize: slots that the next commands must resize.
-        resize_backoffs: resizes that the executor refused, and that are tried again later.
+        resize_backoffs: resizes that the executor refused; they are tried again later.
         resized_last: True if the last command that did not free slots was a resize.
         frees_failed: number of consecutive failed attempts to free slots.
         frees_paused_until_ms: no FreeSlots command is sent before this time (monotonic clock).
@@ -178,9 +179,7 @@ class Host(CpuAllocator):
 
     @property
     def online(self) -> bool:
-        """True if new slots may be placed here now, or as soon as the executor has registered
-        again.
-        """
+        """True: new slots may be placed here now, or after the executor has registered again."""
         lost = self.executor.state is ExecutorState.LOST
         return not (lost or self.executor.draining or self.reach.unreachable)
 
@@ -301,7 +300,7 @@ class Host(CpuAllocator):
         assignment: CpuAssignment | None,
         ordered: Resize | None,
     ) -> None:
-        """Sets the size of a slot and its resize in flight, and computes its booking again.
+        """Sets the size of a slot and its resize in flight. Then computes the slot's booking again.
 
         Args:
             slot: the slot.
@@ -310,9 +309,8 @@ class Host(CpuAllocator):
             ordered: the resize in flight; None: there is none.
         """
         key = (slot.allocation_id, slot.generation)
-        # The old booking is subtracted from both sums before the slot is changed. The booking
-        # depends on the assignment as well, because devices that the host no longer has are not
-        # booked.
+        # Subtract the old booking from both sums before the slot changes. The booking also depends
+        # on the assignment: devices that the host does not have any more are not booked.
         decrease(self.booked, slot.booked)
         decrease(self.unreported, self.unreported_of(key, slot))
         slot.profile, slot.assignment, slot.ordered = profile, assignment, ordered
@@ -387,7 +385,7 @@ class Host(CpuAllocator):
             return False
         command = self.in_flight
         if command is not None and command.number == slot.placed_with_command:
-            return False  # before the answer, it is unknown whether the executor has the slot
+            return False  # until the answer arrives, the executor may or may not have the slot
         return slot.placed_with_command <= self.contained_command
 
     def free(self, *, even_without_pool: bool = False) -> dict[str, int]:
@@ -410,8 +408,8 @@ class Host(CpuAllocator):
                     left = reported_free
             if left > 0:
                 free[name] = left
-        # If the best-effort pool has no cpu, best-effort slots could not run, even if best-effort
-        # cpu is not booked.
+        # Without a cpu in the best-effort pool, best-effort slots cannot run, even if best-effort
+        # cpu is free.
         if not even_without_pool and self.lacks_best_effort_pool:
             free.pop(BEST_EFFORT_CPU_MILLI, None)
         return free
@@ -469,8 +467,8 @@ class Host(CpuAllocator):
         return refusal is not None and refusal.active
 
     def end_refusals(self, now_ms: int) -> bool:
-        """Ends each refusal whose pause is over, or whose `state_seen` is not the reported state
-        any more.
+        """Ends refusals in two cases: the pause is over, or the reported state differs from
+        `state_seen`.
 
         Returns:
             True if at least one refusal ended.

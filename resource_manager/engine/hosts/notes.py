@@ -1,5 +1,5 @@
-"""Values that the ledger of a host stores in addition to slots: the command in flight, refusals,
-resizes to try again, reserved capacity, and the reachability of the executor.
+"""Values that the ledger of a host stores beside its slots: the command in flight, refusals,
+resizes to try again, reserved capacity, and whether the executor can be reached.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Refusal:
 
 @dataclass(slots=True)
 class ResizeBackoff:
-    """A resize that the executor did not carry out, and that is tried again later.
+    """A resize that the executor did not carry out. It is tried again later.
 
     While the backoff is active, the resize is not queued. The backoff ends at `until_ms`, or
     earlier if the reported state differs from `state_seen` (None: only at `until_ms`).
@@ -92,7 +92,7 @@ class ReservedCapacity:
     host. This does not delay the owner, because the owner waits for the slots in `before` anyway.
 
     Example: a host with 8 cpus reserves 4, and the slots in `before` have booked 6. Other requests
-    may use the 2 free cpus, because 2 + 4 <= 8. When slots in `before` free 2 more cpus, other
+    may use the 2 free cpus, because 2 + 4 <= 8. Then slots in `before` free 2 more cpus. Other
     requests may use these, too, because 4 + 4 <= 8. Cpus that become free later are kept for the
     owner.
 

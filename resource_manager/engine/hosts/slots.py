@@ -10,8 +10,8 @@ class Slots(dict[SlotKey, Slot]):
     """Slots by allocation id and generation.
 
     Attributes:
-        superseded: by allocation id, slots that are being freed while their request waits for
-            another slot or already has another slot.
+        superseded: by allocation id: slots that are being freed although their request is live. The
+            request waits for another slot, or already has another slot.
     """
 
     def __init__(self) -> None:

@@ -2,11 +2,11 @@
 the checks.
 
 Each finding is one sentence that names the entity. The checks read the whole state and never change
-it. `findings` can pause after each entity, so that the service can check a large state in short
-slices between its batches. Tests and the simulator check everything without a pause.
+it. `findings` can pause after each entity. So the service can check a large state in short slices
+between its batches. Tests and the simulator check everything without a pause.
 
-A sum over many entries may pause, too. If one of the counted entries changes during a pause, the
-sum may be wrong, so it is not compared. The next sweep computes it again (`sweep.add_up`).
+A sum over many entries may pause, too. If a counted entry changes during a pause, the sum may be
+wrong, so it is not compared. The next sweep computes the sum again (`sweep.add_up`).
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def check_touched(
         executor_ids: the executors to check; unknown ids are skipped.
     """
     hosts = [state.hosts[name] for name in executor_ids if name in state.hosts]
-    # A request is skipped if it was deleted, or if another request now has its id.
+    # Skip a request that was deleted, and an id that now belongs to another request.
     known = [each for each in requests if state.requests.get(each.allocation_id) is each]
     return [
         *(

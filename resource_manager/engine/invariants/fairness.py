@@ -86,8 +86,8 @@ def _children(flows: FlowTree, flow: Flow) -> Iterator[Finding]:
 
 
 def _order(flows: FlowTree, flow: Flow, child: Flow) -> Iterator[str]:
-    """Checks that a child is in the order if and only if it is active, and that it does not come
-    before the first child.
+    """Checks that an active child is in the order and an inactive child is not. Also checks that
+    the child does not come before the first child.
     """
     first = flow.children.first() if flow.children is not None else None
     if (child.active > 0) != (child.seat >= 0):

@@ -1,5 +1,5 @@
-"""Checks each host against its slots, with their cpus and resizes, and the capacity indexes against
-the hosts; part of `all.py`.
+"""Checks each host against its slots, including their cpus and resizes. Also checks the capacity
+indexes against the hosts. Part of `all.py`.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def size_problems(host: Host) -> Iterator[str]:
 
 
 def is_waiting_in_queue(host: Host, slot: Slot) -> bool:
-    """Returns True if the waiting resize of a slot must be queued: no other resize is ordered, and
-    the slot's resizes are not in back-off.
+    """Returns True if a slot has a waiting resize that must be in the queue. It must be in the
+    queue if no other resize is ordered, and if the slot's resizes are not in back-off.
     """
     key = (slot.allocation_id, slot.generation)
     backoff = host.resize_backoffs.get(key)
@@ -201,7 +201,7 @@ def _sums(host: Host) -> Iterator[str]:
         yield f"{title} counts {host.unreported} as not reported, expected {unreported}"
     total = host.total
     over = {name for name, amount in host.booked.items() if amount > total.get(name, 0)}
-    # A host that has become smaller may have booked more than its total.
+    # If a host has become smaller, its slots may have booked more than its total.
     if over and not host.shrunk:
         yield f"{title} has booked more than its total of {sorted(over)}"
     limit = executor.registration.slots_max
@@ -230,7 +230,7 @@ def _order(host: Host, key: SlotKey, slot: Slot) -> Iterator[str]:
     """Checks that an order is queued or in flight for a slot that starts or is being freed."""
     if (slot.allocation_id, slot.generation) != key:
         yield f"slot {slot.allocation_id}/{slot.generation} is stored under {key}"
-    # Orders for an executor that is not active are created again when it registers.
+    # When an executor that is not active registers, its orders are created again.
     if host.executor.state is not ExecutorState.ACTIVE:
         return
     command = host.in_flight

@@ -124,7 +124,8 @@ def _requests(
             )
 
     def version() -> object:
-        # If a job ends, its requests leave the queue (`moves`) before they end (`live_requests`).
+        # When a job ends, its requests first leave the queue (this changes `moves`), and end later
+        # (this changes `live_requests`).
         return flow and flow.moves, job.live_requests, len(job.arrivals)
 
     # The sums may pause. They are compared only if `version` shows that nothing changed during the

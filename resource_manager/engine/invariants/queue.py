@@ -1,4 +1,6 @@
-"""Checks the queue against pending requests and against itself; part of `all.py`."""
+"""Checks that the queue agrees with the pending requests, and that its parts agree with each other;
+part of `all.py`.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,7 @@ def class_problems(
 def _job_queue(
     requests: Requests, queue: WaitingQueue, scheduling_class: SchedulingClass, job_id: str
 ) -> Iterator[str]:
-    """Checks that a job queue is in exactly one place, and that its requests belong to it."""
+    """Checks that a job queue is in exactly one place, and that all its requests belong there."""
     job_queue = scheduling_class.job_queues[job_id]
     title = f"queue of {job_id} in scheduling class {scheduling_class.number}"
     if (

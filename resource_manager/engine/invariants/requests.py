@@ -49,7 +49,7 @@ def request_problems(state: State, number: int) -> Iterator[str]:
     """Yields problems of the request with this arrival number."""
     request = state.requests.known_at(number)
     if request is None:
-        return  # a range member that has ended; `job_problems` reports requests that are missing
+        return  # the range member has ended; `job_problems` reports missing requests
     name = request.allocation_id
     title = f"request {name}"
     if state.requests.get(name) is not request or request.arrival_number != number:
@@ -121,7 +121,7 @@ def gang_problems(
     """Yields problems of a gang.
 
     Args:
-        gang_id: the gang; nothing is checked if it no longer exists.
+        gang_id: the gang; if it does not exist any more, nothing is checked.
         requests: all requests.
         slots: all slots.
         gangs: all gangs.
@@ -146,7 +146,7 @@ def gang_problems(
 
 
 def gang_ledger_problems(ledger: GangLedger) -> Iterator[str]:
-    """Yields gangs that the ledger lists as waiting or unconfirmed, but that do not exist."""
+    """Yields gangs that do not exist although the ledger lists them as waiting or unconfirmed."""
     for name in (ledger.waiting.keys() | ledger.unconfirmed.keys()) - ledger.by_id.keys():
         yield f"gang {name} waits or is being confirmed, but does not exist"
 
@@ -241,7 +241,8 @@ def _queued(queue: WaitingQueue, endings: dict[str, Ending], part: Part) -> Iter
     )
     if waiting != len(part.waiting) and part.row.job_id not in endings:
         yield f"has {len(part.waiting)} waiting members, but {waiting} of them are queued"
-    # A member that lost its slot is queued, too, but it counts as materialized and not as waiting.
+    # A member that lost its slot is queued, too. But it has an object (it is materialized), so it
+    # does not count as a waiting index.
     placed_before = sum(
         job_queue is not None and part.arrival_of(index) in job_queue.numbers
         for index in part.materialized

@@ -1,8 +1,8 @@
 """Runs checks over many entities, with pauses. One sweep runs all checks once.
 
 A check yields one sentence for each problem, and None at each point where it may pause. The state
-may change during a pause. After a pause, a check reads the values again, or it checks first that
-they have not changed.
+may change during a pause. After a pause, a check reads the values again. Or it first checks that
+the values have not changed.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def each(keys: Iterable[_Key], check: Callable[[_Key], Iterator[Finding]]) -> It
     """Checks many entities, with a pause after each entity.
 
     Args:
-        keys: keys of the entities. The state may change in a pause, so the keys must be a copy, or
-            come from a list that changes only at its end.
+        keys: keys of the entities. The state may change in a pause. So the keys must be a copy, or
+            come from a list to which entries are only appended.
         check: checks one entity. The function must accept the key of an entity that was deleted
             during a pause.
     """

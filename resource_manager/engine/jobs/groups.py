@@ -68,8 +68,9 @@ def set_group(state: State, event: GroupSet) -> Group:
     """Creates a group, or changes the given fields of an existing group.
 
     Raises:
-        InvalidArgument: the name, weight, a limit or a text is invalid; the minimum is above the
-            maximum; the parent is the group itself or below it; or there would be too many levels.
+        InvalidArgument: the name, the weight, a limit or a text is invalid. Or the minimum is above
+            the maximum, the parent is the group itself or below it, or there would be too many
+            levels.
         NotFound: no such parent.
         FailedPrecondition: the parent would change, but the group has live jobs.
         ResourceExhausted: the maximum number of groups is reached.
@@ -214,7 +215,7 @@ def _check_parent(groups: dict[str, Group], group: Group) -> None:
 
 
 def _height(groups: dict[str, Group], name: str) -> int:
-    """Returns the number of levels of a group's subtree; 1 if the group has no children or does not
+    """Returns the number of levels in a group's subtree; 1: the group has no children, or does not
     exist yet.
     """
     own = sum(1 for _ in above(groups, name))
@@ -222,7 +223,7 @@ def _height(groups: dict[str, Group], name: str) -> int:
 
 
 def _live_job_in(jobs: dict[str, Job], groups: dict[str, Group], name: str) -> Job | None:
-    """Returns a live job in the group or below it; None if there is no live job."""
+    """Returns a live job in the group or below it; None: there is no live job."""
     names = below(groups, name)
     # All jobs are scanned, because groups change rarely, and an index would need work for every
     # job.

@@ -128,9 +128,8 @@ def end_job(state: State, job: Job, reason: str, grace_ms: int | None = None) ->
 def continue_ending(state: State) -> None:
     """Ends more of the remaining requests of ended jobs.
 
-    First it removes the job queues of these jobs, so that none of their requests is placed. The
-    cost of this removal depends on the number of scheduling classes and not on the number of
-    requests.
+    First it removes the job queues of these jobs. So none of their requests can be placed. The cost
+    of this removal depends on the number of scheduling classes and not on the number of requests.
     """
     left = DEQUEUED_AT_ONCE
     for job_id in state.endings:
@@ -150,8 +149,8 @@ def _continue_ending(state: State, job: Job) -> None:
     """
     ending = state.endings[job.job_id]
     message = f"its job ended: {job.end_reason}"
-    # Most requests may have ended already. Ended requests change no row and do not fill the step,
-    # so there is also a limit for the number of examined requests.
+    # Most requests may have ended already. A request that has ended changes no row, so it does not
+    # use up the limit of changed rows. The number of examined requests therefore has a limit, too.
     until = min(ending.given_up + EXAMINED_AT_ONCE, len(job.arrivals))
     while job.live_requests and ending.given_up < until and not state.journal.is_full:
         request = state.requests.by_arrival[job.arrivals[ending.given_up]]
@@ -205,7 +204,7 @@ def lease_timer_fired(state: State, job_id: str) -> None:
     # from the time when the process continued.
     until_ms = max(job.lease_until_ms, timers.listening_since_ms + job.lease_ms)
     if not job.owner:
-        # The job master has an earlier version without a certificate, so it cannot renew the lease.
+        # The job master has an earlier version and no certificate. So it cannot renew the lease.
         until_ms = max(until_ms, state.awaited.until_ms)
     if state.journal.now_ms < until_ms:
         timers.arm(Timer.LEASE, job_id, until_ms)
@@ -216,8 +215,9 @@ def lease_timer_fired(state: State, job_id: str) -> None:
 def retention_timer_fired(state: State, job_id: str) -> None:
     """Deletes an ended job with its requests after the retention time.
 
-    The job is kept until all its slots are deleted, which can take long on a lost executor.
-    Otherwise a new request with the same id could be mistaken for the owner of an old slot.
+    Until all slots of the job are deleted, the job is kept. On a lost executor this can take long.
+    If the job were deleted earlier, a new request with the same id could be taken for the owner of
+    an old slot.
     """
     job = state.jobs.get(job_id)
     if job is None or job.state is not JobState.ENDED:

@@ -1,8 +1,8 @@
-"""The executors of a version without certificates that have not joined yet.
+"""The executors that ran a version without certificates and have not joined yet.
 
-When a resource manager first has certificates, its known executors and the job masters of their
-jobs have none. Each executor is awaited until it has joined: it is not lost, and it gets no new
-slots. Jobs without an owner keep their leases until the wait ends.
+When a resource manager first gets certificates, its known executors and the job masters of their
+jobs have no certificates. Each executor is awaited until it has joined. While it is awaited, it is
+not lost, and gets no new slots. Jobs without an owner keep their leases until the wait ends.
 """
 
 from __future__ import annotations

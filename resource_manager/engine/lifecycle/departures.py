@@ -110,8 +110,8 @@ class Departures:
                 return
             if host.slots.get(key_of(slot)) is not slot or slot.state is SlotState.FREEING:
                 continue  # the slot was freed together with an earlier member of its gang
-            # `lose` is called first, because `free` marks the slot as superseded only if its
-            # request is still live.
+            # Call `lose` first: `free` marks the slot as superseded only if its request is still
+            # live.
             self.gang_moves.lose(slot, reason, message)
             self.moves.free(slot)
 

@@ -3,11 +3,11 @@
 All live members of a gang are in the same state until the gang is granted. A queued gang has one
 place in the queue, with the arrival number of its first member. All members are placed in one
 cycle, or no member is placed. They stay ALLOCATING until executors have confirmed all members. So a
-job master never gets only a part of a gang. And it cannot happen that two gangs block each other
-because each has booked half of the capacity.
+job master never gets only a part of a gang. And two gangs never block each other with half of the
+capacity booked by each.
 
-After the grant, the slots are independent, with one exception: if a member with `restart_on_loss`
-loses its slot, the whole gang is queued again.
+After the grant, the slots are independent. There is one exception: a member with `restart_on_loss`
+loses its slot. Then the whole gang is queued again.
 
 `GangMoves` and `RequestMoves` (`moves.py`) have some methods with the same names. The method of
 `GangMoves` moves one request, and the whole gang with it if needed. For a request without a gang,
@@ -121,7 +121,7 @@ class GangMoves:
         """
         waiting = self.gangs.waiting[item.name]
         waiting.tried, waiting.steps = True, 0
-        # This check is much cheaper than a search that would fail again.
+        # This check is much cheaper than another search without result.
         if search_would_fail(self.hosts, waiting.kind):
             return False
         requests = self.current_requests(waiting)
@@ -238,8 +238,8 @@ class GangMoves:
         """Handles a slot that the executor offered directly, and that the job master did not
         accept.
 
-        Executors must not offer members of gangs directly. If an executor does so, and the gang is
-        not granted yet, the gang is queued again.
+        Executors must not offer members of gangs directly. If an executor does this before the gang
+        is granted, the gang is queued again.
         """
         request = self.requests.served_by(slot)
         if (
@@ -263,8 +263,8 @@ class GangMoves:
         message: str = "",
         grace_ms: int | None = None,
     ) -> None:
-        """Ends a live request on demand. If it is a member of a gang that is not granted, all
-        members end.
+        """Ends a live request on demand. If the request is a member of a gang that is not granted,
+        all members of the gang end.
 
         Args:
             request: the request.
@@ -298,7 +298,8 @@ class GangMoves:
         if waiting is None or waiting.gang.waiting_until_ms is None:
             return
         gang = waiting.gang
-        # If the gang was queued again after a grant, its deadline is later than this timer.
+        # The gang may have been queued again after a grant. Then its deadline is later than this
+        # timer.
         if self.journal.now_ms < (gang.waiting_until_ms or 0):
             self.timers.arm(Timer.GANG, gang_id, gang.waiting_until_ms or 0)
             return
@@ -341,7 +342,8 @@ class GangMoves:
         """Queues the whole gang again, and frees the slots of all live members except
         `lost_member`.
 
-        If the gang had been granted, its timeout starts again. Otherwise it keeps its deadline.
+        If the gang was granted before, its timeout starts again. If it was not granted, it keeps
+        its deadline.
 
         Args:
             gang: the gang.

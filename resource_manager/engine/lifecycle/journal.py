@@ -1,8 +1,8 @@
-"""The journal: the time of the current event, its effects, and its entries in the logs of jobs and
+"""The journal of the current event: its time, its effects, and its entries in the logs of jobs and
 of the cluster.
 
-The journal numbers, trims and publishes all log entries. A slot in a job event is a dict that can
-be stored as JSON and converted to a SlotStatus message.
+The journal numbers, trims and publishes all log entries. A slot in a job event is a dict. The dict
+can be stored as JSON, and converted to a SlotStatus message.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ _OPTIONAL = tuple(
     and not each.optional
     and name not in _ALWAYS.union(SLOT_RUNTIME.split())
 )
-"""Fields of a slot with numbers and strings; a field is left out if its value is 0 or empty."""
+"""Fields of a slot with numbers and strings. A field is left out if its value is 0 or an empty
+string.
+"""
 
 
 def slot_to_dict(slot: Slot, executor_address: str) -> dict[str, object]:
@@ -196,7 +198,7 @@ class Journal:
         self._changes.job(job)  # the job's row has the last sequence number
         self._changes.job_event(event)
         self.effects.append(PublishJobEvent(event))
-        # A tenth of the maximum is trimmed at once, so that only few entries cause a trim.
+        # Trim a tenth of the maximum together, so that only one entry in many causes a trim.
         most = self._settings.job_events_max
         if job.last_sequence - job.trimmed_sequence > most:
             self._trim(job, job.last_sequence - most + most // 10)

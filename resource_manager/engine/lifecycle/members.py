@@ -1,7 +1,7 @@
 """Decides which rows are written when a request or a member of a range changes its state.
 
-A range member that was never placed has no row and no object: it is only an index in an interval
-(`queue/ranges.py`). A request outside of ranges always has its own row.
+A range member that was never placed has no row and no object. It only exists as an index in an
+interval (`queue/ranges.py`). A request outside of ranges always has its own row.
 
 Example: range "r" has the members r.0 to r.9, and its part has one row.
 
@@ -44,7 +44,7 @@ class MemberRows:
     def materialize(self, request: Request) -> None:
         """Adds the request object of a range member that is placed for the first time."""
         part = self.ranges.at(request.arrival_number)
-        # A member that is placed again after a loss still has its object.
+        # A member that lost its slot and is placed again still has its object.
         if part is not None and request.arrival_number not in self.ranges.members:
             self.ranges.materialize(part, request)
             self.requests[request.spec.allocation_id] = request

@@ -1,9 +1,9 @@
 """Moves requests and their slots through their states.
 
 Every move uses the state tables, and updates the ledgers, the queue, the job's log and the
-cluster's history. Event handlers decide when to call a move. If `GangMoves` (`gangs.py`) has a
-method with the same name, handlers must call the method of `GangMoves`, because a move of one
-member may affect its whole gang.
+cluster's history. Event handlers decide when to call a move. A move of one member may affect its
+whole gang. So if `GangMoves` (`gangs.py`) has a method with the same name, handlers must call that
+method.
 """
 
 from __future__ import annotations
@@ -117,13 +117,13 @@ class RequestMoves:
         elif host.aligning or policy is not PLAIN or profile.devices:
             scheduling_class = self.queue.class_of(requests[0].spec)
             assignments = host.assignments(scheduling_class, len(requests))
-        # A host without slots gets its first slot, so it counts as in use from now on.
+        # If the host had no slots, it counts as in use from now on.
         self.hosts.in_use += not host.slots
         # `strict` is off, because `repeat` never ends.
         for request, assignment in zip(requests, assignments, strict=False):
             spec = request.spec
-            # If an older backup was restored, `generation_floor` is above all generations that were
-            # used since the backup.
+            # After an older backup was restored, `generation_floor` is higher than all generations
+            # that were used since the backup.
             request.generation = max(request.generation, self.numbers.generation_floor) + 1
             slot = _slot_of(
                 spec,
@@ -213,7 +213,7 @@ class RequestMoves:
         self.transitions.move_slot(slot, SlotInput.RECLAIM)
         self.usage.resume_accruing(slot)
         self.transitions.move_request(request, RequestInput.RECLAIM)
-        # A slot that was lost before it was confirmed has no allocation time yet.
+        # A slot that was lost before its confirmation has no allocation time yet.
         slot.allocated_time_ms = slot.allocated_time_ms or self.journal.at.time_ms
         slot.grace_ms = None
         _describe(slot, isolation, cpus)
@@ -227,7 +227,8 @@ class RequestMoves:
         self.journal.slot_event("slot_reclaimed", slot)
 
     def free(self, slot: Slot, grace_ms: int | None = None) -> None:
-        """Starts to free a slot. If the slot was never sent to its executor, it is deleted at once.
+        """Starts to free a slot. If the slot was never sent to its executor, the slot is deleted at
+        once.
 
         The row of the slot is not written. After a restart, each slot that is not the current slot
         of a live request is FREEING.
@@ -431,7 +432,8 @@ class RequestMoves:
         self.vanish(slot)
 
     def mark_superseded(self, slot: Slot) -> None:
-        """Marks a slot that is being freed while its request is live and waits for another slot.
+        """Marks a slot that is being freed although its request is live. The request waits for
+        another slot.
 
         The request's next slot must not be placed on the host of a marked slot.
         """

@@ -1,9 +1,9 @@
-"""Moves provisions through their states: from the order of an executor until its provider reports
-that nothing of the executor is left.
+"""Moves provisions through their states. The first state begins with the order of an executor. The
+last state ends when the provider reports that nothing of the executor is left.
 
 A provision is stored as ASKED before its provider gets the order. So after a crash the resource
-manager knows every executor that it may have ordered.
-`scaling/passes.py` decides when an executor is requested or given back.
+manager knows all executors that it may have ordered. `scaling/passes.py` decides when an executor
+is requested or given back.
 
 Example: an executor of the shape "small", which may take 60 s to register.
 
@@ -88,7 +88,7 @@ class ProvisionMoves:
             deadline_at_ms=self.journal.now_ms + shape.start_timeout_ms,
         )
         self.provisions[provision.executor_id] = provision
-        # Effects are performed after the commit, so the row is durable before the provider gets the
+        # Effects are performed after the commit. So the row is on disk before the provider gets the
         # order.
         self.keep(provision)
         self.journal.effects.append(StartExecutor(provision.executor_id, shape.name))
@@ -187,8 +187,8 @@ class ProvisionMoves:
         self.usage.total_changed(host)
 
     def registered(self, provision: Provision, host: Host) -> None:
-        """Records that the executor has registered. If the executor is already being given back, it
-        is drained.
+        """Records that the executor has registered. If the executor is already being given back to
+        its provider, it is drained.
         """
         if provision.state is ProvidedExecutorState.STOPPING:
             self.drain(host, provision.message)
@@ -270,7 +270,8 @@ class ProvisionMoves:
         """Returns the total that the configured maximum limits.
 
         The total includes all executors that are not lost, and all provisions that have not
-        registered. Provisions that are being stopped count, because they may still run.
+        registered. Provisions that are being stopped also count, because their executors may still
+        run.
         """
         return add(
             self.present(),
@@ -283,8 +284,8 @@ class ProvisionMoves:
         """Returns the total of present and ordered executors, without the executors that are being
         given back.
         """
-        # Only registered executors are subtracted, because `there` does not include provisions that
-        # were stopped before they registered.
+        # Subtract only registered executors: `there` does not include provisions that were stopped
+        # before they registered.
         leaving = total_of(
             host.executor.registration.total
             for provision in self.provisions.values()
@@ -310,8 +311,8 @@ class ProvisionMoves:
     ) -> list[ExecutorShape]:
         """Returns the executor shapes that may be requested now.
 
-        A shape may be requested if it is not in back-off, and one more executor stays within
-        the maximum count of the shape and the maximum total.
+        A shape may be requested under three conditions: it is not in back-off, the maximum count of
+        the shape is not reached, and one more executor stays within the maximum total.
         """
         elastic = self.elastic
         room = self.room_below_maximum()

@@ -60,9 +60,9 @@ class QuotaChecks:
     def admitted(self, job_queue: JobQueue, most: int) -> int:
         """Returns how many requests of a job queue the quotas admit now.
 
-        If the quotas admit no request, the job queue is blocked. If the group with the blocking
-        maximum admits none of the scheduling classes that fit on some host, this whole group is
-        paused instead.
+        If the quotas admit no request, the job queue is blocked. The whole group is paused instead
+        if the blocking maximum is the group's, and it admits none of the scheduling classes that
+        fit on some host.
 
         Args:
             job_queue: requests of one job and one scheduling class.
@@ -75,7 +75,7 @@ class QuotaChecks:
         need = self.need_of(job_queue.scheduling_class)
         found = room(groups, need, most)
         block = quota_block(groups, need) if not found else None
-        # If no request of the group can be placed, it is cheaper to pause the group than to block
+        # If no request of the group can be placed, pause the group. This is cheaper than to block
         # each of its job queues.
         if block is not None and not (
             not block.group_id.startswith(JOB)
@@ -132,14 +132,14 @@ class QuotaChecks:
         return kind.need[1]
 
     def growth_block(self, job_id: str, more: Amounts) -> QuotaBlock | None:
-        """Returns the maximum that blocks the growth of a job's slot by `more`; None if there is
-        none.
+        """Returns the maximum that blocks the growth of a job's slot by `more`; None: no maximum
+        blocks it.
         """
         groups = self.limited(job_id)
         return quota_block(groups, counted(more)) if groups else None
 
     def non_batchable_block(self, item: NonBatchable) -> QuotaBlock | None:
-        """Returns the maximum that blocks a gang or a resize; None if there is none."""
+        """Returns the maximum that blocks a gang or a resize; None: no maximum blocks it."""
         if not self.limited(item.job_id):
             return None
         if item.kind is Kind.GANG:

@@ -1,8 +1,9 @@
-"""Ends members of ranges that are cancelled, released or rejected, or whose job ends.
+"""Ends members of ranges in four cases: they are cancelled, released or rejected, or their job
+ends.
 
 Consecutive members that were never placed end together, with one entry in the job's log and one
 entry in the cluster's history. Members that were placed end one at a time. A method stops when the
-step is full (`Journal.is_full`), and its result says whether members are left.
+step is full (`Journal.is_full`). Its result says whether some members have not ended yet.
 """
 
 from __future__ import annotations
@@ -50,14 +51,14 @@ class RangeMoves:
         *,
         job_id: str | None,
     ) -> ItemOutcome | None:
-        """Ends all given members that are live: first members that were never placed, then placed
-        members.
+        """Ends all given members that are live. Members that were never placed come first, then
+        members that were placed.
 
         Args:
             members: range id, first index and count.
             why: the reason for the events.
-            job_id: the job that must own the range; None: any job may own it (the call comes from
-                an administrator of the cluster).
+            job_id: the job that must own the range; None: any job may own the range, because the
+                call comes from an administrator of the cluster.
 
         Returns:
             The outcome. None: the step is full and members are left, so the caller must call again.

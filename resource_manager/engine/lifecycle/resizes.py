@@ -14,7 +14,8 @@ The rules:
 - An executor reports the size that it enforces. A report with the resize's number confirms the
   resize. Only then may other slots use the capacity that this slot gave up.
 - The order is repeated until a report or an answer confirms or refuses the resize. If the executor
-  could not carry out a resize, the resize ends, or is queued again at its old place after a pause.
+  could not carry out a resize, there are two cases: the resize ends, or it waits for a pause and is
+  then queued again at its old place.
 - A slot keeps its NUMA nodes, and a growing slot keeps its dedicated cpus. Additional cpus are
   chosen when the resize is ordered (`cpus/resizing.py`). Old and new cpus stay booked until the
   executor confirms the resize.
@@ -126,15 +127,16 @@ class ResizeMoves:
         """Returns the cpus and NUMA nodes that the slot gets with the waiting resize.
 
         Returns:
-            The assignment; a `HostRefusal` if no assignment is possible now; None if the slot has
-            no assignment and needs no assignment.
+            The assignment. A `HostRefusal` means that no assignment is possible now. None means
+            that the slot has no assignment and needs none.
         """
         current, wanted = slot.assignment, slot.wanted
-        # Without an assignment there are no cpus, NUMA nodes or devices to keep or extend.
+        # A slot without an assignment has no cpus, NUMA nodes or devices to keep or extend.
         if current is None or wanted is None:
             return current
         if host.cpus is None:
-            # The host no longer reports its cores, so a slot that depends on them cannot change.
+            # The host does not report its cores any more. So a slot that depends on cores cannot
+            # change.
             depends = current.cpus or current.numa or current.devices or current.parked_devices
             return NO_TOPOLOGY if depends else current
         found = resized(
@@ -148,12 +150,12 @@ class ResizeMoves:
         return with_devices_of(found, slot.profile, wanted.profile, host.cpus.devices)
 
     def unsuited(self, host: Host, slot: Slot, size: Resize) -> HostRefusal | None:
-        """Returns why the host's cpus, NUMA nodes and devices would not suffice for this size, even
-        if the host had no other slots.
+        """Returns the reason why the slot could not have this size even if the host had no other
+        slots: its cpus, NUMA nodes or devices do not suffice. None: they suffice.
 
         Args:
             host: the slot's host.
-            slot: the slot; it keeps its cpus and nodes.
+            slot: the slot. It keeps its cpus and nodes.
             size: the new size.
 
         Returns:
@@ -176,7 +178,8 @@ class ResizeMoves:
         alone = host.cpus.devices.empty()
         alone.add(current.devices)
         found = with_devices_of(current, profile, size.profile, alone)
-        # A parked slot is never refused because of its GPUs: it can wait until they are available.
+        # A parked slot can wait until its GPUs are available. So it is never refused because of its
+        # GPUs.
         return found if isinstance(found, HostRefusal) and not current.parked_devices else None
 
     def cpu_request_of(self, host: Host, slot: Slot, size: Resize) -> CpuRequest:
@@ -189,7 +192,7 @@ class ResizeMoves:
     def advance(self, slot: Slot) -> None:
         """Orders or queues the waiting resize of a slot, if there is one.
 
-        The method does nothing while another resize is ordered, while a back-off runs, or while the
+        The method does nothing in three cases: another resize is ordered, a back-off runs, or the
         slot is not ALLOCATED.
         """
         wanted = slot.wanted
@@ -199,8 +202,8 @@ class ResizeMoves:
         backoff = host.resize_backoffs.get((slot.allocation_id, slot.generation))
         if backoff is not None and backoff.active:
             return
-        # The slot already has this size. This happens if the executor refuses a resize while
-        # another resize back to the old size waits.
+        # The slot already has this size. This can happen if another resize, back to the old size,
+        # waits while the executor refuses a resize.
         if has_size(slot, wanted):
             self.withdraw(host, slot)
             self.changes.slot(slot)
@@ -352,7 +355,7 @@ class ResizeMoves:
         self.hosts.touch(host)
         self.changes.slot(slot)
         request = self._granted(slot)
-        if request is None:  # the slot is no longer granted, so its job master gets no event
+        if request is None:  # the slot is not granted any more, so its job master gets no event
             return
         message = outcome.message or f"executor {host.host_id} did not carry out the resize"
         reason = outcome.reason or Reason.RESIZE_REFUSED
@@ -373,8 +376,9 @@ class ResizeMoves:
         self.advance(slot)
 
     def _order_again(self, host: Host, slot: Slot, outcome: ItemOutcome) -> None:
-        """Orders a resize again after a pause, because the executor still works on it. A report
-        would show that the resize succeeded, but only the answer to an order shows a failure.
+        """The executor still works on the resize, so the resize is ordered again after a pause. A
+        report would show that the resize succeeded. But only the answer to an order shows that it
+        failed.
         """
         if slot.state is not SlotState.ALLOCATED:
             return  # no order is repeated for a slot in another state; see `stop`
@@ -400,8 +404,8 @@ class ResizeMoves:
         failures = before.failures if before is not None else 0
         delay = backoff_ms(failures, settings.resize_retry_min_ms, settings.resize_retry_max_ms)
         until_ms = self.journal.now_ms + delay
-        # A changed report ends most back-offs early, but not a back-off after BELOW_USE (the tasks
-        # use more than the new size), because reports do not show how much a slot uses.
+        # Most back-offs end early if a report shows a change. A back-off after BELOW_USE (the tasks
+        # use more than the new size) does not, because reports do not show how much a slot uses.
         below_use = outcome.reason == Reason.BELOW_USE
         host.resize_backoffs[key] = ResizeBackoff(
             number=slot.wanted.number if slot.wanted is not None else 0,
@@ -457,8 +461,8 @@ class ResizeMoves:
         if slot.wanted is None:
             raise InvariantBroken(f"slot {slot.allocation_id} has no waiting resize")
         ordered = replace(slot.wanted, assignment=assignment)
-        # Growth counts as a placement, because a request is starved only if other requests were
-        # placed while it waited.
+        # Growth counts as a placement: a request is starved only if other requests were placed
+        # while it waited.
         self.usage.flows.placements += 1
         with self.transitions.moving_resize(slot, ResizeInput.ORDER):
             slot.wanted = None
@@ -491,14 +495,16 @@ class ResizeMoves:
                 slot.wanted = None
 
     def _granted(self, slot: Slot) -> Request | None:
-        """Returns the request to which this slot is granted; None if there is no such request."""
+        """Returns the request to which this slot is granted; None: the slot is granted to no
+        request.
+        """
         request = self.requests.served_by(slot)
         return request if request is not None and request.state is RequestState.GRANTED else None
 
 
 def growth(host: Host, slot: Slot) -> Amounts:
-    """Returns the amounts that the waiting resize needs in addition to the slot's booking; empty if
-    it needs no further capacity.
+    """Returns the amounts that the waiting resize needs in addition to the slot's booking; empty:
+    it needs no more capacity.
     """
     if slot.wanted is None:
         return {}
@@ -557,7 +563,9 @@ def _assignment_seen(slot: Slot, seen: ReportedSlot) -> CpuAssignment | None:
 
 
 def _ends(outcome: ItemOutcome, ordered: Resize) -> bool:
-    """Returns True if a refused resize ends; False if it is tried again after a pause."""
+    """Returns True if a refused resize ends. Returns False if the resize is tried again after a
+    pause.
+    """
     if outcome.reason == Reason.BELOW_USE:
         return not ordered.wait_for_use
     if outcome.reason == Reason.PARK_FAILED:

@@ -103,7 +103,7 @@ class UsageAccounting:
                 continue
             self.flows.rebook(slot.job_id, before, slot.booked)
             cost = self.costs.of(slot.booked)
-            # A slot that is being freed no longer accrues usage; only its capacity counts.
+            # A slot that is being freed accrues no more usage. Only its capacity still counts.
             if slot.state is not SlotState.FREEING:
                 self.flows.recost(slot.job_id, slot.cost, cost)
             slot.cost = cost

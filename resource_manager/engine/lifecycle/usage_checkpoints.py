@@ -3,8 +3,8 @@
 The row of a flow is written when the flow begins to accrue usage, and then about every
 `usage_interval_ms` while the flow accrues. After a crash, the running slots are charged from the
 time of the row. So after a restart, usage is wrong by at most about one interval. Usage is too low
-if slots ended between the last row and the crash, and too high if slots started after the last row.
-If a job replaces ended slots by new slots, the two errors cancel out.
+if slots ended between the last row and the crash. It is too high if slots started in this time. If
+a job replaces ended slots by new slots, the two errors cancel out.
 
 Example: a slot of cost 1.0 per second runs, and the interval is 10 s. A row at second 100 has the
 usage 40. The process crashes at 107, and the next process starts at 112. The restored usage is 40 +
@@ -12,13 +12,12 @@ usage 40. The process crashes at 107, and the next process starts at 112. The re
 
 Rows are written in passes. A pass writes all flows that had changed when it began, some rows at a
 time. With very many flows, a pass takes longer than the interval. In three cases, rows are written
-at once, with the current batch of events: when a flow is raised because it begins to wait, when a
-flow starts to accrue, and when a job ends. In the last case, the rows of the job and of its groups
-are written. After a restart, only these rows show that a flow was raised, or when it began to
-accrue.
+at once, with the current batch of events: a flow is raised because it begins to wait, a flow starts
+to accrue, or a job ends. If a job ends, the rows of the job and of its groups are written. Only
+these rows show after a restart that a flow was raised, or when a flow began to accrue.
 
-The time between a row and the restart is measured with the wall clock, because the old and the new
-process have no other common clock. If the wall clock was set back, this time counts as 0.
+The time between a row and the restart is measured with the wall clock. The old and the new process
+have no other common clock. If the wall clock was set back, this time counts as 0.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ class Checkpoints:
                 found.append(self.written(flow, time_ms))
         if self._next_flows:
             return found, now_ms + PAUSE_MS
-        # After a pass that took longer than the interval, the next pass begins at once.
+        # If a pass took longer than the interval, the next pass begins at once.
         return found, max(now_ms + 1, self._next_pass_ms)
 
     def written(self, flow: Flow, time_ms: int) -> UsageRecord:
@@ -104,8 +103,8 @@ def restore_usage(
     fairness: Fairness,
     time_ms: int,
 ) -> int:
-    """Restores the usage of all flows: the stored usage, decayed until now, plus the usage that
-    running slots have accrued since then.
+    """Restores the usage of all flows. The restored usage is the stored usage, decayed until now,
+    plus the usage that running slots have accrued since the usage was stored.
 
     Args:
         tree: a new tree with all flows and running slots.
@@ -193,7 +192,8 @@ def _counted_s(past_ms: int, fairness: Fairness) -> float:
 
 
 def _remember_last_served(group: Flow) -> None:
-    """Sets the level to which a flow is raised if it begins to wait while no sibling is active.
+    """Sets the level for a flow that begins to wait while no sibling is active. The flow is raised
+    to this level.
 
     The correct level is the usage per weight of the sibling that was served last, but this level is
     not stored. So the lowest usage per weight of the siblings with running slots is used instead.
@@ -251,8 +251,8 @@ class UsageCheckpoints:
         self.timers.arm(Timer.USAGE, "", again_ms)
 
     def keep_urgent(self) -> None:
-        """Stores the usage of flows that were raised, began to accrue or got another weight since
-        the last batch.
+        """Stores the usage of some flows: those that were raised, began to accrue or got another
+        weight since the last batch.
         """
         flows = self.flows
         for flow in flows.urgent.values():

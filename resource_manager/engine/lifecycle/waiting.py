@@ -142,7 +142,7 @@ class WaitingReasons:
     ) -> Feasibility:
         """Returns whether a gang could be placed as a whole if all executors were empty.
 
-        The result needs a search, so it is cached until executors or requestable shapes change.
+        The result needs a search. So it is cached until executors or requestable shapes change.
         """
         versions = self.hosts.version, self.elastic.version
         if self._gang_verdicts_as_of != versions or len(self._gang_verdicts) >= VERDICTS_MAX:
@@ -179,8 +179,8 @@ class WaitingReasons:
             yield self._member_reason(waiting, member.key), member.count
 
     def _member_reason(self, waiting: WaitingGang, key: SchedulingKey) -> Reason:
-        """Returns why a member waits: its own reason if it would also wait without the gang, or
-        else the gang's reason.
+        """Returns the reason why a member waits. This is the member's own reason if it would also
+        wait without the gang. Otherwise it is the gang's reason.
         """
         if not waiting.tried:
             return Reason.NOT_YET_CONSIDERED
@@ -192,7 +192,7 @@ class WaitingReasons:
             reason = self.waiting_reason(scheduling_class)
             if reason not in _MEMBER_REASONS:
                 whole = self._gang_reason(waiting.kind)
-                # If the member does not fit even alone, its own reason helps users more than
+                # If even the member alone does not fit, its own reason helps users more than
                 # WAITING_GANG.
                 if whole is not Reason.WAITING_GANG or has_room(self.hosts, scheduling_class):
                     reason = whole
@@ -209,19 +209,18 @@ class WaitingReasons:
                 return Reason.WAITING_GANG
 
     def refusal(self, spec: RequestSpec) -> ItemOutcome | None:
-        """Returns why a new request cannot be accepted: it has invalid values, or no host could
-        serve it. None: the request can be accepted.
+        """Returns the reason why a new request cannot be accepted: it has invalid values, or no
+        host could serve it. None: the request can be accepted.
         """
         return _invalid(self.settings, spec) or self.rejection(spec)
 
     def rejection(self, spec: RequestSpec) -> ItemOutcome | None:
-        """Returns why no host could ever serve a request; None if the request can be accepted. The
-        indexes must be up to date.
+        """Returns the reason why no host could ever serve a request; None: the request can be
+        accepted. The indexes must be up to date.
 
-        A request without `allow_pending` is rejected at once if neither a known executor nor an
-        executor of a provider could host it. There is one exception: if no executor is known and no
-        executor can be requested, every request waits, and `scheduling/rejecting.py` checks it
-        later.
+        A request without `allow_pending` is rejected at once if no known executor and no executor
+        of a provider could host it. There is one exception. If no executor is known and no executor
+        can be requested, every request waits, and `scheduling/rejecting.py` checks it later.
         """
         scheduling_class = self.queue.class_of(spec)
         verdict = feasibility(self.hosts, self.elastic, scheduling_class)

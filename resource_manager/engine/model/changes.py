@@ -20,13 +20,13 @@ from resource_manager.engine.model.entities import (
 
 GENERATION_FLOOR = "generation_floor"
 """Counter that is raised when an older backup is restored. New slots get generations above this
-counter. So no new slot gets the generation of a slot that was placed after the backup was made.
+counter. So a new slot never has the same generation as a slot that was placed after the backup.
 """
 
 CONTESTED_EPOCH = "contested_epoch"
-"""Counter: the epoch that an executor had seen, if the last leader stopped because of this epoch;
-otherwise 0. While the counter is set, no resource manager serves from this database. `finegrain db
-raise-epoch` and `finegrain db restore` set it to 0.
+"""Counter. If the last leader stopped because an executor had seen a higher epoch, the counter is
+this epoch; otherwise it is 0. While the counter is set, no resource manager serves from this
+database. `finegrain db raise-epoch` and `finegrain db restore` set it to 0.
 """
 
 REGISTERED_WITH = "registered_with/"
@@ -114,7 +114,9 @@ class ChangeTracker:
         self._slots[slot.allocation_id, slot.generation] = slot
 
     def slot_moved(self, slot: Slot) -> None:
-        """Notes that a slot has changed its state, or that its executor reported further data."""
+        """Notes that a slot has changed its state, or that its executor has reported more data
+        about the slot.
+        """
         self.noted += 1
         key = (slot.allocation_id, slot.generation)
         if key not in self._slots:
@@ -198,7 +200,7 @@ class ChangeTracker:
         self._deleted_gangs[gang.gang_id] = None
 
     def delete_provision(self, provision: Provision) -> None:
-        """Notes that a provision is deleted, because nothing is left of its executor."""
+        """Notes that a provision is deleted: nothing is left of its executor."""
         self._provisions.pop(provision.executor_id, None)
         self._deleted_provisions[provision.executor_id] = None
 
@@ -281,8 +283,8 @@ class ChangeTracker:
 
 
 class Numbers:
-    """The stored counters: numbers that are used only once, and lower bounds that are still needed
-    after the entities were deleted.
+    """The stored counters. Some count numbers that are used only once. Others are lower bounds that
+    are still needed after entities were deleted.
 
     Attributes:
         arrival: last used arrival number; jobs and requests share the numbers.

@@ -37,7 +37,7 @@ class Durations:
     total_ms: int = 0
     shortest_ms: int = 0
     longest_ms: int = 0
-    handed_on: int = 0  # slots that were reused for the next thread; not in the histogram
+    handed_on: int = 0  # slots that were reused for the next thread; they are not in the histogram
     buckets: dict[int, int] = field(default_factory=dict)
 
     def add(self, duration_ms: int) -> None:
@@ -171,5 +171,7 @@ def _bucket_of(duration_ms: int) -> int:
 
 
 def _value_of(bucket: int) -> float:
-    """Returns the value with the same relative error at both ends of its bucket."""
+    """Returns the value in a bucket whose relative distance to both ends of the bucket is the
+    same.
+    """
     return 2 * _GROWTH**bucket / (_GROWTH + 1)

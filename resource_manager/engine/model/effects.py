@@ -1,7 +1,7 @@
 """Effects: actions that `step` returns, and that the caller performs after the state is stored.
 
-An effect may be performed more than once, because its ids and numbers make it idempotent. Rows to
-store are not effects: `State.changes.take()` returns the changed rows of a batch.
+An effect may be performed more than once: its ids and numbers make it idempotent. Rows to store are
+not effects: `State.changes.take()` returns the changed rows of a batch.
 """
 
 from __future__ import annotations
@@ -155,8 +155,8 @@ class Changes:
     """All changed rows of a batch, which are stored in one transaction.
 
     Rows in `moved_requests` and `moved_slots` are already in the store. Only some of their columns
-    are stored again: state, reason, message, generation and end of a request; state, time, cpus and
-    isolation of a slot.
+    are stored again. Of a request: state, reason, message, generation and end. Of a slot: state,
+    time, cpus and isolation.
     """
 
     jobs: list[Job] = field(default_factory=list)
@@ -187,11 +187,11 @@ class Changes:
     cluster_events: list[ClusterEvent] = field(default_factory=list)
     trimmed_job_events: list[tuple[str, int]] = field(
         default_factory=list
-    )  # (job_id, last sequence that is deleted)
+    )  # (job_id, sequence number of the last entry to delete)
     trimmed_cluster_events: int | None = None  # last sequence that is deleted
     counters: dict[str, int] = field(
         default_factory=dict
-    )  # "arrival_number", "cluster_sequence", ...
+    )  # name of the counter: "arrival_number", "cluster_sequence", ...
     # The service adds the rest: the engine does not know it.
     audit: list[AuditEntry] = field(default_factory=list)
     trimmed_audit: int | None = None  # last sequence that is deleted

@@ -1,9 +1,9 @@
 """The entities of the state, such as jobs, requests, slots and executors.
 
-Stored fields come first in each class. Fields below the comment "runtime" are never stored; they
-are derived after a restart. Times named `_time_ms` are wall-clock milliseconds since 1970, mostly
-for people. Times named `_at_ms` are monotonic milliseconds of this process. Decisions use only
-monotonic times.
+Stored fields come first in each class. Fields below the comment "runtime" are never stored. After a
+restart, they are computed from the stored fields. Times named `_time_ms` are wall-clock
+milliseconds since 1970, mostly for people. Times named `_at_ms` are monotonic milliseconds of this
+process. Decisions use only monotonic times.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class JobState(StrEnum):
     """The state of a job."""
 
     ACTIVE = "ACTIVE"  # the job may request slots
-    ENDED = "ENDED"  # the job's rows are kept for a while, so that its ids are still known
+    ENDED = "ENDED"  # the job's rows stay for a while, so its ids are still known
 
 
 ENDED_REQUEST_STATES = frozenset(
@@ -78,8 +78,9 @@ class GangState(StrEnum):
     """The state of a gang as a whole."""
 
     WAITING = "WAITING"  # the gang is queued, or will end with its job
-    ALLOCATING = "ALLOCATING"  # the gang is placed; some executors have not confirmed their slots
-    # members are independent from now on, until one of them must be placed again
+    # All members have slots, but some executors have not confirmed their slots yet.
+    ALLOCATING = "ALLOCATING"
+    # the members are now independent, until one of them must be placed again
     GRANTED = "GRANTED"
     ENDED = "ENDED"
 
@@ -148,10 +149,10 @@ class Group:
 class UsageRecord:
     """The stored usage of a flow at one time."""
 
-    flow_id: str  # "group/NAME" or "job/ID"
-    measure: str  # unit of `service`, see `Measure`
+    flow_id: str  # id of the flow: "group/NAME" or "job/ID"
+    measure: str  # the unit of `service`, see `Measure`
     service: float  # the usage, decayed until `time_ms`
-    # amounts that count in addition to `service`, because the flow was raised; decayed
+    # the amount by which the flow was raised, decayed; it counts in addition to `service`
     raised: float
     time_ms: int  # the time of these values, by the wall clock
     durations: str = ""  # for a job: the durations of its threads, as JSON text
@@ -165,10 +166,11 @@ class Gang:
     job_id: str
     arrival_number: int  # arrival number of the gang's first member
     waiting_since_time_ms: int  # time when the gang was last queued
-    # runtime
+    # runtime: these fields are never stored
     state: GangState = GangState.WAITING
     members: list[str] = field(default_factory=list)  # allocation ids, in order of arrival
-    waiting_until_ms: int | None = None  # monotonic; None: no timeout, or the gang is not queued
+    # Time of the monotonic clock; None: there is no timeout, or the gang is not queued.
+    waiting_until_ms: int | None = None
 
     @property
     def gang_id(self) -> str:
@@ -197,7 +199,7 @@ class Job:
     job_id: str
     name: str
     group: str
-    lease_ms: int | None  # None: the job is detached, so it needs no keep-alives
+    lease_ms: int | None  # None: the job is detached and needs no keep-alives
     owner: str
     request_id_sha256: str
     arrival_number: int
@@ -208,10 +210,12 @@ class Job:
     last_sequence: int = 0  # sequence number of the last event in the job's log
     trimmed_sequence: int = 0  # events up to this number were deleted
     specified: bool | None = (
-        None  # True: its requests have profiles; False: they have none; None: it has no request yet
+        # True: its requests have profiles; False: its requests have no profiles; None: no request
+        # yet.
+        None
     )
     witness_allocation_id: str = ""  # the first request, which decided `specified`
-    # runtime
+    # runtime: these fields are never stored
     lease_until_ms: int = 0
     acknowledged_sequence: int = 0
     arrivals: array[int] = field(
@@ -264,7 +268,7 @@ class Slot:
     # the waiting resize: it is queued, in back-off, or waits for the end of `ordered`
     wanted: Resize | None = None
     assignment: CpuAssignment | None = None  # None: the slot runs in the whole shared pool (QoS LS)
-    # runtime
+    # runtime: these fields are never stored
     booked: Amounts = field(default_factory=dict)
     cost: float = 0.0  # cost per second while the slot accrues usage
     placed_with_command: int = (
@@ -333,7 +337,8 @@ class Provision:
     # runtime
     # the executor is stopped if it has not registered before this time
     deadline_at_ms: int | None = None
-    # monotonic time since when the executor has no slots; None: it has slots, or has not registered
+    # monotonic time since which the executor has no slots; None: it has slots, or has not
+    # registered
     idle_since_ms: int | None = None
     stop_failures: int = 0
 
@@ -355,7 +360,7 @@ class HostSetting:
     need not exist yet.
     """
 
-    executor_id: str  # empty: the cluster
+    executor_id: str  # id of the executor; empty: the setting is for the whole cluster
     policy: HostPolicy
     number: int  # increases by 1 with every change of any setting
     set_time_ms: int = 0
@@ -368,7 +373,7 @@ NOTHING_SET = HostPolicy()
 
 @dataclass(frozen=True, slots=True)
 class CpuState:
-    """The current state of a host's cpus, as its executor reports it; see CpuState in
+    """The current state of a host's cpus, from a report of its executor; see CpuState in
     cpus.proto.
     """
 
@@ -396,8 +401,8 @@ class Executor:
     drain_reason: str = ""
     drain_deadline_time_ms: int | None = None
     first_seen_time_ms: int = 0
-    lost: bool = False  # True if `state` is LOST; `state` itself is not stored
-    # runtime
+    lost: bool = False  # True: `state` is LOST; this flag is stored, and `state` is not
+    # runtime: these fields are never stored
     state: ExecutorState = ExecutorState.UNCONFIRMED
     report_number: int = 0
     report_at_ms: int = 0

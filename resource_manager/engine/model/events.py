@@ -83,7 +83,8 @@ class RequestsSubmitted:
     following: tuple[RequestSpec, ...] = ()
     admitted: bool = False
     gangs: tuple[GangSpec, ...] = ()  # gangs with members in `requests`; a gang is never split
-    ranges: tuple[RangeSpec, ...] = ()  # queued after `requests`; their outcomes come last
+    # Queued after `requests`; in the answer, their outcomes come last.
+    ranges: tuple[RangeSpec, ...] = ()
     following_ranges: tuple[RangeSpec, ...] = ()  # ranges of the later events
 
 
@@ -98,7 +99,7 @@ class RequestsCancelled:
     at: Instant
     job_id: str | None
     allocation_ids: tuple[str, ...]
-    ranges: tuple[Members, ...] = ()  # members of ranges; their outcomes come last
+    ranges: tuple[Members, ...] = ()  # members of ranges; in the answer, their outcomes come last
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ class SlotsReleased:
     job_id: str | None
     slots: tuple[tuple[str, int], ...]
     grace_ms: int | None = None
-    ranges: tuple[Members, ...] = ()  # members of ranges; their outcomes come last
+    ranges: tuple[Members, ...] = ()  # members of ranges; in the answer, their outcomes come last
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +137,7 @@ class GroupSet:
     """An administrator adds or changes a resource group. Answer: the `Group`.
 
     A field that is None does not change. In `minimum` and `maximum`, only the named dimensions
-    change; the value None removes that limit.
+    change. The value None removes the limit of a dimension.
     """
 
     at: Instant
@@ -165,7 +166,7 @@ class HostPolicySet:
     """
 
     at: Instant
-    executor_id: str  # empty: the cluster
+    executor_id: str  # id of the executor; empty: the policy is for the whole cluster
     policy: HostPolicy
     clear: tuple[str, ...] = ()
 
@@ -176,7 +177,7 @@ class DeviceCordoned:
 
     at: Instant
     executor_id: str
-    device: str  # name ("gpu3") or UUID
+    device: str  # the device's name ("gpu3") or UUID
     reason: str = ""
 
 
@@ -186,7 +187,7 @@ class DeviceUncordoned:
 
     at: Instant
     executor_id: str
-    device: str  # name ("gpu3") or UUID
+    device: str  # the device's name ("gpu3") or UUID
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,7 +337,8 @@ class ProvisionFailed:
 
 @dataclass(frozen=True, slots=True)
 class ProvisionEnded:
-    """A provider reports that nothing is left of an executor: it was stopped, or ended by itself.
+    """A provider reports that nothing is left of an executor: the provider stopped it, or it ended
+    by itself.
 
     Answer: None.
     """
@@ -410,8 +412,8 @@ class Ticked:
 
     Attributes:
         after_stall: true if this process, or its host, was stopped until just now. The process
-            could receive no messages during that time. So timeouts of executors and leases count
-            from now, as after a restart.
+            could receive no messages during that time. So the timeouts of executors and leases
+            start again now, as after a restart.
     """
 
     at: Instant

@@ -1,8 +1,9 @@
 """Limits the cluster's history to a maximum number of events and a maximum age.
 
 The store has the events; this module has only sequence numbers and times. The age of an event is
-derived from a few stored marks (time, sequence number), so it is known after a restart, too. Some
-events are kept for longer than the maximum age, by at most the time between two marks.
+computed from a few stored marks. A mark is a pair of time and sequence number, so the age is also
+known after a restart. Some events are kept for longer than the maximum age, by at most the time
+between two marks.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ class History:
         return self.last_sequence
 
     def mark(self, time_ms: int, changes: ChangeTracker) -> None:
-        """Adds a mark for the current interval if the interval has no mark, and trims events that
-        are too old.
+        """Adds a mark for the current interval, unless the interval already has one. Then trims
+        events that are too old.
         """
         number = time_ms // self.mark_interval_ms
         position = number % (_MARKS + 2)

@@ -51,5 +51,5 @@ class Report:
     available: Amounts = field(default_factory=dict)
     ended: tuple[EndedSlot, ...] = ()
     cpu_state: CpuState | None = None  # None: nothing to report, or unchanged
-    # devices whose condition differs from the announced condition; left out if `unchanged` is set
+    # devices whose condition is not the announced condition; left out if `unchanged` is set
     device_conditions: tuple[DeviceCondition, ...] = ()

@@ -31,8 +31,8 @@ DEFAULT_SLOTS = "default_slots"
 """Index column: how many more default slots fit on a host."""
 
 IN_USE = "in_use"
-"""Index column: 1 if the host has slots. A host that gets its first slots in a placement pass has 0
-in this column and in `EMPTY` until the pass ends.
+"""Index column: 1 if the host has slots. A host may get its first slots in a placement pass. It
+then has the value 0 in this column and in `EMPTY` until the pass ends.
 """
 
 EMPTY = "empty"
@@ -59,10 +59,10 @@ class Needs(NamedTuple):
     Attributes:
         pooled: the columns for a host with one memory pool.
         separate: the columns for a host with a pool for each memory part.
-        amounts: the columns of `pooled` and `separate` that are amounts. They can be added up over
-            hosts, and their values are also known for executors that have not started yet.
-        preferred: for each preferred policy, the columns that a host needs to meet the policy;
-            empty if the index has no such column.
+        amounts: the columns of `pooled` and `separate` that are amounts. Amounts can be added up
+            over hosts. They are also known for executors that have not started yet.
+        preferred: for each preferred policy, the columns with which a host meets the policy; empty:
+            the index has no such column.
         never_met: number of preferred policies that no host can meet.
         kinds: see `kinds_of`.
     """
@@ -76,8 +76,8 @@ class Needs(NamedTuple):
 
 
 def kinds_of(pooled: dict[str, int], separate: dict[str, int]) -> list[dict[str, int]]:
-    """Returns the needs for both kinds of hosts (`Needs`): one item if both needs are equal,
-    otherwise two items.
+    """Returns the needs for the two kinds of hosts (`Needs`). The result has one item if both needs
+    are equal, and otherwise two.
     """
     return [pooled] if pooled == separate else [pooled, separate]
 

@@ -46,8 +46,8 @@ class ExecutorShape:
 
 @dataclass(frozen=True, slots=True)
 class Provisioning:
-    """Settings of autoscaling. Totals are sums over all executors that are not lost, and over the
-    requested executors that have not registered.
+    """Settings of autoscaling. Totals include all executors that are not lost, and all requested
+    executors that have not registered.
     """
 
     shapes: tuple[ExecutorShape, ...] = ()
@@ -82,7 +82,8 @@ class Fairness:
     # capacity is also reserved after this many placements of other requests; 0: no such limit
     starvation_placements: int = 0
     reservations_max: int = 8  # largest number of reservations at a time; 0: no reservations
-    # largest part of any resource that may be reserved; the longest starved request is exempt
+    # largest part of each resource that may be reserved; the longest starved request has no such
+    # limit
     reserved_part_max: float = 0.1
     slots_max: int = 0  # largest number of slots in the whole cluster at a time; 0: no limit
 
@@ -128,7 +129,7 @@ class EngineSettings:
     command_retry_max_ms: int = 5 * SECOND_MS
     command_items_max: int = 1_000
 
-    # An executor that reports, but does not receive commands, counts as unreachable after one of
+    # If an executor reports but does not receive commands, it counts as unreachable after one of
     # these two limits. Then it gets no new slots, and it is probed at growing intervals.
     unreachable_after_ms: int = 10 * SECOND_MS  # deliveries of one command fail for this long
     refused_commands_max: int = 5  # refused commands in a row
@@ -153,7 +154,7 @@ class EngineSettings:
     # Executors that are started and stopped automatically.
     provisioning: Provisioning = field(default_factory=Provisioning)
 
-    # Retention.
+    # Retention: how long entries and ended jobs are kept.
     job_events_max: int = 100_000
     cluster_events_max: int = 1_000_000
     cluster_events_age_ms: int = 7 * DAY_MS

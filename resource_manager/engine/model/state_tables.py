@@ -2,16 +2,16 @@
 listed is a bug and raises `IllegalTransition`.
 
 - A request is pending (PENDING), then placed (ALLOCATING), then confirmed by its executor
-  (GRANTED), and then it ends. Whenever a placement fails, the request becomes PENDING again.
-- A slot is one placement of a request. A slot exists from the booking of its capacity until its
+  (GRANTED), and then it ends. When a placement fails, the request becomes PENDING again.
+- A slot is one placement of a request. A slot begins when its capacity is booked. It ends when its
   processes on the executor have certainly ended. If its request ends or loses the slot before that,
   the slot is FREEING.
 - A resize of a slot waits, is ordered from the executor, and is confirmed or refused. While a
   resize is ordered, the next resize may wait.
 - A gang moves as a whole until all its slots are granted. Then its members move independently. But
-  if they must be placed again, they are queued together.
-- An executor has three state machines: whether it has registered and reports, whether it is
-  drained, and whether the resource manager can connect to it.
+  members that must be placed again are queued together.
+- An executor has three state machines. The first says whether it has registered and reports, the
+  second whether it is drained, and the third whether the resource manager can connect to it.
 
 Every table also lists the states in which a row may be restored. `invariants/all.py` checks rules
 that tables cannot express: a request and its slot move together, and every pending request is

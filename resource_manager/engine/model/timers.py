@@ -1,7 +1,8 @@
 """A queue of timers. Each timer names an entity to check at a time. `step.py` calls the handlers.
 
-A timer may fire too early: its handler compares the time with the entity's actual deadline, and
-arms the timer again if needed. So a lease that is renewed 1,000 times needs only one entry.
+A timer may fire too early. So its handler compares the time with the entity's actual deadline, and
+arms the timer again if the deadline is later. So a lease that is renewed 1,000 times needs only one
+entry.
 """
 
 from __future__ import annotations
@@ -76,8 +77,7 @@ class Timers:
         """
         while self._heap and self._heap[0][0] <= now_ms:
             at_ms, timer, entity_id = heapq.heappop(self._heap)
-            # An entry with another time is outdated: after it was added, the timer was armed for an
-            # earlier time.
+            # This entry is outdated if the timer was later armed for an earlier time.
             if self._armed.get((timer, entity_id)) == at_ms:
                 del self._armed[timer, entity_id]
                 self.left_over[timer, entity_id] = None

@@ -73,7 +73,7 @@ class Transitions:
         request.state = self._moved(REQUEST, request.spec.allocation_id, request.state, what)
 
     def move_slot(self, slot: Slot, what: SlotInput) -> None:
-        """Moves a slot. A slot that vanishes keeps its last state; the caller deletes it."""
+        """Moves a slot. A slot that vanishes keeps its last state. The caller deletes the slot."""
         name = f"{slot.allocation_id}/{slot.generation}"
         after = self._after(SLOT, name, slot.state, what)
         if after is not None:

@@ -46,7 +46,7 @@ def columns_of(host: Host, strategy: Strategy) -> dict[str, int]:
         _describe(host)
     # Copy the cached columns, because the code below adds columns that depend on bookings.
     columns = dict(host.columns_online if host.online else host.columns_known)
-    # A host that is not eligible gets no columns of free capacity, so no search finds the host. The
+    # A host that is not eligible gets no columns of free capacity. So no search finds the host. The
     # columns of its size stay in the index.
     if not host.eligible:
         return columns
@@ -97,8 +97,9 @@ def needs_for(request: ResourceRequest) -> Needs:
 
 
 def size_of(scheduling_class: SchedulingClass, sums: Amounts) -> int:
-    """Returns how large a request is compared with the cluster, in units of 2**-60: the largest
-    ratio of a needed amount to the total of all hosts.
+    """Returns the size of a request relative to the cluster, in units of 2**-60. For each amount,
+    the function divides the needed amount by the total of all hosts. The result is the largest of
+    these ratios.
 
     Example: a request needs 4 of 100 cpus (0.04), and 1 of 10 GiB of memory (0.1). Its size is 0.1.
 

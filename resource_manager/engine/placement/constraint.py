@@ -1,8 +1,8 @@
 """Defines constraints. A constraint is one condition that a host must meet to serve a request.
 
 Each kind of constraint is a subclass of `Constraint`; `fit.py` lists the subclasses. A constraint
-checks one host as it is, as if it were empty, or as if some of its slots had ended (`HostView`).
-The constraint returns
+checks one host in a given view (`HostView`): the host as it is, the host when empty, or the host
+without some of its slots. The constraint returns
 
 - the columns of the capacity index that a host needs to meet the condition,
 - the obstacles on the host, with exact numbers,
@@ -75,8 +75,8 @@ NO_OBSTACLE: tuple[Obstacle, ...] = ()
 
 
 class HostView:
-    """A view of a host for the checks of constraints: the host as it is, the empty host, or the
-    host without some of its slots.
+    """A view of a host for the checks of constraints. It shows the host as it is, the empty host,
+    or the host without some of its slots.
 
     Attributes:
         host: the host.
@@ -85,8 +85,8 @@ class HostView:
         total: the amounts that one more slot could have if all other slots ended.
         slots_left: the number of slots that the host may still get in this view.
         is_empty: True if the view shows the host without slots and without reservations.
-        owns_reservation: True if the host's reserved capacity is reserved for the request that is
-            compared with the host.
+        owns_reservation: True: the host's reserved capacity is for the request that is compared
+            with the host.
     """
 
     __slots__ = ("_ended", "free", "host", "is_empty", "owns_reservation", "slots_left", "total")
@@ -127,9 +127,9 @@ class HostView:
     ) -> HostView:
         """Returns the host as if these slots had ended.
 
-        `free` includes best-effort cpu even if the best-effort pool is empty now, because the pool
-        may get cpus when slots end. The ledger that `cpus` returns shows whether the pool has cpus
-        after these slots have ended.
+        `free` includes best-effort cpu even if the best-effort pool is empty now: the pool may get
+        cpus when slots end. The ledger in `cpus` shows whether the pool has cpus after these slots
+        have ended.
         """
         slots = tuple(ended)
         free = add(
@@ -144,7 +144,7 @@ class HostView:
     @classmethod
     def growing(cls, host: Host, slot: Slot) -> HostView:
         """Returns the host as it is now, to check whether one of its slots can grow. The check
-        compares only the amounts that the slot needs in addition to its booking.
+        compares only the growth: the amounts that the slot needs in addition to its booking.
         """
         # A slot that grows needs no second slot, so the host's limit of slots does not matter.
         at = cls(host, host.free(), UNLIMITED)
@@ -160,8 +160,8 @@ class HostView:
         return reserved.spare(self.free, self.host.total, self._slots())
 
     def spare_slots(self) -> int:
-        """Returns the number of slots that the host may still get in this view, without slots that
-        are reserved for other owners.
+        """Returns the number of further slots that the host may get in this view. Slots that are
+        reserved for other owners are subtracted.
         """
         reserved = self.host.reserved
         if reserved is None or self.owns_reservation or self.is_empty:
@@ -205,7 +205,8 @@ class Remedy:
     Attributes:
         size: the size of the change, in millionths of the requested amount. The explanation
             proposes the smallest remedy.
-        text: the description of the change; it completes the phrase "fits now on host-a ...".
+        text: the description of the change. It is the end of a sentence that begins "fits now on
+            host-a ...".
         at_most: the dimensions in which the request must ask for less; `free` is the amount that
             fits.
         relaxed: policies that the request must drop: "bind", "exclusive", "numa", "qos",
@@ -235,7 +236,7 @@ class Constraint(ABC):
         is_preferable: True if a request may prefer the condition instead of requiring it
             (`preferred`, `never_met`).
         remedies_sought_on: the number of hosts on which one explanation may call `remedies`.
-        phrase: the text of all obstacles of this constraint, if they have the same text; otherwise
+        phrase: the text of all obstacles of this constraint, if it is always the same; otherwise
             empty.
     """
 

@@ -3,8 +3,8 @@ even if enough cpu and memory is free.
 
 The check calls the code that also assigns cpus to slots (`cpus/assign.py`). The constraint proposes
 three kinds of remedies: a policy that is preferred instead of required, fewer cpus, or less memory
-on one node. The same code checks whether a remedy helps. The constraint tries a limited number of
-changes, so changes that it does not propose may help, too.
+on one node. The same code checks whether a remedy helps. Only a limited number of changes is tried,
+so other changes may help, too.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ PIN_CPUS = "pin.cpus"
 """Index column: the number of cpus that one more slot could have as dedicated cpus."""
 
 PIN_CORE_CPUS = "pin.core_cpus"
-"""Index column: the number of `PIN_CPUS` cpus whose whole cores are free; 0 if the host does not
-give whole cores to slots.
+"""Index column: how many of the `PIN_CPUS` cpus are on cores that are completely free; 0: the host
+does not give whole cores to slots.
 """
 
 PIN_CORES = "pin.cores"
@@ -346,8 +346,8 @@ def _fewer_cpus(ledger: CpuLedger, requested: int) -> list[int]:
 
 
 def _on_one_node(ledger: CpuLedger, name: str, requested: int) -> list[int]:
-    """Returns the largest amount of a dimension that is free on one NUMA node, if this amount is
-    less than `requested`.
+    """Returns the largest amount of a dimension that is free on one NUMA node. The result is empty
+    if this amount is 0, or if it is at least `requested`.
     """
     if not ledger.reports(name):
         return []

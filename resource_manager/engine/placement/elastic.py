@@ -63,7 +63,7 @@ class Backoff:
 
     failures: int = 0  # failures in a row; all failures within one interval count as one
     until_ms: int = 0
-    until_time_ms: int = 0  # `until_ms` as wall clock time, for people
+    until_time_ms: int = 0  # `until_ms` as wall clock time, to show to people
     last_failure: str = ""
 
 
@@ -134,10 +134,10 @@ class LastPlan:
         return self._by_class_and_gang()[1].get(gang_id, [])
 
     def drop(self, executor_id: str) -> Content | None:
-        """Removes an executor from the plan, and returns the requests that were planned on the
-        executor; None if no requests were planned.
+        """Removes an executor from the plan. Returns the requests that were planned on the
+        executor; None: there were none.
         """
-        # Both caches are computed from `on`, so they are outdated now.
+        # Both caches are computed from `on`. `on` has changed, so they are outdated.
         self.places.clear()
         self._by_owner = None
         return self.on.pop(executor_id, None)
@@ -175,9 +175,9 @@ class Elastic:
         steps: the remaining steps of the running planning pass; None: no planning pass is running.
         planned_inputs: the inputs of the last plan. If the inputs have not changed, no new plan is
             needed.
-        arrived: the executors that have registered since the last cycle. The value is the id of the
-            pending executor whose planned requests the registered executor gets; empty: it gets no
-            planned requests.
+        arrived: the executors that have registered since the last cycle. For each of them, the
+            value is the id of the pending executor whose planned requests it gets. Empty: it gets
+            no planned requests.
         resumes: True from a restart until unfinished orders to providers have been repeated.
         surplus: the pending executors that no request needed in the last pass.
         lost_since_ms: the time at which each lost executor was lost.
@@ -188,8 +188,8 @@ class Elastic:
             became idle.
         ordered_total: the total of all executors when executors were last requested, in the
             dimensions to which these executors add capacity.
-        present: a cache of the total of all executors that are not lost, with the version of the
-            cluster for which it is valid.
+        present: a cache of the total of all executors that are not lost. The version of the cluster
+            shows whether the cache is still valid.
         seen: by name of the shape, a copy of the executor that registered last, without slots.
     """
 

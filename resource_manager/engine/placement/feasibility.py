@@ -35,7 +35,7 @@ class Feasibility(StrEnum):
     POSSIBLE = "POSSIBLE"  # some executor could serve the class when empty
     OFFLINE = "OFFLINE"  # only lost, draining or unreachable executors could serve the class
     LABELS = "LABELS"  # only executors without the required labels could serve the class
-    NEVER = "NEVER"  # no executor could serve the class
+    NEVER = "NEVER"  # no executor could ever serve the class
 
 
 INFEASIBLE = frozenset({Feasibility.LABELS, Feasibility.NEVER})
@@ -43,8 +43,8 @@ INFEASIBLE = frozenset({Feasibility.LABELS, Feasibility.NEVER})
 
 
 def feasibility(hosts: Hosts, elastic: Elastic, scheduling_class: SchedulingClass) -> Feasibility:
-    """Returns whether a registered executor, or an executor that can be requested, could serve a
-    class when empty. The indexes must be up to date.
+    """Returns whether any executor could serve a class when empty: a registered executor, or an
+    executor that can be requested. The indexes must be up to date.
 
     Args:
         hosts: all hosts.
@@ -125,8 +125,8 @@ def some_host_covers(hosts: Hosts, labels: Labels, needs: list[Need]) -> bool:
         needs: alternative needs, in columns of the index. A host must meet one of them.
     """
     index = hosts.indexes.of(labels)
-    # The labels need no check if no label is required, or if the index contains only hosts with the
-    # labels.
+    # The labels need no check in two cases: no label is required, or the index contains only hosts
+    # with the labels.
     if not labels or index is not hosts.indexes.main:
         return next(index.covering_by_block(needs), None) is not None
 
@@ -145,9 +145,9 @@ def _some_host(
 ) -> bool:
     """Returns True if some host can serve a request.
 
-    Such a host must be in two lists: the hosts that meet a need, and the hosts of `likely` (or the
-    hosts with the labels). So it is enough to read the shorter list to its end. The lengths are
-    unknown, so both lists are read in parallel.
+    A host that serves the class must be in two lists. One list has the hosts that meet a need. The
+    other has the hosts of `likely` (or the hosts with the labels). So it is enough to read the
+    shorter list to its end. The lengths are unknown, so both lists are read in parallel.
 
     Args:
         hosts: all hosts.
@@ -207,8 +207,8 @@ def has_room(hosts: Hosts, scheduling_class: SchedulingClass) -> bool:
 
 
 def needs_topology_somewhere(hosts: Hosts, scheduling_class: SchedulingClass) -> bool:
-    """Returns True if there may be hosts on which amounts alone do not decide whether a request
-    fits.
+    """Returns True if some host may be topology-constrained for the class: amounts alone do not
+    decide whether a request fits there.
     """
     return scheduling_class.topology_constrained or bool(hosts.indexes.aligning)
 
@@ -216,8 +216,8 @@ def needs_topology_somewhere(hosts: Hosts, scheduling_class: SchedulingClass) ->
 def large_and_unsuited(
     hosts: Hosts, scheduling_class: SchedulingClass
 ) -> tuple[Host, HostRefusal] | None:
-    """Returns a host that is large enough when empty but has unsuitable cpus or NUMA nodes, and the
-    reason why they are unsuitable.
+    """Returns a host that is large enough when empty, but has unsuitable cpus or NUMA nodes. Also
+    returns the reason why they are unsuitable.
 
     Hosts that report their cpus are checked first. At most `HOSTS_CHECKED_MAX` hosts are compared.
     """
@@ -251,8 +251,8 @@ def largest_on_one(hosts: Hosts, amounts: Amounts) -> dict[str, int]:
     requested = in_grains(amounts)
     most = {name: index.most(KNOWN + name) for name in requested}
     short = {name: each for name, each in most.items() if each < requested[name]}
-    # A value of 0 for common memory is left out: a host with a pool for each memory part has no
-    # common memory, but may still have enough memory.
+    # Leave out common memory of 0. A host with a separate pool for each memory part has no common
+    # memory, but may have enough memory.
     return {name: each for name, each in from_grains(short).items() if each or name != MEMORY_BYTES}
 
 

@@ -340,8 +340,8 @@ class Verdict:
 
     @property
     def host_refusal(self) -> HostRefusal | None:
-        """The reason why cpus, NUMA nodes or devices are not suitable; None: they are suitable, or
-        need no check.
+        """The reason why the cpus, NUMA nodes or devices of the host are not suitable; None: they
+        are suitable, or need no check.
         """
         return next((each.host_refusal for each in self.obstacles if each.host_refusal), None)
 
@@ -411,11 +411,11 @@ class Fit:
         self, at: HostView, *, besides: Collection[Constraint] = ()
     ) -> Obstacle | None:
         """Returns the first obstacle for the request on a host that is available and has no slots;
-        None: such a host could serve the request.
+        None: there is no obstacle.
 
         Args:
-            at: the view of a registered host, or of an executor that could be requested, as if the
-                host were empty.
+            at: the view of an empty host: of a registered host, or of an executor that could be
+                requested.
             besides: constraints that are not checked.
         """
         requested = self.requested(at.host)

@@ -19,14 +19,14 @@ class Matching:
     """Places as many members as possible on hosts that each have a fixed number of places.
 
     Each member takes a free place. If a member finds no free place, the algorithm searches for an
-    augmenting path: a chain of members, in which each member moves to the place of the next member
+    augmenting path. This is a chain of members: each member moves to the place of the next member,
     and the last member moves to a free place (H. W. Kuhn, "The Hungarian method for the assignment
     problem", 1955). If no augmenting path exists, no other matching has more members.
 
     Example: A fits only on host 1. B fits on hosts 1 and 2, and is on host 1. A takes the place of
     B, and B moves to host 2.
 
-    A host without a free place is closed, so that no search visits it again.
+    A host without a free place is closed. So no search visits it again.
     """
 
     def __init__(
@@ -60,8 +60,8 @@ class Matching:
             for at, members in enumerate(self._members)
             for _ in range(members.count)
         )
-        # The caller needs only the result, so the hosts that were closed for this search are opened
-        # again.
+        # The hosts were closed only for this search. Open them again, because the caller needs only
+        # the result.
         self._placer.reopen()
         return [
             Share(self._members[at].number, host_id, count)
@@ -141,9 +141,9 @@ class Packing:
     """Places members of different sizes, by depth-first search with backtracking (Knuth, "The Art
     of Computer Programming", volume 4B, section 7.2.2). The search is exact.
 
-    Two rules prevent the search from trying equal arrangements twice: equal members go to hosts in
-    the order of the hosts, and of several hosts in the same state only the first is tried. The
-    problem is NP-hard, so the number of steps is limited. Each step tries one host for one member.
+    Two rules prevent the search from trying equal arrangements twice. Equal members go to hosts in
+    the order of the hosts. Of several hosts in the same state, only the first is tried. The problem
+    is NP-hard, so the number of steps is limited. Each step tries one host for one member.
 
     Attributes:
         steps_left: the number of steps that the search may still make.
@@ -219,9 +219,9 @@ class Packing:
         return not self.cut_off
 
     def _is_possible(self) -> bool:
-        """Finds the hosts that have room for each member. Returns False if a member fits on no
-        host, if all members together need more than the free capacity, or if the search has used up
-        its steps.
+        """Finds the hosts that have room for each member. Returns False in three cases: a member
+        fits on no host, all members together need more than the free capacity, or the search has
+        used up its steps.
         """
         placer = self._placer
         # The comparison of sums comes first, because it is cheap and often shows that the members

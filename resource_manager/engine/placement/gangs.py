@@ -6,17 +6,17 @@
   differ. Both algorithms are exact. Members of different sizes are placed one after the other, the
   largest first (best fit decreasing). If some members do not fit, an exact search tries all
   arrangements, up to `STEPS_MAX` steps. If members need dedicated cpus or NUMA nodes, the exact
-  search tries two orders in which the members on a host get their cpus: the largest first, and the
-  smallest first.
+  search also tries two orders in which the members on a host get their cpus: the largest member
+  first, and the smallest member first.
 - SAME_LABEL: tries the values of the label one after the other, and places the members on the hosts
-  with this value, as for ANYWHERE. It tries a value only if the hosts with the value have room for
-  as many copies of the smallest member as the gang has members. With the strategy "pack", the value
-  with the least room comes first. With "spread" or "balanced", the value with the most room comes
-  first.
+  with this value, as for ANYWHERE. A value is tried only if its hosts have enough room. As a quick
+  check, all members are counted as copies of the smallest member. With the strategy "pack", the
+  value with the least room comes first. With "spread" or "balanced", the value with the most room
+  comes first.
 
 Example (ANYWHERE): hosts a and b have 10 free cpus each. A gang has two members of 4 cpus and four
-members of 3 cpus. The order "largest first" puts both large members on a (2 cpus left) and three
-small members on b (1 cpu left), so the last small member does not fit. The exact search puts one
+members of 3 cpus. The order "largest first" puts both large members on a (2 cpus left), and three
+small members on b (1 cpu left). So the last small member does not fit. The exact search puts one
 large and two small members on each host.
 
 The result of a failed search is cached for all equal gangs. The cached result is valid until a host
@@ -91,8 +91,8 @@ class GangSearch:
             hosts: all hosts.
             where: the rule for the hosts of the members, such as SPREAD.
             requests: the requests of the members. Equal members are one request.
-            prefix: `KNOWN` or `ONLINE`: the search places members as if all hosts were empty, with
-                the index columns that have this prefix. Empty: the search places members on free
+            prefix: `KNOWN` or `ONLINE`: the search places members as if all hosts were empty. It
+                uses the index columns with this prefix. Empty: the search places members on free
                 capacity.
             barred: for each request, the hosts that must not be chosen. If `barred` is empty, each
                 request brings its own set of hosts (`MemberRequest.elsewhere`).
@@ -113,12 +113,12 @@ class GangSearch:
         self._compares = not prefix  # among empty hosts, any host is good enough
 
     def find(self, among: Iterable[str] | None = None) -> list[Share] | None:
-        """Returns hosts for all members, in the order in which the caller must book them; None: no
-        such hosts exist, or the search was cut off.
+        """Returns hosts for all members, in the order in which the caller must book them. None:
+        there are no such hosts, or the search was cut off.
 
         Args:
-            among: hosts of which every possible result must contain at least one; None: no such
-                hosts are known.
+            among: a set of hosts, if known: every possible result contains at least one of them.
+                None: no such set is known.
         """
         try:
             match self._where.placement:
@@ -243,9 +243,9 @@ class GangSearch:
         return sorted(value for value in values if value is not None)
 
     def _values(self, label: str) -> Iterator[str]:
-        """Yields promising values of a label, the best first. A value is promising if the hosts
-        with the value have room for as many copies of the smallest member as the gang has members.
-        The function compares only a few values at a time with each other.
+        """Yields promising values of a label, the best first. A value is promising if its hosts
+        have enough room. As a quick check, all members are counted as copies of the smallest
+        member. The function compares only a few values at a time with each other.
         """
         # Among empty hosts, any value that fits is good enough, so values are not compared.
         further = MORE_HOSTS_CHECKED_MAX if self._compares else 1
@@ -262,7 +262,8 @@ class GangSearch:
             room[value] += fitting
             if room[value] >= self.wanted:
                 promising[value] = None
-            # Only hosts that are checked after the first promising value count against the limit.
+            # The limit counts only hosts that are checked after the first promising value was
+            # found.
             checked += bool(promising)
             if len(promising) > most or checked == further:
                 yield from sorted(promising, key=lambda each: (sign * room[each], each))
@@ -325,8 +326,8 @@ def seek(
 
 
 def search_would_fail(hosts: Hosts, kind: GangKind) -> bool:
-    """Returns True if a search for an equal gang has failed, and since then no host that could
-    serve a member has got more room.
+    """Returns True if a search for an equal gang has failed, and no host that could serve a member
+    has got more room since then.
     """
     grown = _grown_since(hosts, kind.failed_search)
     if grown is None or _helps(hosts, kind, grown):
@@ -339,14 +340,14 @@ def search_would_fail(hosts: Hosts, kind: GangKind) -> bool:
 def find_together(
     hosts: Hosts, waiting: WaitingGang, requests: tuple[MemberRequest, ...]
 ) -> list[Share] | None:
-    """Returns hosts for all members of a pending gang, on the capacity that the pass has left;
-    None: the search found no hosts. The function does not take the capacity.
+    """Returns hosts for all members of a pending gang. It uses only the capacity that the pass has
+    left. None: the search found no hosts. The function does not take the capacity.
 
     Args:
         hosts: all hosts; the indexes must be up to date, except for changes by the current pass.
         waiting: the pending gang.
-        requests: the requests of the gang. Each request names the hosts that must not be chosen,
-            because older slots of members are there.
+        requests: the requests of the gang. Each request names the hosts that must not be chosen:
+            older slots of members are there.
     """
     kind, grown = waiting.kind, None
     # The cached result of equal gangs is valid only if this gang excludes no hosts.
@@ -357,8 +358,8 @@ def find_together(
         if since is not None and not _helps(hosts, kind, since):
             return None
     search = GangSearch(hosts, kind.where, requests, may_build=True)
-    # Since the last search failed, any solution must contain a host that got more room after that
-    # search.
+    # The last search failed. So any solution now must contain a host that has got more room since
+    # then.
     found = search.find(grown)
     waiting.steps = STEPS_MAX - search.steps_left
     failed = _now(hosts) if found is None else None
@@ -399,8 +400,8 @@ def _now(hosts: Hosts) -> FailedSearch:
 
 
 def _grown_since(hosts: Hosts, failed: FailedSearch | None) -> list[str] | None:
-    """Returns the hosts that got more room after a search failed; None: no search has failed, the
-    growth log was cleared after the search, or too many hosts got more room.
+    """Returns the hosts that have got more room since a search failed. None: no search has failed,
+    the growth log was cleared after the search, or too many hosts got more room.
     """
     main = hosts.indexes.main
     if failed is None or failed.version != main.version:

@@ -56,8 +56,9 @@ class Indexes:
         aligning: hosts that align every slot to NUMA nodes. On such a host, amounts alone never
             decide whether a slot fits.
         gpu_hosts: the hosts that have GPUs.
-        kinds: the hosts by kind. Hosts of one kind have equal cpus, so when empty they are suitable
-            for the same requests. Hosts that do not report their cpus are one kind (`UNREPORTED`).
+        kinds: the hosts by kind. Hosts of one kind have equal cpus. So when they are empty, the
+            same requests fit on them. All hosts that do not report their cpus form one kind
+            (`UNREPORTED`).
     """
 
     def __init__(self, settings: EngineSettings) -> None:
@@ -104,8 +105,8 @@ class Indexes:
         return index
 
     def with_prefix(self, prefix: str) -> Indexes:
-        """Returns a copy that contains only the index of all hosts, with only the columns that have
-        a prefix; see `CapacityIndex.with_prefix`.
+        """Returns a copy that contains only the index of all hosts. The copy has only the columns
+        with the prefix; see `CapacityIndex.with_prefix`.
         """
         seen = copy(self)
         seen.main, seen.selected, seen._may_build = self.main.with_prefix(prefix), {}, 0
@@ -189,8 +190,7 @@ class Indexes:
         for index in (self.main, *self.selected.values()):
             if index.knows(host.host_id):
                 at = index.position[host.host_id]
-                # A host that is in use, or that was opened earlier in this pass, must not be listed
-                # again.
+                # Do not list a host again that is in use, or that was opened earlier in this pass.
                 if index.value(host.host_id, EMPTY):
                     index.open(at)
 
@@ -329,12 +329,12 @@ class Hosts(dict[str, Host]):
     Attributes:
         settings: the settings of the engine.
         indexes: the indexes of these hosts. They are up to date after `refresh`.
-        version: a counter that rises when a host is added or removed, or when the capacity of an
+        version: a counter. It rises when a host is added or removed, and when the capacity of an
             empty host changes.
         in_use: the number of hosts that have slots.
         refusing: the hosts that refused a slot. Their refusals may have expired.
-        touched: the hosts that were removed, or whose free capacity may have changed, since the
-            last `refresh`. If `touched` is empty, the indexes are up to date.
+        touched: the hosts that changed since the last `refresh`: they were removed, or their free
+            capacity may have changed. If `touched` is empty, the indexes are up to date.
     """
 
     def __init__(self, settings: EngineSettings) -> None:
@@ -355,7 +355,7 @@ class Hosts(dict[str, Host]):
         self.touched[host.host_id] = None
 
     def refresh(self, queue: WaitingQueue) -> None:
-        """Updates the indexes from the hosts that were touched, and unblocks requests that may fit
+        """Updates the indexes for the hosts that were touched. Unblocks requests that may fit
         now.
         """
         # Refresh the indexes even if all touched hosts were removed, because the trees must be
@@ -382,12 +382,12 @@ class Hosts(dict[str, Host]):
         }
 
     def restore_report_numbers(self, report_numbers: ReportNumbers) -> None:
-        """Sets the report numbers that the caller read before it reloaded the state from the
+        """Sets the report numbers. The caller has read them before it reloaded the state from the
         database.
 
         With these numbers, the resource manager still rejects a late copy of an older registration.
-        Otherwise it would treat the copy as a new registration, and delete the slots that were
-        placed after the older registration.
+        Otherwise it would treat the copy as a new registration. It would then delete the slots that
+        were placed after the older registration.
         """
         for name, (instance_id, report_number) in report_numbers.items():
             host = self.get(name)

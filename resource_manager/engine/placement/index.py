@@ -7,10 +7,10 @@ whose maximum is large enough in every needed column.
 
 Example: a request needs 4 cpus and 8 GiB on a cluster of 1,024 hosts, which are 32 nodes of 32
 hosts. The search skips a node with the maxima (6 cpus, 4 GiB), with all its hosts. The search reads
-a node with the maxima (6 cpus, 16 GiB), but this node may have no host with room: one host may have
-(6, 4) and another host (2, 16). So a search may read a node without result, but it never misses a
-host with room. If hosts with adjacent ids are similar, the cost depends on the depth of the tree
-and not on the number of hosts.
+a node with the maxima (6 cpus, 16 GiB). But this node may have no host with room: one of its hosts
+may have (6, 4), and another host (2, 16). So a search may read a node without result, but it never
+misses a host with room. If hosts with adjacent ids are similar, the cost depends on the depth of
+the tree and not on the number of hosts.
 
 - A write to a leaf updates the nodes above the leaf, up to the first node whose maximum stays the
   same.
@@ -45,7 +45,9 @@ hosts.
 
 Need = Amounts
 Written = tuple["CapacityIndex", int, str, int]
-"""A number that was overwritten: its index, its position, its column, and the old number."""
+"""A number that was overwritten. The tuple contains its index, its position, its column, and the
+old number.
+"""
 
 Column = list[list[int]]
 """The levels of the tree of one column: the leaves first, the root level last."""
@@ -85,7 +87,7 @@ class CapacityIndex:
         self.journal: list[Written] | None = None
         # nodes of the lowest level above `taken` that were not repaired yet
         self._unrepaired: set[int] = set()
-        # by host that was added since the last rebuild: its numbers
+        # for each host that was added since the last rebuild: its numbers
         self._vectors: dict[str, dict[str, int]] = {}
         self._removed: set[str] = set()  # hosts that were removed since the last rebuild
         self._stale = False
@@ -265,7 +267,7 @@ class CapacityIndex:
         for name in sorted(self.columns.keys() | names):
             old = self.columns[name][0] if name in self.columns else none
             leaves = list(map([*old, 0].__getitem__, origins))
-            # Set these numbers last, so that a host that was removed and then added gets its new
+            # Set these numbers last. A host that was removed and then added again must get its new
             # numbers.
             for host_id, vector in self._vectors.items():
                 leaves[self.position[host_id]] = vector.get(name, 0)
@@ -352,7 +354,9 @@ class CapacityIndex:
         return (position for _, position in _merged(searches))
 
     def _columns_of(self, need: Need) -> list[tuple[Column, int]] | None:
-        """Returns the columns of a need with its amounts; None if some column does not exist."""
+        """Returns the columns of a need with its amounts; None: the index lacks one of the
+        columns.
+        """
         columns = []
         for name, amount in need.items():
             column = self.columns.get(name)
@@ -364,8 +368,8 @@ class CapacityIndex:
 
     def _search(self, columns: list[tuple[Column, int]], start: int) -> Iterator[list[int]]:
         height = len(columns[0][0]) - 1
-        # The highest level has up to 32 nodes. The search leaves out nodes that are entirely before
-        # `start`.
+        # The highest level has up to 32 nodes. The search leaves out a node if all its positions
+        # are before `start`.
         top = _survivors(columns, height, start >> (_BITS * height), len(columns[0][0][height]))
         if height == 0:
             if top:
@@ -418,8 +422,8 @@ class CapacityIndex:
                 heapq.heappush(heap, (-score[below][child], child << (_BITS * below), below))
 
     def problems(self) -> list[str]:
-        """Returns descriptions of wrong sums, and of inner nodes that are not the maximum of their
-        children; empty: the index is correct.
+        """Returns a description of each wrong sum, and of each inner node that is not the maximum
+        of its children; empty: the index is correct.
         """
         found = []
         for name, column in self.columns.items():

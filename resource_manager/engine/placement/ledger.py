@@ -4,8 +4,8 @@ During a pass, free capacity only decreases. The ledger lowers the leaves of an 
 Until `settle`, the maxima, sums and derived columns of the index may be too high. So a search may
 check hosts without room, but it never misses a host with room.
 
-A tentative ledger also keeps a journal, so that it can roll back all changes since a mark. It
-starts with the capacity of empty hosts, or with the free capacity. A pass may already have taken
+A tentative ledger also keeps a journal. With the journal it can roll back all changes since a mark.
+It starts with the capacity of empty hosts, or with the free capacity. A pass may already have taken
 slots from this free capacity.
 """
 
@@ -76,8 +76,8 @@ class Ledger:
 
     @property
     def hosts_in_use(self) -> int:
-        """The number of hosts that have slots, including hosts that got their first slots in this
-        pass.
+        """The number of hosts with slots. Hosts that got their first slots in this pass are
+        included.
         """
         return self._in_use + len(self.indexes.main.opened)
 
@@ -135,11 +135,11 @@ class Ledger:
             self.cpus.take(bookings.scheduling_class, host, count)
 
     def close(self, host: Host) -> None:
-        """Takes all slots that a host may still have, in all indexes, so that searches skip the
-        host. Only a tentative ledger may do this.
+        """Takes all slots that a host may still have, in all indexes. So searches skip the host.
+        Only a tentative ledger may do this.
         """
         for index in self.indexes.all().values():
-            # A host that may have no more slots fits no class, even if amounts are free.
+            # If a host may have no more slots, no class fits there, even if amounts are free.
             if index.knows(host.host_id):
                 for name in (SLOTS, DEFAULT_SLOTS):
                     if name in index.columns:
@@ -186,8 +186,8 @@ class Ledger:
     def drop(self) -> None:
         """Gives back all taken capacity, and ends the ledger. The ledger must be tentative."""
         self.roll_back((0, 0))
-        # `roll_back` added each amount to the sums. But amounts that were lowered in place had
-        # never been subtracted from the sums, so they are subtracted here.
+        # `roll_back` added each amount to the sums. But amounts that were lowered in place were
+        # never subtracted from the sums. So subtract them here.
         for proportions in self._proportions.values():
             proportions.settle()
         for index in self.indexes.all().values():
@@ -243,8 +243,8 @@ class Bookings:
         wanted, columns = self.scheduling_class, self.index.columns
         pooled, separate, *_ = needs_of(wanted)
         needs = {False: pooled, True: separate}
-        # The booking is the same on all hosts in two cases: only hosts with one kind of memory
-        # pools have the needed columns, or the booking is equal for both kinds.
+        # The booking is the same on all hosts in two cases: the needed columns exist only on hosts
+        # with one kind of memory pools, or the bookings for both kinds are equal.
         kinds = [separate for separate, need in needs.items() if need.keys() <= columns.keys()]
         alike = len(kinds) == 1 or pooled == separate
         if wanted.profile is None or not kinds or not alike:

@@ -2,8 +2,8 @@
 pass. It computes the number of slots per host, and creates no object for each slot.
 
 For each class, the placer tries the levels of candidates in order (`policies.py`). If the class
-needs only amounts, a division gives the number of slots that fit on a host, and one subtraction per
-index column takes their capacity. Otherwise the placer checks the cpus and NUMA nodes of each
+needs only amounts, one division gives the number of slots that fit on a host. Then one subtraction
+per index column takes their capacity. Otherwise the placer checks the cpus and NUMA nodes of each
 candidate (`search.py`). The caller then books the slots, and calls `follow` with their hosts.
 
 Example (strategy "pack"): the placer places 5 slots of 2 cpus. Hosts a and b are in use, and have 5
@@ -102,8 +102,8 @@ class Placer:
 
         Returns:
             Hosts with the number of slots on each host. The result has fewer than `count` slots if
-            no more slots fit. It also has fewer slots if the caller must book these slots before
-            the placer can know whether more slots fit.
+            no more slots fit. It also has fewer slots if the caller must book these slots first:
+            only then can the placer know whether more slots fit.
         """
         found = self._candidates(scheduling_class)
         index = found.scope.index
@@ -133,15 +133,16 @@ class Placer:
         suitable. Then a host that was not checked may have room.
         """
         found = self._found.get(scheduling_class)
-        # Levels that require preferred policies do not count, because the last level searches the
-        # same hosts and does not require these policies.
+        # Levels that require preferred policies do not count: the last level searches the same
+        # hosts without this requirement.
         return found is not None and any(
             search.cut_off and search.tier.unmet_max is None for search in found.begun()
         )
 
     def follow(self, hosts: Iterable[Host]) -> None:
         """Reads the free capacity of these hosts again. The caller must call this function after it
-        has booked a gang, a slot that grows, or slots whose cpus and NUMA nodes the booking chose.
+        has booked one of these: a gang, a slot that grows, or slots whose cpus and NUMA nodes the
+        booking chose.
         """
         self._ledger.follow(hosts)
 
@@ -157,8 +158,8 @@ class Placer:
 
     def _candidates(self, scheduling_class: SchedulingClass) -> Candidates:
         found = self._found.get(scheduling_class)
-        # If an index for the labels was built after the search began, the search begins again in
-        # that index.
+        # An index for the labels may have been built after the search began. Then the search begins
+        # again in that index.
         if found is None or found.scope.index is not self._indexes.of(scheduling_class.labels):
             found = self._found[scheduling_class] = self._begin(scheduling_class)
         return found
@@ -225,8 +226,8 @@ class Placer:
         self, found: Candidates, level: int, count: int, besides: set[int]
     ) -> list[Taken]:
         """Takes capacity on the hosts of one level. If the booking chooses cpus and NUMA nodes, the
-        function adds the hosts to `besides`, because they must get no more slots until these slots
-        are booked.
+        function adds the hosts to `besides`. These hosts must get no more slots until the slots are
+        booked.
         """
         wanted = found.scope.scheduling_class
         # `topology` is equal in all tiers of a level.
@@ -256,8 +257,8 @@ class Placer:
         no host has room.
         """
         taken: list[Taken] = []
-        # This is the innermost loop of placement, so it uses local variables and inlined
-        # arithmetic.
+        # This is the innermost loop of placement. So it uses local variables, and does the
+        # arithmetic without function calls.
         bookings = found.scope.bookings
         empty_at, free_of = bookings.empty, bookings.free
         searches = found.searches(level)
@@ -267,8 +268,9 @@ class Placer:
             for _, position in ranked:
                 booking = bookings.everywhere or bookings.at(position)
                 columns = booking.columns
-                # If only one host is left, the host gets all slots. Otherwise each host gets a
-                # part, so that slots with other proportions of cpu and memory can share the host.
+                # If only one host is left, the host gets all slots. Otherwise each host gets only a
+                # part of the slots. The rest of the host is left for slots with other proportions
+                # of cpu and memory.
                 share = count if len(ranked) == 1 else min(count, booking.at_once)
                 # The ranking has just checked that at least one slot fits.
                 if share > 1:
@@ -313,8 +315,8 @@ class Placer:
     def _pack_each(
         self, found: Candidates, level: int, count: int, besides: set[int]
     ) -> list[Taken]:
-        """Places as many slots as fit on the best of the compared hosts, then on the next best
-        host, and so on.
+        """Compares some hosts, and places as many slots as fit on the best of them, then on the
+        next best host, and so on.
         """
         taken: list[Taken] = []
         while count and (best := self._best_fit(found, level, besides)) is not None:
@@ -366,8 +368,8 @@ class Placer:
         """Takes one slot at a time, on the host with the highest score."""
         bookings = found.scope.bookings
         index = bookings.index
-        # Merge two lists in order of score: hosts that got no slot in this call, and hosts that got
-        # slots, which changed their scores.
+        # Merge two lists in order of score. One list has the hosts that got no slot in this call.
+        # The other has the hosts that got slots, because slots change the score.
         best = (at for search in found.searches(level) for at in search.best_first(column))
         ahead = (at for at in best if at not in besides)
         taken: list[Taken] = []
@@ -404,7 +406,9 @@ class Candidates:
         return self.levels[level][0].ranked
 
     def one_host_at_a_time(self, level: int) -> bool:
-        """Returns True if the slots of a host must be booked before another host is chosen."""
+        """Returns True if the caller must book the slots of one host before the placer chooses
+        another host.
+        """
         return self.is_ranked(level) and self.searches(level)[0].topology
 
     def ranking(self, level: int, gpu_hosts: GpuHosts, changed: list[str]) -> Ranking:
@@ -436,7 +440,7 @@ class Candidates:
         return chain.from_iterable(self._searches.values())
 
     def first(self, besides: Collection[int] = ()) -> int | None:
-        """Returns a host with room that is not in `besides`; None: no such host exists."""
+        """Returns a host with room that is not in `besides`; None: there is no such host."""
         for level in range(len(self.levels)):
             if window := self.window(level, 1, besides):
                 return window[0]
@@ -445,7 +449,7 @@ class Candidates:
     def window(self, level: int, most: int, besides: Collection[int]) -> list[int]:
         """Returns up to `most` hosts of a level that have room. These are hosts in use, or empty
         hosts if no host in use has room. If the search of hosts in use was cut off, the function
-        returns no empty hosts, because a host in use that was not checked may have room.
+        returns no empty hosts: a host in use that was not checked may have room.
 
         Args:
             level: the position of the level.
@@ -474,7 +478,7 @@ class Candidates:
 
     def finish(self) -> None:
         """Stores in the class the positions at which its searches stopped."""
-        # It is certain that no host has room only if every level was searched to its end.
+        # Only if every level was searched to its end, it is certain that no host has room.
         index, full = self.scope.index, len(self._searches) == len(self.levels)
         for search in self.begun():
             ended = search.finish()
@@ -489,8 +493,8 @@ class Candidates:
 def _affinities(
     search: Search, most: int, bookings: Bookings, besides: Collection[int]
 ) -> list[tuple[int, int]]:
-    """Returns the first hosts of a search that have room, as (negative affinity, position). Removes
-    candidates without room from the search.
+    """Returns the first hosts of a search that have room. Each is a pair of its negative affinity
+    and its position. Removes candidates without room from the search.
     """
     ranked: list[tuple[int, int]] = []
     search.drop_opened()

@@ -8,9 +8,9 @@ compared with each other. The next level is tried if no host of the earlier leve
   that align every slot to NUMA nodes come last, because other classes need these hosts more.
 - For a class with devices, all hosts with room are ordered by the GPU capacity that a slot would
   strand there (`stranding.py`).
-- For a topology-constrained class, hosts that can meet all its preferred policies come first, then
-  hosts that miss one policy, and so on. So a preference orders all hosts, and not only the first
-  hosts with room.
+- For a topology-constrained class, hosts that can meet all its preferred policies come first. Then
+  come hosts that miss one policy, and so on. So preferences are compared over all hosts, and not
+  only over the first hosts with room.
 
 Example: a request prefers "SpreadByPCPUs". 1,000 hosts demand whole cores, but host h does not. The
 first level needs the column `pin.cores`. The column is above 0 only for h, so the index finds h at
@@ -19,13 +19,14 @@ once.
 The strategy compares the hosts of one level. Of equal hosts, the host with the lowest id comes
 first. All numbers are integers, so that the result is the same on every machine.
 
-- "pack": hosts in use come before empty hosts. Of the first hosts with room, the strategy takes the
-  host whose free resources have almost the same proportions as the needs of the slot
-  (`Proportions`). So the remaining resources stay in proportion, and less capacity is stranded.
-  Example: a slot that needs much memory goes to a host with much free memory and little free cpu.
+- "pack": hosts in use come before empty hosts. Among the first hosts with room, the strategy
+  compares the free resources with the needs of the slot. It takes the host whose proportions are
+  most similar (`Proportions`). So the remaining resources stay in proportion, and less capacity is
+  stranded. Example: a slot that needs much memory goes to a host with much free memory and little
+  free cpu.
 - "spread": takes the host whose scarcest dimension has the largest free part.
 - "balanced": takes the host where the slot makes the free parts of cpu and memory most equal. If
-  the slot needs more cpu than memory, compared with an average host, the best host is the host with
+  the slot needs more cpu than memory, compared with an average host, the best host is the one with
   the largest surplus of cpu.
 
 For "spread" and "balanced" the score is a column of the index (`hosts/scores.py`), so the index
@@ -76,9 +77,9 @@ _AVERAGE_HOST = 1 << 36
 
 _AFFINITY_SCALE = 29
 _FREE_SCALE = 16
-"""The number of low bits that are dropped from the numbers that are used most. Then most factors
-have less than 30 bits, and Python multiplies such numbers faster. Larger factors give correct
-results, too.
+"""The most used numbers are shortened: this number of low bits is dropped. Then most factors have
+less than 30 bits, and Python multiplies such numbers faster. Larger factors give correct results,
+too.
 """
 
 
@@ -97,12 +98,12 @@ class Policy(NamedTuple):
 
 
 def _larger_surplus(need: Need, cluster: Amounts) -> str:
-    """Returns one of the two surplus columns: the column of the dimension (cpu or memory) of which
-    the slot needs the larger part of an average host.
+    """Returns one of the two surplus columns. The slot needs some part of an average host's cpu and
+    some part of its memory: the larger part decides.
     """
     cpu, memory = need.get(CPU_MILLI, 0), sum(need.get(name, 0) for name in MEMORY)
     has_memory = sum(cluster.get(KNOWN + name, 0) for name in MEMORY)
-    # Compare parts of the totals without a division, so that no number is rounded.
+    # Compare the parts by multiplication instead of division, so that no number is rounded.
     more_cpu = cpu * has_memory >= memory * cluster.get(KNOWN + CPU_MILLI, 0)
     return CPU_SURPLUS if more_cpu else MEMORY_SURPLUS
 
@@ -174,7 +175,7 @@ class Proportions:
 
         Args:
             index: the index of the hosts that are compared.
-            whole: the index of all hosts. The weights are computed from it, so that they do not
+            whole: the index of all hosts. The weights are computed from this index, so they do not
                 depend on labels.
         """
         self.index = index
@@ -253,7 +254,7 @@ class Tier(NamedTuple):
 
 
 Level = tuple[Tier, ...]
-"""Tiers whose hosts are compared with each other, in the order in which they are searched."""
+"""The hosts of these tiers are compared with each other. The tiers are searched in this order."""
 
 
 def levels(

@@ -25,7 +25,7 @@ class ReservationOwner:
             member.
         waiter: the key of the owner's starvation clock.
         gang_id: the id of the gang; empty: the owner is not a gang.
-        slot: the slot that must grow; None: the owner is not a resize.
+        slot: the slot that must grow; None: the owner is a request or a gang.
     """
 
     number: int
@@ -57,15 +57,15 @@ class Reservation:
 
     Attributes:
         owner: the request, gang or slot for which the capacity is reserved.
-        requests: the owner's requests; empty if the owner is a slot that must grow.
-        shares: by host, the number of members of each request that the host would get; empty if the
-            owner is a slot that must grow.
+        requests: the owner's requests; empty: the owner is a slot that must grow.
+        shares: for each host, the number of members of each request that the host would get; empty:
+            the owner is a slot that must grow.
         hosts: the capacity that each host reserves, by host.
         starved_since: the last placement of the owner's waiter, or else the start of its starvation
             clock.
         since_time_ms: the time at which the reservation was made (wall clock).
-        until_ms: the time at which the reservation expires if the slots that must end still exist
-            (monotonic clock).
+        until_ms: the time at which the reservation expires if the slots that must end have not
+            ended by then (monotonic clock).
         version: the version of the cluster at which all hosts of the reservation were last found
             suitable for the owner.
         lacking: a host that had too little free capacity at the last check.
@@ -99,16 +99,15 @@ class Reservations:
             empty list is filled again at the next check.
         claimed: hosts that no further reservation may use until `unexamined` is filled again.
         searched: the waiters for which a search found no unreserved hosts. The value contains the
-            hosts that would be suitable if other reservations ended; empty: no host would be
-            suitable.
-        searched_as_of: the version of the cluster for which `searched` is valid, and the time until
-            which it is valid.
+            hosts that would be suitable without other reservations; empty: there are none.
+        searched_as_of: says for how long `searched` is valid: the version of the cluster, and a
+            time.
         next_since: the earliest start among the starvation clocks that had not run long enough at
             the last check.
         due_ms: the time of the next examination of starved waiters. It is earlier if more waiters
             become starved.
-        stuck: True if another check may make a reservation even if nothing has changed, because
-            some waiters were not examined yet or a time limit may expire.
+        stuck: True: another check may make a reservation even if nothing has changed. Some waiters
+            were not examined yet, or a time limit may expire.
         placements: the number of placements of all jobs that was read at the last check.
     """
 

@@ -37,8 +37,8 @@ empty when the pass began.
 """
 
 OPENED_UNCHECKED = 4
-"""If at most this many hosts of `index.opened` become candidates at once, the search does not check
-their amounts first, because the ranking checks the amounts anyway.
+"""If at most this many hosts of `index.opened` become candidates together, the search does not
+check their amounts. The ranking checks the amounts anyway.
 """
 
 
@@ -119,8 +119,8 @@ class Search:
 
     Attributes:
         tier: the tier that is searched.
-        topology: True if amounts alone do not decide whether a slot fits in this tier, so that the
-            search also checks cpus and NUMA nodes.
+        topology: True: amounts alone do not decide whether a slot fits in this tier, so the search
+            also checks cpus and NUMA nodes.
         candidates: the positions of hosts that had room when the search found them.
         hosts_checked: the number of hosts whose cpus and NUMA nodes were checked.
         cut_off: True if the search ended early because too many checks failed.
@@ -134,8 +134,8 @@ class Search:
         self.cut_off = False
         self._scope = scope
         self._needs: list[Need] = []
-        # The columns leave out reserved amounts. But it is unknown which cpus the owner of a
-        # reservation needs, so a search that checks cpus avoids reserved hosts.
+        # The columns leave out reserved amounts. But it is not known which cpus the owner of a
+        # reservation needs. So a search that checks cpus avoids reserved hosts.
         self._avoids_reserved = self.topology and scope.avoids_reserved
         columns = scope.index.columns
         # Aligning hosts have their own level, in which the search checks cpus.
@@ -224,8 +224,8 @@ class Search:
     def best_first(self, column: str) -> Iterator[int]:
         """Yields all hosts that have room, in descending order of their score in a column.
 
-        The function skips a host whose check failed in an earlier pass, unless the host got more
-        room after the check.
+        The function skips a host if its check failed in an earlier pass and it has got no more room
+        since the check.
         """
         scope = self._scope
         self._begin()
@@ -251,8 +251,8 @@ class Search:
             yield from (at for at in self.candidates if at in unknown and self.has_room(at))
 
     def with_amounts(self) -> Iterator[int]:
-        """Yields all hosts that have the amounts. The function skips a host whose check failed in
-        an earlier pass, unless the host got more room after the check.
+        """Yields all hosts that have the amounts. The function skips a host if its check failed in
+        an earlier pass and it has got no more room since the check.
         """
         scope = self._scope
         self._begin()
@@ -262,8 +262,8 @@ class Search:
         else:
             able = iter(scope.index.covering_among(scope.listed, self._needs))
         for at in able:
-            # Leave out a host whose check failed in an earlier pass, if the host has not got more
-            # room since then.
+            # Leave out a host if its check failed in an earlier pass and it has got no more room
+            # since then.
             if not self.topology or at >= self._frontier or at in unknown:
                 yield at
 
@@ -311,16 +311,16 @@ class Search:
         cursor = wanted.cursors.get(self.tier)
         grown: list[int] = []
         if version == index.version:
-            # The last search found no host with room, so this search checks only hosts that got
-            # more room after it.
+            # The last search found no host with room. So this search checks only hosts that have
+            # got more room since then.
             self._frontier, grown = len(index), index.grown[log_length:]
         elif cursor is not None and cursor.version == index.version:
             # The last search stopped in this tier, so this search continues at the stored position.
             self._frontier = cursor.frontier
             grown = [*cursor.again, *index.grown[cursor.log_length :]]
-        # If many hosts got more room, one search of the tree from the first of these hosts is
+        # Many hosts got more room: one search of the tree, from the first of these hosts, is
         # cheaper than a direct check of each host. But if a check computes cpus, which is costly,
-        # only these hosts are checked, one by one.
+        # check only these hosts, one by one.
         if len(grown) > GROWN_CHECKED_ONE_BY_ONE and not self.topology:
             self._frontier = min(self._frontier, *grown)
         else:
@@ -339,7 +339,7 @@ class Search:
             self._found = index.covering_by_block(self._needs, self._frontier)
 
     def _next_block(self) -> list[int] | None:
-        """Returns the next hosts that may have room; None: no more such hosts exist."""
+        """Returns the next hosts that may have room; None: there are none."""
         if self._ended:
             return self._next_opened()
         self._begin()
@@ -355,8 +355,8 @@ class Search:
         return self._next_opened()
 
     def _next_opened(self) -> list[int] | None:
-        """Returns the next hosts that were empty when the pass began and have slots now; None: no
-        more such hosts exist.
+        """Returns the next opened hosts: they were empty when the pass began, and have slots now.
+        None: there are no more.
         """
         index = self._scope.index
         if not self.tier.in_use or self._read == len(index.opened):
@@ -412,9 +412,9 @@ class Search:
 class Growth:
     """The hosts of an index that got more room. The classes of one pass share this object.
 
-    If an earlier pass found no room for a class, and none of these hosts has room for it, the class
-    stays blocked without a search. If there are many classes, most unblocked classes are skipped in
-    this way. A search would cost ten times as much.
+    If an earlier pass found no room for a class, only these hosts can have room for it now. If none
+    of them has room, the class stays blocked without a search. If there are many classes, most
+    unblocked classes are skipped in this way. A search would cost ten times as much.
     """
 
     def __init__(self, index: CapacityIndex) -> None:
@@ -423,8 +423,8 @@ class Growth:
         self._since: dict[int, tuple[list[int], _Most]] = {}
 
     def still_lacks_room(self, scheduling_class: SchedulingClass) -> bool:
-        """Returns True if it is certain that no host has got room for the class since the last
-        search for the class.
+        """Returns True if certainly no host has got room for the class since the last search for
+        the class.
         """
         index = self._index
         version, log_length = scheduling_class.searched
@@ -447,8 +447,8 @@ class Growth:
         return True
 
     def _grown_since(self, log_length: int) -> tuple[list[int], _Most]:
-        """Returns the positions that were logged after the first `log_length` entries, and the
-        maximum of each column over these positions. Both results are cached.
+        """Returns the positions that were logged after the first `log_length` entries. Also returns
+        the maximum of each column over these positions. Both results are cached.
         """
         positions = list(set(self._index.grown[log_length:]))
         found = self._since[log_length] = positions, _Most(self._index, positions)

@@ -4,13 +4,13 @@ The sellable GPU capacity of a host has two limits. The first limit is the value
 of its GPUs (`devices/part_values.py`). The second limit is its free cpu and memory, because a GPU
 without cpu and memory serves no request. The code estimates the cpu and memory that a GPU needs
 from the average over all hosts with GPUs. Requests may need less, so the code counts with only a
-part of the average (`PARTS`). The capacity that a slot strands is the sellable capacity before the
-slot minus the sellable capacity after the slot.
+part of the average (`PARTS`). A slot lowers the sellable capacity. The difference is the capacity
+that the slot strands.
 
 Example: an average host has 12 cpus for each GPU. Host A has 2 free GPUs and 8 free cpus. Host B
 has 2 free GPUs and 24 free cpus. A slot needs 4 cpus and no GPU. With 0.6 of the average, a GPU
-needs 7.2 cpus. So A can sell 1.11 of its GPUs before the slot and 0.55 GPUs after the slot. B can
-sell both GPUs before and after the slot. So the slot goes to B.
+needs 7.2 cpus. So A can sell 1.11 of its GPUs before the slot, and only 0.55 GPUs after the slot. B
+can sell both GPUs before the slot, and also after the slot. So the slot goes to B.
 
 Sources: fragmentation gradient descent (Q. Weng et al., "Beware of Fragmentation", ATC 2023) ranks
 hosts by such a difference, too, but measures fragmentation. V. Gupta and A. Radovanovic,
@@ -116,8 +116,8 @@ class Stranding:
 
 
 class Ranking:
-    """The hosts of a level that have room for a class, ordered by the GPU capacity that a slot
-    would strand there.
+    """The hosts of a level that have room for a class. They are ordered by the GPU capacity that a
+    slot would strand there.
 
     A heap keeps the order. An entry becomes outdated when its host changes. A changed host gets a
     new entry before the next host is chosen, and the ranking skips outdated entries.
@@ -148,8 +148,8 @@ class Ranking:
         heapq.heapify(self._heap)
 
     def best(self, besides: Collection[int]) -> int | None:
-        """Returns the best host that has room and is not in `besides`; None: no such host
-        exists.
+        """Returns the best host that has room and is not in `besides`; None: there is no such
+        host.
         """
         self._catch_up()
         popped = []

@@ -34,8 +34,8 @@ HOSTS_AT_ONCE = 8
 """The number of hosts that one search returns together if hosts need not be compared."""
 
 OF_ONE_SLOT = (PIN_CORES, PIN_NODE_CPUS, NODE_CPU_MILLI)
-"""Columns in which the members on one host do not add up: the host needs only as much as one
-member, because each member may use another NUMA node, or other cpus of the same cores.
+"""In these columns, the needs of several members on one host do not add up. The host needs only as
+much as one member, because each member may use another NUMA node, or other cpus of the same cores.
 """
 
 _UNLIMITED = 1 << 62
@@ -47,8 +47,8 @@ class Members:
 
     Attributes:
         number: the position of the members' request in the gang, for `Share`.
-        wanted: a scheduling class that is used only by this search, so that the search does not
-            change the cursors of the queued class of equal requests.
+        wanted: a scheduling class that only this search uses. So the search does not change the
+            cursors of the queued class with equal requests.
         count: the number of members.
         barred: the executors that must not be chosen for the members.
     """
@@ -85,8 +85,8 @@ class TentativePlacer(Placer):
     code may change the indexes.
 
     Attributes:
-        topology: True if amounts alone do not decide whether members fit, so that the placer also
-            gives cpus and NUMA nodes to slots.
+        topology: True: amounts alone do not decide whether members fit, so the placer also gives
+            cpus and NUMA nodes to slots.
     """
 
     _avoids_reserved = False  # the free amounts in the index already exclude reserved capacity
@@ -117,8 +117,8 @@ class TentativePlacer(Placer):
         }
         self._barred = {each.wanted: each.barred for each in members}
         self._scopes: dict[SchedulingClass, Scope] = {}
-        # The number of failed checks is not limited, because a used-up limit must not make a gang
-        # seem infeasible.
+        # The number of failed checks has no limit: with a limit, a gang could seem infeasible after
+        # the limit was used up.
         self._check_budget = CheckBudget(_UNLIMITED, 0)
         self._as_if_empty = bool(prefix)
         if self._as_if_empty:
@@ -241,8 +241,8 @@ class TentativePlacer(Placer):
         return self._ledger.mark()
 
     def roll_back(self, mark: Mark | None = None) -> None:
-        """Gives back all capacity that was taken since a mark, or since the start if `mark` is
-        None.
+        """Gives back all capacity that was taken since a mark. If `mark` is None, gives back
+        everything that was taken since the start.
         """
         self._ledger.roll_back(mark or self._start)
         self._found.clear()  # a host that was full may have room again

@@ -19,8 +19,8 @@ from resource_manager.engine.hosts.cpu_allocator import ResourceRequest, cpu_req
 from resource_manager.engine.hosts.host import Host
 
 StartOf = Callable[[Host], CpuLedger | None]
-"""A function that returns the cpu ledger with which a host starts; None: the host does not report
-its cpus.
+"""A function that returns the cpu ledger of a host at the start of the search; None: the host does
+not report its cpus.
 """
 
 _KEY = "\0"
@@ -45,8 +45,7 @@ class TentativeCpus:
         # by host; None: no cpus are taken on the host
         self._changed: dict[str, CpuLedger | None] = {}
         self._journal: list[tuple[str, CpuLedger | None]] = []
-        # by host or kind of hosts: the number of slots that were tried, and the number of slots
-        # that fit
+        # for each host or kind of hosts: how many slots were tried, and how many of them fit
         self._known: dict[object, tuple[int, int]] = {}
 
     def mark(self) -> int:

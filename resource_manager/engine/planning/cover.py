@@ -2,8 +2,8 @@
 
 This is vector bin packing with bins of several sizes and prices. An offer is a kind of executor
 with its cost. The content of an offer is the set of requests that one such executor would serve. A
-greedy algorithm repeatedly requests the offer whose content has the highest worth per cost, as in
-the greedy algorithm for set cover (V. Chvatal, 1979).
+greedy algorithm requests one offer after the other. It always takes the offer whose content has the
+highest worth per cost, as in the greedy algorithm for set cover (V. Chvatal, 1979).
 
 The worth of a request is the cost of its amounts, where each amount has the lowest price of any
 offer. If one offer is the cheapest in every dimension, the worth is the value of the request in the
@@ -64,8 +64,8 @@ def cover(counts: Mapping[int, int], offers: Sequence[Offer], allowance: Allowan
             not change it.
 
     Returns:
-        The executors, and the requests that they do not serve. These are requests that fit on no
-        offer, and requests for which limits allow no more executors.
+        The executors, and the requests that they do not serve. A request is not served if it fits
+        on no offer, or if limits allow no more executors.
     """
     usable = [at for at, offer in enumerate(offers) if allowance.copies(at, offer)]
     worth = yield from _worth(counts, [offers[at] for at in usable])
@@ -85,8 +85,8 @@ def cover(counts: Mapping[int, int], offers: Sequence[Offer], allowance: Allowan
 
 
 def _rank(made: Cover, worth: Counts, offers: Sequence[Offer]) -> tuple[int, int, int]:
-    """Returns the sort key of a cover: first the worth of the requests that are left, then the
-    cost, then the number of executors.
+    """Returns the sort key of a cover. The worth of the requests that are left comes first, then
+    the cost, then the number of executors.
     """
     return (
         sum(worth[kind] * count for kind, count in made.left.items()),
@@ -155,7 +155,8 @@ class _Greedy:
             copies = min(fills, self.allowance.copies(at, self._offers[at]))
             if copies:
                 self._request(at, content, copies)
-            # If limits exclude the offer, do not compute its content again, so that the loop ends.
+            # If limits exclude the offer, do not compute its content again. Otherwise the loop
+            # would not end.
             if copies or not fills:
                 yield self._fill(at)
         self.made.left = {kind: count for kind, count in self._entries if count}
@@ -193,7 +194,7 @@ def _last_at_least_cost(made: Cover, offers: Sequence[Offer], allowance: Allowan
     requests.
 
     The new executors also serve the requests that are left. If no requests are left, executors are
-    replaced only if the new executors cost less, or if they have the same cost and are fewer. The
+    replaced in two cases: the new executors cost less, or they cost the same and are fewer. The
     number of replaced executors is as large as the exact search can handle.
     """
     counts, cost, number = dict(made.left), 0, 0

@@ -1,4 +1,4 @@
-"""Keeps the draft of a plan: the bins, the requests that the plan has put into them, and the
+"""Keeps the draft of a plan. The draft contains the bins, the requests in the bins, and the
 executors that may still be requested.
 """
 
@@ -19,8 +19,9 @@ COST_UNIT = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Supply:
-    """A kind of executor that can be requested: its capacity in columns of the capacity index, its
-    exact total (for limits), its cost, and the number of executors that may still be requested.
+    """A kind of executor that can be requested. It has a capacity (in columns of the capacity
+    index), an exact total (for limits), a cost, and the number of executors that may still be
+    requested.
     """
 
     capacity: Capacity
@@ -161,9 +162,7 @@ class Draft:
         return Mark(len(self.opened), self.allowance.copy())
 
     def undo(self, mark: Mark) -> None:
-        """Undoes all requests for executors, and all additions to bins, that were made after a
-        mark.
-        """
+        """Undoes everything since a mark: all requests for executors, and all additions to bins."""
         # Take the additions out of the bins that existed at the mark. Delete the bins that were
         # opened later.
         for into, kind, count in mark.added:

@@ -3,19 +3,19 @@
 A state is the number of requests of each kind that are not served yet. The search visits at most
 `STATES_MAX` states. It uses the offers one after the other. To every state that it has reached, it
 adds one executor of the offer, once for each full content. (A content is full if no remaining
-request could be added to it.) Then it adds a second executor of the offer, and so on, until it
-reaches no state at a lower cost. The search drops a state if even fractions of executors for the
-remaining requests would cost too much.
+request could be added to it.) Then it adds a second executor of the offer, and so on. It stops
+adding when an executor reaches no state at a lower cost. The search drops a state that must become
+too costly: even fractions of executors for the remaining requests would cost too much.
 
 Example: three requests of 2 cpus are left, so the state is (3). An executor of the first offer has
 4 cpus and costs 3. Its full content is 2 requests, so one executor leads from (3) to (1) at a cost
 of 3. A second executor leads from (1) to (0) at a cost of 6. An executor of the second offer has 2
-cpus and costs 1. Such executors lead from (3) to (2), (1) and (0) at costs of 1, 2 and 3. So the
-result is three executors of the second offer.
+cpus and costs 1. One such executor leads from (3) to (2) at a cost of 1, two lead to (1) at a cost
+of 2, and three lead to (0) at a cost of 3. So the result is three executors of the second offer.
 
-Without limits, the search finds the cheapest set. With limits, a cheaper set may exist: if two
-paths lead to a state, the search keeps only the cheaper path, even if this path uses up more of a
-limit.
+Without limits, the search finds the cheapest set. With limits, a cheaper set may exist. If two
+paths lead to a state, the search keeps only the cheaper path. But this path may use up more of a
+limit than the other path.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _Content = tuple[int, ...]
 
 
 class _Node(NamedTuple):
-    """The cheapest known path to a state: the cost and number of its executors, the remaining
+    """The cheapest known path to a state. It has a cost, a number of executors, the remaining
     limits, and the executor that was added last.
     """
 
@@ -81,8 +81,8 @@ def least_cost(
         offer, visits_before = offers[at], visits
         needs = [offer.needs[kind] for kind in kinds]
         contents: dict[_Content, list[_Content]] = {}
-        # Add executors of this offer one after another, as long as this reaches a state at a lower
-        # cost.
+        # Add executors of this offer one after another, until this no longer reaches a state at a
+        # lower cost.
         reached = best
         for _ in range(allowance.most[at]):
             # Continue only from states that the last step has reached. From other states, this
@@ -100,7 +100,7 @@ def least_cost(
                     visits += 1
                     state = tuple([a - b for a, b in zip(left, content, strict=True)])
                     known = best.get(state)
-                    # Drop the state if a path that does not cost more is known, or if even
+                    # Drop the state in two cases: another path to it does not cost more, or even
                     # fractions of executors for the remaining requests cost too much.
                     if (known is not None and known[:2] <= (cost, number)) or (
                         cost + bound.of(state),

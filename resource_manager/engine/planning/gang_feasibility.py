@@ -33,8 +33,8 @@ from resource_manager.engine.planning.topology import counted, empty_like, toget
 from resource_manager.engine.queue.gangs import MemberRequest, Where
 
 KINDS_MIN = 8
-"""If a gang has fewer kinds of members, a search for its members is as cheap as a search for equal
-members.
+"""If a gang has fewer kinds of members than this, a search for its members is as cheap as a search
+for equal members.
 """
 
 
@@ -59,9 +59,9 @@ def gang_feasibility(
     provided = bool(elastic.provisioning)
     if not hosts and not provided:
         return Feasibility.POSSIBLE
-    # If a gang has many kinds of members, first search for the same number of equal members, each
-    # as large as the largest member in every dimension. This search is cheaper, because it has only
-    # one kind of member. The equal members nearly always fit.
+    # If a gang has many kinds of members, first search for equal members: the same number of
+    # members, each as large as the largest member in every dimension. This search is cheaper,
+    # because it has only one kind of member. The equal members nearly always fit.
     alike = None if hosts.indexes.aligning else as_the_largest(members)
     if alike is not None and seek(hosts, where, [alike], prefix=ONLINE) is not None:
         return Feasibility.POSSIBLE
@@ -83,7 +83,7 @@ def as_the_largest(members: Sequence[MemberRequest]) -> MemberRequest | None:
     Example: the gang has 4 members of 1 cpu and 8 GiB, and 4 members of 2 cpus and 4 GiB. The
     result is 8 members of 2 cpus and 8 GiB.
 
-    Returns None if there are few kinds, or if a member needs more than amounts.
+    Returns None in two cases: there are few kinds, or a member needs more than amounts.
     """
     labels, profiles = members[0].labels, [each.profile for each in members if each.profile]
     if len(members) < KINDS_MIN or len(profiles) < len(members):
@@ -176,8 +176,8 @@ def _room_below_maximum(
         for name, host in (hosts.items() if limits else ())
         if host.online and name not in provisions
     )
-    # The maximum does not limit executors that no provider started, so these executors may exceed
-    # it.
+    # No provider started these executors. So the maximum does not limit them, and their amounts may
+    # be above the maximum.
     return {name: max(0, most - there.get(name, 0)) for name, most in limits.items()}
 
 

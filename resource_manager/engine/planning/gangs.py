@@ -1,9 +1,9 @@
 """Plans gangs. A plan contains either all members of a gang, or no member.
 
-The planner plans gangs one after another, on four kinds of executors: registered executors, pending
-executors, executors that it chose for earlier gangs, and new executors. Each gang gets the capacity
-that earlier gangs have left. If the previous plan has places for some members, the new plan keeps
-these places, if it finds places for the other members, too.
+The planner plans gangs one after another, and each gang gets the capacity that earlier gangs have
+left. It uses four kinds of executors: registered executors, pending executors, executors that it
+chose for earlier gangs, and new executors. The previous plan may have places for some members. The
+new plan keeps these places if it finds places for the other members, too.
 
 Example: a gang has 3 members of 4 cpus. One registered executor has 4 free cpus, and an offered
 executor has 8 cpus. So one member is planned on the registered executor, and two members on one new
@@ -25,8 +25,9 @@ from resource_manager.engine.planning.steps import Steps
 
 @dataclass(frozen=True, slots=True)
 class GangDemand:
-    """A gang in a plan: the number of its members of each kind, the rule for their executors, and
-    the index of the queue entry that follows the gang. No other gang or request has the same kinds.
+    """A gang in a plan. It has the number of its members of each kind, the rule for their
+    executors, and the index of the queue entry that follows the gang. A kind belongs to only one
+    gang: no other gang or request has the same kind.
     """
 
     members: Mapping[int, int]
@@ -41,11 +42,11 @@ class GangPlanner:
     def __init__(self, draft: Draft, demands: Sequence[Demand]) -> None:
         self._draft = draft
         self._demands = demands
-        self._kept: dict[int, Mark] = {}  # by `id` of the gang object
+        self._kept: dict[int, Mark] = {}  # the key is `id(gang)`
 
     def keep(self, gangs: Sequence[GangDemand], kept: Mapping[str, Counts]) -> None:
-        """Puts the members of all gangs on the pending executors where the previous plan put them,
-        so that no gang takes capacity that was planned for another gang.
+        """Keeps the places of all gangs that the previous plan has chosen on pending executors. So
+        no gang takes capacity that was planned for another gang.
         """
         for gang in gangs:
             mark = self._draft.mark()
@@ -102,8 +103,8 @@ class GangPlanner:
 
     def _with_one_value(self, gang: GangDemand) -> Steps[bool]:
         """Plans the gang with the value of the label for which new executors cost least. If several
-        values have this cost, the method prefers the value that uses pending executors least,
-        because other requests are planned on them. If several values remain, the method takes the
+        values have this cost, the method prefers the value that uses pending executors least. Other
+        requests are planned on pending executors. If several values remain, the method takes the
         first value.
         """
         draft = self._draft
@@ -163,7 +164,7 @@ class GangPlanner:
                 rest = yield from draft.fill(bins, left.items(), mark)
                 allowed = draft.allowance.only(supplies)
                 found = yield from cover(dict(rest), draft.offers, allowed)
-                # Request the cover even if it is incomplete, because `undo` below removes it again.
+                # Request the cover even if it is incomplete: `undo` below removes it again.
                 yield from draft.request(found)
                 done = not (found.left or found.never)
         yield len(bins)
@@ -180,8 +181,8 @@ class GangPlanner:
             return True
         draft = self._draft
         for at in self._cheapest_first(supplies):
-            # First try the members in a bin outside the draft, so that no executor is requested if
-            # the members do not fit.
+            # First try the members in a bin outside the draft. So no executor is requested if the
+            # members do not fit.
             if draft.allowance.copies(at, draft.offers[at]) and _add_all(
                 draft.new_bin(at), members
             ):

@@ -1,5 +1,5 @@
-"""Describes the executors that may be requested: their capacity, their cost, and the number that is
-allowed.
+"""Describes the executors that may be requested: their capacity, their cost, and how many of them
+are allowed.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class Offer:
 
     Attributes:
         total: the capacity of one executor, by dimension.
-        needs: the amounts that one request of each kind takes on such an executor; None: such an
-            executor can never serve a request of the kind.
+        needs: for each kind of request, the amounts that one request takes on such an executor;
+            None: such an executor can never serve the kind.
         cost: the cost of one executor, in millionths.
         counted: for each limit, the amount by which one executor reduces it.
     """
@@ -44,7 +44,7 @@ class Offer:
 def prices(offers: Sequence[Offer]) -> list[int]:
     """Returns, for each dimension, the lowest price of one unit among all offers."""
     return [
-        # Rounded down, so that a cost that is computed from prices is never above the true cost.
+        # Round down: a cost that is computed from prices must never be above the true cost.
         min(
             [each.cost * PRICE_UNIT // total for each in offers if (total := each.total[at])],
             default=0,

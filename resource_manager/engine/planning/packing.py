@@ -123,8 +123,8 @@ class Space:
         return [amounts.get(name, 0) for name in self._dimensions]
 
     def needs(self, capacity: Capacity) -> Sequence[Need | None]:
-        """Returns the amounts that one request of each kind takes on an executor; None: the
-        executor can never serve a request of the kind.
+        """Returns, for each kind of request, the amounts that one request takes on an executor;
+        None: the executor can never serve the kind.
 
         The list has an item for every kind. To save memory, capacities with the same needs share
         one list.
@@ -155,7 +155,7 @@ class Space:
         return self._known[key]
 
     def _need(self, amounts: Amounts) -> Need | None:
-        """Returns these amounts as a need; None: no capacity has one of the dimensions."""
+        """Returns these amounts as a need; None: one of the dimensions exists in no capacity."""
         dimensions = self._dimensions
         try:
             return tuple(
@@ -184,8 +184,8 @@ def fill(
         entries: the requests. Entries with the count 0 are skipped.
 
     Returns:
-        The requests in the bin, as (index of the entry, number of requests), and the number of
-        entries that were tried.
+        The content of the bin, as pairs (index of the entry, number of requests). Then the number
+        of entries that were tried.
     """
     taken: list[Entry] = []
     at = misses = tried = 0

@@ -4,7 +4,7 @@ requests.
 The input and the output are numbers, and equal input gives equal output. Requests that the previous
 plan put on a pending executor stay on this executor. Gangs are planned first, because they need the
 most capacity. Then new executors are chosen for the remaining requests (`cover.py`). If limits
-allow too few new executors, all requests are planned again in order of arrival, so that the oldest
+allow too few new executors, all requests are planned again in order of arrival. So the oldest
 requests are served.
 
 Example: the queue has 10 requests of 2 cpus. One pending executor has 8 cpus, so 4 requests are
@@ -35,7 +35,7 @@ this many times.
 
 _LEFT_PART = 20
 """A choice of executors is accepted if it leaves at most one request for every 20 requests that it
-serves. The requests that are left are planned before later requests.
+serves. The requests that are left are then planned, before any later requests.
 """
 
 
@@ -98,14 +98,13 @@ def make_plan(backlog: Backlog) -> Plan:
 
 
 def plan_in_steps(backlog: Backlog) -> Steps[Plan]:
-    """Makes a plan for a backlog, as a computation that can be paused; see `steps.py`."""
-    # Pause here, because the start of a plan takes as long as one cycle may spend on a planning
-    # pass. The caller may have just spent this time on making the backlog.
+    """Makes a plan for a backlog. The computation can be paused; see `steps.py`."""
+    # Pause here. The start of a plan takes as long as one cycle may spend on a planning pass, and
+    # the caller may have just spent this time on making the backlog.
     yield 2 * len(backlog.demands)
     planning = _Planning(backlog)
     yield 2 * len(backlog.demands)
-    # If there are no pending executors and no gangs, there are no places of the previous plan to
-    # keep.
+    # Without pending executors and gangs, the previous plan has no places to keep.
     if backlog.pending or backlog.gangs:
         plan = yield from planning.keeping()
         if plan is not None:
@@ -234,8 +233,8 @@ def _counts(queue: Iterable[Entry]) -> Counts:
 
 
 def _first(queue: Sequence[Entry], cover: Cover) -> list[Entry]:
-    """Returns the oldest requests that together are worth as much as the requests that a cover
-    serves. The result has at least one request.
+    """Returns the oldest requests, up to the worth of the requests that a cover serves. The result
+    has at least one request.
     """
     worth = cover.worth
     value = sum([worth[kind] * count for kind, count in cover.served.items()])
@@ -252,8 +251,8 @@ def _first(queue: Sequence[Entry], cover: Cover) -> list[Entry]:
 
 
 def _without(queue: Sequence[Entry], cover: Cover) -> list[Entry]:
-    """Returns the requests that a cover does not serve, without requests that fit on no offer. Of
-    each kind, the oldest requests count as served.
+    """Returns the requests that a cover does not serve. Requests that fit on no offer are left out.
+    Of each kind, the oldest requests count as served.
     """
     served = dict(cover.served)
     rest = []

@@ -1,9 +1,9 @@
-"""Defines long computations that can be paused. They are generators that report how much work they
-have done.
+"""Defines long computations that can be paused. Each is a generator that reports how much work it
+has done.
 
-A generator yields the approximate number of comparisons of requests with executors that it has made
-since its last yield. It returns its result at the end. The caller may pause after any yield and
-continue later.
+A generator compares requests with executors. It yields the approximate number of comparisons since
+its last yield. It returns its result at the end. The caller may pause after any yield and continue
+later.
 """
 
 from __future__ import annotations

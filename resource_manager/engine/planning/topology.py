@@ -77,8 +77,7 @@ def with_counts(
 
     Args:
         capacity: the capacity of the executor, in columns of the capacity index.
-        host: the executor itself, or an executor of the same shape; None: no such executor is
-            known.
+        host: the executor itself, or an executor of the same shape; None: neither is known.
         kinds: the request of each kind that has an extra dimension.
         together: groups of kinds that compete for the same cores, with the number of requests of
             each kind. A kind is in at most one group.
@@ -111,8 +110,8 @@ def _fit(host: Host | None, request: ResourceRequest) -> int:
 def _fit_together(
     host: Host, counts: Mapping[int, int], kinds: Mapping[int, ResourceRequest], amounts: Amounts
 ) -> dict[int, int]:
-    """Returns how many requests of each kind fit, if each kind gets only the capacity that earlier
-    kinds have left.
+    """Returns how many requests of each kind fit. The kinds are tried in order: each kind gets only
+    the capacity that earlier kinds have left.
     """
     trials, left = TentativeCpus(), dict(amounts)
     found: dict[int, int] = {}

@@ -2,8 +2,8 @@
 
 A pending gang is one non-batchable item in the queue (`non_batchable.py`), with the arrival number
 of its first member. Gangs with equal requests have the same *kind*. If a search finds no room for
-one gang, there is no room for any gang of the same kind. So the result of a failed search is stored
-once for each kind.
+one gang, no gang of the same kind has room. So the result of a failed search is stored once for
+each kind.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class MemberRequest:
         profile: the resource profile of each member; None: the members get default slots.
         labels: the labels that the executor of a member must carry.
         count: the number of members.
-        elsewhere: the executors that must not serve the members, because an older slot of a member
-            still exists on them.
+        elsewhere: the executors that must not serve the members: an older slot of a member still
+            exists there.
         cpus: the CPU policy of each member; None: the members have no CPU policy.
     """
 
@@ -150,12 +150,12 @@ class GangLedger:
     confirmed yet.
     """
 
-    by_id: dict[str, Gang] = field(default_factory=dict)  # in order of arrival
-    waiting: dict[str, WaitingGang] = field(default_factory=dict)  # in no order
+    by_id: dict[str, Gang] = field(default_factory=dict)  # the gangs in order of arrival
+    waiting: dict[str, WaitingGang] = field(default_factory=dict)  # the pending gangs, in no order
     unconfirmed: dict[str, int] = field(default_factory=dict)
     # by job: the sum of `len(member_requests)` over its pending gangs
     by_job: Counter[str] = field(default_factory=Counter)
-    moves: int = 0  # rises when a gang becomes pending, and when it stops being pending
+    moves: int = 0  # rises when a gang becomes pending, and when a pending gang changes its state
     _kinds: dict[tuple[Where, tuple[MemberRequest, ...]], GangKind] = field(default_factory=dict)
 
     def in_order(self) -> list[WaitingGang]:
@@ -184,7 +184,7 @@ class GangLedger:
             gang: the gang.
             members: the members of the gang that have not ended, in order of arrival.
             non_batchables: the items of the queue.
-            tried: True if an earlier pass tried the gang, so that the gang does not count as new.
+            tried: True: an earlier pass tried the gang, so the gang does not count as new.
         """
         self.moves += 1
         kind = self._kind_of(gang.spec, members)

@@ -87,7 +87,7 @@ class ItemOrder:
                 del self._by_job[job_id]
                 continue
             flow = tree.jobs[job_id]
-            # Add the groups that contain the job, up to the first group that was added for another
+            # Add the groups above the job, up to the first group that was already added for another
             # job.
             while flow.parent is not None:
                 known = flow.parent in self._below
@@ -170,8 +170,8 @@ class NonBatchables:
     """All pending items, by arrival number.
 
     Each item is in the current pass, or waits for the next pass, or is blocked. There is one
-    exception: while an item is tried, it is in none of these collections, until the caller removes
-    or blocks the item.
+    exception: an item that is being tried is in none of these collections. After the attempt, the
+    caller removes or blocks the item.
 
     Attributes:
         starvation: the starvation clocks of all pending requests and items.
@@ -263,8 +263,8 @@ class NonBatchables:
         return item
 
     def block(self, item: NonBatchable) -> None:
-        """Blocks an item that does not fit. If the item was unblocked while it was tried, it is not
-        blocked.
+        """Blocks an item that does not fit. It may happen that an item was unblocked while it was
+        tried. Then it is not blocked.
         """
         number = item.arrival_number
         if number not in self._all or number in self._for_next_pass:
@@ -288,7 +288,7 @@ class NonBatchables:
     def unblock_by_quota(self, group_id: str) -> None:
         """Unblocks all items that the quota of a group blocked, in one call. If the caller
         unblocked only a part in each call, an item that is blocked again would be added to the
-        remaining part, so the caller might never finish.
+        remaining part. So the caller might never finish.
         """
         for number in self._quota_blocked.pop(group_id, {}):
             del self._blocked_by[number]
@@ -331,9 +331,9 @@ class NonBatchables:
         self.order()
 
     def order(self) -> None:
-        """Sorts the items of this pass by the current order of their jobs. The caller must
-        guarantee that no item moves forward in the order until the next call; `ItemOrder` depends
-        on this.
+        """Sorts the items of this pass by the current order of their jobs. Until the next call, no
+        item may move forward in the order, because `ItemOrder` depends on this. The caller must
+        guarantee it.
         """
         self.in_pass.refresh()
 
@@ -347,9 +347,9 @@ class NonBatchables:
         return first[1]
 
     def next_before(self, rank: Rank | None) -> NonBatchable | None:
-        """Removes the next item from this pass and returns it, if it comes before `rank`. If `rank`
-        is None, the method always returns the next item. The caller must then call `remove` or
-        `block`.
+        """If the next item of this pass comes before `rank`, removes it from the pass and returns
+        it. If `rank` is None, the method always returns the next item. The caller must then call
+        `remove` or `block`.
         """
         first = self.in_pass.first()
         if first is None or (rank is not None and first > rank):

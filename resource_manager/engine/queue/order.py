@@ -1,5 +1,4 @@
-"""Chooses the job queue that is served next, and the number of its requests that are placed
-together.
+"""Chooses the job queue that is served next, and how many of its requests are placed together.
 
 The fairness tree chooses the job. Of the active queues of this job, the queue with the oldest
 request comes first. If there is no tree, requests are served in order of arrival.
@@ -22,14 +21,14 @@ from resource_manager.engine.queue.scheduling_classes import ActiveQueues, JobQu
 class ClassPass:
     """The classes of one pass, in the order of their oldest requests.
 
-    If a class moves or is removed, its old arrival number stays in the heap until the number is at
-    the top.
+    When a class moves or is removed, its old arrival number stays in the heap. The number is
+    removed only when it is at the top.
     """
 
     def __init__(self) -> None:
         self._heap: list[int] = []  # heap of arrival numbers
         self._at: dict[int, SchedulingClass] = {}
-        self._head_of: dict[SchedulingClass, int] = {}  # inverse of `_at`
+        self._head_of: dict[SchedulingClass, int] = {}  # the inverse of `_at`
 
     def __len__(self) -> int:
         return len(self._at)
@@ -85,7 +84,9 @@ class ClassPass:
         return None
 
     def take(self) -> SchedulingClass | None:
-        """Removes and returns the first class; None: no class is left, and the pass has ended."""
+        """Removes and returns the first class; None: the pass has ended, because no class is
+        left.
+        """
         number = self.first()
         if number is None:
             return None
@@ -96,7 +97,7 @@ class ClassPass:
 
 TOGETHER_MAX = 1_024
 """The largest number of requests that are placed together. All these requests are looked up before
-the search shows how many of them fit, so the limit avoids useless lookups.
+the search shows how many of them fit. So the limit avoids useless lookups.
 """
 
 _ALL_JOBS = ""
@@ -168,8 +169,8 @@ class ServiceOrder:
         return job_queues.first() if job_queues is not None else None
 
     def next_non_batchable(self, job_queue: JobQueue | None) -> NonBatchable | None:
-        """Removes the next gang or resize from the pass and returns it, if it comes before
-        `job_queue`. The caller must then remove the item from `non_batchables`, or block it.
+        """If the next gang or resize of the pass comes before `job_queue`, removes it from the pass
+        and returns it. The caller must then remove the item from `non_batchables`, or block it.
 
         Args:
             job_queue: the job queue that is served next; None: the next item is returned in any

@@ -48,7 +48,7 @@ class WaitingQueue:
     """All pending requests, by scheduling class and job.
 
     A class is in exactly one of `current_pass`, `fitting`, `for_next_pass` and `blocked`. There is
-    one exception: after `next_class` returned a class, the class is in no collection until the
+    one exception: after `next_class` has returned a class, the class is in none of them until the
     caller reports the result of its search.
 
     Attributes:
@@ -56,7 +56,8 @@ class WaitingQueue:
         non_batchables: the pending gangs and resizes.
         current_pass: the classes that this pass has not tried yet.
         fitting: the classes that this pass has tried, and for which a host has room.
-        for_next_pass: the classes that are new, or that were unblocked during this pass.
+        for_next_pass: the classes for the next pass: they are new, or were unblocked during this
+            pass.
         blocked: the classes for which no host has room, by labels.
         quota_blocked: the job queues that the quota of a group blocks.
         quota_version: the version of the hosts when quotas were last checked.
@@ -214,13 +215,13 @@ class WaitingQueue:
         for request in requests:
             job_queue = scheduling_class.job_queues.get(request.job_id)
             if job_queue is not None:
-                # Do this before the removal, because the clock stops when no request is left.
+                # Do this before the removal: when no request is left, the clock stops.
                 self.starvation.served((scheduling_class, request.job_id))
                 self._leave(job_queue, request.arrival_number, request.arrival_number + 1)
 
     def taken(self, job_queue: JobQueue, count: int) -> None:
         """Removes the first `count` requests of a job queue after they were placed."""
-        # Do this before the removal, because the clock stops when no request is left.
+        # Do this before the removal: when no request is left, the clock stops.
         self.starvation.served((job_queue.scheduling_class, job_queue.job_id))
         job_queue.numbers.take(count)
         self._left(job_queue, count)
@@ -289,7 +290,7 @@ class WaitingQueue:
         return len(job_queues)
 
     def block_fitting(self) -> None:
-        """Blocks the classes for which hosts have room but all job queues are blocked by quotas.
+        """Blocks classes for which hosts have room, but whose job queues are all blocked by quotas.
         Such a class stays blocked until a quota or one of its job queues changes.
         """
         for scheduling_class in list(self.fitting):
@@ -313,7 +314,7 @@ class WaitingQueue:
         resizes that this quota blocked.
 
         Args:
-            group_id: the id of the group, whose usage fell or whose maximum rose.
+            group_id: the id of the group. Its usage fell, or its maximum rose.
             admits: a function that returns True if the group admits one more slot of a class now.
             most: the largest number of job queues to activate.
 
@@ -358,8 +359,8 @@ class WaitingQueue:
                 self._fitting_blocked.pop(scheduling_class, None)
 
     def set_aside(self, job_queue: JobQueue, number: int) -> None:
-        """Removes a request until `take_back`, so that later requests of its queue can be tried.
-        The fairness tree still counts the request as pending.
+        """Removes a request until `take_back` is called. So later requests of its queue can be
+        tried. The fairness tree still counts the request as pending.
         """
         self._leave(job_queue, number, number + 1, counted=False)
 
@@ -369,8 +370,7 @@ class WaitingQueue:
         """
         self._add(request.spec, request.job_id, request.arrival_number, 1, counted=False)
         scheduling_class = self._known.waited_with[scheduling_key(request.spec)]
-        # If no other request of the class was pending, `_add` has recorded that the class was never
-        # tried.
+        # If no other request of the class was pending, `_add` has marked the class as never tried.
         scheduling_class.tried = True
         if (
             scheduling_class not in self.current_pass
@@ -380,8 +380,8 @@ class WaitingQueue:
             self.for_next_pass[scheduling_class] = None
 
     def is_blocked(self, scheduling_class: SchedulingClass) -> bool:
-        """Returns True if the class is blocked, because no host had room for it at the last try, or
-        because `block_fitting` blocked it.
+        """Returns True if the class is blocked. There are two causes: no host had room for it at
+        the last try, or `block_fitting` blocked it.
         """
         return scheduling_class in self.blocked.get(scheduling_class.labels, ())
 
@@ -408,7 +408,7 @@ class WaitingQueue:
         if job_queue.numbers.first != number:
             return
         scheduling_class.activate(job_queue, number)
-        # The next pass will sort its classes when it starts, so only the current pass must be
+        # The classes of the next pass are sorted when it starts. So only the current pass must be
         # updated.
         if scheduling_class not in self.for_next_pass:
             self.current_pass.advance(scheduling_class, number)
@@ -455,7 +455,7 @@ class WaitingQueue:
         scheduling_class.waiting -= left
         if not job_queue.numbers:
             self._close_job_queue(job_queue)
-            if counted:  # a request that is set aside is added again later, so its clock continues
+            if counted:  # set aside only: the request is added again later, so its clock continues
                 self.starvation.stop((scheduling_class, job_queue.job_id))
             if not scheduling_class.job_queues:
                 self._close(scheduling_class)

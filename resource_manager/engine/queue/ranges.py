@@ -6,13 +6,13 @@ A member has one of three states:
 - *waiting*: the member was never placed. The only record of the member is its index, in an interval
   of indexes.
 - *materialized*: the member was placed at least once. The member is a `Request`, like a request
-  outside a range. When the member is queued again for the first time, it also gets its own row, so
-  that its generation survives a crash.
+  outside a range. When the member is queued again for the first time, it also gets its own row. So
+  its generation survives a crash.
 - *ended*: the only record of the member is again its index, in an interval that is stored.
 
-So members that were never placed, or that have ended, need almost no memory. After a restart, a
-member is waiting if the rows show that the member has not ended, has no slot, and has no row of its
-own.
+So members that were never placed, or that have ended, need almost no memory. After a restart, the
+rows show which members are waiting: those that have not ended, have no slot, and have no row of
+their own.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ _member_spec = copier(RequestSpec, RequestSpec, "allocation_id target_address ga
 
 @dataclass(slots=True, eq=False)
 class Part:
-    """A part of a range: its row, and the members that are waiting or materialized.
+    """A part of a range. It has a row, and it knows which members are waiting and which are
+    materialized.
 
     Attributes:
         row: the stored row, which also contains the members that have ended.
@@ -116,8 +117,8 @@ class Part:
         return f"{self.row.spec.request.allocation_id}.{index}"
 
     def how_ended(self, index: int) -> tuple[Ended, int] | None:
-        """Returns how a member ended, and up to which index (exclusive) the following members ended
-        in the same way. None: the member has not ended.
+        """Returns how a member ended, and an index (exclusive). All members from this member up to
+        the index ended in the same way. None: the member has not ended.
         """
         for how, indexes in self.row.ended.items():
             if index in indexes:
@@ -158,9 +159,9 @@ class Part:
             indexes.remove_run(start, end)
 
     def intervals(self, after_arrival: int = 0) -> Iterator[tuple[RequestState | None, Run]]:
-        """Yields the members after an arrival number in order, as runs of indexes whose members
-        have the same state. The state is PENDING for members that were never placed, None for a
-        materialized member, and the final state for members that have ended.
+        """Yields the members after an arrival number, in order, as runs of indexes. All members of
+        a run have the same state. The state is PENDING for members that were never placed, None for
+        a materialized member, and the final state for members that have ended.
 
         Raises:
             InvariantBroken: a member is neither waiting, materialized nor ended.
@@ -201,9 +202,9 @@ class RangeLedger:
         self.members: dict[int, Request] = {}
         self.by_job: dict[str, list[Part]] = {}
         self.ends = IdEnds()
-        self._parts: list[Part] = []  # in order of arrival
+        self._parts: list[Part] = []  # the parts, in order of arrival
         self._starts: list[int] = []  # the first arrival number of each part
-        self._by_range: dict[str, list[Part]] = {}  # in order of index
+        self._by_range: dict[str, list[Part]] = {}  # the parts of each range, in order of index
         # Ids of requests and ranges that look like the id of a member: the id X.k is stored as the
         # number k under X.
         self._others: dict[str, IntervalSet] = {}
@@ -213,7 +214,7 @@ class RangeLedger:
 
     def parts(self, after_arrival: int = 0) -> Iterator[Part]:
         """Yields, in order of arrival, the parts that have members after an arrival number."""
-        # The last part that begins at or before this number may have members after it.
+        # Of the parts that begin at or before this number, only the last can have members after it.
         at = max(0, bisect_right(self._starts, after_arrival) - 1)
         for part in self._parts[at:]:
             if part.last_arrival > after_arrival:
@@ -231,7 +232,8 @@ class RangeLedger:
         """Adds a part of a range.
 
         Raises:
-            InvariantBroken: the part has a lower arrival number than the part that was added last.
+            InvariantBroken: the arrival number of the part is lower than that of the last added
+                part.
         """
         range_id = part.spec.range_id
         if range_id not in self._by_range:
@@ -388,8 +390,8 @@ def dequeue_members(queue: WaitingQueue, part: Part, start: int, end: int) -> No
 
 
 def split(allocation_id: str) -> tuple[str, int] | None:
-    """Splits an id that may be the allocation id of a member into the range id and the index; None:
-    the id cannot be the id of a member.
+    """Splits an id that may be the allocation id of a range member. Returns the range id and the
+    index; None: the id cannot be the id of a member.
     """
     range_id, dot, digits = allocation_id.rpartition(".")
     # `isdecimal` also accepts digits of other scripts, but an index must not have them.

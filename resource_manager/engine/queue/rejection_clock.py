@@ -12,7 +12,7 @@ from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 
 class RejectionClock:
-    """Measures the time since the last change of executors, and collects the requests that must be
+    """Measures the time since the last change of executors. Collects the requests that must be
     checked when this time reaches `after_ms`.
 
     Attributes:
@@ -37,8 +37,8 @@ class RejectionClock:
         """The time at which infeasible requests are rejected; None: an executor must register
         first.
 
-        After a stall of the resource manager, the clock counts from the end of the stall, because
-        the resource manager could not receive registrations during the stall.
+        During a stall, the resource manager cannot receive registrations. So after a stall, the
+        clock starts again at the end of the stall.
         """
         if self.since_ms is None:
             return None
@@ -54,7 +54,7 @@ class RejectionClock:
         self._arm(now_ms)
 
     def requeued(self, scheduling_class: SchedulingClass, now_ms: int) -> None:
-        """Records that a request of this class is pending again after it had a slot."""
+        """Records that a request of this class had a slot and is now pending again."""
         if not self.everything:
             # The request keeps its old arrival number, and the check may have passed this number
             # already. So the check begins at 0 again.
@@ -62,7 +62,7 @@ class RejectionClock:
             self._arm(now_ms)
 
     def gang_requeued(self, gang_id: str, now_ms: int) -> None:
-        """Records that a gang is pending again after it had slots."""
+        """Records that a gang had slots and is now pending again."""
         if not self.everything:
             self.gangs[gang_id] = None
             self._arm(now_ms)

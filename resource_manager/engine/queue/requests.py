@@ -56,8 +56,8 @@ class Requests(ByName):
             yield self.by_arrival[arrivals[at]]
 
     def known_at(self, arrival_number: int) -> Request | None:
-        """Returns the request with this arrival number; None: there is no such request, or the
-        request is a member of a range that is not materialized.
+        """Returns the request with this arrival number. None: there is no such request, or it is a
+        range member that is not materialized.
         """
         return self.by_arrival.get(arrival_number) or self.ranges.members.get(arrival_number)
 

@@ -1,8 +1,8 @@
 """Defines scheduling classes (equal requests), and the job queues of each class.
 
 Requests with equal profile, labels and CPU policy fit on the same hosts. So the result of a failed
-search is stored once for each class. A job queue stores arrival numbers as intervals, so a million
-requests that arrived together need as much memory as one request. `ActiveQueues` sorts the active
+search is stored once for each class. A job queue stores arrival numbers as intervals. So a million
+requests that arrived together need no more memory than one request. `ActiveQueues` sorts the active
 queues of a job by their oldest requests.
 """
 
@@ -70,7 +70,7 @@ class SchedulingClass:
         number: the order in which classes were created; it breaks ties.
         profile: the resource profile of the requests; None: the requests get default slots.
         labels: the labels that a host must carry.
-        needs: the amounts that a host must have; None: not computed yet (see
+        needs: the amounts that a host must have; None: they are not computed yet (see
             `placement/columns.py`).
         cpus: the CPU policy of the requests; None: the requests have no CPU policy.
         waiting: the number of pending requests.
@@ -78,8 +78,8 @@ class SchedulingClass:
         inactive: the job queues that wait until a host has room for the class.
         tried: True if the class was tried since its first request arrived.
         cursors: the state in which the last search stopped, by tier of hosts.
-        searched: the version of the index and the length of its growth log at the last search, if
-            this search checked all hosts and found none with room.
+        searched: set if the last search checked all hosts and found none with room: the version of
+            the index at that time, and the length of its growth log.
         verdict: cached: (version of the cluster, feasibility).
         reason: cached: (version of the state, the reason why the requests wait).
         need: cached: (version of the cluster, the largest amounts that one request books).
@@ -175,7 +175,7 @@ class SchedulingClass:
             if left and left[0][0] <= start:  # another entry may come first now
                 if left[0][1] is not job_queue or left[0][0] != start:
                     heapq.heappush(left, (start, job_queue))
-                continue  # a second entry of the same queue
+                continue  # a second entry of a queue that was already listed
             _, end = next(job_queue.numbers.runs_within(start, _NEVER))
             # The next arrival number may belong to another queue.
             if left:
@@ -203,9 +203,9 @@ class JobQueue:
 
     Attributes:
         numbers: the arrival numbers of the requests.
-        position: the arrival number that determines the place of the queue among the job's active
-            queues. It is either the first number of `numbers`, or the lower number of a request
-            that has left the queue. `INACTIVE`: the queue is not active.
+        position: the arrival number by which the active queues of a job are sorted. It is either
+            the first number of `numbers`, or the lower number of a request that has left the queue.
+            `INACTIVE`: the queue is not active.
         blocked_by: the id of the group whose quota blocks the queue; empty: no quota blocks it.
         may_reject: True if some requests of the queue may be rejected as infeasible. False: all
             requests have `allow_pending`, so they wait until a suitable executor registers.
@@ -353,8 +353,9 @@ class KnownClasses:
         self._retire(key, scheduling_class)
 
     def _retire(self, key: SchedulingKey, scheduling_class: SchedulingClass) -> None:
-        """Keeps a class with its cached search results for the next equal request. If too many
-        classes are kept, the method deletes the class that was unused for longest.
+        """Keeps a class with its cached search results, for a later request that is equal. If too
+        many classes are kept, the method deletes the class that has been unused for the longest
+        time.
         """
         self._idle[key] = scheduling_class
         if len(self._idle) > IDLE_CLASSES_MAX:

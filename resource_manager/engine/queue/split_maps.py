@@ -1,8 +1,8 @@
 """Stores requests by name and by arrival number, in maps that consist of many small dictionaries.
 
-When a dictionary grows, Python moves all its entries. If one dictionary contained a million
-requests, the insertion that makes it grow would take 25 ms. Small dictionaries grow at different
-times, and each grows quickly.
+When a dictionary grows, Python moves all its entries. With a million requests in one dictionary,
+the insertion that makes it grow would take 25 ms. Small dictionaries grow at different times, and
+each grows quickly.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ END_LENGTH: Final = 4
 """The length of the keys. A search needs at least this many characters."""
 
 NAMES_MAX: Final = 256
-"""The largest number of ids that are stored for one key, so that each change takes a limited time.
+"""The largest number of ids that are stored for one key. With this limit, each change takes a
+limited time.
 
 If a million ids are random, about 15 ids have the same key. Ids that clients chose may all have the
 same last characters. A search by last characters does not find ids that exceed the limit, but a
@@ -132,8 +133,8 @@ class IdEnds:
                 del self._names[key]
 
     def find(self, end: str) -> list[str]:
-        """Returns the stored ids that end with a text; empty if the text has fewer than four
-        characters.
+        """Returns the stored ids that end with a text. The result is empty if the text has fewer
+        than four characters.
         """
         if len(end) < END_LENGTH:
             return []

@@ -5,9 +5,9 @@ gang and each resize has its own clock. The requests that share a clock are call
 clock starts when the first request of its waiter is queued. The clock stops when no request of the
 waiter is pending.
 
-A waiter is *starved* if two conditions are true. Both conditions count from the waiter's last
-placement, or from the start of its clock if the waiter has had no placement. First, other requests
-were placed. Second, `starvation_timeout_ms` have passed, or `starvation_placements` placements were
+A waiter is *starved* if two conditions are true. Both conditions count from the last placement of
+the waiter. Without a placement, they count from the start of its clock. First, other requests were
+placed. Second, `starvation_timeout_ms` have passed, or `starvation_placements` placements were
 made.
 
 Example: the timeout is 300 s. The clock of a waiter starts at second 0, and one of its requests is
@@ -63,9 +63,9 @@ Waiter = tuple[SchedulingClass, str] | int
 class StarvationClocks:
     """All clocks.
 
-    After a clock has run long enough, `starved` does not check this clock again. So even with
-    100,000 clocks, the cost of a call depends only on the clocks that have run long enough since
-    the last call.
+    After a clock has run long enough, `starved` does not check this clock again. So the cost of a
+    call depends only on the clocks that have run long enough since the last call. Even 100,000
+    clocks are cheap.
     """
 
     def __init__(self, flows: FlowTree | None) -> None:
@@ -130,10 +130,10 @@ class StarvationClocks:
         """Returns the waiters whose clocks have run long enough, the oldest clock first, and a
         mark.
 
-        A returned waiter is not starved if one of its requests was placed after the start of the
-        clock. The mark is the start of the oldest clock that has not run long enough, or the
-        current moment if there is no such clock. If more than `NEWLY_OVER_MAX` clocks have newly
-        run long enough, the next call returns the remaining waiters, too.
+        If one of a waiter's requests was placed after the start of the clock, the returned waiter
+        is not starved. The mark is the start of the oldest clock that has not run long enough. If
+        there is no such clock, it is the current moment. If more than `NEWLY_OVER_MAX` clocks have
+        newly run long enough, the next call returns the remaining waiters, too.
         """
         over = []
         for waiter, clock in islice(self._running.items(), NEWLY_OVER_MAX):

@@ -1,5 +1,5 @@
-"""Accepts or rejects gangs. A gang is accepted if all its members are valid and the gang could be
-placed as a whole.
+"""Accepts or rejects gangs. A gang is accepted under two conditions: all its members are valid, and
+the gang could be placed as a whole.
 
 If one member has a problem, all members are rejected, and the outcomes of the other members name
 this member. If a job master sends the same gang again, nothing changes. `lifecycle/gangs.py` shows
@@ -184,7 +184,7 @@ def _problem(
             " gang is offered as a whole"
         )
         return _invalid(name, "target_address", spec.target_address, message)
-    # After a loss, all members are queued again together, so they must have the same value.
+    # All members are queued again together after a loss, so they must have the same value.
     for flag in EQUAL_IN_GANG:
         value, expected = getattr(spec, flag), getattr(first, flag)
         if value != expected:

@@ -11,8 +11,8 @@ Example: PART_MEMBERS_MAX is 10,000, and a job submits members 0 to 24,999 of ra
   3      r.20000 to r.24999  20,500 to 25,499
 
 The resource manager stores these three rows. If the job submits some of these members again,
-nothing changes. If it submits r.24000 to r.25999, the call is refused, because only some of these
-members are known. If it submits r.25000 to r.25999, the range is accepted.
+nothing changes. If it submits r.24000 to r.25999, the call is refused: some of these members are
+known, and others are not. If it submits r.25000 to r.25999, the range is accepted.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ def submit_range(state: State, job: Job, spec: RangeSpec) -> ItemOutcome:
 def _known(
     requests: Requests, ranges: RangeLedger, job: Job, spec: RangeSpec
 ) -> ItemOutcome | None:
-    """Returns the outcome of a range that is known, or whose ids are taken; None: the range is
-    new.
+    """Returns the outcome of a range that is known, and of a range whose ids are taken; None: the
+    range is new.
     """
     range_id, first, end = spec.range_id, spec.first_index, spec.first_index + spec.count
     # all parts of a range have the same job and request
@@ -101,7 +101,7 @@ def _known(
         # Parts do not overlap, so the sums are equal only if all members are known.
         has = sum(min(end, part.end) - max(first, part.first) for part in parts)
         return ItemOutcome(range_id) if has == spec.count else _overlaps(spec, parts)
-    # Neither the range nor a member may have the id of another request.
+    # Neither the id of the range nor the id of a member may belong to another request.
     if requests.named(range_id) is not None or not ranges.is_free(range_id, first, end):
         return taken(range_id)
     return None

@@ -1,4 +1,5 @@
-"""Accepts or rejects a requested resize, after checks of its slot, its size and its number.
+"""Accepts or rejects a requested resize. It checks the slot, the size and the number of the
+resize.
 
 `lifecycle/resizes.py` carries out accepted resizes, and has an example.
 """
@@ -43,8 +44,8 @@ def request_resize(state: State, event: ResizeRequested) -> Slot:
 
     Raises:
         NotFound: the job does not exist, or it has no such allocation.
-        FailedPrecondition: the job has ended; the slot is not granted, or has another generation;
-            the number is not the next number; or the executor is too small even when empty.
+        FailedPrecondition: the job has ended, or the slot is not granted or has another generation.
+            Or the number is not the next number, or the executor is too small even when empty.
         InvalidArgument: the size is below the minimum, slots of this QoS class cannot have this
             size, or the size has other devices than the slot.
     """
@@ -66,8 +67,8 @@ def request_resize(state: State, event: ResizeRequested) -> Slot:
     replaced = slot.wanted
     state.resizes.withdraw(host, slot)
     slot.resize_number = number
-    # If the slot already has this size, no resize is needed. But if another resize is on its way to
-    # the executor, the slot may get another size, so this resize must follow.
+    # If the slot already has this size, no resize is needed. But another resize may be on its way
+    # to the executor. This resize may change the size, so the requested resize must follow.
     if slot.ordered is not None or not has_size(slot, target):
         with state.transitions.moving_resize(slot, ResizeInput.ASK):
             slot.wanted = Resize(
@@ -129,7 +130,7 @@ def _slot_to_resize(
             reason=Reason.STALE_GENERATION,
             details={"generation": event.generation, "current": request.generation},
         )
-    # A gang member that is carved but not granted has a slot, too, but this slot may not be resized
+    # A gang member that is carved but not granted also has a slot. But this slot may not be resized
     # yet.
     slot = slots.of(request)
     if slot is None or request.state is not RequestState.GRANTED:
@@ -305,8 +306,8 @@ def _devices_text(requests: Iterable[DeviceRequest]) -> str:
 
 
 def _refuse_unsuited(resizes: ResizeMoves, host: Host, slot: Slot, target: Resize) -> None:
-    """Checks that the cpus and NUMA nodes of the host would be sufficient for a slot of this size
-    if the host had no other slot.
+    """Checks that a slot of this size would fit the cpus and NUMA nodes of the host if the host had
+    no other slot.
 
     Raises:
         FailedPrecondition: the cpus or NUMA nodes would not be sufficient.
@@ -332,7 +333,8 @@ def _refuse_too_large(host: Host, slot: Slot, target: Resize) -> None:
     """
     total = host.total
     need = host.booking_of(target.profile, best_effort=slot.best_effort)
-    # Compare with `booked`, which contains the larger of both sizes while a resize is on its way.
+    # Compare with `booked`. While a resize is on its way, `booked` contains the larger of both
+    # sizes.
     grows = shortfall(need, slot.booked)
     beyond = {name: need[name] for name in grows if need[name] > total.get(name, 0)}
     if not beyond:

@@ -68,7 +68,8 @@ def submit_requests(state: State, event: RequestsSubmitted) -> list[ItemOutcome]
                 for spec in specs
                 if state.requests.named(spec.allocation_id) is None
             }
-            # A range that is partly known counts as 0, because it is rejected as a whole later.
+            # A range of which only some members are known counts as 0: it is rejected as a whole
+            # later.
             ranges = {each: new_members(state.ranges, each) for each in ranges}
             _refuse_beyond_limits(state, job, list(new.values()), ranges)
     # The checks of feasibility below read the indexes.
@@ -93,8 +94,8 @@ def _refuse_beyond_limits(
     """Checks that a call exceeds no limit. Otherwise raises ResourceExhausted.
 
     A scheduling cycle tries each waiting class, so a job with very many classes would delay other
-    jobs. Each kind of members of a gang counts as one class. A request counts even if it could be
-    placed at once, because the search for hosts comes later.
+    jobs. Each kind of members of a gang counts as one class. The search for hosts comes later. So a
+    request counts even if it could be placed at once.
 
     Args:
         state: the state of the engine.
@@ -123,8 +124,7 @@ def _refuse_beyond_limits(
         )
     waiting = len(queue.by_job.get(job.job_id, ())) + state.gangs.by_job[job.job_id]
     most = settings.job_scheduling_classes_max
-    # Even if each item had a new class, the limit would not be exceeded, so classes need not be
-    # counted.
+    # Do not count the classes here: the limit is not exceeded even if each item has a new class.
     if waiting + len(specs) + len(ranges) <= most:
         return
     specs = [*specs, *(each.request for each, members in ranges.items() if members)]
@@ -167,8 +167,7 @@ def _submit(
     if problem is None and spec.allocation_id in state.ranges:
         problem = taken(spec.allocation_id)
     if problem is not None:
-        # Record the outcome in the history, because a request that is not accepted leaves no other
-        # trace.
+        # Record the outcome in the history. A request that is not accepted leaves no other trace.
         state.journal.cluster_event(
             "request_rejected",
             job_id=job.job_id,
@@ -185,7 +184,7 @@ def _submit(
     )
     state.requests[spec.allocation_id] = request
     state.requests.by_arrival.add(request)
-    # Reserve the id, so that a range that is submitted later cannot have a member with this id.
+    # Reserve the id. So a range that is submitted later cannot have a member with this id.
     state.ranges.reserve(spec.allocation_id)
     if spec.gang_id:
         join(state.gangs, request, gangs, time_ms=state.journal.at.time_ms)
@@ -205,8 +204,8 @@ def _submit(
 
 
 def cancel_requests(state: State, event: RequestsCancelled) -> list[ItemOutcome]:
-    """Cancels requests. If a request was granted before the call, its slot is released. If a
-    request has ended, nothing changes.
+    """Cancels requests. If a request was already granted, its slot is released. If a request has
+    ended, nothing changes.
 
     Returns:
         One outcome for each allocation id, then one outcome for each range. If the step becomes
@@ -217,7 +216,7 @@ def cancel_requests(state: State, event: RequestsCancelled) -> list[ItemOutcome]
     """
     if event.job_id is not None:
         known_job(state.jobs, event.job_id)
-    slots = [(allocation_id, 0) for allocation_id in event.allocation_ids]  # 0: any generation
+    slots = [(allocation_id, 0) for allocation_id in event.allocation_ids]  # 0 means any generation
     return _give_up_all(state, _Caller.of(event.job_id), slots, event.ranges, None)
 
 
@@ -289,8 +288,8 @@ def _give_up(
     current generation, nothing changes.
     """
     request = state.requests.named(allocation_id)
-    # A request of another job gets the outcome of an unknown request, so that a job cannot find out
-    # which ids other jobs use.
+    # For a request of another job, return the same outcome as for an unknown request. So a job
+    # cannot find out which ids other jobs use.
     if request is None or by.job_id not in (None, request.job_id):
         owner = "" if by.job_id is None else f" in job {by.job_id}"
         return ItemOutcome(
@@ -306,7 +305,7 @@ def _give_up(
             f" the current generation is {request.generation}",
             (("generation", str(generation)), ("current", str(request.generation))),
         )
-    # An older generation stands for a slot that was lost, so there is nothing to release.
+    # An older generation means a slot that was lost. So there is nothing to release.
     if generation in (0, request.generation) and request.state not in ENDED_REQUEST_STATES:
         state.gang_moves.give_up(
             request,

@@ -1,14 +1,14 @@
-"""Handles executors that register: finds the provision of each executor, and places the requests
+"""Handles executors that register. Finds the provision of each executor, and places the requests
 that are planned on the executor.
 
 The executor of a provision is found by its id. Requests that are planned on the executor are placed
 before all other requests. If the executor is smaller than promised, some of these requests do not
-fit. Such requests stay queued, and are planned again. If the executor could not serve them even
-when empty, its shape gets a back-off.
+fit. Such requests stay queued, and are planned again. If they would not even fit the empty
+executor, its shape gets a back-off.
 
-If an executor has no provision, it takes over the plan of the most similar pending executor. A
-provider may also have started an executor whose provision is unknown, because the provision was
-given up or is newer than the stored state. Such an executor is adopted: it gets a provision, so
+If an executor has no provision, it takes over the plan of the most similar pending executor.
+Another case is an executor that a provider started for an unknown provision: the provision was
+given up, or it is newer than the stored state. This executor is adopted: it gets a provision, so
 that it is given back when it is idle.
 """
 
@@ -114,7 +114,7 @@ def _nearest(provisions: dict[str, Provision], elastic: Elastic, host: Host) -> 
 
 
 def hand_over(state: State) -> None:
-    """Places the requests that are planned on executors that have registered, before all other
+    """Places the requests that are planned on the newly registered executors, before all other
     requests.
     """
     elastic = state.elastic
@@ -122,7 +122,7 @@ def hand_over(state: State) -> None:
     for host_id, promised in elastic.arrived.items():
         host = state.hosts.get(host_id)
         content = elastic.plan.on.get(promised)
-        # If the executor took over the plan of another executor, keep this plan, because the other
+        # If this executor took over the plan of another executor, keep this plan: the other
         # executor may still register.
         if promised == host_id:
             elastic.plan.drop(promised)
@@ -132,7 +132,7 @@ def hand_over(state: State) -> None:
             _place(state, host, content)
             state.hosts.touch(host)
             placed.append(content)
-    # If several executors have registered, a gang could take the room that another executor has for
+    # If several executors have registered, a gang could take room that another executor needs for
     # its own planned requests. So gangs come after the requests of all executors.
     for content in placed:
         _place_gangs(state, content)
@@ -142,11 +142,11 @@ def hand_over(state: State) -> None:
 def _judge(
     gangs: GangLedger, provision_moves: ProvisionMoves, host: Host, content: Content
 ) -> None:
-    """Compares an executor with the capacity that its provider promised, for the requests that are
-    planned on the executor.
+    """Checks whether an executor has the capacity that its provider promised. It uses the requests
+    that are planned on the executor.
 
     If the executor could not serve these requests even when empty, its shape gets a back-off.
-    Otherwise executors of this shape would be requested and given back again and again.
+    Without the back-off, executors of this shape would be requested and given back again and again.
     """
     elastic, provision = provision_moves.elastic, provision_moves.provisions[host.host_id]
     shape = elastic.shapes.get(provision.shape)
@@ -177,8 +177,8 @@ _LACKS: dict[Constraint, str] = {
 
 
 def _lacks(gangs: GangLedger, host: Host, content: Content) -> Iterator[str]:
-    """Yields the reasons why an executor, even when empty, could not serve the requests that are
-    planned on it.
+    """Yields the reasons why the requests that are planned on an executor would not even fit the
+    empty executor.
     """
     total, empty = host.total, HostView.empty(host)
     for scheduling_class in content.classes:
@@ -262,8 +262,8 @@ def _first_admitted(
 ) -> Iterable[int]:
     """Returns the lowest arrival numbers of a class that the quotas admit, up to `count` numbers.
 
-    If any group has a maximum, the function returns up to `count` numbers of each job: a quota may
-    block some of these requests later, and then requests of other jobs are placed instead.
+    If any group has a maximum, the function returns up to `count` numbers of each job. A quota may
+    block some of these requests later. Then requests of other jobs are placed instead.
     """
     if not maxima(flows):
         return islice(scheduling_class.numbers(), count)

@@ -3,9 +3,10 @@ executors to request.
 
 The planner plans the first `planned_requests_max` queued requests. The following requests are left
 out, and do not count in this limit:
-- requests that an executor with room refused recently, because this executor is tried again soon;
+- requests that an executor with room refused recently, because this executor will be tried again
+  soon;
 - requests that would exceed the maximum of a group;
-- requests that no pending executor, and no executor that can be requested, could serve.
+- requests that no pending executor can serve, and no executor that can be requested.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ on other executors.
 """
 
 _INTERVALS_MAX = 20_000
-"""When the list has this many more intervals than needed, it is sorted, and only the needed
+"""The list may have this many more intervals than needed. Then it is sorted, and only the needed
 intervals are kept. So the list stays short.
 """
 
@@ -76,8 +77,8 @@ def plan_waiting(state: State) -> Steps[None]:
     """Plans for queued requests if anything has changed, and requests the executors that are
     missing.
 
-    A plan may take several cycles. Requests that are placed or cancelled during these cycles are
-    left out when executors are requested, and the next pass plans again.
+    A plan may take several cycles. Requests may be placed or cancelled during these cycles. They
+    are left out when executors are requested, and the next pass plans again.
     """
     elastic, moves = state.elastic, state.provision_moves
     shapes = moves.requestable_shapes()
@@ -144,7 +145,7 @@ class _BacklogBuilder:
         self._state = state
         self._shapes = shapes
         self._demands: list[Demand] = []
-        self._owners: list[SchedulingClass | _Member] = []  # by number of the kind
+        self._owners: list[SchedulingClass | _Member] = []  # the index is the number of the kind
         elastic = state.elastic
         self.pending = [
             each
@@ -261,7 +262,7 @@ class _BacklogBuilder:
         """Returns those requests of one executor's plan that are still queued.
 
         The caller must call this method once for each executor. The method counts the requests that
-        it returns, so that all executors together get no more requests of a class than are queued.
+        it returns. So all executors together get no more requests of a class than are queued.
         """
         content = Content()
         for kind, count in sorted(counts.items()):
@@ -364,8 +365,7 @@ class _BacklogBuilder:
             if groups and not self._ledger.admit(groups, need, 1):
                 self._blocked_gangs.append(gang_id)
                 continue
-            # Plan the first gang even if it exceeds the limit, because otherwise it would never be
-            # planned.
+            # Plan the first gang even if it exceeds the limit. Otherwise it would never be planned.
             left -= len(waiting.members)
             if left < 0 and first:
                 break
@@ -382,14 +382,14 @@ class _BacklogBuilder:
         return GangDemand(members, where.placement, where.label, before)
 
     def _is_served(self, scheduling_class: SchedulingClass) -> bool:
-        """Returns True if a pending executor, or an executor that can be requested, could serve one
-        request of the class.
+        """Returns True if one request of the class could be served by a pending executor, or by an
+        executor that can be requested.
         """
         fit = Fit(scheduling_class)
         return any(self._state.elastic.obstacle(name, fit) is None for name in self._names)
 
     def _kept(self) -> dict[str, Counts]:
-        """Returns the last plan as numbers, without kinds that are not queued any more."""
+        """Returns the last plan as numbers. Kinds that are not queued any more are left out."""
         kinds = {owner: kind for kind, owner in enumerate(self._owners)}
         kept: dict[str, Counts] = {}
         for name, content in self._state.elastic.plan.on.items():
@@ -435,8 +435,8 @@ def _first(intervals: list[_Interval], most: int) -> list[_Interval]:
 
 
 def _entries(queued: list[_Interval], gangs: list[int]) -> tuple[list[Entry], list[int]]:
-    """Returns pairs (kind, count) in order of arrival, and for each gang the number of pairs that
-    come before the gang.
+    """Returns two lists. The first has pairs (kind, count) in order of arrival. The second has, for
+    each gang, the number of pairs that come before the gang.
 
     Example: requests 1 and 2 are of kind 0, gang 3 follows, and requests 4 and 5 are of kind 0. The
     result is [(0, 2), (0, 2)] and [1].

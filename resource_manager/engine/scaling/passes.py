@@ -4,10 +4,10 @@ If the queue is long, a pass takes several cycles. Each cycle continues where th
 (`planning/steps.py`).
 
 A pass starts `plan_interval_ms` after the first cycle that needs a pass. So requests that arrive
-one by one are planned together, and a slot that is being freed can still serve the next request.
+one by one are planned together. And a slot that is being freed can still serve the next request.
 Queued requests are planned again only if the result could differ from the last plan.
 
-After a restart, no plan is made while known executors must still register again, because the queued
+After a restart, no plan is made until the known executors have registered again, because the queued
 requests may fit on them.
 """
 
@@ -43,7 +43,7 @@ some milliseconds.
 """
 
 MINIMUM = "minimum"
-"""The cause that is stored if an executor is requested for the configured minimum and not for a
+"""The stored cause of an executor that is requested for the configured minimum, and not for a
 request.
 """
 
@@ -60,14 +60,14 @@ def provide(state: State) -> None:
     if elastic.next_pass_ms is None and elastic.steps is None:
         elastic.next_pass_ms = state.journal.now_ms + interval_ms
     elif not state.queue_unfinished:
-        # While the cycle has not finished the queue, it may still place requests, which then need
-        # no new executor.
+        # The cycle has not finished the queue. It may still place requests, and these need no new
+        # executor.
         if elastic.steps is None and state.journal.now_ms >= (elastic.next_pass_ms or 0):
             elastic.steps, elastic.next_pass_ms = _pass(state), None
         if elastic.steps is not None and advance(elastic.steps, WORK_MAX):
             elastic.steps = None
-            # If nothing waits, no provision exists and no amount is missing, another pass would
-            # have the same result. So no further pass is scheduled.
+            # If nothing waits, no provision exists and no amount is missing, another pass would not
+            # change anything. So no further pass is scheduled.
             waiting = state.queue.by_job or state.gangs.waiting
             if waiting or state.provisions or _missing(state.settings, state.provision_moves):
                 elastic.next_pass_ms = state.journal.now_ms + interval_ms
@@ -96,15 +96,15 @@ def _pass(state: State) -> Steps[None]:
 
 
 def _check_provision(state: State, provision: Provision) -> None:
-    """Stops a provision whose executor did not register in time, has been lost for too long, or was
-    deleted by an administrator.
+    """Stops a provision in three cases: its executor did not register in time, has been lost for
+    too long, or was deleted by an administrator.
     """
     elastic = state.elastic
     shape = elastic.shapes.get(provision.shape)
     if provision.state in PENDING and shape is not None:
         after_stall_ms = state.timers.listening_since_ms + shape.start_timeout_ms
-        # After a stall of the resource manager, the executor gets the whole timeout again, because
-        # the resource manager could not receive registrations during the stall.
+        # During a stall, the resource manager cannot receive registrations. So after a stall, the
+        # executor gets the whole timeout again.
         if state.journal.now_ms >= max(provision.deadline_at_ms or 0, after_stall_ms):
             seconds = shape.start_timeout_ms // 1_000
             state.provision_moves.fail(provision, f"did not register within {seconds} s")
@@ -126,9 +126,9 @@ def _check_provision(state: State, provision: Provision) -> None:
 def _judge_by_use(
     elastic: Elastic, provision_moves: ProvisionMoves, provision: Provision, host: Host
 ) -> None:
-    """Gives the shape of an executor a back-off, if the executor cannot be reached or repeatedly
-    refuses slots. Otherwise executors of this shape would be requested and given back again and
-    again.
+    """Gives the shape of an executor a back-off in two cases: the executor cannot be reached, or it
+    repeatedly refuses slots. Without the back-off, executors of this shape would be requested and
+    given back again and again.
     """
     verdicts = elastic.verdicts
     if verdicts.get(host.host_id):
@@ -150,7 +150,7 @@ def _are_expected_back(
     journal: Journal, hosts: Hosts, settings: EngineSettings, started: Instant
 ) -> bool:
     """Returns True while known executors may still register with this resource manager."""
-    # After the lost timeout, the plan does not wait for executors that have not registered.
+    # After the lost timeout, the plan waits no longer for executors that have not registered.
     if journal.now_ms >= started.monotonic_ms + settings.lost_timeout_ms:
         return False
     return any(
@@ -177,7 +177,8 @@ def _request_minimum(moves: ProvisionMoves) -> None:
     requests the cheapest set of executors that provides the missing amount.
     """
     for name in sorted(_missing(moves.settings, moves)):
-        # Executors that were just requested for another dimension count in this dimension, too.
+        # Executors that were just requested for another dimension also provide amounts of this
+        # dimension.
         lack = _missing(moves.settings, moves).get(name, 0)
         if lack <= 0:
             continue
@@ -286,7 +287,7 @@ def _most_expensive_first(provisions: dict[str, Provision], elastic: Elastic) ->
 
 
 class _Spare:
-    """The capacity that may be given back while the configured minimum is kept."""
+    """The capacity that may be given back without going below the configured minimum."""
 
     def __init__(self, state: State) -> None:
         self._least = state.settings.provisioning.total_min

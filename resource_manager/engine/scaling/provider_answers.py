@@ -35,7 +35,7 @@ def provision_failed(state: State, event: ProvisionFailed) -> None:
     everything that the attempt has started.
     """
     provision = state.provisions.get(event.executor_id)
-    # If the executor has registered, it works, even if its start command reported a failure.
+    # An executor that has registered works, even if its start command reported a failure.
     if provision is not None and provision.state in PENDING:
         state.provision_moves.fail(provision, event.message)
 
@@ -57,7 +57,7 @@ def provision_ended(state: State, event: ProvisionEnded) -> None:
     state.provision_moves.record("provision_ended", provision, message)
     host = state.hosts.get(provision.executor_id)
     if host is not None:
-        # Mark the executor as lost before it is deleted, so that the history contains the reason.
+        # Mark the executor as lost before it is deleted. So the history contains the reason.
         if host.executor.state is not ExecutorState.LOST:
             state.departures.lose_executor(host, f"executor {host.host_id} has ended: {message}")
         state.departures.delete_executor(host)

@@ -1,8 +1,8 @@
 """Processes answers to commands, and failed deliveries of commands. `dispatch.py` sends the
 commands.
 
-A report may arrive before or after the answer to a command. If a report that arrives while the
-command is in flight contains a slot of the command, the slot is confirmed. If the report lacks the
+A report may arrive before or after the answer to a command. A report may arrive while the command
+is in flight. If it contains a slot of the command, the slot is confirmed. If the report lacks the
 slot, nothing is known about the slot yet.
 """
 
@@ -52,7 +52,7 @@ def command_answered(state: State, event: CommandAnswered) -> None:
         host.frees_failed = 0 if command.frees else host.frees_failed
     for slot, outcome in refused:
         _refused(state, slot, outcome)
-    # Set this before the report is adopted: while a command is in flight, a slot that the report
+    # Set this before the report is adopted. While a command is in flight, a slot that the report
     # lacks does not count as missing (`Host.contains`).
     host.in_flight = None
     state.outbox[host.host_id] = None
@@ -70,8 +70,8 @@ def command_answered(state: State, event: CommandAnswered) -> None:
     if not result.adopted:
         host.contained_command = max(host.contained_command, event.command_number)
         settle(state, host)
-    # Do this after the report is adopted, because a refusal ends when a later report differs from
-    # the adopted report.
+    # Do this after the report is adopted: a refusal ends when a later report differs from the
+    # adopted report.
     for slot, _ in refused:
         remember_refusal(state, host, slot)
     if isinstance(command.effect, SendResize):
@@ -84,8 +84,8 @@ def command_refused(state: State, event: CommandRefused) -> None:
     command's numbers.
 
     The resource manager's state of the executor may be wrong, so the executor must register again.
-    After `refused_commands_max` refusals the executor counts as unreachable. If the executor knows
-    a newer epoch, it proves this when it registers.
+    After `refused_commands_max` refusals the executor counts as unreachable. If the executor has
+    seen a newer epoch, it proves this when it registers.
     """
     host = _host_of_command(state.hosts, event)
     if host is None:
@@ -154,9 +154,7 @@ def command_undelivered(state: State, event: CommandUndelivered) -> None:
 def _host_of_command(
     hosts: Hosts, event: CommandAnswered | CommandRefused | CommandUndelivered
 ) -> Host | None:
-    """Returns the host if the event is about the command that is in flight there; None if the event
-    is outdated.
-    """
+    """Returns the host if the event is about its command in flight; None: the event is outdated."""
     host = hosts.get(event.executor_id)
     if (
         host is None

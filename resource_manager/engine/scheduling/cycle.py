@@ -48,9 +48,9 @@ blocked.
 """
 
 TRIES_MAX = 300
-"""The limit for failed tries in one cycle. A try fails if a gang or a resize does not fit, or if a
-request does not fit although its class had room at the last check. A try takes about 40 us, which
-is longer than a check of a class.
+"""The limit for failed tries in one cycle. There are two kinds of failed tries: a gang or a resize
+does not fit, or a request does not fit although its class had room at the last check. A try takes
+about 40 us, which is longer than a check of a class.
 """
 
 PLACED_MAX = 300
@@ -72,8 +72,8 @@ ROOM_COST = 20
 """The lowest cost, in moves, of a search for a host with room for a class."""
 
 CHECKED_AGAIN_MAX = 16
-"""If at most this many classes have room, all these classes are checked again as soon as one class
-has little room left.
+"""If at most this many classes have room, all of them are checked again when one of them has little
+room left.
 """
 
 STEPS_PER_TRY = 8
@@ -102,7 +102,7 @@ def decide(state: State) -> None:
     if state.reservations.by_number:
         serve_owners(state)
     place_waiting(state)
-    # When a reservation ends, other requests may use its capacity, so the placement runs again.
+    # A reservation that ends frees its capacity for other requests. So the placement runs again.
     while state.reservations.by_number and end_served(state):
         place_waiting(state)
     if state.queue.starvation:
@@ -111,8 +111,8 @@ def decide(state: State) -> None:
     # host.
     if state.settings.provisioning.shapes or state.provisions:
         provide(state)
-    # Do this after all placements, so that one command contains all slots that an executor gets in
-    # this cycle.
+    # Do this after all placements. So one command contains all slots that an executor gets in this
+    # cycle.
     dispatch(state)
     # If the pass that ran at the start of this cycle has not ended, the next cycle may still place
     # the new requests. Then it is too early to record why they wait.
@@ -126,7 +126,7 @@ def decide(state: State) -> None:
 
 def place_waiting(state: State) -> None:
     """Places pending requests, gangs and resizes that fit, in queue order."""
-    # Update the indexes after all events of the batch, and unblock classes and items that may fit
+    # After all events of the batch, update the indexes, and unblock classes and items that may fit
     # now.
     state.hosts.refresh(state.queue)
     unblocked = state.quotas.unblock(MOVES_MAX // 2)
@@ -175,8 +175,7 @@ class _Placement:
             queue.order.resume_paused()
             goes_on = queue.begin_pass()
         self._placer.finish()
-        # Put these classes back only after the loop, because the loop would try them again and
-        # again.
+        # Put these classes back only after the loop. The loop would try them again and again.
         for scheduling_class in self._unknown:
             queue.continue_with(scheduling_class)
         for request in self._set_aside:
@@ -194,8 +193,8 @@ class _Placement:
                 budget.checks -= min(budget.checks, 1 + placer.hosts_checked(found))
 
     def _found_none(self, scheduling_class: SchedulingClass) -> None:
-        """Blocks a class for which the search found no host. But if the search was cut off before
-        it had checked all hosts, the next cycle tries the class again.
+        """Blocks a class for which the search found no host. But if the search was cut off, it has
+        not checked all hosts. Then the next cycle tries the class again.
         """
         if self._placer.cut_off(scheduling_class):
             self._queue.fitting.pop(scheduling_class, None)
@@ -218,8 +217,8 @@ class _Placement:
                 queue.block_fitting()
                 break
             elif job_queue.scheduling_class not in queue.fitting:
-                # A queue whose class has no room is deactivated only when it comes first in order.
-                # Until then the queue costs nothing.
+                # If a class has no room, its queue is deactivated only when it comes first in
+                # order. Until then the queue costs nothing.
                 queue.deactivate(job_queue)
                 budget.moves -= 1
             else:
@@ -300,7 +299,7 @@ class _Placement:
             self._check_again(scheduling_class)
 
     def _check_again(self, scheduling_class: SchedulingClass) -> None:
-        """Checks again whether a host has room for a class that has little room left. If only few
+        """A class has little room left: checks again whether a host has room for it. If only few
         classes have room, checks all of them, because this is cheaper than a failed try for each of
         their jobs.
         """
@@ -313,8 +312,8 @@ class _Placement:
 
     def _placed_together(self, numbers: list[int]) -> tuple[int, list[str]]:
         """Returns how many requests from the head of this list are placed together, and the hosts
-        that they must avoid. A request whose older slot still exists is placed alone, on another
-        host than this slot.
+        that they must avoid. If a request still has an older slot, it is placed alone, and on
+        another host than this slot.
         """
         superseded = self._state.slots.superseded
         if not superseded:

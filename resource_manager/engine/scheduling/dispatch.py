@@ -3,8 +3,8 @@
 An executor has at most one command in flight. There are three kinds of commands. FreeSlots frees
 many slots, AllocateSlots allocates many slots, and ResizeSlot resizes one slot.
 
-- FreeSlots is sent first, because it makes room. It cannot delay other commands indefinitely,
-  because an executor can free only slots that were allocated before.
+- FreeSlots is sent first, because it makes room. It delays other commands only for a limited time:
+  an executor can free only slots that were allocated before.
 - ResizeSlot and AllocateSlots alternate. So even many orders of one kind delay an order of the
   other kind by only one command. Capacity does not depend on the order, because the capacity for
   all these orders is already booked.
@@ -27,8 +27,8 @@ from resource_manager.engine.state import State
 
 
 def dispatch(state: State) -> None:
-    """Sends the next command to each executor of the outbox that has no command in flight, and
-    repeats commands whose retry is due.
+    """Sends the next command to executors of the outbox, if they have no command in flight. Repeats
+    commands whose retry is due.
     """
     executor_ids = sorted(state.outbox)
     # The answer to a command, or the retry timer, adds the executor to the outbox again.

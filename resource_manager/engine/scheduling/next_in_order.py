@@ -1,17 +1,17 @@
-"""Decides which job would be served next if a slot were given back now: the job of the slot, or
-another job.
+"""Answers a question: if a slot were given back now, would the job of the slot be served next, or
+another job?
 
 The code compares virtual times like the scheduling cycle (`fairness/flows.py`), but does not count
-the slot in the virtual time of its job. It considers only the slot's executor, because every
-request that fits on another executor has been placed already.
+the slot in the virtual time of its job. It considers only the slot's executor: a request that fits
+on another executor has already been placed.
 
 Example: job A has the virtual time 130, of which 20 is the lookahead of the slot. Job B has the
 virtual time 120, and a pending request that fits on the slot's executor. Without the slot, A has
 the virtual time 110, so A would be served next. If B had 100, B would be served next.
 
 If there are too many jobs to compare, the result is "another job". A pending gang counts as fitting
-if one of its members fits, because only a search could check the whole gang. Both rules can only
-make the caller give the slot back. Then the scheduling cycle decides.
+if one of its members fits. Only a search could check the whole gang. Both rules can only make the
+caller give the slot back. Then the scheduling cycle decides.
 """
 
 from __future__ import annotations
@@ -53,11 +53,13 @@ class NextInOrder:
         self.tree = state.flows
         self._sort_keys: dict[Flow, SortKey] = {}
         self._left = COMPARED_MAX
-        self._work: dict[str, dict[str, str]] = {}  # the result of `work_of`, by job
+        # The results of `work_of`; the key is the job id.
+        self._work: dict[str, dict[str, str]] = {}
 
     def work_of(self, job_id: str) -> dict[str, str]:
-        """Returns the reused slots of a job, as a dict from the id of the request that the slot now
-        serves to the allocation id of the slot. Slots that no longer exist are missing.
+        """Returns the reused slots of a job as a dict. The key is the id of the request that the
+        slot now serves, and the value is the allocation id of the slot. Slots that no longer exist
+        are missing.
         """
         known = self._work.get(job_id)
         if known is None:
@@ -75,9 +77,7 @@ class NextInOrder:
             self._sort_keys.pop(flow, None)
 
     def goes_to_another_job(self, slot: Slot) -> bool:
-        """Returns True if the capacity of the slot, when freed, would go to another job than the
-        slot's job.
-        """
+        """Returns True if the capacity of the slot, once it is free, would go to another job."""
         host = self._state.hosts[slot.executor_id]
         there = _FreedHost(host, slot)
         # If the slot's job could not place an equal slot on the executor, another job gets the
@@ -98,8 +98,8 @@ class NextInOrder:
         return known
 
     def _is_above_maximum(self, slot: Slot) -> bool:
-        """Returns True if a group of the job uses more than its maximum, because an administrator
-        has lowered the maximum.
+        """Returns True if a group of the job uses more than its maximum. This happens after an
+        administrator has lowered the maximum.
         """
         need = needs_slots(counted(slot.booked))
         return any(
