@@ -25,6 +25,7 @@ class ExitCode(IntEnum):
     UNREACHABLE = 7
     PERMISSION = 8
     THREADS_FAILED = 9  # `batch`: not every thread is done; `job run`: the job did not finish
+    TIME_LIMIT = 124  # `run`: the time limit of the slot was over; as of timeout(1)
     RUN_FAILED = 125  # `run` itself failed: the command did not start, or its output was lost
     NOT_EXECUTABLE = 126
     NOT_FOUND_COMMAND = 127
@@ -45,6 +46,7 @@ _BY_REASON: dict[errors.Reason, ExitCode] = {
     errors.Reason.WAITING_GROUP_LIMIT: ExitCode.STILL_WAITING,
     errors.Reason.WAITING_RESERVATION: ExitCode.STILL_WAITING,
     errors.Reason.GANG_TIMEOUT: ExitCode.STILL_WAITING,
+    errors.Reason.TIME_LIMIT: ExitCode.TIME_LIMIT,
 }
 
 _BY_CLASS: tuple[tuple[type[errors.FinegrainError], ExitCode], ...] = (

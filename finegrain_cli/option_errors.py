@@ -23,6 +23,8 @@ _OPTIONS: Final = {
     "group": "group",
     "weight": "weight",
     "cpu_policy.qos": "qos",
+    "time_limit_s": "time_limit",
+    "expected_run_time_s": "expected_run_time",
 }
 """The parameter of the command, by name of the field."""
 

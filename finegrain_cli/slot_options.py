@@ -207,6 +207,24 @@ GroupOption = Annotated[
         help="Resource group of the job; default: the group `default`.",
     ),
 ]
+TimeLimitOption = Annotated[
+    str,
+    typer.Option(
+        "--time-limit",
+        metavar="DURATION",
+        help="End the slot after this time, such as 2h, even if the resource manager is away; "
+        "default: no limit.",
+    ),
+]
+ExpectedRunTimeOption = Annotated[
+    str,
+    typer.Option(
+        "--expected-run-time",
+        metavar="DURATION",
+        help="Time that the work in the slot will probably take, as a hint for the scheduler; "
+        "default: --time-limit, or what earlier slots of the job took.",
+    ),
+]
 AllowPendingOption = Annotated[
     bool,
     typer.Option("--allow-pending", help="Wait even if no known executor could host the slot."),
@@ -230,6 +248,8 @@ def slot_spec(
     numa: str = "",
     devices: DeviceOptions | None = None,
     require_isolation: Sequence[str] = (),
+    time_limit: str = "",
+    expected_run_time: str = "",
 ) -> fg.SlotSpec:
     """Returns the slot that these options request. The texts are as the user typed them.
 
@@ -260,6 +280,8 @@ def slot_spec(
         cpu_bind=policy("--cpu-bind", cpu_bind, BindPolicy),
         cpu_exclusive=policy("--cpu-exclusive", cpu_exclusive, ExclusivePolicy),
         numa=policy("--numa", numa, NumaPolicy),
+        time_limit_s=seconds("--time-limit", time_limit),
+        expected_run_time_s=seconds("--expected-run-time", expected_run_time),
     )
 
 

@@ -166,7 +166,12 @@ read = Reader(
         Reading(
             status.RequestStatus,
             rm.RequestStatus,
-            {name: f"request.{name}" for name in ASKED} | {"count": Via("count", _at_least_one)},
+            {name: f"request.{name}" for name in ASKED}
+            | {
+                "time_limit_s": "request.time_limit",
+                "expected_run_time_s": "request.expected_run_time",
+                "count": Via("count", _at_least_one),
+            },
         ),
         Reading(
             status.JobEvent,

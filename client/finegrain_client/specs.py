@@ -16,7 +16,13 @@ from finegrain.ids import check_id, new_id
 from finegrain.resources import MIB, PORTS
 from finegrain.rpc.wire_cpu_words import BIND, EXCLUSIVE, NUMA, QOS
 from finegrain.v1 import cpus_pb2, devices_pb2, slots_pb2
-from finegrain.values.bounds import AMOUNT_MAX, CPU_MILLI_MAX
+from finegrain.values.bounds import (
+    AMOUNT_MAX,
+    CPU_MILLI_MAX,
+    TIME_LIMIT_MS_MAX,
+    TIME_LIMIT_MS_MIN,
+)
+from finegrain_client.durations import duration
 
 CPU_MILLI_DEFAULT = 1000
 MEMORY_BYTES_DEFAULT = 256 * MIB
@@ -136,6 +142,10 @@ class SlotSpec:
             ":required" have the same meaning as for `cpu_bind`.
         numa: placement on NUMA nodes: "SingleNUMANode" or "Restricted" (both required, unless
             ":preferred" is appended), "BestEffort" or "None"; empty: as configured for the host.
+        time_limit_s: longest time of the slot in seconds, 1 s to 10 years; None: no limit. The
+            executor ends the slot after this time. The request then ends with reason TIME_LIMIT.
+        expected_run_time_s: how long the work in the slot will probably take, in seconds; at most
+            `time_limit_s`. It is a hint for the scheduler; None: not known.
         count: number of such slots.
         allocation_id: id of the request, only with count 1; empty: the client generates an id.
     """
@@ -161,6 +171,8 @@ class SlotSpec:
     cpu_bind: BindPolicy | str = ""
     cpu_exclusive: ExclusivePolicy | str = ""
     numa: NumaPolicy | str = ""
+    time_limit_s: float | None = None
+    expected_run_time_s: float | None = None
     count: int = 1
     allocation_id: str = ""
 
@@ -178,6 +190,11 @@ class SlotSpec:
         object.__setattr__(self, "qos", read_word("qos", _text("qos", self.qos), QosClass))
         for name, kind in _POLICIES.items():
             object.__setattr__(self, name, _policy(name, getattr(self, name), kind))
+        _check_time("time_limit_s", self.time_limit_s, TIME_LIMIT_MS_MIN / 1000)
+        most_s = _check_time("expected_run_time_s", self.expected_run_time_s, 0)
+        if self.time_limit_s is not None and most_s > self.time_limit_s:
+            expected = f"at most time_limit_s ({self.time_limit_s:g} s)"
+            raise InvalidArgument("expected_run_time_s", f"{most_s:g} s", expected)
         if type(self.count) is not int or not 1 <= self.count <= RANGE_MAX:
             raise InvalidArgument("count", self.count, f"an integer from 1 to {RANGE_MAX}")
         if self.allocation_id:
@@ -213,6 +230,8 @@ class SlotSpec:
                 allow_pending=self.allow_pending,
                 restart_on_loss=self.restart_on_loss,
                 restart_on_device_loss=self.restart_on_device_loss,
+                time_limit=duration(self.time_limit_s),
+                expected_run_time=duration(self.expected_run_time_s),
             )
             if not self.is_unknown:
                 self._fill(message)
@@ -293,6 +312,14 @@ def _check_amount(name: str, value: object, most: int = AMOUNT_MAX) -> None:
         raise InvalidArgument(
             name, value, f"an integer from 0 to {most} (half a core is cpu_milli=500)"
         )
+
+
+def _check_time(name: str, seconds: float | None, least_s: float) -> float:
+    """Returns the time, or 0 if there is none."""
+    most_s = TIME_LIMIT_MS_MAX / 1000
+    if seconds is not None and not least_s <= seconds <= most_s:
+        raise InvalidArgument(name, f"{seconds:g} s", f"{least_s:g} s to {most_s:.0f} s")
+    return seconds or 0.0
 
 
 def id_batches(ids: Sequence[str], *, items_max: int = BATCH_ITEMS_MAX) -> Iterator[Sequence[str]]:

@@ -1734,6 +1734,7 @@ class ReportSlotsResponse(google.protobuf.message.Message):
     HOST_POLICY_NUMBER_FIELD_NUMBER: builtins.int
     DENIED_FIELD_NUMBER: builtins.int
     EPOCH_PROOF_FIELD_NUMBER: builtins.int
+    REUSED_SLOTS_FIELD_NUMBER: builtins.int
     rm_epoch: builtins.int
     """Epoch (incarnation) of the RM."""
     register_again: builtins.bool
@@ -1768,6 +1769,12 @@ class ReportSlotsResponse(google.protobuf.message.Message):
         this epoch.
         """
 
+    @property
+    def reused_slots(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SlotReuseNumber]:
+        """Slots with a time limit that were reused, as long as the executor's reports show a lower `reuse_number`. The
+        executor starts the time of such a slot again if it does not know the number yet.
+        """
+
     def __init__(
         self,
         *,
@@ -1780,8 +1787,35 @@ class ReportSlotsResponse(google.protobuf.message.Message):
         host_policy_number: builtins.int = ...,
         denied: global___DeniedIdentities | None = ...,
         epoch_proof: finegrain.v1.identity_pb2.EpochProof | None = ...,
+        reused_slots: collections.abc.Iterable[global___SlotReuseNumber] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["denied", b"denied", "epoch_proof", b"epoch_proof", "host_policy", b"host_policy"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["acknowledged_report_number", b"acknowledged_report_number", "denied", b"denied", "epoch_proof", b"epoch_proof", "host_policy", b"host_policy", "host_policy_number", b"host_policy_number", "register_again", b"register_again", "rm_epoch", b"rm_epoch", "send_full_report", b"send_full_report", "unowned_slots", b"unowned_slots"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["acknowledged_report_number", b"acknowledged_report_number", "denied", b"denied", "epoch_proof", b"epoch_proof", "host_policy", b"host_policy", "host_policy_number", b"host_policy_number", "register_again", b"register_again", "reused_slots", b"reused_slots", "rm_epoch", b"rm_epoch", "send_full_report", b"send_full_report", "unowned_slots", b"unowned_slots"]) -> None: ...
 
 global___ReportSlotsResponse = ReportSlotsResponse
+
+@typing.final
+class SlotReuseNumber(google.protobuf.message.Message):
+    """A slot whose time limit starts again, because the slot was reused for another request."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ALLOCATION_ID_FIELD_NUMBER: builtins.int
+    GENERATION_FIELD_NUMBER: builtins.int
+    REUSE_NUMBER_FIELD_NUMBER: builtins.int
+    allocation_id: builtins.str
+    """The slot."""
+    generation: builtins.int
+    """Generation of the slot."""
+    reuse_number: builtins.int
+    """How often the slot was reused."""
+    def __init__(
+        self,
+        *,
+        allocation_id: builtins.str = ...,
+        generation: builtins.int = ...,
+        reuse_number: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "generation", b"generation", "reuse_number", b"reuse_number"]) -> None: ...
+
+global___SlotReuseNumber = SlotReuseNumber

@@ -29,7 +29,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x66inegrain/v1/slots.proto\x12\x0c\x66inegrain.v1\x1a\x17\x66inegrain/v1/cpus.proto\x1a\x1a\x66inegrain/v1/devices.proto\x1a\x1c\x66inegrain/v1/resources.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa4\x03\n\x0bSlotRequest\x12\x15\n\rallocation_id\x18\x01 \x01(\t\x12.\n\x07profile\x18\x02 \x01(\x0b\x32\x1d.finegrain.v1.ResourceProfile\x12\x17\n\x0f\x63pu_limit_milli\x18\x03 \x01(\x03\x12\x10\n\x08pids_max\x18\x04 \x01(\x03\x12\x46\n\x0frequired_labels\x18\x05 \x03(\x0b\x32-.finegrain.v1.SlotRequest.RequiredLabelsEntry\x12\x16\n\x0etarget_address\x18\x06 \x01(\t\x12\x15\n\rallow_pending\x18\x07 \x01(\x08\x12\x17\n\x0frestart_on_loss\x18\x08 \x01(\x08\x12\x0f\n\x07gang_id\x18\t \x01(\t\x12+\n\ncpu_policy\x18\n \x01(\x0b\x32\x17.finegrain.v1.CpuPolicy\x12\x1e\n\x16restart_on_device_loss\x18\x0b \x01(\x08\x1a\x35\n\x13RequiredLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"p\n\x0cRequestRange\x12\x10\n\x08range_id\x18\x01 \x01(\t\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\x03\x12\r\n\x05\x63ount\x18\x03 \x01(\x03\x12*\n\x07request\x18\x04 \x01(\x0b\x32\x19.finegrain.v1.SlotRequest\"D\n\x0cRangeMembers\x12\x10\n\x08range_id\x18\x01 \x01(\t\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\x03\x12\r\n\x05\x63ount\x18\x03 \x01(\x03\"\x82\x01\n\x04Gang\x12\x0f\n\x07gang_id\x18\x01 \x01(\t\x12.\n\tplacement\x18\x02 \x01(\x0e\x32\x1b.finegrain.v1.GangPlacement\x12\r\n\x05label\x18\x03 \x01(\t\x12*\n\x07timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xf2\x01\n\nSlotResize\x12\x15\n\rresize_number\x18\x01 \x01(\x03\x12.\n\x07profile\x18\x02 \x01(\x0b\x32\x1d.finegrain.v1.ResourceProfile\x12\x14\n\x0cmemory_bytes\x18\x03 \x01(\x03\x12\x17\n\x0f\x63pu_limit_milli\x18\x04 \x01(\x03\x12,\n\x05state\x18\x05 \x01(\x0e\x32\x1d.finegrain.v1.SlotResizeState\x12\x0f\n\x07message\x18\x06 \x01(\t\x12/\n\nassignment\x18\x07 \x01(\x0b\x32\x1b.finegrain.v1.CpuAssignment\"\xb0\x04\n\nSlotStatus\x12\x15\n\rallocation_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12\x0e\n\x06job_id\x18\x03 \x01(\t\x12.\n\x07profile\x18\x04 \x01(\x0b\x32\x1d.finegrain.v1.ResourceProfile\x12\x14\n\x0cmemory_bytes\x18\x05 \x01(\x03\x12\x17\n\x0f\x63pu_limit_milli\x18\x06 \x01(\x03\x12\x10\n\x08pids_max\x18\x07 \x01(\x03\x12\x0c\n\x04\x63pus\x18\x08 \x01(\t\x12&\n\x05state\x18\t \x01(\x0e\x32\x17.finegrain.v1.SlotState\x12\x30\n\tisolation\x18\n \x01(\x0b\x32\x1d.finegrain.v1.IsolationReport\x12\x13\n\x0b\x65xecutor_id\x18\x0b \x01(\t\x12\x18\n\x10\x65xecutor_address\x18\x0c \x01(\t\x12\x32\n\x0e\x61llocated_time\x18\r \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x15\n\rresize_number\x18\x0e \x01(\x03\x12)\n\x07resizes\x18\x0f \x03(\x0b\x32\x18.finegrain.v1.SlotResize\x12/\n\nassignment\x18\x10 \x01(\x0b\x32\x1b.finegrain.v1.CpuAssignment\x12\x38\n\x11\x64\x65vice_conditions\x18\x11 \x03(\x0b\x32\x1d.finegrain.v1.DeviceCondition\"F\n\tEndedSlot\x12\x15\n\rallocation_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\xe4\x02\n\nSlotReport\x12\x15\n\rreport_number\x18\x01 \x01(\x03\x12\x10\n\x08rm_epoch\x18\x02 \x01(\x03\x12\x16\n\x0e\x63ommand_number\x18\x03 \x01(\x03\x12\x11\n\tunchanged\x18\x04 \x01(\x08\x12\x1a\n\x12\x62\x61se_report_number\x18\x05 \x01(\x03\x12\'\n\x05slots\x18\x06 \x03(\x0b\x32\x18.finegrain.v1.SlotStatus\x12\x30\n\tavailable\x18\x07 \x01(\x0b\x32\x1d.finegrain.v1.ResourceAmounts\x12&\n\x05\x65nded\x18\x08 \x03(\x0b\x32\x17.finegrain.v1.EndedSlot\x12)\n\tcpu_state\x18\t \x01(\x0b\x32\x16.finegrain.v1.CpuState\x12\x38\n\x11\x64\x65vice_conditions\x18\n \x03(\x0b\x32\x1d.finegrain.v1.DeviceCondition\"q\n\x0bUsageReport\x12\x11\n\tcpu_milli\x18\x01 \x01(\x03\x12\x14\n\x0cmemory_bytes\x18\x02 \x01(\x03\x12\r\n\x05tasks\x18\x03 \x01(\x03\x12*\n\x07\x64\x65vices\x18\x04 \x03(\x0b\x32\x19.finegrain.v1.DeviceUsage\"\x93\x01\n\tItemError\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x35\n\x07\x64\x65tails\x18\x03 \x03(\x0b\x32$.finegrain.v1.ItemError.DetailsEntry\x1a.\n\x0c\x44\x65tailsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"@\n\nItemResult\x12\n\n\x02id\x18\x01 \x01(\t\x12&\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x17.finegrain.v1.ItemError*\xee\x01\n\x0cRequestState\x12\x1d\n\x19REQUEST_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15REQUEST_STATE_PENDING\x10\x01\x12\x1c\n\x18REQUEST_STATE_ALLOCATING\x10\x02\x12\x19\n\x15REQUEST_STATE_GRANTED\x10\x03\x12\x1b\n\x17REQUEST_STATE_CANCELLED\x10\x04\x12\x1a\n\x16REQUEST_STATE_REJECTED\x10\x05\x12\x1a\n\x16REQUEST_STATE_RELEASED\x10\x06\x12\x16\n\x12REQUEST_STATE_LOST\x10\x07*q\n\tSlotState\x12\x1a\n\x16SLOT_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12SLOT_STATE_PENDING\x10\x01\x12\x18\n\x14SLOT_STATE_ALLOCATED\x10\x02\x12\x16\n\x12SLOT_STATE_FREEING\x10\x03*\xa8\x01\n\rGangPlacement\x12\x1e\n\x1aGANG_PLACEMENT_UNSPECIFIED\x10\x00\x12\x1b\n\x17GANG_PLACEMENT_ANYWHERE\x10\x01\x12 \n\x1cGANG_PLACEMENT_SAME_EXECUTOR\x10\x02\x12\x1d\n\x19GANG_PLACEMENT_SAME_LABEL\x10\x03\x12\x19\n\x15GANG_PLACEMENT_SPREAD\x10\x04*r\n\x0fSlotResizeState\x12!\n\x1dSLOT_RESIZE_STATE_UNSPECIFIED\x10\x00\x12\x1d\n\x19SLOT_RESIZE_STATE_WAITING\x10\x01\x12\x1d\n\x19SLOT_RESIZE_STATE_ORDERED\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x66inegrain/v1/slots.proto\x12\x0c\x66inegrain.v1\x1a\x17\x66inegrain/v1/cpus.proto\x1a\x1a\x66inegrain/v1/devices.proto\x1a\x1c\x66inegrain/v1/resources.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x89\x04\n\x0bSlotRequest\x12\x15\n\rallocation_id\x18\x01 \x01(\t\x12.\n\x07profile\x18\x02 \x01(\x0b\x32\x1d.finegrain.v1.ResourceProfile\x12\x17\n\x0f\x63pu_limit_milli\x18\x03 \x01(\x03\x12\x10\n\x08pids_max\x18\x04 \x01(\x03\x12\x46\n\x0frequired_labels\x18\x05 \x03(\x0b\x32-.finegrain.v1.SlotRequest.RequiredLabelsEntry\x12\x16\n\x0etarget_address\x18\x06 \x01(\t\x12\x15\n\rallow_pending\x18\x07 \x01(\x08\x12\x17\n\x0frestart_on_loss\x18\x08 \x01(\x08\x12\x0f\n\x07gang_id\x18\t \x01(\t\x12+\n\ncpu_policy\x18\n \x01(\x0b\x32\x17.finegrain.v1.CpuPolicy\x12\x1e\n\x16restart_on_device_loss\x18\x0b \x01(\x08\x12-\n\ntime_limit\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x34\n\x11\x65xpected_run_time\x18\r \x01(\x0b\x32\x19.google.protobuf.Duration\x1a\x35\n\x13RequiredLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"p\n\x0cRequestRange\x12\x10\n\x08range_id\x18\x01 \x01(\t\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\x03\x12\r\n\x05\x63ount\x18\x03 \x01(\x03\x12*\n\x07request\x18\x04 \x01(\x0b\x32\x19.finegrain.v1.SlotRequest\"D\n\x0cRangeMembers\x12\x10\n\x08range_id\x18\x01 \x01(\t\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\x03\x12\r\n\x05\x63ount\x18\x03 \x01(\x03\"\x82\x01\n\x04Gang\x12\x0f\n\x07gang_id\x18\x01 \x01(\t\x12.\n\tplacement\x18\x02 \x01(\x0e\x32\x1b.finegrain.v1.GangPlacement\x12\r\n\x05label\x18\x03 \x01(\t\x12*\n\x07timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xf2\x01\n\nSlotResize\x12\x15\n\rresize_number\x18\x01 \x01(\x03\x12.\n\x07profile\x18\x02 \x01(\x0b\x32\x1d.finegrain.v1.ResourceProfile\x12\x14\n\x0cmemory_bytes\x18\x03 \x01(\x03\x12\x17\n\x0f\x63pu_limit_milli\x18\x04 \x01(\x03\x12,\n\x05state\x18\x05 \x01(\x0e\x32\x1d.finegrain.v1.SlotResizeState\x12\x0f\n\x07message\x18\x06 \x01(\t\x12/\n\nassignment\x18\x07 \x01(\x0b\x32\x1b.finegrain.v1.CpuAssignment\"\xf5\x04\n\nSlotStatus\x12\x15\n\rallocation_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12\x0e\n\x06job_id\x18\x03 \x01(\t\x12.\n\x07profile\x18\x04 \x01(\x0b\x32\x1d.finegrain.v1.ResourceProfile\x12\x14\n\x0cmemory_bytes\x18\x05 \x01(\x03\x12\x17\n\x0f\x63pu_limit_milli\x18\x06 \x01(\x03\x12\x10\n\x08pids_max\x18\x07 \x01(\x03\x12\x0c\n\x04\x63pus\x18\x08 \x01(\t\x12&\n\x05state\x18\t \x01(\x0e\x32\x17.finegrain.v1.SlotState\x12\x30\n\tisolation\x18\n \x01(\x0b\x32\x1d.finegrain.v1.IsolationReport\x12\x13\n\x0b\x65xecutor_id\x18\x0b \x01(\t\x12\x18\n\x10\x65xecutor_address\x18\x0c \x01(\t\x12\x32\n\x0e\x61llocated_time\x18\r \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x15\n\rresize_number\x18\x0e \x01(\x03\x12)\n\x07resizes\x18\x0f \x03(\x0b\x32\x18.finegrain.v1.SlotResize\x12/\n\nassignment\x18\x10 \x01(\x0b\x32\x1b.finegrain.v1.CpuAssignment\x12\x38\n\x11\x64\x65vice_conditions\x18\x11 \x03(\x0b\x32\x1d.finegrain.v1.DeviceCondition\x12-\n\ntime_limit\x18\x12 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x0creuse_number\x18\x13 \x01(\x03\"F\n\tEndedSlot\x12\x15\n\rallocation_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\xe4\x02\n\nSlotReport\x12\x15\n\rreport_number\x18\x01 \x01(\x03\x12\x10\n\x08rm_epoch\x18\x02 \x01(\x03\x12\x16\n\x0e\x63ommand_number\x18\x03 \x01(\x03\x12\x11\n\tunchanged\x18\x04 \x01(\x08\x12\x1a\n\x12\x62\x61se_report_number\x18\x05 \x01(\x03\x12\'\n\x05slots\x18\x06 \x03(\x0b\x32\x18.finegrain.v1.SlotStatus\x12\x30\n\tavailable\x18\x07 \x01(\x0b\x32\x1d.finegrain.v1.ResourceAmounts\x12&\n\x05\x65nded\x18\x08 \x03(\x0b\x32\x17.finegrain.v1.EndedSlot\x12)\n\tcpu_state\x18\t \x01(\x0b\x32\x16.finegrain.v1.CpuState\x12\x38\n\x11\x64\x65vice_conditions\x18\n \x03(\x0b\x32\x1d.finegrain.v1.DeviceCondition\"q\n\x0bUsageReport\x12\x11\n\tcpu_milli\x18\x01 \x01(\x03\x12\x14\n\x0cmemory_bytes\x18\x02 \x01(\x03\x12\r\n\x05tasks\x18\x03 \x01(\x03\x12*\n\x07\x64\x65vices\x18\x04 \x03(\x0b\x32\x19.finegrain.v1.DeviceUsage\"\x93\x01\n\tItemError\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x35\n\x07\x64\x65tails\x18\x03 \x03(\x0b\x32$.finegrain.v1.ItemError.DetailsEntry\x1a.\n\x0c\x44\x65tailsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"@\n\nItemResult\x12\n\n\x02id\x18\x01 \x01(\t\x12&\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x17.finegrain.v1.ItemError*\xee\x01\n\x0cRequestState\x12\x1d\n\x19REQUEST_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15REQUEST_STATE_PENDING\x10\x01\x12\x1c\n\x18REQUEST_STATE_ALLOCATING\x10\x02\x12\x19\n\x15REQUEST_STATE_GRANTED\x10\x03\x12\x1b\n\x17REQUEST_STATE_CANCELLED\x10\x04\x12\x1a\n\x16REQUEST_STATE_REJECTED\x10\x05\x12\x1a\n\x16REQUEST_STATE_RELEASED\x10\x06\x12\x16\n\x12REQUEST_STATE_LOST\x10\x07*q\n\tSlotState\x12\x1a\n\x16SLOT_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12SLOT_STATE_PENDING\x10\x01\x12\x18\n\x14SLOT_STATE_ALLOCATED\x10\x02\x12\x16\n\x12SLOT_STATE_FREEING\x10\x03*\xa8\x01\n\rGangPlacement\x12\x1e\n\x1aGANG_PLACEMENT_UNSPECIFIED\x10\x00\x12\x1b\n\x17GANG_PLACEMENT_ANYWHERE\x10\x01\x12 \n\x1cGANG_PLACEMENT_SAME_EXECUTOR\x10\x02\x12\x1d\n\x19GANG_PLACEMENT_SAME_LABEL\x10\x03\x12\x19\n\x15GANG_PLACEMENT_SPREAD\x10\x04*r\n\x0fSlotResizeState\x12!\n\x1dSLOT_RESIZE_STATE_UNSPECIFIED\x10\x00\x12\x1d\n\x19SLOT_RESIZE_STATE_WAITING\x10\x01\x12\x1d\n\x19SLOT_RESIZE_STATE_ORDERED\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,38 +40,38 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SLOTREQUEST_REQUIREDLABELSENTRY']._serialized_options = b'8\001'
   _globals['_ITEMERROR_DETAILSENTRY']._loaded_options = None
   _globals['_ITEMERROR_DETAILSENTRY']._serialized_options = b'8\001'
-  _globals['_REQUESTSTATE']._serialized_start=2501
-  _globals['_REQUESTSTATE']._serialized_end=2739
-  _globals['_SLOTSTATE']._serialized_start=2741
-  _globals['_SLOTSTATE']._serialized_end=2854
-  _globals['_GANGPLACEMENT']._serialized_start=2857
-  _globals['_GANGPLACEMENT']._serialized_end=3025
-  _globals['_SLOTRESIZESTATE']._serialized_start=3027
-  _globals['_SLOTRESIZESTATE']._serialized_end=3141
+  _globals['_REQUESTSTATE']._serialized_start=2671
+  _globals['_REQUESTSTATE']._serialized_end=2909
+  _globals['_SLOTSTATE']._serialized_start=2911
+  _globals['_SLOTSTATE']._serialized_end=3024
+  _globals['_GANGPLACEMENT']._serialized_start=3027
+  _globals['_GANGPLACEMENT']._serialized_end=3195
+  _globals['_SLOTRESIZESTATE']._serialized_start=3197
+  _globals['_SLOTRESIZESTATE']._serialized_end=3311
   _globals['_SLOTREQUEST']._serialized_start=191
-  _globals['_SLOTREQUEST']._serialized_end=611
-  _globals['_SLOTREQUEST_REQUIREDLABELSENTRY']._serialized_start=558
-  _globals['_SLOTREQUEST_REQUIREDLABELSENTRY']._serialized_end=611
-  _globals['_REQUESTRANGE']._serialized_start=613
-  _globals['_REQUESTRANGE']._serialized_end=725
-  _globals['_RANGEMEMBERS']._serialized_start=727
-  _globals['_RANGEMEMBERS']._serialized_end=795
-  _globals['_GANG']._serialized_start=798
-  _globals['_GANG']._serialized_end=928
-  _globals['_SLOTRESIZE']._serialized_start=931
-  _globals['_SLOTRESIZE']._serialized_end=1173
-  _globals['_SLOTSTATUS']._serialized_start=1176
-  _globals['_SLOTSTATUS']._serialized_end=1736
-  _globals['_ENDEDSLOT']._serialized_start=1738
-  _globals['_ENDEDSLOT']._serialized_end=1808
-  _globals['_SLOTREPORT']._serialized_start=1811
-  _globals['_SLOTREPORT']._serialized_end=2167
-  _globals['_USAGEREPORT']._serialized_start=2169
-  _globals['_USAGEREPORT']._serialized_end=2282
-  _globals['_ITEMERROR']._serialized_start=2285
-  _globals['_ITEMERROR']._serialized_end=2432
-  _globals['_ITEMERROR_DETAILSENTRY']._serialized_start=2386
-  _globals['_ITEMERROR_DETAILSENTRY']._serialized_end=2432
-  _globals['_ITEMRESULT']._serialized_start=2434
-  _globals['_ITEMRESULT']._serialized_end=2498
+  _globals['_SLOTREQUEST']._serialized_end=712
+  _globals['_SLOTREQUEST_REQUIREDLABELSENTRY']._serialized_start=659
+  _globals['_SLOTREQUEST_REQUIREDLABELSENTRY']._serialized_end=712
+  _globals['_REQUESTRANGE']._serialized_start=714
+  _globals['_REQUESTRANGE']._serialized_end=826
+  _globals['_RANGEMEMBERS']._serialized_start=828
+  _globals['_RANGEMEMBERS']._serialized_end=896
+  _globals['_GANG']._serialized_start=899
+  _globals['_GANG']._serialized_end=1029
+  _globals['_SLOTRESIZE']._serialized_start=1032
+  _globals['_SLOTRESIZE']._serialized_end=1274
+  _globals['_SLOTSTATUS']._serialized_start=1277
+  _globals['_SLOTSTATUS']._serialized_end=1906
+  _globals['_ENDEDSLOT']._serialized_start=1908
+  _globals['_ENDEDSLOT']._serialized_end=1978
+  _globals['_SLOTREPORT']._serialized_start=1981
+  _globals['_SLOTREPORT']._serialized_end=2337
+  _globals['_USAGEREPORT']._serialized_start=2339
+  _globals['_USAGEREPORT']._serialized_end=2452
+  _globals['_ITEMERROR']._serialized_start=2455
+  _globals['_ITEMERROR']._serialized_end=2602
+  _globals['_ITEMERROR_DETAILSENTRY']._serialized_start=2556
+  _globals['_ITEMERROR_DETAILSENTRY']._serialized_end=2602
+  _globals['_ITEMRESULT']._serialized_start=2604
+  _globals['_ITEMRESULT']._serialized_end=2668
 # @@protoc_insertion_point(module_scope)

@@ -201,6 +201,8 @@ class SlotRequest(google.protobuf.message.Message):
     GANG_ID_FIELD_NUMBER: builtins.int
     CPU_POLICY_FIELD_NUMBER: builtins.int
     RESTART_ON_DEVICE_LOSS_FIELD_NUMBER: builtins.int
+    TIME_LIMIT_FIELD_NUMBER: builtins.int
+    EXPECTED_RUN_TIME_FIELD_NUMBER: builtins.int
     allocation_id: builtins.str
     """Identity of the request and of the slot that will serve it. Required."""
     cpu_limit_milli: builtins.int
@@ -245,6 +247,21 @@ class SlotRequest(google.protobuf.message.Message):
     def cpu_policy(self) -> finegrain.v1.cpus_pb2.CpuPolicy:
         """Policies for the cpus and NUMA nodes of the slot; absent: the slot runs in the shared pool of any host."""
 
+    @property
+    def time_limit(self) -> google.protobuf.duration_pb2.Duration:
+        """How long one slot of the request may exist, from the moment at which the executor has carved it (ALLOCATED), by the
+        executor's clock; 1 s to 10 years. After this time the executor ends the slot by itself, also while the RM is away,
+        and the request ends RELEASED with reason "TIME_LIMIT". The time starts again if the request gets another slot, and
+        if the slot is reused for another request. A change of the slot's size does not change it. Absent: no limit.
+        """
+
+    @property
+    def expected_run_time(self) -> google.protobuf.duration_pb2.Duration:
+        """How long the work in the slot will probably take; at most `time_limit`. It is a hint: nothing ends after this time.
+        The RM uses it to decide which requests may use capacity that is reserved for a later moment. Absent: the RM uses
+        `time_limit` or, without a limit, the durations of earlier slots of the job.
+        """
+
     def __init__(
         self,
         *,
@@ -259,9 +276,11 @@ class SlotRequest(google.protobuf.message.Message):
         gang_id: builtins.str = ...,
         cpu_policy: finegrain.v1.cpus_pb2.CpuPolicy | None = ...,
         restart_on_device_loss: builtins.bool = ...,
+        time_limit: google.protobuf.duration_pb2.Duration | None = ...,
+        expected_run_time: google.protobuf.duration_pb2.Duration | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["cpu_policy", b"cpu_policy", "profile", b"profile"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "allow_pending", b"allow_pending", "cpu_limit_milli", b"cpu_limit_milli", "cpu_policy", b"cpu_policy", "gang_id", b"gang_id", "pids_max", b"pids_max", "profile", b"profile", "required_labels", b"required_labels", "restart_on_device_loss", b"restart_on_device_loss", "restart_on_loss", b"restart_on_loss", "target_address", b"target_address"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["cpu_policy", b"cpu_policy", "expected_run_time", b"expected_run_time", "profile", b"profile", "time_limit", b"time_limit"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "allow_pending", b"allow_pending", "cpu_limit_milli", b"cpu_limit_milli", "cpu_policy", b"cpu_policy", "expected_run_time", b"expected_run_time", "gang_id", b"gang_id", "pids_max", b"pids_max", "profile", b"profile", "required_labels", b"required_labels", "restart_on_device_loss", b"restart_on_device_loss", "restart_on_loss", b"restart_on_loss", "target_address", b"target_address", "time_limit", b"time_limit"]) -> None: ...
 
 global___SlotRequest = SlotRequest
 
@@ -446,6 +465,8 @@ class SlotStatus(google.protobuf.message.Message):
     RESIZES_FIELD_NUMBER: builtins.int
     ASSIGNMENT_FIELD_NUMBER: builtins.int
     DEVICE_CONDITIONS_FIELD_NUMBER: builtins.int
+    TIME_LIMIT_FIELD_NUMBER: builtins.int
+    REUSE_NUMBER_FIELD_NUMBER: builtins.int
     allocation_id: builtins.str
     """Identity of the slot; never empty."""
     generation: builtins.int
@@ -469,6 +490,10 @@ class SlotStatus(google.protobuf.message.Message):
     resize_number: builtins.int
     """Number of the slot's last change of size; 0: its size was never changed. In a report of an executor: the last
     change that the executor enforces. In a list of the RM: the last change that was requested.
+    """
+    reuse_number: builtins.int
+    """How often the slot was reused for another request, so that its time limit started again. In a report of an
+    executor: the last reuse that the executor knows of. Only slots with a time limit have this number.
     """
     @property
     def profile(self) -> finegrain.v1.resources_pb2.ResourceProfile:
@@ -499,6 +524,10 @@ class SlotStatus(google.protobuf.message.Message):
     def device_conditions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.devices_pb2.DeviceCondition]:
         """Conditions of those devices of the slot that are not healthy or have foreign uses. The RM sets this field in lists."""
 
+    @property
+    def time_limit(self) -> google.protobuf.duration_pb2.Duration:
+        """How long the slot may exist from ALLOCATED or from its last reuse on; absent: no limit."""
+
     def __init__(
         self,
         *,
@@ -519,9 +548,11 @@ class SlotStatus(google.protobuf.message.Message):
         resizes: collections.abc.Iterable[global___SlotResize] | None = ...,
         assignment: finegrain.v1.cpus_pb2.CpuAssignment | None = ...,
         device_conditions: collections.abc.Iterable[finegrain.v1.devices_pb2.DeviceCondition] | None = ...,
+        time_limit: google.protobuf.duration_pb2.Duration | None = ...,
+        reuse_number: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["allocated_time", b"allocated_time", "assignment", b"assignment", "isolation", b"isolation", "profile", b"profile"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allocated_time", b"allocated_time", "allocation_id", b"allocation_id", "assignment", b"assignment", "cpu_limit_milli", b"cpu_limit_milli", "cpus", b"cpus", "device_conditions", b"device_conditions", "executor_address", b"executor_address", "executor_id", b"executor_id", "generation", b"generation", "isolation", b"isolation", "job_id", b"job_id", "memory_bytes", b"memory_bytes", "pids_max", b"pids_max", "profile", b"profile", "resize_number", b"resize_number", "resizes", b"resizes", "state", b"state"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["allocated_time", b"allocated_time", "assignment", b"assignment", "isolation", b"isolation", "profile", b"profile", "time_limit", b"time_limit"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["allocated_time", b"allocated_time", "allocation_id", b"allocation_id", "assignment", b"assignment", "cpu_limit_milli", b"cpu_limit_milli", "cpus", b"cpus", "device_conditions", b"device_conditions", "executor_address", b"executor_address", "executor_id", b"executor_id", "generation", b"generation", "isolation", b"isolation", "job_id", b"job_id", "memory_bytes", b"memory_bytes", "pids_max", b"pids_max", "profile", b"profile", "resize_number", b"resize_number", "resizes", b"resizes", "reuse_number", b"reuse_number", "state", b"state", "time_limit", b"time_limit"]) -> None: ...
 
 global___SlotStatus = SlotStatus
 
@@ -541,7 +572,8 @@ class EndedSlot(google.protobuf.message.Message):
     reason: builtins.str
     """Why the slot ended: "OFFER_NOT_ACCEPTED" (the job master did not accept the slot in time), "ORPHANED" (for
     `orphan_timeout`, no RM confirmed the slot's job), "SLOT_BROKEN" (the slot's cgroup vanished, or the executor could
-    not restore it), "TERMINATED" (the executor was stopped with all its slots).
+    not restore it), "TERMINATED" (the executor was stopped with all its slots), "TIME_LIMIT" (the slot existed for as
+    long as its `time_limit`).
     """
     def __init__(
         self,

@@ -909,7 +909,8 @@ class TaskExit(google.protobuf.message.Message):
     """
     end_reason: builtins.str
     """Why the executor ended the task: "GPU_MEMORY_EXCEEDED" (the tasks of its slot used more than the slot's share of
-    the memory of a GPU), "MANAGED_MEMORY_REVOKED" (an operator did not give borrowed managed memory back in time).
+    the memory of a GPU), "MANAGED_MEMORY_REVOKED" (an operator did not give borrowed managed memory back in time),
+    "TIME_LIMIT" (the time limit of the task's slot was over; the whole slot ends).
     Empty: the executor did not end the task.
     """
     end_message: builtins.str

@@ -30,5 +30,8 @@ RAISED_EPOCH_MAX = 2**52
 stay below `COUNTER_MAX`.
 """
 
+TIME_LIMIT_MS_MIN, TIME_LIMIT_MS_MAX = 1_000, 10 * 365 * 24 * 3600 * 1000
+"""Shortest and longest time limit of a slot: 1 s and 10 years."""
+
 TOTAL_MAX = 2**63 - 1
 """Largest sum in an answer, which is the largest 64-bit integer. It replaces larger sums."""

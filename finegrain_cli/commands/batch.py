@@ -30,6 +30,7 @@ from finegrain_cli.slot_options import (
     CpuOption,
     DeviceOption,
     EnvOption,
+    ExpectedRunTimeOption,
     FpgaOption,
     GpuCoreOption,
     GpuMemoryOption,
@@ -47,6 +48,7 @@ from finegrain_cli.slot_options import (
     RdmaOption,
     RequireIsolationOption,
     ResourceOption,
+    TimeLimitOption,
     UserOption,
     seconds,
     slot_spec,
@@ -186,6 +188,8 @@ def batch(
             help="Maximum number of slots at a time; 0: no limit.",
         ),
     ] = 0,
+    time_limit: TimeLimitOption = "",
+    expected_run_time: ExpectedRunTimeOption = "",
     allow_pending: AllowPendingOption = False,
     output_limit: Annotated[
         str,
@@ -305,6 +309,8 @@ def batch(
             cpu_bind=cpu_bind,
             cpu_exclusive=cpu_exclusive,
             numa=numa,
+            time_limit=time_limit,
+            expected_run_time=expected_run_time,
             devices=DeviceOptions(
                 gpu,
                 gpu_core,

@@ -30,6 +30,7 @@ from finegrain_cli.slot_options import (
     CpuOption,
     DeviceOption,
     EnvOption,
+    ExpectedRunTimeOption,
     FpgaOption,
     GpuCoreOption,
     GpuMemoryOption,
@@ -48,6 +49,7 @@ from finegrain_cli.slot_options import (
     RequireIsolationOption,
     ResourceOption,
     RestartOnDeviceLossOption,
+    TimeLimitOption,
     UserOption,
     seconds,
     slot_spec,
@@ -59,6 +61,12 @@ if TYPE_CHECKING:
 
 # the size of a pipe; if the limit is smaller, each read waits for the caller
 OUTPUT_LIMIT_BYTES_MIN = 64 * 1024
+_OF_RUN = {
+    Reason.STILL_WAITING: ExitCode.STILL_WAITING,
+    Reason.TIME_LIMIT: ExitCode.TIME_LIMIT,
+}
+"""Exit codes for errors of `run` itself; all others are RUN_FAILED."""
+
 PLACEMENTS = ("anywhere", "same-executor", "same-label", "spread")
 
 
@@ -192,6 +200,8 @@ def run(
             help="Cancel the gang after it has waited for this time, such as 10m; default: never.",
         ),
     ] = "",
+    time_limit: TimeLimitOption = "",
+    expected_run_time: ExpectedRunTimeOption = "",
     allow_pending: AllowPendingOption = False,
     stats: Annotated[
         bool,
@@ -246,6 +256,8 @@ def run(
                 cpu_bind=cpu_bind,
                 cpu_exclusive=cpu_exclusive,
                 numa=numa,
+                time_limit=time_limit,
+                expected_run_time=expected_run_time,
                 devices=DeviceOptions(
                     gpu,
                     gpu_core,
@@ -277,8 +289,8 @@ def run(
     except FinegrainError as error:
         name_options(error, typed)
         print_error(error, OutputFormat.TABLE, hint_for(error, typed))
-        late = error.reason is Reason.STILL_WAITING
-        raise typer.Exit(ExitCode.STILL_WAITING if late else ExitCode.RUN_FAILED) from None
+        code = _OF_RUN.get(error.reason, ExitCode.RUN_FAILED)
+        raise typer.Exit(code) from None
     raise typer.Exit(code)
 
 

@@ -109,10 +109,13 @@ def start_failure(reason: Reason) -> int:
 
 
 def exit_code_of_task(result: fg.TaskResult) -> int:
-    """Returns the exit code. After a signal, this is 128 plus the signal's number, as in shells.
+    """Returns the exit code. If the time limit of the slot was over, it is TIME_LIMIT. After
+    another signal, this is 128 plus the signal's number, as in shells.
 
     If the command succeeded but its output is incomplete, this is the exit code of a failed `run`.
     """
+    if result.end_reason == Reason.TIME_LIMIT:
+        return ExitCode.TIME_LIMIT
     if result.signal:
         return ExitCode.SIGNAL + result.signal
     if result.output_lost and not result.exit_code:

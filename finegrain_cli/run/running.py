@@ -137,7 +137,12 @@ async def _why_killed(
 
     The end of the task may be known before the reason for it, so this waits for a short time.
     """
-    explained = result.oom_killed or result.timed_out or signals.ask_for_the_end
+    explained = (
+        result.oom_killed
+        or result.timed_out
+        or result.end_reason == Reason.TIME_LIMIT
+        or signals.ask_for_the_end
+    )
     if result.signal not in (signal.SIGTERM, signal.SIGKILL) or explained:
         return None
     with contextlib.suppress(TimeoutError):

@@ -171,6 +171,11 @@ def _labels(row: Row) -> str:
     return ",".join(f"{key}={value}" for key, value in sorted(row["labels"].items())) or "-"
 
 
+def _time_limit(row: Mapping[str, Any]) -> str:
+    limit_s = row["time_limit_s"]
+    return "-" if limit_s is None else format_duration(limit_s)
+
+
 def _isolation(row: Row) -> str:
     isolation = row.get("isolation")
     if not isolation:
@@ -267,6 +272,7 @@ SLOTS = (
     Column("limit", lambda row: format_bytes(row["memory_bytes"]), wide=True, right=True),
     Column("cpu cap", lambda row: format_cpu(row["cpu_limit_milli"]), wide=True, right=True),
     Column("pids", lambda row: str(row["pids_max"] or "default"), wide=True, right=True),
+    Column("time limit", _time_limit, wide=True, right=True),
     Column("class", class_text, wide=True),
     Column("cpus", cpus_text, wide=True),
     Column("numa", nodes_text, wide=True),

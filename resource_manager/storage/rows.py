@@ -56,7 +56,7 @@ SLOTS = codec(
     unstored=SLOT_RUNTIME,
 )
 
-SLOT_MOVES = move_codec(SLOTS, "cpus", "state", "allocated_time_ms", "isolation")
+SLOT_MOVES = move_codec(SLOTS, "cpus", "state", "allocated_time_ms", "isolation", "reuse_number")
 
 EXECUTORS = codec(
     tables.executors,

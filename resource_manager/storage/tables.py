@@ -27,7 +27,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 """Number of the last migration; a file `migrations/versions/000N_*.py` with this N must exist."""
 
 APPLICATION_ID = 0x4647524D
@@ -134,6 +134,8 @@ requests = _table(
     _text("gang_id", server_default=text("''")),
     _text("cpu_policy", server_default=text("''")),
     _flag("restart_on_device_loss", server_default=false()),
+    _number("time_limit_ms", nullable=True),
+    _number("expected_run_time_ms", nullable=True),
 )
 # The deletion of a job finds its requests by job id.
 Index(None, requests.c.job_id)
@@ -170,6 +172,8 @@ slots = _table(
     _text("ordered", nullable=True),
     _text("wanted", nullable=True),
     _text("assignment", nullable=True),
+    _number("time_limit_ms", nullable=True),
+    _number("reuse_number", server_default=text("0")),
 )
 
 executors = _table(
@@ -231,6 +235,8 @@ request_ranges = _table(
     _text("ended"),
     _text("cpu_policy", server_default=text("''")),
     _flag("restart_on_device_loss", server_default=false()),
+    _number("time_limit_ms", nullable=True),
+    _number("expected_run_time_ms", nullable=True),
 )
 # The deletion of a job finds its ranges by job id.
 Index(None, request_ranges.c.job_id)

@@ -299,21 +299,45 @@ class SlotTable:
 
     # -- results -----------------------------------------------------------------------------
 
-    def carved(self, key: SlotKey, isolation: Isolation, time_ms: int) -> Slot:
+    def carved(
+        self, key: SlotKey, isolation: Isolation, time_ms: int, boot_ms: int | None = None
+    ) -> Slot:
         """Marks a slot as ALLOCATED, because its limits are enforced on the host.
 
         Args:
             key: the slot.
             isolation: the isolation of the slot.
             time_ms: the time in milliseconds of the wall clock, only for display.
+            boot_ms: the time in milliseconds of the boot clock, at which the slot's time limit
+                starts.
 
         Raises:
             IllegalTransition: the slot is not CARVING.
         """
         slot = self._slots[key].with_state(
-            CarveState.ALLOCATED, isolation=isolation, allocated_time_ms=time_ms
+            CarveState.ALLOCATED,
+            isolation=isolation,
+            allocated_time_ms=time_ms,
+            limited_since_ms=boot_ms,
         )
         return self._put(slot)
+
+    def reused(self, key: SlotKey, number: int, boot_ms: int) -> bool:
+        """Starts the time limit of a slot again, because the slot was reused.
+
+        Args:
+            key: the slot.
+            number: number of the reuse. The limit starts once for each number.
+            boot_ms: the time in milliseconds of the boot clock.
+
+        Returns:
+            False if the reuse was known, or the slot is not ALLOCATED any more.
+        """
+        slot = self._slots.get(key)
+        if slot is None or slot.state is not CarveState.ALLOCATED or number <= slot.reuse_number:
+            return False
+        self._put(replace(slot, reuse_number=number, limited_since_ms=boot_ms))
+        return True
 
     def carve_failed(self, key: SlotKey) -> None:
         """Removes a slot whose carve failed, when nothing of it is left on the host.

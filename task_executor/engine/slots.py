@@ -7,7 +7,7 @@ stateDiagram-v2
     [*] --> CARVING: ordered, fits
     CARVING --> ALLOCATED: enforced on the host
     CARVING --> [*]: carve failed, nothing is left
-    ALLOCATED --> FREEING: ordered, unowned, orphaned, not accepted
+    ALLOCATED --> FREEING: ordered, unowned, orphaned, not accepted, time limit is over
     ALLOCATED --> [*]: its group vanished
     FREEING --> [*]: all its processes have ended
 ```
@@ -65,6 +65,7 @@ class SlotSpec:
     target_address: str = ""
     resize_number: int = 0  # number of the last resize; 0: the slot was never resized
     assignment: CpuAssignment | None = None  # None: class LS, in the whole shared pool
+    time_limit_ms: int | None = None  # the slot ends after this time; None: no limit
 
     @property
     def key(self) -> SlotKey:
@@ -137,10 +138,19 @@ class Slot:
     end_reason: str = ""  # why the slot is FREEING, if the RM did not order it
     accepted: bool = False  # True: the job master at the target address has accepted the slot
     becoming: SlotSpec | None = None  # the new size during a resize, booked in addition to `spec`
+    limited_since_ms: int | None = None  # boot clock time at which the time limit started
+    reuse_number: int = 0  # number of the reuse with which the time limit started again
 
     @property
     def key(self) -> SlotKey:
         return self.spec.key
+
+    @property
+    def ends_at_ms(self) -> int | None:
+        """Boot clock time at which the time limit of an ALLOCATED slot is over; None: no limit."""
+        if self.spec.time_limit_ms is None or self.state is not CarveState.ALLOCATED:
+            return None
+        return (self.limited_since_ms or 0) + self.spec.time_limit_ms
 
     @property
     def is_moving(self) -> bool:

@@ -8,7 +8,6 @@ the agent, receives the commands of the RM.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -25,6 +24,7 @@ from finegrain.rpc.wire import duration_ms_from_proto
 from finegrain.rpc.wire_cpus import host_policy_from_proto
 from finegrain.v1 import cpus_pb2, resource_manager_pb2, slots_pb2
 from task_executor.engine.slots import CarveState, SlotKey
+from task_executor.host.boot_clock import boot_seconds
 from task_executor.service.denials import Denials
 from task_executor.service.encoding import state_to_proto
 from task_executor.service.manager_link import ManagerLink
@@ -76,11 +76,6 @@ class AgentState:
     contact_at: float = 0.0  # time of the RM's last answer, by `boot_seconds`
     report_interval_ms: int = REPORT_INTERVAL_MS_DEFAULT
     reports_sent: int = 0
-
-
-def boot_seconds() -> float:
-    """Returns the time of a monotonic clock that also advances while the host is suspended."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Agent:
@@ -275,6 +270,12 @@ class Agent:
         if answer.host_policy_number:  # 0: unchanged
             await self._follow_policy(answer.host_policy, answer.host_policy_number)
         await self._free_unowned(answer.unowned_slots)
+        await keeper.restart_time_limits(
+            [
+                (SlotKey(each.allocation_id, each.generation), each.reuse_number)
+                for each in answer.reused_slots
+            ]
+        )
         if answer.send_full_report:
             keeper.reports.require_full_report()
             return _NextStep.AT_ONCE

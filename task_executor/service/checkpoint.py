@@ -32,7 +32,9 @@ from task_executor.engine.slots import EndedSlot, Slot, SlotKey
 from task_executor.service.denials import Denials
 from task_executor.service.operators import SlotOperator
 
-FORMAT_VERSION = 4  # 2: slots in a resize; 3: slots with dedicated cpus; 4: owners of slots
+FORMAT_VERSION = 5
+"""2: slots in a resize; 3: slots with dedicated cpus; 4: owners of slots; 5: time limits."""
+
 LOCK_FILE = "executor.lock"
 STATE_FILE = "state.json"
 ENDPOINT_FILE = "endpoint.json"

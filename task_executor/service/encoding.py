@@ -131,7 +131,7 @@ write = Writer(
             {"allocated_time": As("allocated_time_ms", _moment)},
             parts="spec",
             # Until a resize is confirmed, reports contain the old size.
-            kept="accepted becoming end_reason spec.owner spec.target_address",
+            kept=("accepted becoming end_reason limited_since_ms spec.owner spec.target_address"),
             unset="executor_id executor_address resizes device_conditions",
         ),
         Writing(

@@ -40,8 +40,9 @@ from finegrain.v1 import resource_manager_pb2, slots_pb2, task_executor_pb2_grpc
 from task_executor.engine.slot_table import SlotTable
 from task_executor.engine.slots import CarveState
 from task_executor.engine.squeeze import cpu_locations
+from task_executor.host.boot_clock import boot_seconds
 from task_executor.host.helper_messages import HelperInfo
-from task_executor.service.agent import Agent, boot_seconds
+from task_executor.service.agent import Agent
 from task_executor.service.checkpoint import ENDPOINT_FILE
 from task_executor.service.commands import CommandRunner
 from task_executor.service.device_levels import FILES_CLOSED, DeviceEnforcement
@@ -68,6 +69,7 @@ from task_executor.service.slot_keeper import Identity, SlotKeeper
 from task_executor.service.slot_sockets import SlotSockets
 from task_executor.service.squeezer import Squeezer, SqueezeRule
 from task_executor.service.task_runner import TaskRunner
+from task_executor.service.time_limits import TimeLimits
 from task_executor.service.usage import Meter
 
 PROTOCOL_VERSION = "1.1"  # 1.1: tasks of job graphs
@@ -245,6 +247,7 @@ class Front:
         self._run_in_background(self.sync.sweep())
         self._run_in_background(self._probe_lag())
         self._run_in_background(self._renewal.run())
+        self._run_in_background(TimeLimits(self.keeper, self.runner).run())
         if self.device_watch.has_work:
             self._run_in_background(self.device_watch.run())
         if self.mps is not None:

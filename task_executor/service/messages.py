@@ -11,11 +11,17 @@ from finegrain.resources import ResourceProfile
 from finegrain.rpc.addresses import check_dialable
 from finegrain.rpc.wire import (
     check_amount,
+    duration_ms_from_proto,
     profile_from_proto,
 )
 from finegrain.rpc.wire_cpus import assignment_from_proto
 from finegrain.v1 import slots_pb2, task_executor_pb2
-from finegrain.values.bounds import COUNTER_MAX, CPU_MILLI_MAX
+from finegrain.values.bounds import (
+    COUNTER_MAX,
+    CPU_MILLI_MAX,
+    TIME_LIMIT_MS_MAX,
+    TIME_LIMIT_MS_MIN,
+)
 from task_executor.engine.slots import SlotKey, SlotSpec
 
 PIDS_MAX = 1 << 22
@@ -77,6 +83,15 @@ def spec_from_proto(
         target_address=message.target_address,
         resize_number=check_amount(f"{where}.resize_number", slot.resize_number),
         assignment=assignment,
+        time_limit_ms=_time_limit(slot, f"{where}.time_limit"),
+    )
+
+
+def _time_limit(message: slots_pb2.SlotStatus, where: str) -> int | None:
+    if not message.HasField("time_limit"):
+        return None
+    return duration_ms_from_proto(
+        message.time_limit, where, smallest_ms=TIME_LIMIT_MS_MIN, largest_ms=TIME_LIMIT_MS_MAX
     )
 
 

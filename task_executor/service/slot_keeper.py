@@ -29,6 +29,7 @@ from task_executor.engine.cpu_ledger import CpuBinding
 from task_executor.engine.report_log import NumberedState, ReportLog
 from task_executor.engine.slot_table import Outcome, SlotTable
 from task_executor.engine.slots import CarveState, EndedSlot, Slot, SlotKey, SlotSpec
+from task_executor.host.boot_clock import boot_ms
 from task_executor.host.device_nodes import NO_NODES
 from task_executor.host.helper_messages import IsolationReport, SlotLimits
 from task_executor.host.network_ports import NetworkPorts
@@ -102,6 +103,7 @@ class SlotKeeper:
         enforcement: the limits on the use of devices that this executor can enforce.
         page_bytes: the size of a page of managed memory.
         ports: the network ports that slots can have.
+        boot_ms: returns the time in milliseconds of the boot clock, for time limits.
     """
 
     def __init__(
@@ -116,6 +118,7 @@ class SlotKeeper:
         page_bytes: int = PAGE_BYTES,
         ports: Iterable[int] = (),
         users_note: str = "",
+        boot_ms: Callable[[], int] = boot_ms,
     ) -> None:
         self.identity = identity
         self.table = table
@@ -123,6 +126,7 @@ class SlotKeeper:
         self.directory = directory
         self.default_grace_ms = default_grace_ms
         self.enforcement = enforcement
+        self.boot_ms = boot_ms
         self._users_note = users_note  # a note for all slots: `UserPolicy.note`
         self.closes_devices = False  # True: the helper can limit access to device files
         self.cpu_bindings = CpuBindings(table, helper)
@@ -337,7 +341,7 @@ class SlotKeeper:
             if isinstance(isolation, IsolationReport)
         )
         # Stage 3: save the enforced slots, and remove the remains of slots that failed.
-        now_ms = round(time.time() * 1000)
+        now_ms, boot_ms = round(time.time() * 1000), self.boot_ms()
         for slot, isolation in zip(new, isolations, strict=True):
             if isinstance(isolation, IsolationReport) and (refused := self.give_ports(slot.spec)):
                 failed[slot.key] = carve_failed(slot.spec, refused)
@@ -349,7 +353,10 @@ class SlotKeeper:
                     self._clean_up(slot.key)
                     continue
                 allocated = slot.with_state(
-                    CarveState.ALLOCATED, isolation=known, allocated_time_ms=now_ms
+                    CarveState.ALLOCATED,
+                    isolation=known,
+                    allocated_time_ms=now_ms,
+                    limited_since_ms=None if slot.spec.time_limit_ms is None else boot_ms,
                 )
                 enforced.append(allocated)
             else:
@@ -446,7 +453,9 @@ class SlotKeeper:
             return {slot.key: carve_failed(slot.spec, error) for slot in slots}
         else:
             for slot in slots:
-                self.table.carved(slot.key, slot.isolation, slot.allocated_time_ms)
+                self.table.carved(
+                    slot.key, slot.isolation, slot.allocated_time_ms, slot.limited_since_ms
+                )
             return {}
         finally:
             for slot in slots:
@@ -490,6 +499,22 @@ class SlotKeeper:
                 self._clean_up(key)
         if self._cleaning:
             await asyncio.wait(self._cleaning.values(), timeout=timeout_s)
+
+    async def restart_time_limits(self, reuses: Sequence[tuple[SlotKey, int]]) -> None:
+        """Starts the time limits of reused slots again, once for each reuse, and saves this.
+
+        Args:
+            reuses: the slots, each with the number of its last reuse.
+
+        Raises:
+            OSError: the checkpoint could not be written. The limits have started again in spite of
+                this.
+        """
+        now_ms = self.boot_ms()
+        restarted = [self.table.reused(key, number, now_ms) for key, number in reuses]
+        if any(restarted):
+            self.on_change()
+            await self.save()
 
     # -- freeing -----------------------------------------------------------------------------
 

@@ -378,10 +378,14 @@ class TaskRunner:
         if task.has_ended:
             return
         # Save the task before the kill, so that a restarted front still reports the reason.
-        if task.ended_for is None:
+        await self.note_reason(task, fault)
+        await self._unless_ended(self._helper.kill_task(task.task_id, 0))
+
+    async def note_reason(self, task: Task, fault: TaskFault) -> None:
+        """Records and saves why the executor is about to end a task, unless the task has ended."""
+        if task.ended_for is None and not task.has_ended:
             task.ended_for = fault
             await self._save_or_log(task)
-        await self._unless_ended(self._helper.kill_task(task.task_id, 0))
 
     async def signal(self, task: Task, signum: int) -> None:
         """Sends a signal to a task's process group, unless the task has ended.

@@ -24,6 +24,13 @@ class HoldingCommands(Commands):
                 yield f"{slot[0]} is reused for {slot[1]}"
         yield from self._items(outcomes)
 
+    def do_limits(self, words: Words) -> Iterator[str]:
+        """Prints how often the slots of a host were reused, and how often the host knows of it."""
+        executor = self.cluster.executors[words.subjects[0]]
+        for key, seen in sorted(executor.slots.items()):
+            number = self.cluster.state.slots[key].reuse_number
+            yield f"{key[0]}: reused {number} times, its executor knows of {seen.reuse_number}"
+
     def do_reservations(self, words: Words) -> Iterator[str]:
         """Prints all reservations."""
         for view in reservation_views(self.cluster.state):

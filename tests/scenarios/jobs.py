@@ -38,6 +38,7 @@ class JobCommands(Commands):
             allow_pending=words.flag("allow_pending"),
             restart_on_loss=words.flag("restart"),
             cpu_policy=cpu_policy(words),
+            time_limit_ms=words.time_limit_ms(),
         )
         requests = [replace(common, allocation_id=name) for name in words.subjects]
         yield from self._items(self.cluster.submit(*requests, job=job_id))
@@ -61,6 +62,7 @@ class JobCommands(Commands):
             restart_on_loss=restart,
             gang_id=gang_id,
             cpu_policy=cpu_policy(words),
+            time_limit_ms=words.time_limit_ms(),
         )
         cpu, mem = words.number("cpu"), words.number("mem")
         of_devices = devices.requests(words)

@@ -27,6 +27,7 @@ class RangeCommands(Commands):
             allow_pending=words.flag("allow_pending"),
             restart_on_loss=words.flag("restart"),
             cpu_policy=cpu_policy(words),
+            time_limit_ms=words.time_limit_ms(),
         )
         asked = RangeSpec(spec, words.number("first"), words.number("count", 1))
         yield from self._items(self.cluster.submit(asked, job=words.job()))

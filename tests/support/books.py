@@ -198,6 +198,9 @@ def everything() -> Changes:
         restart_on_loss=True,
         gang_id="gang-1",
         cpu_policy=CPU_POLICY,
+        restart_on_device_loss=True,
+        time_limit_ms=60_000,
+        expected_run_time_ms=30_000,
     )
     return Changes(
         jobs=[
@@ -234,6 +237,8 @@ def everything() -> Changes:
                 ordered=Resize(4, PROFILE, 4000, assignment=ASSIGNMENT),
                 wanted=Resize(5, PROFILE, 5000, wait_for_use=True, arrival_number=9),
                 assignment=ASSIGNMENT,
+                time_limit_ms=60_000,
+                reuse_number=3,
             ),
             slot("slot-2", state=SlotState.FREEING, isolation=None),
         ],

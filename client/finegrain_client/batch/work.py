@@ -108,6 +108,9 @@ class Attempt:
         except TaskNotStarted as error:
             return self._refused(error)
         except GONE as error:
+            if error.reason is Reason.TIME_LIMIT:
+                result = unknown_result(self.thread, error.message, reason=error.reason)
+                return AttemptOutcome(Ending.FAILED, result, error.message, error.reason)
             return AttemptOutcome(Ending.LOST, message=error.message, reason=error.reason)
         except FinegrainError as error:  # any other executor would also refuse the command
             result = unknown_result(self.thread, error.message, reason=error.reason)
@@ -124,7 +127,8 @@ class Attempt:
 
     def _ended(self, task: Task, result: TaskResult, began: float) -> AttemptOutcome:
         # If the slot was released or the job ended, the exit code is not a result of the command.
-        if result.cancelled:
+        # But a thread that reaches the time limit of its slot has failed.
+        if result.cancelled and result.end_reason != Reason.TIME_LIMIT:
             return AttemptOutcome(
                 Ending.CANCELLED, message="its task was ended together with its slot"
             )

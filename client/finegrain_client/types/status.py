@@ -73,6 +73,9 @@ class SlotStatus(Value):
     assignment: CpuAssignment | None = None  # None: an LS slot in the whole shared pool
     # The slot's devices that are not healthy, or that processes outside of finegrain use.
     device_conditions: tuple[DeviceCondition, ...] = ()
+    # longest time in seconds from `allocated_time` or the last reuse on; None: no limit
+    time_limit_s: float | None = None
+    reuse_number: int = 0  # how often the slot was reused; counted only with a time limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,8 @@ class RequestStatus(Value):
     range_id: str = ""
     restart_on_device_loss: bool = False
     cpu_policy: CpuPolicy = PLAIN
+    time_limit_s: float | None = None  # longest time of a slot in seconds; None: no limit
+    expected_run_time_s: float | None = None  # hint for the scheduler; None: not given
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,6 +121,7 @@ def slots_reported(state: State, event: SlotsReported) -> ReportAnswer:
         acknowledged_report_number=executor.report_number,
         host_policy=host_policy,
         host_policy_number=host_policy_number,
+        reused_slots=tuple((*key, host.slots[key].reuse_number) for key in host.reused),
     )
 
 
@@ -243,6 +244,10 @@ def _seen(state: State, host: Host, slot: Slot, seen: ReportedSlot, *, returning
         state.gang_moves.confirm(slot, isolation=seen.isolation, cpus=seen.cpus)
     if seen.resize_number:
         state.resizes.adopt_reported_size(slot, seen)
+    if slot.reuse_number > seen.reuse_number:
+        host.reused[key_of(slot)] = None
+    elif host.reused:
+        host.reused.pop(key_of(slot), None)
     if ends:
         return  # a later report will lack the slot, or list it as ended
     if slot.state is SlotState.FREEING:
@@ -293,6 +298,8 @@ def _ended(moves: RequestMoves, gang_moves: GangMoves, host: Host, ended: EndedS
         return None
     if ended.reason == Reason.OFFER_NOT_ACCEPTED:
         gang_moves.decline(slot)
+        return None
+    if ended.reason == Reason.TIME_LIMIT and moves.end_at_limit(slot):
         return None
     if slot.state is not SlotState.FREEING:
         message = f"the slot ended on executor {host.host_id}: {ended.reason}"

@@ -104,6 +104,8 @@ class Host(CpuAllocator):
         to_allocate: slots that the next commands must allocate.
         to_free: slots that the next commands must free.
         to_resize: slots that the next commands must resize.
+        reused: slots that were reused, and whose executor has not yet reported that it has started
+            their time limit again.
         resize_backoffs: resizes that the executor refused; they are tried again later.
         resized_last: True if the last command that did not free slots was a resize.
         frees_failed: number of consecutive failed attempts to free slots.
@@ -137,6 +139,7 @@ class Host(CpuAllocator):
     to_allocate: dict[SlotKey, None] = field(default_factory=dict)
     to_free: dict[SlotKey, None] = field(default_factory=dict)
     to_resize: dict[SlotKey, None] = field(default_factory=dict)
+    reused: dict[SlotKey, None] = field(default_factory=dict)
     resize_backoffs: dict[SlotKey, ResizeBackoff] = field(default_factory=dict)
     resized_last: bool = False
     frees_failed: int = 0
@@ -290,6 +293,7 @@ class Host(CpuAllocator):
         self.to_allocate.pop(key, None)
         self.to_free.pop(key, None)
         self.to_resize.pop(key, None)
+        self.reused.pop(key, None)
         self.resize_backoffs.pop(key, None)
         self.lost_cpus.pop(key, None)
 

@@ -69,6 +69,8 @@ def slot_to_dict(slot: Slot, executor_address: str) -> dict[str, object]:
         data["isolation"] = _isolation_data(slot.isolation)
     if slot.allocated_time_ms is not None:
         data["allocated_time_ms"] = slot.allocated_time_ms
+    if slot.time_limit_ms is not None:
+        data["time_limit_ms"] = slot.time_limit_ms
     if slot.ordered is not None or slot.wanted is not None:
         under_way = ((slot.ordered, "ORDERED"), (slot.wanted, "WAITING"))
         data["resizes"] = [_resize(one, state) for one, state in under_way if one is not None]

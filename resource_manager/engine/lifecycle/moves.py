@@ -16,6 +16,7 @@ from finegrain.cpu_assignment import CpuAssignment
 from finegrain.cpu_policy import PLAIN
 from finegrain.errors import Reason
 from finegrain.mapping.copies import copier
+from finegrain.units import format_duration
 from finegrain.values.isolation import Isolation
 from finegrain.values.states import RequestState, SlotState
 from resource_manager.engine.fairness import threads
@@ -431,6 +432,28 @@ class RequestMoves:
             self.journal.slot_event("slot_declined", slot, reason=reason, message=message)
         self.vanish(slot)
 
+    def end_at_limit(self, slot: Slot) -> bool:
+        """Handles a slot that its executor ended because its time limit was over.
+
+        The request ends, even with `restart_on_loss`: another slot would only reach the limit
+        again. The slot is deleted, because nothing of it is left.
+
+        Returns:
+            False if the slot was never granted. The request then has to get another slot, and the
+            caller must handle the slot as lost.
+        """
+        request = self.requests.served_by(slot)
+        if request is not None and request.state is not RequestState.GRANTED:
+            return False
+        if request is not None:
+            reason, message = Reason.TIME_LIMIT, time_limit_text(slot.time_limit_ms)
+            self.end_request(
+                request, RequestInput.RELEASE, reason=reason, message=message, slot=slot
+            )
+            self.journal.slot_event("slot_timed_out", slot, reason=reason, message=message)
+        self.vanish(slot)
+        return True
+
     def mark_superseded(self, slot: Slot) -> None:
         """Marks a slot that is being freed although its request is live. The request waits for
         another slot.
@@ -451,6 +474,12 @@ class RequestMoves:
         if gang is not None:
             # Until now the gang could not use the slot's host, so the gang is tried again.
             self.queue.non_batchables.unblock(gang.arrival_number)
+
+
+def time_limit_text(limit_ms: int | None) -> str:
+    """Returns the message of a request whose slot has reached its time limit."""
+    limit = "" if limit_ms is None else f" of {format_duration(limit_ms / 1000)}"
+    return f"its executor ended the slot, because the time limit{limit} was over"
 
 
 def _describe(slot: Slot, isolation: Isolation | None, cpus: str) -> None:

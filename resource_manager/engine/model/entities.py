@@ -72,6 +72,10 @@ class RequestSpec:
     gang_id: str = ""
     cpu_policy: CpuPolicy = PLAIN
     restart_on_device_loss: bool = False
+    # longest time of one slot of the request; the executor ends the slot after it; None: no limit
+    time_limit_ms: int | None = None
+    # hint: how long the work in the slot will probably take; None: not known
+    expected_run_time_ms: int | None = None
 
 
 class GangState(StrEnum):
@@ -268,6 +272,9 @@ class Slot:
     # the waiting resize: it is queued, in back-off, or waits for the end of `ordered`
     wanted: Resize | None = None
     assignment: CpuAssignment | None = None  # None: the slot runs in the whole shared pool (QoS LS)
+    time_limit_ms: int | None = None  # the executor ends the slot after this time; None: no limit
+    # how often the slot was reused; counted only with a time limit, which starts again each time
+    reuse_number: int = 0
     # runtime: these fields are never stored
     booked: Amounts = field(default_factory=dict)
     cost: float = 0.0  # cost per second while the slot accrues usage

@@ -252,6 +252,8 @@ class ReportAnswer:
     acknowledged_report_number: int = 0
     host_policy: HostPolicy | None = None  # settings that the executor has not applied yet
     host_policy_number: int = 0
+    # id, generation and reuse number of slots whose time limit must start again
+    reused_slots: tuple[tuple[str, int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ class ReportedSlot:
     isolation: Isolation | None = None
     resize_number: int = 0  # number of the last resize that the executor has carried out
     assignment: CpuAssignment | None = None
+    reuse_number: int = 0  # last reuse for which the executor has started the time limit again
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,12 +34,18 @@ from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.scheduling.next_in_order import NextInOrder
 from resource_manager.engine.state import State
 
+REPORTS_LEFT_MIN = 3
+"""A slot with a time limit is reused only if its executor will send at least this number of reports
+before the limit is over.
+"""
+
 WORK_TAKEN_OVER = "a slot that the job already had was reused for this request"
 FAIR_SHARE = "other jobs come first for the capacity of the slot"
 NOT_WAITING = "the request that would reuse the slot is not pending"
 NEEDS_OTHER_SLOT = "the request that would reuse the slot needs a different slot"
 NO_NEW_SLOTS = "no new slots may be placed on the slot's executor"
 OF_A_GANG = "slots of gangs are not reused, and gangs do not reuse slots"
+TIME_LEFT = "too little is left of the slot's time limit to start it again"
 RESIZED = "the slot was resized, or a resize is pending"
 ENDED = "the request of the slot has already ended"
 NOT_GRANTED = "the request of the slot was not granted"
@@ -89,7 +95,12 @@ def _reuse_or_free(
             (("generation", str(generation)), ("current", str(request.generation))),
         )
     # Compare with other jobs. Then either reuse the slot, or give it back.
-    reason, message = _obstacle(state.hosts, state.slots, request, waiting, following)
+    # The executor learns from the answers to its next reports that a time limit starts again. It
+    # must not end the slot before that.
+    until_ms = state.journal.now_ms + REPORTS_LEFT_MIN * state.settings.report_interval_ms
+    reason, message = _obstacle(
+        state.hosts, state.slots, request, waiting, following, until_ms=until_ms
+    )
     if not reason and waiting is not None:
         _take_over(state, request, waiting)
         # Later slots of this call must not take over this work again.
@@ -121,7 +132,13 @@ def _was_reused(request: Request, waiting: Request, following: NextInOrder) -> b
 
 
 def _obstacle(
-    hosts: Hosts, slots: Slots, request: Request, waiting: Request | None, following: NextInOrder
+    hosts: Hosts,
+    slots: Slots,
+    request: Request,
+    waiting: Request | None,
+    following: NextInOrder,
+    *,
+    until_ms: int,
 ) -> tuple[str, str]:
     """Returns why a slot may not be reused.
 
@@ -131,6 +148,7 @@ def _obstacle(
         request: the request that the slot serves.
         waiting: the pending request that the slot would serve; None: the request is unknown.
         following: the object that compares jobs.
+        until_ms: the executor knows by this time (monotonic) that the slot was reused.
 
     Returns:
         A reason and a message; both are empty if the slot may be reused.
@@ -151,6 +169,8 @@ def _obstacle(
         why = NEEDS_OTHER_SLOT
     elif not _has_its_size(hosts, slot, request):
         why = RESIZED
+    elif not _may_last(slot, until_ms):
+        why = TIME_LEFT
     elif slot.state is not SlotState.ALLOCATED or not hosts.of(slot).eligible:
         why = NO_NEW_SLOTS
     if why or slot is None:
@@ -169,6 +189,7 @@ def _need_equal_slots(request: Request, waiting: Request) -> bool:
         allow_pending=request.spec.allow_pending,
         restart_on_loss=request.spec.restart_on_loss,
         restart_on_device_loss=request.spec.restart_on_device_loss,
+        expected_run_time_ms=request.spec.expected_run_time_ms,
     )
     return like == request.spec
 
@@ -181,6 +202,15 @@ def _has_its_size(hosts: Hosts, slot: Slot, request: Request) -> bool:
     profile = request.spec.profile or default
     limit_milli = max(request.spec.cpu_limit_milli, profile.cpu_milli)
     return (slot.profile, slot.cpu_limit_milli) == (profile, limit_milli)
+
+
+def _may_last(slot: Slot, until_ms: int) -> bool:
+    """Returns True if the time limit of the slot is not over before `until_ms`."""
+    if slot.time_limit_ms is None:
+        return True
+    # After a restart, the start of a reused slot's thread is not known.
+    since_ms = slot.thread_since_ms
+    return since_ms is not None and since_ms + slot.time_limit_ms >= until_ms
 
 
 def _end_thread(journal: Journal, slots: Slots, jobs: dict[str, Job], request: Request) -> None:
@@ -205,6 +235,10 @@ def _take_over(state: State, request: Request, waiting: Request) -> None:
     )
     if slot is not None:
         slot.works_for = waiting.allocation_id
+        if slot.time_limit_ms is not None:
+            slot.reuse_number += 1
+            state.hosts.of(slot).reused[slot.allocation_id, slot.generation] = None
+            state.changes.slot_moved(slot)
         threads.note_reuse(state.jobs[request.job_id], slot, state.journal.now_ms)
         state.journal.slot_event(
             "slot_reused", slot, message=f"for request {waiting.allocation_id}"

@@ -21,6 +21,13 @@ def _releases(slots: Iterable[tuple[str, int]]) -> list[dict[str, Any]]:
     return [{"allocation_id": each, "generation": generation} for each, generation in slots]
 
 
+def _reuse_numbers(slots: Iterable[tuple[str, int, int]]) -> list[dict[str, Any]]:
+    return [
+        {"allocation_id": each, "generation": generation, "reuse_number": number}
+        for each, generation, number in slots
+    ]
+
+
 def _frees(command: SendFree) -> list[te_pb2.SlotFree]:
     return [
         te_pb2.SlotFree(
@@ -43,7 +50,10 @@ WRITINGS = (
     Writing(
         ReportAnswer,
         rm_pb2.ReportSlotsResponse,
-        {"unowned_slots": As("unowned", _releases)},
+        {
+            "unowned_slots": As("unowned", _releases),
+            "reused_slots": As("reused_slots", _reuse_numbers),
+        },
         given="rm_epoch denied epoch_proof",
     ),
     Writing(

@@ -31,7 +31,12 @@ from finegrain.rpc.wire_topology import check_cpu_list
 from finegrain.software_version import UNKNOWN, software_version
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.v1 import slots_pb2
-from finegrain.values.bounds import COUNTER_MAX, CPU_MILLI_MAX
+from finegrain.values.bounds import (
+    COUNTER_MAX,
+    CPU_MILLI_MAX,
+    TIME_LIMIT_MS_MAX,
+    TIME_LIMIT_MS_MIN,
+)
 from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.states import SlotState
 from finegrain.values.usage import Usage
@@ -132,7 +137,26 @@ def slot_request(message: slots_pb2.SlotRequest, field: str) -> RequestSpec:
         restart_on_device_loss=message.restart_on_device_loss,
         gang_id=gang_id,
         cpu_policy=request_policy(message, profile, field),
+        **_run_times(message, field),
     )
+
+
+def _run_times(message: slots_pb2.SlotRequest, field: str) -> dict[str, int]:
+    times: dict[str, int] = {}
+    # Most requests have no times, and one call may have thousands of requests.
+    if message.HasField("time_limit"):
+        times["time_limit_ms"] = duration_ms_from_proto(
+            message.time_limit,
+            f"{field}.time_limit",
+            smallest_ms=TIME_LIMIT_MS_MIN,
+            largest_ms=TIME_LIMIT_MS_MAX,
+        )
+    if message.HasField("expected_run_time"):
+        largest_ms = times.get("time_limit_ms", TIME_LIMIT_MS_MAX)
+        times["expected_run_time_ms"] = duration_ms_from_proto(
+            message.expected_run_time, f"{field}.expected_run_time", largest_ms=largest_ms
+        )
+    return times
 
 
 def _check_limit(limit: int, profile: ResourceProfile | None, field: str) -> None:
@@ -344,6 +368,7 @@ def _reported_slot(message: slots_pb2.SlotStatus, field: str) -> ReportedSlot:
         cpus=check_cpu_list(cpus, f"{field}.cpus") if cpus else "",
         isolation=isolation,
         resize_number=check_amount(f"{field}.resize_number", message.resize_number),
+        reuse_number=check_amount(f"{field}.reuse_number", message.reuse_number),
         assignment=assignment,
     )
 

@@ -10,7 +10,7 @@ from finegrain.cpu_assignment import CpuAssignment
 from finegrain.mapping.stored import STORED
 from finegrain.resources import ResourceProfile
 from finegrain.rpc.mapping.fields import numbers_of
-from finegrain.rpc.wire import KNOWN_MAX, isolation_to_proto, profile_to_proto
+from finegrain.rpc.wire import KNOWN_MAX, duration_ms_to_proto, isolation_to_proto, profile_to_proto
 from finegrain.rpc.wire_cpus import assignment_to_proto
 from finegrain.v1 import cpus_pb2, resources_pb2, slots_pb2
 from finegrain.values.isolation import Isolation
@@ -46,6 +46,8 @@ def slot_status_of_event(data: Mapping[str, Any]) -> slots_pb2.SlotStatus:
     if (time_ms := data.get("allocated_time_ms")) is not None:
         moment = message.allocated_time
         moment.seconds, moment.nanos = time_ms // 1000, time_ms % 1000 * 1_000_000
+    if (limit_ms := data.get("time_limit_ms")) is not None:
+        message.time_limit.CopyFrom(duration_ms_to_proto(limit_ms))
     if resizes := data.get("resizes"):
         message.resizes.extend(_resize_of_event(each) for each in resizes)
     if (assignment := data.get("assignment")) is not None:

@@ -76,7 +76,7 @@ class Verdict:
 
 REQUEST_UNREAD = (
     "cpu_limit_milli target_address allow_pending restart_on_loss restart_on_device_loss gang_id "
-    "cpu_policy"
+    "cpu_policy time_limit expected_run_time"
 )
 EVENT_UNREAD = "kind executor_id job_id allocation_id reason message"
 
@@ -195,7 +195,8 @@ def test_parts_paths_properties_and_functions_when_writing() -> None:
                 "cpu_limit_milli": FromValue(lambda view: view.spec.pids_max + 1),
             },
             parts="spec",
-            unset="allow_pending restart_on_loss restart_on_device_loss cpu_policy",
+            unset="allow_pending restart_on_loss restart_on_device_loss cpu_policy time_limit"
+            " expected_run_time",
         )
     )
     message = write(slots_pb2.SlotRequest, View(Request("a", pids_max=4), "job"))

@@ -177,6 +177,7 @@ class Conversation:
         if answer.acknowledged_report_number == executor.report_number:
             executor.acknowledged(executor.report_number)
         executor.drop(answer.unowned)
+        executor.start_limits_again(answer.reused_slots)
         if answer.host_policy_number:
             executor.follow(answer.host_policy, answer.host_policy_number)
         return answer

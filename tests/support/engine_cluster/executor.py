@@ -192,6 +192,12 @@ class FakeExecutor:
         for key in keys:
             self.slots.pop(key, None)
 
+    def start_limits_again(self, reused: tuple[tuple[str, int, int], ...]) -> None:
+        """Starts the time limits of reused slots again; the next report confirms it."""
+        for name, generation, number in reused:
+            if (slot := self.slots.get((name, generation))) is not None:
+                self.slots[name, generation] = replace(slot, reuse_number=number)
+
     def end(self, key: Key, reason: str) -> None:
         """Ends a slot without a command."""
         if self.slots.pop(key, None) is not None:

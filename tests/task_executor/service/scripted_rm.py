@@ -50,6 +50,7 @@ class ScriptedRM:
     reports: list[rm.ReportSlotsRequest] = field(default_factory=list)
     states: list[slots_pb2.SlotReport] = field(default_factory=list)
     unowned: list[rm.SlotRelease] = field(default_factory=list)
+    reused: list[rm.SlotReuseNumber] = field(default_factory=list)
     refuse: FinegrainError | None = None
     refused_at: list[float] = field(default_factory=list)
     register_again: bool = False
@@ -132,6 +133,7 @@ class ScriptedRM:
             acknowledged_report_number=request.report.report_number if self.acknowledge else 0,
             host_policy=self.policy if self.policy_number else None,
             host_policy_number=self.policy_number,
+            reused_slots=self.reused,
             denied=self.denied if self.denied.number != request.denied_number else None,
         )
 

@@ -133,6 +133,7 @@ def test_the_document_is_spelled_as_ever() -> None:
             "target_address": "",
             "resize_number": 0,
             "assignment": None,
+            "time_limit_ms": None,
         },
         "state": "FREEING",
         "isolation": {},
@@ -140,6 +141,8 @@ def test_the_document_is_spelled_as_ever() -> None:
         "end_reason": "",
         "accepted": False,
         "becoming": None,
+        "limited_since_ms": None,
+        "reuse_number": 0,
     }
     assert content["slots"][0]["spec"]["assignment"] == {
         "qos": "LSR",

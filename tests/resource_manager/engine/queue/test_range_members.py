@@ -20,6 +20,8 @@ ASKED = RequestSpec(
     restart_on_loss=True,
     restart_on_device_loss=True,
     cpu_policy=CpuPolicy(QosClass.LSR),
+    time_limit_ms=60_000,
+    expected_run_time_ms=30_000,
 )
 
 
