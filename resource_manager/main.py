@@ -2,8 +2,8 @@
 
 The steps are: lock the state directory, read the certificates, bind the ports, and become the
 leader or wait as a standby. Until the state is read, callers get UNAVAILABLE. A wrong configuration
-ends the process with one clear line. If a standby has led and was replaced, its process executes
-the program again, so that no call in progress continues.
+ends the process with one clear line. If another resource manager replaces this one as the leader,
+the process executes the program again. So no call in progress continues.
 """
 
 from __future__ import annotations
@@ -67,13 +67,14 @@ COLLECTOR_THRESHOLDS = (10_000, 10, 10)
 """Thresholds for `gc.set_threshold`.
 
 Each slot creates about 30 objects that stay in memory. With Python's default threshold of 700, the
-cyclic collector scanned these objects so often that the scans took a quarter of the time of event
+cyclic collector scanned these objects very often. The scans took a quarter of the time of event
 processing.
 """
 
 Ready = Callable[[str, str], None]
-"""Called when this resource manager serves or stands by, with its address and its metrics address
-(empty: none)."""
+"""A function that is called when this resource manager serves or stands by. It gets the address and
+the metrics address (empty: none).
+"""
 
 _log = get_logger("finegrain.rm")
 
@@ -260,7 +261,7 @@ async def _resource_manager(options: ResourceManagerOptions) -> AsyncIterator[_R
         runner.fatal.add_done_callback(lambda _fatal: links.drop_all())
         runner.fatal.add_done_callback(lambda _fatal: provisioning.drop_all())
         runner.fatal.add_done_callback(lambda _fatal: components.leadership.end())
-        # The server stops before the runner stops, so that calls in progress are still committed.
+        # Stop the server before the runner. So calls in progress are still committed.
         stack.push_async_callback(server.stop, STOP_GRACE_S)
         metrics_address = await serve_metrics(components, stack)
         # The file with the address is removed first, because this callback is pushed last. So no
@@ -289,7 +290,7 @@ async def _until_the_end(
     end = asyncio.create_task(stopping.wait())
     try:
         await asyncio.wait({lead_task, end}, return_when=asyncio.FIRST_COMPLETED)
-        # If `fatal` is set, its error is more precise than the error of this task.
+        # If `fatal` has an error, this error is more precise than the error of the task.
         if lead_task.done() and not runner.fatal.done():
             if isinstance(error := lead_task.exception(), Contested):
                 runner.fatal.set_result(error)

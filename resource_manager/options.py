@@ -22,7 +22,7 @@ class ResourceManagerOptions:
     """Options of `finegrain rm serve`. docs/configuration.md describes each option."""
 
     state_dir: Path
-    database_url: str = ""  # empty: SQLite in the state directory
+    database_url: str = ""  # empty: use SQLite in the state directory
     listen: ListenOptions = field(
         default_factory=lambda: ListenOptions(
             address=MANAGER_DEFAULT, metrics_address=DEFAULT_METRICS_ADDRESS
@@ -30,7 +30,8 @@ class ResourceManagerOptions:
     )
     advertise_address: str = ""  # address for other processes; empty: the bound address
     standby: bool = False  # True: wait while another process leads; False: end this process
-    # address of the join port; None: `JOIN_PORT_DISTANCE` above the main port; empty: no join port
+    # address of the join port. None: its port is the main port plus `JOIN_PORT_DISTANCE`; empty:
+    # there is no join port
     join_listen: str | None = None
     # address of the join port for other processes; empty: on the host of the advertised address
     join_advertise: str = ""

@@ -55,7 +55,7 @@ class State:
         self.settings = settings
         self.rm_epoch = rm_epoch
         self.started = at
-        # Durable.
+        # Durable state: it is in the store, too.
         self.jobs: dict[str, Job] = {}
         self.ranges = RangeLedger()
         self.requests = Requests(self.ranges)
@@ -64,7 +64,8 @@ class State:
         self.gangs = GangLedger()
         self.provisions: dict[str, Provision] = {}  # requested executors, oldest first
         self.groups: dict[str, Group] = {}
-        self.host_settings: dict[str, HostSetting] = {}  # by executor; "": the whole cluster
+        # The key is the executor id, or "" for the whole cluster.
+        self.host_settings: dict[str, HostSetting] = {}
         self.changes = ChangeTracker()
         self.numbers = Numbers(self.changes)
         self.history = History(settings)
@@ -81,7 +82,7 @@ class State:
         self.transitions = Transitions()
         # A dict serves as an ordered set. The order makes equal events lead to equal decisions.
         self.outbox: dict[str, None] = {}  # executors that may need a command
-        # requests and parts of ranges that were accepted; the history does not yet say whether they
+        # accepted requests and parts of ranges for which the history does not yet say whether they
         # were placed or must wait
         self.newcomers: deque[Request] = deque()
         self.new_parts: list[Part] = []
@@ -89,7 +90,8 @@ class State:
         self.reservations = Reservations()
         # the last arrival number that the last `Decide` has considered
         self.considered_arrival = 0
-        # executors that this process has answered; they may know its epoch from the answer
+        # executors that this process has answered; an answer tells an executor the epoch of this
+        # process
         self.answered_executors: set[str] = set()
         # Objects that change the states of entities, and keep the ledgers in step with the changes.
         self.journal = Journal(
@@ -233,7 +235,7 @@ class State:
 
     @property
     def unfinished(self) -> bool:
-        """True if this `Decide` has left work, so that the next `Decide` must continue."""
+        """True: this `Decide` has left work, so the next `Decide` must continue."""
         # Newcomers are in order of arrival. A newcomer with a number up to `considered_arrival` was
         # already considered for placement. Only its history entry is missing.
         decided = bool(self.newcomers) and (

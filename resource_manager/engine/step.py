@@ -1,9 +1,9 @@
 """Applies one event to the state, and returns an answer and effects. No other code changes the
 state.
 
-`step` reads no clock, makes no ids and does no I/O. A `FinegrainError` about the caller's input is
-raised before the state is changed. `IllegalTransition` and `InvariantBroken` show a bug. The state
-may then be changed in part, so the caller drops it and restores it from the store.
+`step` reads no clock, makes no ids and does no I/O. If the caller's input is wrong, it raises a
+`FinegrainError` before it changes the state. `IllegalTransition` and `InvariantBroken` show a bug.
+The state may then be changed in part, so the caller drops it and restores it from the store.
 
 For each batch, the caller applies any number of events, then one `Decide`. Then the caller takes
 the changed rows (`State.changes.take()`) and commits them. Only after the commit, the caller
@@ -94,8 +94,8 @@ from resource_manager.engine.scheduling.slot_reuse import reuse_slots
 from resource_manager.engine.state import State
 
 TIMERS_AT_ONCE = 500
-"""One step handles at most this many timers. Timers without work change no row, so the limit for
-rows does not stop them.
+"""One step handles at most this many timers. Timers without work change no row. So the limit for
+rows does not limit them.
 """
 
 
@@ -188,8 +188,8 @@ def _handle(state: State, event: Event) -> object:  # noqa: C901, PLR0912, PLR09
                 state.timers.listening_since_ms = state.journal.now_ms
             _fire_timers(state)
         case Decide():
-            # The timers fire before the placement, because requests that end by an expired lease or
-            # timeout must get no slots.
+            # The timers fire before the placement. Requests that end by an expired lease or timeout
+            # must get no slots.
             if state.timers.left_over:
                 _fire_timers(state)
             decide(state)

@@ -1,9 +1,9 @@
 """The command provider: starts and stops executors with commands that the administrator configures.
 
 This module fills the administrator's templates, runs them and interprets their exit status. Before
-a command runs, a note on disk names its process, and how to stop the executor. So a resource
-manager that starts after a crash can stop the process and the executor, even if the shape is no
-longer configured.
+a command runs, a note on disk names its process, and says how to stop the executor. So a resource
+manager that starts after a crash can stop the process and the executor. This works even if the
+shape is not configured any more.
 
     <directory>/notes/ID.json      the executor's shape and handle, and how to stop it
     <directory>/output/ID.start    the start command, its exit status and output; also .stop and
@@ -110,7 +110,8 @@ class CommandProvider:
         self._context = context
         self.directory = (settings.directory or context.state_dir / FOLDER).absolute()
         self._hanging: dict[str, Process] = {}  # status commands that could not be killed
-        # One thread for each command that may run at once; further commands wait for a thread.
+        # There is one thread for each command that may run at the same time. More commands wait for
+        # a thread.
         self._runs = ThreadPoolExecutor(settings.run_at_once_max, thread_name_prefix="command")
         self._status_threads = ThreadPoolExecutor(
             CHECKS_AT_ONCE_MAX, thread_name_prefix="command-status"
@@ -165,7 +166,7 @@ class CommandProvider:
         if own is None:
             raise ProviderFailed(f"shape {shape} is no longer configured")
         settings: CommandShape = own.settings
-        # An executor that may already run is stopped first, so that exactly one executor of this id
+        # The executor may already run, so it is stopped first. Then exactly one executor of this id
         # runs afterwards.
         if again or self.owns(executor_id):
             self._stop(executor_id, shape, "", cancellation)
@@ -204,8 +205,8 @@ class CommandProvider:
                 "former value",
                 details={"executor_id": executor_id, "shape": shape},
             )
-        # A command that still runs is ended first, because it could start the executor after the
-        # stop command.
+        # A command that still runs is ended first: it could start the executor after the stop
+        # command.
         _end_running(executor_id, note)
         note.handle = handle or note.handle
         if uses_handle(note.stop) and not note.handle:
@@ -278,11 +279,11 @@ class CommandProvider:
         Raises:
             ProviderFailed: the command cannot be started or killed, or the note cannot be written.
         """
-        # Write the note before the command starts, so that `stop` works after a crash at any later
+        # Write the note before the command starts. So `stop` works after a crash at any later
         # moment.
         self._write_note(executor_id, note)
 
-        # `run_command` calls this function before the program runs, so that the program never runs
+        # `run_command` calls this function before the program runs. So the program never runs
         # without a note.
         def noted(process: Process) -> None:
             note.running = {"boot_id": boot_id(), **asdict(process)}

@@ -69,7 +69,8 @@ def read_command_shape(table: ConfigTable) -> CommandShape:
         handle=table.choice("handle", HANDLES, "executor_id"),
         handle_pattern=pattern,
         stop_gone=tuple(table.integers("stop_gone", ())),
-        # `systemctl status` returns 3 and 4 for units that do not run or do not exist.
+        # `systemctl status` returns 3 for a unit that does not run, and 4 for a unit that does not
+        # exist.
         status_gone=tuple(table.integers("status_gone", (3, 4))),
         status_running_pattern=table.pattern("status_running_pattern"),
     )

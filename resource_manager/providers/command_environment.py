@@ -68,10 +68,10 @@ def environment_of(values: Mapping[str, str], own: ConfiguredShape | None) -> di
     Args:
         values: the values of the placeholders, as `values_of` returns them. The handle is included
             if it is known.
-        own: the shape of the executor; None if the shape is no longer configured.
+        own: the shape of the executor; None: the shape is not configured any more.
     """
     # `clean_environment` removes the FINEGRAIN_ variables of the resource manager. So the executor
-    # receives only the FINEGRAIN_ variables that are set here.
+    # receives no FINEGRAIN_ variables except those that are set here.
     environment = {
         **clean_environment(),
         "FINEGRAIN_EXECUTOR_ID": values["executor_id"],

@@ -1,8 +1,8 @@
 """Runs one command of the administrator: without a shell, with bounded time and bounded output.
 
-A command has ended when its first process has ended, even if a background process still has its
-output open. The beginning and the end of each output stream are kept. The code blocks, so it runs
-in a thread; it needs no event loop.
+A command has ended when its first process has ended. A background process may still have its output
+open. The beginning and the end of each output stream are kept. The code blocks. So it runs in a
+thread, and needs no event loop.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Kept:
         """Appends the next part of the stream."""
         self.length += len(data)
         room = KEPT_BYTES - len(self.head)
-        # After the head only the tail is kept, so memory is bounded even if a command prints very
+        # After the head, only the tail is kept. So memory is limited even if a command prints very
         # much.
         self.head += data[:room]
         self.tail += data[room:]
@@ -73,7 +73,7 @@ class Outcome:
     """How a command ended.
 
     `exit_code` is as in subprocess: negative for a signal. `ended_because` is the reason why the
-    provider killed the command; it is empty if the command ended by itself.
+    provider killed the command; empty: the command ended by itself.
     """
 
     argv: tuple[str, ...]
@@ -144,8 +144,7 @@ def run_command(
         _let_run(child)
         kept, ended_because = _follow(child, began + timeout_s, cancellation)
     except BaseException:
-        # The group is ended also after an error of `started`, because the program must not run
-        # without a note.
+        # End the group also after an error in `started`: the program must not run without a note.
         end_group(child.pid)
         _reap(child, process)
         raise
@@ -192,8 +191,8 @@ def _without(secret: str, text: str) -> str:
 
 
 def _reap(child: subprocess.Popen[bytes], process: Process) -> int:
-    """Returns the exit status. The wait is bounded, because a process that cannot be killed must
-    not block this thread indefinitely.
+    """Returns the exit status. The wait has a limit: if a process cannot be killed, this thread
+    must not block indefinitely.
     """
     try:
         return child.wait(END_WAIT_S)

@@ -79,7 +79,7 @@ def fill(template: Sequence[str], values: Mapping[str, str]) -> list[str]:
     for word in template:
         parts = []
         for text, name, _, _ in string.Formatter().parse(word):
-            parts.append(text)  # literal text before the placeholder
+            parts.append(text)  # literal text in front of the placeholder
             if name is not None:
                 parts.append(values[name])
         filled.append("".join(parts))

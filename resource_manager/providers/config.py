@@ -1,7 +1,7 @@
 """Reads the providers' file, which has the shapes of executors, their providers, and all limits.
 
-The result has the settings that the engine needs (`engine/model/settings.py: Provisioning`) and,
-for each provider, the settings that its kind decoded. docs/providers.md is the manual of the file.
+The result has two parts: the settings that the engine needs (`engine/model/settings.py:
+Provisioning`), and the settings of each provider, decoded by the provider's kind.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def read_providers(file: Path) -> ProvidersConfiguration:
 def no_providers() -> ProvidersConfiguration:
     """Returns the configuration without a file: no executors are requested."""
     nothing = ConfigTable({}, Path())
-    # Each kind decodes an empty table, so that only one place has its defaults.
+    # Let each kind decode an empty table. So its defaults are in only one place.
     common = {
         name: kind.read_common(nothing.table(name)) for name, kind in built_in_kinds().items()
     }
@@ -153,7 +153,7 @@ def _shapes(top: ConfigTable, kinds: dict[str, ProviderKind]) -> list[Configured
             table.wrong("name", name, "each name only once")
         # From here on, errors name the shape, which helps more than its number in the file.
         table.path = f"shape {name}"
-        # The provider decodes its own table; all other keys are the same for every provider.
+        # Each provider decodes a table of its own. All other keys are the same for every provider.
         provider = table.choice("provider", installed_names())
         kind = kinds.get(provider) or kinds.setdefault(provider, find_kind(provider))
         own = table.table(provider, path=f"shape {name}.{provider}")
@@ -219,7 +219,7 @@ def _total(table: ConfigTable, read: ReadShape) -> Amounts:
             )
     else:
         total = read.total
-    # Round down as executors do, so that the plan promises no more than they register.
+    # Round down as executors do. The plan must not promise more than executors will register.
     return {**total, MEMORY_BYTES: round_down(total.get(MEMORY_BYTES, 0), MEMORY_GRAIN_BYTES)}
 
 

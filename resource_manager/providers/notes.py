@@ -1,4 +1,6 @@
-"""Small files of providers: notes that must survive a crash, and output that only people read."""
+"""Writes and reads small files of providers. Some are notes that must survive a crash. Others
+contain output that only people read.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ def write_durably(path: Path, text: str) -> None:
     # Write in the same directory, because a rename is atomic only within a file system.
     fresh = path.with_name(f".{path.name}.new")
     with fresh.open("w", encoding="utf-8") as file:
-        # Set the mode before writing, so that no other user can read the content.
+        # Set the mode before writing. Otherwise another user could read the content.
         os.fchmod(file.fileno(), 0o600)
         file.write(text + "\n")
         file.flush()
@@ -60,7 +62,7 @@ def keep_newest(folder: Path, count: int) -> None:
 
 
 def tail(path: Path, length: int = 8192) -> str:
-    """Returns the last `length` bytes of a file as text; empty if it cannot be read."""
+    """Returns the last `length` bytes of a file as text; empty: the file cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - length))

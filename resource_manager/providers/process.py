@@ -1,7 +1,7 @@
 """The process provider: runs executors on this host, each with a separate share of the host.
 
 This module gives a share to each executor and writes the executor's configuration. All records are
-on disk (see `process_executor`), so a resource manager that starts after a crash finds every
+on disk (see `process_executor`). So a resource manager that starts after a crash finds every
 executor again. Executors outlive the resource manager.
 
 If a resource manager never returns, the executors of its process provider continue to run. To stop
@@ -229,7 +229,7 @@ class ProcessProvider:
         return Started(self._handle(executor), f"process {front.pid}{share}")
 
     def _stop(self, executor_id: str, handle: str, cancellation: Cancellation) -> str:
-        # If the executor was started on another host, this host cannot tell whether it still runs.
+        # If the executor was started on another host, this host cannot know whether it still runs.
         self._check_here(executor_id, handle)
         executor = self._executor(executor_id, "")
         return executor.stop(self._settings.stop_timeout_ms / 1000, cancellation)
@@ -254,16 +254,15 @@ class ProcessProvider:
         try:
             executor.start()
         except ProviderFailed as error:
-            # The result is UNKNOWN, because the next check tries again, as often as `may_restart`
-            # allows.
+            # The result is UNKNOWN: the next check tries again, as often as `may_restart` allows.
             return Observation(Presence.UNKNOWN, error.message)
         return Observation(Presence.RUNS, "it was killed and was started again")
 
     def _claim(self, executor: ExecutorDirectory, own: ConfiguredShape) -> None:
         """Books a share that overlaps with no share in use, and creates the directory.
 
-        A share is in use until the directory of its executor is removed, even if the executor no
-        longer runs.
+        A share is in use until the directory of its executor is removed. It stays in use even if
+        the executor does not run any more.
 
         Raises:
             ProviderFailed: no share is free, or it is not known which shares are in use.
@@ -290,8 +289,8 @@ class ProcessProvider:
             given = [claim.share for claim in claims.values() if claim is not None]
             names = {share.name for share in given}
             shares: tuple[Share, ...] = own.settings.shares
-            # The cpus of a share may have changed since it was claimed, so compare both names and
-            # cpus.
+            # Compare both the names and the cpus: the cpus of a share may have changed since it was
+            # claimed.
             free = (s for s in shares if s.name not in names and not overlap([*given, s]))
             share = next(free, None)
             if share is None:
@@ -307,7 +306,7 @@ class ProcessProvider:
         """Takes the lock for claims, and releases it when the context ends. All processes that use
         this directory share the lock.
 
-        The wait is bounded, because an earlier leader that was stopped by SIGSTOP may have the
+        The wait has a limit: an earlier leader may have been stopped by SIGSTOP while it had the
         lock.
         """
         path = self.directory / "lock"
@@ -389,8 +388,8 @@ class ProcessProvider:
         )
 
     def _check_here(self, executor_id: str, handle: str) -> None:
-        # A record in this directory shows that the executor belongs here, even if its handle
-        # differs.
+        # A record in this directory shows that the executor belongs here. So a different handle
+        # does not matter.
         if self._elsewhere(handle) and not self.owns(executor_id):
             raise ProviderFailed(
                 f"executor {executor_id} was started as {handle}, but this resource manager "

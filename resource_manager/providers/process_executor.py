@@ -11,9 +11,9 @@
     output/ID.log                output of removed executors; only the newest files are kept
 
 A directory appears by a rename, complete with its claim. It disappears by another rename, before
-its content is deleted. So after a crash between any two steps there is either no directory, or a
-directory that claims its share and identifies its processes. The functions of this module block,
-and need no resource manager.
+its content is deleted. So after a crash between any two steps, there are two possibilities: there
+is no directory, or there is a directory that claims its share and identifies its processes. The
+functions of this module block, and need no resource manager.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class ExecutorDirectory:
     def front(self) -> Process | None:
         """Returns the live front. Its process is in the note, or is found by the command line.
 
-        A front that was started just before a crash may have no note.
+        If a front was started just before a crash, it may have no note.
         """
         note = self._note()
         # After a reboot, the pid belongs to another process.
@@ -156,8 +156,8 @@ class ExecutorDirectory:
         """Starts the front, detached from this process.
 
         Args:
-            only_to_end: True: the front must not register, so that the resource manager places
-                nothing on it.
+            only_to_end: True: the front must not register, so the resource manager places no slots
+                on it.
 
         Raises:
             ProviderFailed: the program cannot be run.
@@ -199,16 +199,17 @@ class ExecutorDirectory:
         return (self.state_dir / "endpoint.json").exists()
 
     def may_restart(self) -> bool:
-        """Returns whether a front that was killed may be restarted."""
+        """Returns True if a front that was killed may be restarted."""
         # Without an endpoint file the front shut down cleanly, or never served.
         return self.served() and int(self._note().get("starts", 0)) <= RESTARTS_MAX
 
     def bound_output(self) -> None:
-        """Truncates the output file if it is larger than `OUTPUT_BYTES_MAX`; keeps the newest part.
+        """If the output file is larger than `OUTPUT_BYTES_MAX`, truncates it and keeps the newest
+        part.
 
         An executor writes a line for each task and may run for a long time. Output that the
-        executor writes during the truncation is lost, because its open descriptor cannot be moved
-        to another file.
+        executor writes during the truncation is lost: its open descriptor cannot be moved to
+        another file.
         """
         with suppress(OSError), (self.path / OUTPUT_FILE).open("r+b") as output:
             if os.fstat(output.fileno()).st_size > OUTPUT_BYTES_MAX:
@@ -233,12 +234,12 @@ class ExecutorDirectory:
         """Ends front, tasks, slots and helper, saves the output and removes the directory.
 
         Args:
-            timeout_s: time for the front to stop cleanly; after that it is killed.
+            timeout_s: the time in which the front can stop cleanly; after this time it is killed.
             cancellation: when the cancellation is set, the call ends at its next wait. A later call
                 begins from the start.
 
         Returns:
-            A message for people about how the executor ended; empty if it ended cleanly.
+            A message for people about how the executor ended; empty: it ended cleanly.
 
         Raises:
             ProviderFailed: a process or control group is left, or the attempt was cancelled. The
@@ -255,8 +256,8 @@ class ExecutorDirectory:
         groups = groups_around(processes, self.executor_id)
         how = self._end(timeout_s, cancellation)
         left = self._left(groups)
-        # The groups that were found before are used, because groups without processes can be found
-        # only by their paths.
+        # Use the groups that were found before: a group without processes can only be found by its
+        # path.
         if left:
             # The helper may have written its note in the meantime.
             groups += control_groups(self.state_dir)
@@ -326,8 +327,8 @@ class ExecutorDirectory:
         return "slots or tasks were left, and were ended"
 
     def _leaves(self) -> bool:
-        """Waits up to `LEAVE_WAIT_S` until nothing is left, because a helper ends after its front.
-        Returns whether nothing is left.
+        """A helper ends later than its front. So this method waits up to `LEAVE_WAIT_S` until
+        nothing is left. Returns whether nothing is left.
         """
         deadline = time.monotonic() + LEAVE_WAIT_S
         while self._left():

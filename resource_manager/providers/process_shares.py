@@ -90,8 +90,8 @@ def read_shares(table: ConfigTable, shape: str) -> tuple[Share, ...]:
 
 
 def overlap(shares: Sequence[Share]) -> str:
-    """Returns why these shares cannot be used at the same time, as a text for people; empty if they
-    can be used.
+    """Returns the reason why these shares cannot be used at the same time, as a text for people;
+    empty: they can be used.
 
     Cost: quadratic in the number of shares.
     """
@@ -114,8 +114,8 @@ def overlap(shares: Sequence[Share]) -> str:
 
 
 def missing_here(shares: Sequence[Share]) -> str:
-    """Returns what this host lacks for these shares, as a text for people; empty if it lacks
-    nothing.
+    """Returns the things that these shares need and this host lacks, as a text for people; empty:
+    the host lacks nothing.
     """
     # Executors inherit the cpu affinity of this process.
     allowed = CpuSet(os.sched_getaffinity(0))

@@ -24,10 +24,10 @@ def stop_everything(directory: Path, *, timeout_s: float = STOP_TIMEOUT_MS / 100
 
     Args:
         directory: the directory of the provider (see `process`).
-        timeout_s: time for each executor to stop cleanly; after that it is killed.
+        timeout_s: the time in which each executor can stop cleanly; after this time it is killed.
 
     Returns:
-        A message for people for each executor that could not be stopped; empty: nothing is left.
+        One message for people for each executor that could not be stopped; empty: nothing is left.
     """
 
     def stop(path: Path) -> str:

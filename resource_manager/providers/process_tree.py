@@ -54,7 +54,7 @@ class Process:
                 os.close(descriptor)
 
     def wait(self, timeout_s: float, cancellation: Cancellation | None = None) -> bool:
-        """Waits until the process has ended, and reaps it if it is a child of this process.
+        """Waits until the process has ended. If it is a child of this process, also reaps it.
 
         Args:
             timeout_s: the longest wait.
@@ -68,8 +68,8 @@ class Process:
         except OSError:  # the process ended and was reaped
             return not self.is_running()
         try:
-            # The process is checked after the descriptor is open, so that the pid cannot be reused
-            # in between.
+            # Check the process after the descriptor is open. So the pid cannot be reused between
+            # the two steps.
             if self.is_running():
                 ended = select.poll()
                 ended.register(descriptor, select.POLLIN)
@@ -93,7 +93,7 @@ class Process:
 
 
 def this_process(pid: int) -> Process | None:
-    """Returns the process that has this pid now; None if there is none."""
+    """Returns the process that has this pid now; None: there is no such process."""
     found = _stat(pid)
     return Process(pid, found[1]) if found else None
 
@@ -197,13 +197,13 @@ def end_forcibly(processes: Iterable[Process], groups: Iterable[Path], patience_
     Args:
         processes: the processes to kill.
         groups: control groups, with all groups below them.
-        patience_s: longest wait for each process, and for all groups together. Groups that are left
-            after this time stay.
+        patience_s: longest wait for each process, and for all groups together. Groups that are
+            still left after this time are not ended.
     """
     found = list(processes)
     for process in found:
         process.signal(signal.SIGKILL)
-    # The waits begin after all processes were signalled, so that the waits overlap.
+    # Signal all processes before the first wait, so that the waits overlap.
     for process in found:
         process.wait(patience_s)
     deadline = time.monotonic() + patience_s
@@ -236,7 +236,7 @@ def _serves(words: list[str]) -> bool:
 
 
 def _stat(pid: int) -> tuple[str, int] | None:
-    """Returns state and start time of a process from /proc/PID/stat; None if there is no such
+    """Returns the state and the start time of a process from /proc/PID/stat; None: there is no such
     process.
     """
     try:

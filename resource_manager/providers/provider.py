@@ -1,21 +1,22 @@
 """The interface of a provider: the component that starts and stops executors on request.
 
-The engine (`engine/scaling`) decides when to start an executor, of which shape, and when to stop
+The engine (`engine/scaling`) decides when to start an executor, with which shape, and when to stop
 it. `service/provisioning.py` passes these decisions to a provider, which carries them out. Two
 providers come with finegrain: `process` (executors on this host) and `command` (the administrator's
-own command templates). Another provider implements `Provider` and `ProviderKind`, and registers its
-kind as an entry point of the group "finegrain.providers"; docs/providers.md shows an example.
+own command templates). To write another provider, implement `Provider` and `ProviderKind`, and
+register the kind as an entry point of the group "finegrain.providers". docs/providers.md shows an
+example.
 
 Every provider must guarantee the following, even if the resource manager is killed at any moment:
 
-- An executor is identified only by its id. A resource manager that does not know whether `start`
-  had an effect calls `start` again for the same id, with `again`. Afterwards exactly one executor
+- An executor is identified only by its id. A resource manager may not know whether `start` had an
+  effect. It then calls `start` again for the same id, with `again`. Afterwards exactly one executor
   of this id runs.
-- `stop` may be called at any time: before `start` has returned, for an executor that never started,
-  and for an executor that has already stopped. `stop` returns only when nothing of the executor is
-  left. If the provider does not know whether something is left, `stop` raises an error.
-- Before a provider starts anything, the data that it needs for these guarantees is on disk, unless
-  the provider can determine the data later.
+- `stop` may be called at any time. The executor may still be starting, may never have started, or
+  may have stopped already. `stop` returns only when nothing of the executor is left. If the
+  provider does not know whether something is left, `stop` raises an error.
+- A provider needs data on disk for these guarantees. It writes the data before it starts anything,
+  unless it can determine the data later.
 - Executors outlive the resource manager; `close` stops no executor.
 """
 
@@ -43,10 +44,10 @@ class ProviderFailed(FinegrainError):
 
 
 class Presence(StrEnum):
-    """Whether an executor runs, as far as its provider can tell."""
+    """What a provider knows about an executor: whether it runs."""
 
     RUNS = "RUNS"  # the executor runs, or is starting
-    # the executor ended by itself; `stop` removes processes and files that are left
+    # the executor ended by itself; `stop` removes its remaining processes and files
     ENDED = "ENDED"
     UNKNOWN = "UNKNOWN"  # the provider cannot tell
 
@@ -74,7 +75,7 @@ class Started:
 class ProviderContext:
     """Data about the resource manager that a provider works for."""
 
-    state_dir: Path  # state directory; each provider has its files in a folder below it
+    state_dir: Path  # state directory; each provider has a folder in it for its files
     managers: tuple[str, ...]  # addresses at which executors register
     standby: bool = False  # another resource manager may have led before, on another host
     log_level: str = "info"
@@ -148,8 +149,8 @@ class Provider(Protocol):
         Args:
             executor_id: the executor to stop.
             shape: name of its shape, which may no longer be configured.
-            handle: the handle that `start` returned; empty if the resource manager does not know
-                it.
+            handle: the handle that `start` returned; empty: the resource manager does not know the
+                handle.
 
         Returns:
             A message for people; empty if there is nothing to say.
@@ -163,7 +164,7 @@ class Provider(Protocol):
         """Returns whether a started executor still runs.
 
         This call must be cheap, because it is made for every executor every few seconds. If the
-        provider cannot observe the executor, it returns UNKNOWN and raises no error.
+        provider cannot find out the status of the executor, it returns UNKNOWN and raises no error.
         """
 
     def owns(self, executor_id: str) -> bool:

@@ -26,7 +26,7 @@ def find_kind(name: str) -> ProviderKind:
     """Returns the kind with this name; built-in kinds have priority over entry points.
 
     Raises:
-        ConfigurationError: there is no such provider, or it cannot be loaded.
+        ConfigurationError: there is no such provider, or loading it fails.
     """
     own = built_in_kinds().get(name)
     if own is not None:

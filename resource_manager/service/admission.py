@@ -38,7 +38,8 @@ class _Place:
     """The lock that lets only one large call of a job be prepared at a time."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    users: int = 0  # calls that hold the lock or wait for it; an unused lock is deleted
+    # The number of calls that hold the lock or wait for it; an unused lock is deleted.
+    users: int = 0
 
 
 class JobAdmission:
@@ -91,8 +92,7 @@ class JobAdmission:
         time.
         """
         place = self._preparing.setdefault(job_id, _Place())
-        # The call is counted before the wait, so that no other call deletes the lock during the
-        # wait.
+        # Count the call before the wait. So no other call deletes the lock during the wait.
         place.users += 1
         try:
             async with place.lock:

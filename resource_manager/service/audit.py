@@ -37,7 +37,9 @@ F = TypeVar("F", bound=Callable[..., Awaitable[Any]])
 
 @dataclass(frozen=True, slots=True)
 class AuditedCall:
-    """A call that is recorded: the caller, the method, and what the call changes."""
+    """A call that is recorded. The record has the caller, the method, and the change that the call
+    makes.
+    """
 
     actor: str
     method: str
@@ -99,7 +101,7 @@ class RefusalCounts:
         self._counts: dict[tuple[int, AuditedCall, str], int] = {}
 
     def add(self, method: str, error: FinegrainError) -> None:
-        """Counts a call if it was refused because of its caller; other errors are no refusals."""
+        """Counts a call that was refused because of its caller. Other errors are no refusals."""
         if not isinstance(error, PermissionDenied | Unauthenticated):
             return
         actor = current_caller().name or str(error.details.get("identity") or UNKNOWN)

@@ -14,8 +14,8 @@ SLICE_S = 0.003
 """Seconds after which a slice ends at its next possible pause."""
 
 SPARE = 2
-"""Each sweep is planned to take the window divided by this number. So a sweep ends in time even if
-it takes longer than the sweep before.
+"""The planned duration of a sweep is the window divided by this number. So a sweep that takes
+longer than the sweep before still ends within the window.
 """
 
 
@@ -54,8 +54,8 @@ class StateCheck:
         elapsed = (self._clock() - self._began_s) / self._period_s
         if self._sweep is None:
             return elapsed >= 1
-        # A sweep that is ahead of its plan needs no slice now. But if the sweep has taken longer
-        # than the sweep before, its remaining work is unknown. Then a slice is due.
+        # If a sweep is ahead of its plan, no slice is due now. But a sweep may already have taken
+        # longer than the sweep before. Its remaining work is then unknown, and a slice is due.
         return self._took_s < self._whole_s * elapsed or self._took_s >= self._whole_s
 
     def run_slice(self, state: State) -> list[str]:

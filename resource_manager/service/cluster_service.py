@@ -224,8 +224,8 @@ class ClusterServicer(DeviceCalls, GroupCalls, HostPolicyCalls, ClusterServiceSe
             # `news` is taken before the read. So an event that commits between these two steps
             # ends the wait at once.
             news = self._hub.cluster_news
-            # `last` is read before the events. If no event matches, the caller continues after
-            # `last`, and must not miss an event that commits between the two reads.
+            # Read `last` before the events. If no event matches, the caller continues after `last`.
+            # It must not miss an event that commits between the two reads.
             last = await self._read(lambda state: state.history.last_sequence)
             events = await self._events(request.from_sequence, limit, subject)
             left_s = until - loop.time()
@@ -257,7 +257,7 @@ class ClusterServicer(DeviceCalls, GroupCalls, HostPolicyCalls, ClusterServiceSe
         await self._runner.submit(
             lambda at: DrainRequested(at, executor_id, why, deadline_ms), _nothing
         )
-        # The executor is read again, so that the answer shows the executor after the change.
+        # Read the executor again: the answer must show it after the change.
         return cluster_pb2.DrainExecutorResponse(executor=await self._status(executor_id))
 
     @audited(lambda request: request.executor_id)

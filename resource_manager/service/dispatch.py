@@ -43,7 +43,7 @@ _OUTCOMES = {
 
 
 def _outcome(event: JobEvent) -> str | None:
-    """Returns the label of a job event for the metric; None if the event is not counted.
+    """Returns the label of a job event for the metric; None: the event is not counted.
 
     A grant has no reason. GRANTED with a reason reports a resize, which is not counted.
     """
@@ -104,7 +104,8 @@ class Dispatcher:
             self._links.forget(event.executor_id)
         # Events about single slots are logged only at level DEBUG.
         if event.allocation_id and not _stdlib_log.isEnabledFor(logging.DEBUG):
-            # A batch can have thousands of such events, so a line is prepared only if it is logged.
+            # A batch can have thousands of such events. So a line is prepared only if it will be
+            # logged.
             return
         write = _log.debug if event.allocation_id else _log.info
         ids = {

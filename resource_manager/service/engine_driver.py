@@ -171,8 +171,8 @@ class EngineDriver:
             StoreError: another process leads (STORE_IN_USE), or the database cannot be used.
             NotLeader: this process led, and another process has taken over.
         """
-        # The numbers of applied reports are kept, so that a registration that was superseded before
-        # the reload is still rejected.
+        # Keep the numbers of applied reports. A registration that was superseded before the reload
+        # must still be rejected.
         if self._state is not None:
             self._report_numbers |= self._state.hosts.report_numbers()
         # The state is dropped first. If the next line fails, another process may change the
@@ -215,8 +215,8 @@ class EngineDriver:
         database.
 
         Each restart raises the epoch. Without this record, after some restarts the epoch would be
-        as high as the epoch that executors know. Executors would then free all slots that are not
-        in this database.
+        as high as the epoch that executors have seen. Executors would then free all slots that are
+        not in this database.
 
         Raises:
             StoreError: the record could not be stored.
@@ -245,8 +245,8 @@ class EngineDriver:
         effects: list[Effect] = []
         if ticked or any(item.make is not None or item.metas for item in batch):
             effects = self._change(batch, ticked)
-        # Answers and reads come after the commit, because they must not show a change that is not
-        # durable.
+        # Answer calls and reads only after the commit: they must not show a change that is not on
+        # disk yet.
         for item in batch:
             self._finish(item)
         return effects
@@ -269,13 +269,12 @@ class EngineDriver:
     def _change(self, batch: list[Item], ticked: bool) -> list[Effect]:
         started = time.perf_counter()
         effects: list[Effect] = []
-        # All events of a batch get the same time, so that their order does not change their
-        # times.
+        # All events of a batch get the same time. So their order does not change their times.
         at = self._clock()
         metas: dict[str, str | None] = {}
         self._notice_stall(at)
         for item in batch:
-            # A call that was cancelled while it waited has no effect.
+            # The caller cancelled the call while it waited, so the call has no effect.
             if item.future.cancelled():
                 continue
             if item.make is not None:
@@ -284,7 +283,8 @@ class EngineDriver:
             if item.audited is not None:
                 outcome = OK if item.error is None else outcome_of(item.error)
                 self._audit.add(at.time_ms, item.audited, outcome)
-        if ticked:  # timers come after the events, so that keep-alives of this batch count first
+        # Timers come after the events, so that the keep-alives of this batch still count.
+        if ticked:
             effects += self._step_internal(Ticked(at, after_stall=self._stalled))
             self._stalled = False
             self._audit.add_refusals(at.time_ms)
@@ -304,10 +304,12 @@ class EngineDriver:
         return effects
 
     def _notice_stall(self, at: Instant) -> None:
-        """Detects that this process did not run for a while, for example because it was suspended.
+        """Detects that this process did not run for some time, for example because it was
+        suspended.
 
-        Ticks come many times in a report interval. After a longer gap, reports of executors may
-        have arrived that are not read yet. So the next tick must not count executors as lost.
+        Normally, several ticks come in one report interval. After a longer gap, reports of
+        executors may have arrived that are not read yet. So the next tick must not count executors
+        as lost.
         """
         before_ms, self._last_batch_ms = self._last_batch_ms, at.monotonic_ms
         stood_still_ms = at.monotonic_ms - before_ms
@@ -379,7 +381,7 @@ def _no_collections() -> Iterator[None]:
     The state contains no cycles. One collection over a million objects stops the process for a
     large part of a second. After `gc.freeze`, later collections skip these objects.
     """
-    gc.unfreeze()  # a state that was frozen earlier may be unused now
+    gc.unfreeze()  # a state that was frozen earlier may be garbage now
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,9 +1,10 @@
 """Sends the engine's commands to executors, and submits the answers as events.
 
 The engine ensures that at most one command per executor is in flight. If the outcome of a command
-is unknown, it is reported as undelivered, and the engine sends the command again with the same
-number. So this module does not retry; only the gRPC channel retries within the deadline. If an
-executor cannot be reached, the cause is logged once, and again only when the cause changes.
+is unknown, this module reports the command as undelivered. The engine then sends the command again
+with the same number. So this module does not retry; only the gRPC channel retries within the
+deadline. If an executor cannot be reached, the cause is logged once. It is logged again only when
+the cause changes.
 """
 
 from __future__ import annotations
@@ -104,8 +105,8 @@ class ExecutorLinks:
 
     def send(self, command: Command) -> None:
         """Starts to deliver a command. The outcome is submitted as an event."""
-        # The command gets the epoch of the state that decided it, and not a newer epoch after a
-        # reload.
+        # The command gets the epoch of the state in which it was decided. After a reload, the epoch
+        # of the runner may be newer.
         self._spawn(self._deliver(command, self._runner.rm_epoch))
 
     def probe(self, probe: ProbeExecutor) -> None:
@@ -145,7 +146,7 @@ class ExecutorLinks:
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         if self._stopped:
-            # The coroutine is closed, because Python warns about a coroutine that is never awaited.
+            # Close the coroutine: Python warns about a coroutine that is never awaited.
             work.close()
             return
         task = asyncio.get_running_loop().create_task(work)
@@ -154,13 +155,13 @@ class ExecutorLinks:
 
     async def _deliver(self, command: Command, rm_epoch: int) -> None:
         async with self._slots:
-            # Leadership is checked right before the call, because it may be lost during the wait
-            # for a place.
+            # Check leadership right before the call: it may have been lost during the wait for a
+            # place.
             if not await may_command(self._runner):
                 return
             make = await self._outcome(command, rm_epoch)
-        # The outcome is submitted after the place is free again, so that a busy writer does not
-        # delay other commands.
+        # Submit the outcome after the place is free again. So a busy writer does not delay other
+        # commands.
         await self._submit(command.executor_id, make)
 
     async def _submit(self, executor_id: str, make: MakeEvent) -> None:
@@ -223,7 +224,7 @@ class ExecutorLinks:
     async def _call(self, command: Command, rm_epoch: int) -> MakeEvent:
         stub = self._stub(command.executor_id, command.address)
         timeout_s = self._options.deadline_s
-        # The proof is larger than most commands, so it is sent only until the executor has answered
+        # The proof is larger than most commands. So it is sent only until the executor has answered
         # one command.
         proof = (
             None

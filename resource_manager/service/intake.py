@@ -49,8 +49,8 @@ class Intake(ABC):
 
         Args:
             make: makes the event from the time of its batch.
-            render: makes the result from the engine's answer, while the state does not change;
-                None: the result is the answer itself (only for immutable answers).
+            render: makes the result from the engine's answer, at a time when the state does not
+                change; None: the result is the answer itself (only for immutable answers).
             items: the number of items in the event, for the limits.
             owner: the job or connection whose queue gets the item.
             urgent: True: serve the item before all others (keep-alives, answers of executors).
@@ -84,7 +84,8 @@ class Intake(ABC):
         waiting.
 
         Args:
-            makes: functions that make the events from the time of their batch; at least one.
+            makes: functions that make the events from the time of their batch. There must be at
+                least one.
             render: see `submit`.
             items: the maximum number of items in one event.
             owner: see `submit`.
@@ -97,8 +98,8 @@ class Intake(ABC):
         """
         first, *rest = (self._event(each, render, items) for each in makes)
         self._let_in(owner, items * len(makes))
-        # The other events count as admitted while the first event is stepped, so that other calls
-        # of the owner cannot use their places.
+        # While the first event is stepped, the other events count as admitted. So other calls of
+        # the owner cannot use their places.
         with self._lanes.promised(owner, items * len(rest)):
             self._put(first, owner)
             result: T = await first.future
@@ -192,8 +193,8 @@ class Intake(ABC):
         if (refusal := self._refusal()) is not None:
             raise refusal
         try:
-            # Only the fair queues are limited here, because there are few urgent items: answers of
-            # executors, keep-alives (limited by `JobAdmission`) and short reads.
+            # Only the fair queues have a limit here. Urgent items are few: answers of executors,
+            # keep-alives (limited by `JobAdmission`) and short reads.
             if owner is not None:
                 self._lanes.check(owner, items)
         except ResourceExhausted:

@@ -104,8 +104,7 @@ class JobCalls:
         job_id, acknowledged = check_id("job_id", request.job_id), request.acknowledged_sequence
         if acknowledged < 0:
             raise InvalidArgument("acknowledged_sequence", acknowledged, "0 or more")
-        # Ownership is checked before admission, so that other callers cannot use up the limits of
-        # the job.
+        # Check the owner before admission. So other callers cannot use up the limits of the job.
         await self._owners.check(job_id)
         with self._admission.entered(Kind.KEEP_ALIVE, job_id):
             return await self._runner.submit(
@@ -135,8 +134,8 @@ class JobCalls:
         ranges = request_ranges(request.ranges)
         checked = None
         members_max = self._settings.gang_members_max
-        # A small call is decoded at once, so that a malformed call is rejected before any other
-        # check. A large call is decoded in steps, after the job's owner and limits were checked.
+        # A small call is decoded at once. So a malformed call is rejected before any other check. A
+        # large call is decoded in steps, after the job's owner and limits were checked.
         if len(messages) <= CHECKED_AT_ONCE:
             specs = decoding.slot_requests_from(messages, 0)
             checked = make_submission(specs, request.gangs, members_max=members_max)

@@ -2,8 +2,8 @@
 
 There are two lanes. The urgent lane is served first, up to a limit per batch. This lane contains
 keep-alives, answers of executors, and short reads of the resource manager itself. All other items
-wait in one queue per owner (a job, or a connection without a job), and the queues are served one
-after the other. So an owner that sends many items delays only itself.
+wait in queues. There is one queue per owner (a job, or a connection without a job), and the queues
+are served one after the other. So an owner that sends many items delays only itself.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class LaneLimits:
     """Limits of waiting items and of one batch. Items are the rows of a call."""
 
     batch_items_max: int = (
-        2_000  # items of all owners in one batch; a larger call has its own batch
+        2_000  # items of all owners in one batch; a call with more items gets its own batch
     )
     urgent_items_max: int = 200  # additional urgent items in one batch
     # Waiting items of all owners. Above this limit, an owner with waiting items must retry. Above
@@ -37,18 +37,18 @@ class _OwnerQueue:
     """The waiting items of one owner."""
 
     items: deque[Item] = field(default_factory=deque)
-    waiting: int = 0  # sum of `Item.items`
+    waiting: int = 0  # the sum of `Item.items` over the queue
     credit: int = 0  # items that the queue may still give in this round; negative: overdrawn
 
 
 class Lanes:
     """All items that wait for the writer.
 
-    The owners' queues are served by deficit round robin, with credit counted in items (M. Shreedhar
-    and G. Varghese, "Efficient fair queueing using deficit round robin", SIGCOMM 1995). One detail
-    differs from the paper: a queue may overdraw its credit, and pays its debt back in later rounds.
-    If an owner has no other waiting items, its call is served in the next batch or, with very many
-    owners, after one round over all owners.
+    The owners' queues are served by deficit round robin (M. Shreedhar and G. Varghese, "Efficient
+    fair queueing using deficit round robin", SIGCOMM 1995). Credit is counted in items. One detail
+    differs from the paper: a queue may spend more than its credit, and pays its debt back in later
+    rounds. If an owner has no other waiting items, its call is served in the next batch. With very
+    many owners, it is served after one round over all owners.
     """
 
     def __init__(self, limits: LaneLimits) -> None:
@@ -98,7 +98,7 @@ class Lanes:
                 retry_after_s=limits.retry_s,
             )
         waiting = self.waiting_items + sum(self._promised.values())
-        # An owner without waiting items gets a higher limit, so that other owners' items do not
+        # An owner without waiting items gets a higher limit. So the items of other owners do not
         # block it.
         most = limits.queue_items_max if mine else 2 * limits.queue_items_max
         if waiting and waiting + items > most:
@@ -110,7 +110,9 @@ class Lanes:
 
     @contextmanager
     def promised(self, owner: str, items: int) -> Iterator[None]:
-        """Counts items that were admitted and will be queued when the context ends."""
+        """Counts items that were admitted but are not queued yet. They will be queued when the
+        context ends.
+        """
         if not items:
             yield
             return
@@ -157,13 +159,14 @@ class Lanes:
 
         Example: with a batch of 2,000 items and two owners, the share is 1,000. Owner A has two
         calls of 900 items, and owner B has calls of 10 items. In the first round, A has a credit of
-        1,000. A gives its first call (credit 100) and, because the credit is above 0, its second
-        call (credit -800). Then 200 items of the batch are left for calls of B.
+        1,000. A gives its first call, which leaves a credit of 100. Because this is above 0, it
+        also gives its second call, which leaves a credit of -800. Then 200 items of the batch are
+        left for calls of B.
         """
         left = self._limits.batch_items_max
         alone = True  # the batch is still empty, so an item larger than a batch is allowed
         while self._queues and left > 0:
-            # The share is at least 1, so that each owner makes progress even if there are very many
+            # The share is at least 1. So each owner makes progress even if there are very many
             # owners.
             share = max(1, self._limits.batch_items_max // len(self._queues))
             served = False

@@ -1,7 +1,8 @@
 """Renews the leadership lease in a separate thread, and confirms it before answers and commands.
 
-If a process did not run for longer than its lease, this module detects it before the process
-answers a caller or commands an executor. Each store implements the lease in its own way.
+A process may not run for longer than its lease, for example while it is suspended. This module
+detects it before the process answers a caller or commands an executor. Each store implements the
+lease in its own way.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ class LeaseKeeper:
         self._on_lost = on_lost
         self._unsure_max_s = unsure_max_s
         self._unsure_since_s: float | None = None
-        # The renewals run in a thread and not in a task, so that they continue while the event loop
-        # is busy.
+        # The renewals run in a thread and not in a task. So they continue while the event loop is
+        # busy.
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="rm-lease")
@@ -53,7 +54,7 @@ class LeaseKeeper:
 
     def start(self) -> None:
         """Starts the renewals. `start` may be called again after `pause`."""
-        # Each thread has its own event, so that a paused thread ends even if a new thread has
+        # Each thread has its own event. So a paused thread ends even if a new thread has already
         # started.
         self._over = threading.Event()
         self._thread = threading.Thread(

@@ -49,6 +49,6 @@ class JobOwners:
                 reason=Reason.NOT_OWNER,
                 details={"job_id": job_id, "identity": caller.name},
             )
-        # The owner is cached only when the owner itself calls, so that other callers cannot remove
+        # Cache the owner only when the owner itself calls. Otherwise other callers could remove
         # jobs from the cache.
         self.remember(job_id, known)

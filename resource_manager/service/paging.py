@@ -9,7 +9,8 @@ import json
 from finegrain.errors import InvalidArgument
 
 PAGE_SIZE_DEFAULT = 1_000
-PAGE_SIZE_MAX = 2_000  # limited, because the writer serves nothing else while it builds a page
+# The size is limited, because the writer serves nothing else while it builds a page.
+PAGE_SIZE_MAX = 2_000
 _TOKEN_LENGTH_MAX = 1_000
 
 Key = tuple[str | int, ...]
@@ -27,7 +28,9 @@ def page_size(requested: int) -> int:
 
 
 def token_of(key: Key | None) -> str:
-    """Returns the token for a key; empty if there is no key, which means the last page."""
+    """Returns the token for a key. Without a key, this was the last page, and the token is
+    empty.
+    """
     if key is None:
         return ""
     return base64.urlsafe_b64encode(json.dumps(key, separators=(",", ":")).encode()).decode()

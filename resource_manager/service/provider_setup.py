@@ -43,8 +43,8 @@ def set_up_providers(
         The providers.
 
     Raises:
-        ConfigurationError: a provider cannot work on this host, or there is no address to which its
-            executors can connect.
+        ConfigurationError: a provider cannot work on this host, or its executors have no address to
+            connect to.
     """
     managers = read.managers or ((address,) if address else ())
     if read.provisioning and not managers:

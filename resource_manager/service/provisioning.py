@@ -1,10 +1,10 @@
 """Sends the engine's orders to start and stop executors to providers, and reports the outcomes.
 
 There is at most one call in progress for each executor, and a stop cancels a start in progress. An
-outcome is submitted again until the state contains the outcome. The module also watches the
-executors of providers: it reports and cleans up executors that ended by themselves, and stops
-executors that the state does not know. The engine's rules (`engine/scaling`) decide when an
-executor is needed. The provider knows how to start an executor.
+outcome is submitted again until the state contains it. The module also watches the executors of
+providers. It reports and cleans up executors that ended by themselves, and stops executors that the
+state does not know. The engine's rules (`engine/scaling`) decide when an executor is needed. The
+provider knows how to start an executor.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Providers:
     """The providers by name, and the provider of each executor shape."""
 
     by_name: Mapping[str, Provider]
-    of_shape: Mapping[str, str]  # name of the provider, by shape
+    of_shape: Mapping[str, str]  # for each shape, the name of its provider
     look_interval_s: float = 5.0  # pause between two checks of all executors
     stray_timeout_s: float = STRAY_TIMEOUT_S  # an executor unknown for this long is stopped
     token_file: Callable[[str], Path] | None = None  # returns the file for an executor's join token
@@ -82,7 +82,7 @@ class Providers:
     def find(self, executor_id: str, shape: str) -> tuple[str, Provider]:
         """Returns the name and the provider of an executor.
 
-        This is the provider that has notes of the executor, or else the configured provider of its
+        The provider that has notes of the executor comes first, then the configured provider of its
         shape. Notes have priority, because the configuration of a shape may have changed since the
         start of the executor.
 
@@ -130,14 +130,14 @@ class _Work:
     order: Order
     ended_by_itself: str = ""  # reason why the executor is stopped without an order of the engine
     answered: bool = False  # True: the provider has answered, but the outcome may not be stored yet
-    following: Order | None = None  # the next order to carry out
+    following: Order | None = None  # the order to carry out next
     task: asyncio.Task[None] | None = None
 
 
 class Provisioning:
     """Carries out orders. Call `begin` when this process leads, and `stop` at its end.
 
-    Calls continue when the state is read again: executor ids are never reused, so an outcome is
+    Calls continue when the state is read again. Executor ids are never reused, so an outcome is
     valid for every later state. Calls end when this process ends or is no longer the leader. The
     next leader then repeats the orders.
     """
@@ -312,7 +312,7 @@ class Provisioning:
             # The notes are read in a thread, because providers may read files.
             noted = await asyncio.to_thread(self._noted)
             try:
-                # The state is read after the notes, so that it contains every executor that has
+                # Read the state after the notes. So the state contains every executor that has
                 # notes.
                 present = await self._runner.read(_provisioned_executors)
                 unknown = await self._runner.read(partial(_unknown, executor_ids=noted))
@@ -365,10 +365,10 @@ class Provisioning:
     def _stop_strays(self, unknown: list[str]) -> None:
         """Stops executors that are in the notes of a provider, but not in the state.
 
-        If the database was restored from a backup, it does not contain executors that were started
+        A database that was restored from a backup does not contain the executors that were started
         after the backup. A running executor registers within the timeout. Then the state knows it,
-        and the engine's rules stop it when it is not needed. Executors that the state does not know
-        after the timeout are stopped here.
+        and the engine's rules stop it when it is no longer needed. Executors that the state does
+        not know after the timeout are stopped here.
         """
         now_s = time.monotonic()
         self._strays = {name: self._strays.get(name, now_s) for name in unknown}
@@ -395,7 +395,9 @@ class Provisioning:
 
 
 def _provisioned_executors(state: State) -> list[StopExecutor]:
-    """Returns the executors of providers that should run, each as the order that would stop it."""
+    """Returns the executors of providers that should run. Each is given as the order that would
+    stop it.
+    """
     return [
         StopExecutor(each.executor_id, each.shape, each.handle)
         for each in state.provisions.values()

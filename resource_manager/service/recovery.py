@@ -1,8 +1,8 @@
 """Decides whether to try again after a failure of the store, or to end the process.
 
 - If the database cannot be reached or is full, attempts continue indefinitely, with growing pauses.
-- If a failure repeats although the database answers (for example, it rejects the same batch again),
-  the process ends after a few attempts.
+- A failure may repeat although the database answers, for example if it rejects the same batch
+  again. Then the process ends after a few attempts.
 - If the store cannot be used any more by this process, the process ends at once.
 """
 
@@ -24,7 +24,7 @@ class RecoveryLimits:
 
     failures_max: int = 5  # failures of a reachable database in `window_s` before the process ends
     window_s: float = 60.0
-    pause_s: float = 0.2  # pause after the first failure; it doubles with each further failure
+    pause_s: float = 0.2  # pause after the first failure; each further failure doubles it
     pause_max_s: float = 2.0
     quiet_s: float = 10.0  # after this time without a failure, pauses are short again
     reminder_s: float = 30.0  # pause between two log lines about the same outage
@@ -51,8 +51,8 @@ class Recovery:
 
     def failed(self, error: BaseException, moment: float) -> FinegrainError | None:
         """Records a failure. Returns the error that ends the process, or None to try again."""
-        # After some time without failures, this failure counts as the first failure, so the pause
-        # after it is short.
+        # After some time without failures, this failure counts as the first one. So the pause after
+        # it is short.
         if moment - self._last_at > self._limits.quiet_s:
             self._in_a_row = 0
         self._in_a_row += 1

@@ -1,6 +1,6 @@
 """The single writer of the resource manager. Only the writer changes the engine's state.
 
-The writer takes all calls that have arrived as a batch, steps each event, runs `Decide`, and
+The writer takes all calls that have arrived as a batch. It steps each event, runs `Decide`, and
 commits all changes in one transaction. After the commit, it answers the callers and carries out the
 effects.
 """
@@ -57,12 +57,12 @@ class Runner(Intake):
 
     The calls of the next batch are collected during a commit, so one fsync serves many callers. One
     separate thread changes the state, commits and reads, so the event loop stays free for calls.
-    Reads run between batches, and never show a change that is not durable.
+    Reads run between batches, so they never show a change that is not on disk yet.
 
     If a commit fails, all calls of the batch fail. The writer drops the state in memory, becomes
     the leader again at a higher epoch, and reads the state from the database. While the database
-    cannot be reached, callers are rejected at once. Before answers (even to reads) and effects
-    leave the process, the writer confirms that no other process has become the leader.
+    cannot be reached, callers are rejected at once. Answers (even to reads) and effects leave the
+    process only after the writer has confirmed that no other process has become the leader.
 
     Call `start` first. Then call `submit` and `read` (see `Intake`) from the event loop. When the
     process must end, the runner resolves `fatal` with the error.
@@ -97,7 +97,7 @@ class Runner(Intake):
 
     @property
     def rm_epoch(self) -> int:
-        """The epoch at which this process leads; 0 before it leads."""
+        """The epoch with which this process leads; 0: it does not lead yet."""
         return self._driver.rm_epoch
 
     @property
@@ -148,8 +148,7 @@ class Runner(Intake):
             task.cancel()
         await asyncio.gather(*self._timers, return_exceptions=True)
         self._refuse_all(Unavailable("the resource manager is stopping; try again"))
-        # The lease is renewed until here, because the last batch is answered only while the lease
-        # is valid.
+        # Renew the lease until here: the last batch is answered only while the lease is valid.
         self._lease.pause()
         # The store is closed on the writer's thread, so that no commit is running at this time.
         await self._in_thread(self._driver.store.close)
@@ -186,8 +185,7 @@ class Runner(Intake):
     async def _run(self) -> None:
         while True:
             await self._arrived.wait()
-            # The event is cleared before the lanes are checked, so that a later item wakes the loop
-            # again.
+            # Clear the event before the lanes are checked. So a later item wakes the loop again.
             self._arrived.clear()
             while self._lanes or self._tick_due or (self._driver.unfinished and not self._closing):
                 # A batch without events continues unfinished work only if it is ticked. So
@@ -246,8 +244,8 @@ class Runner(Intake):
     async def _replaced(self) -> NotLeader | None:
         """Returns `NotLeader` if executors know a newer epoch because another process leads.
 
-        This error explains more than `EpochSeen`. None means that no other leader is known, or that
-        the database does not answer.
+        This error explains more than `EpochSeen`. None means one of two things: no other leader is
+        known, or the database does not answer.
         """
         try:
             await self._lease.renew()
@@ -319,7 +317,7 @@ class Runner(Intake):
             self._arrived.set()
 
     def _watch_lease(self) -> None:
-        """Rejects callers while it is unknown whether another process leads."""
+        """Rejects callers while another process may be the leader."""
         self._lease.check()
         if (outage := self._lease.outage) is not None:
             self._refuse_all(outage)

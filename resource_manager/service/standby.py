@@ -1,7 +1,8 @@
-"""Leadership of a resource manager: how a standby waits for it, and how it answers callers.
+"""Leadership of a resource manager. A standby waits for it here, and answers callers while it
+waits.
 
 A standby tries to become the leader every `POLL_S` seconds. While the database cannot be reached,
-it tries every `OUTAGE_PAUSE_S` seconds. A resource manager that has not yet seen another leader
+it tries every `OUTAGE_PAUSE_S` seconds. If a resource manager has not yet seen another leader, it
 does not wait for the database: it fails at once. Every other error ends the wait too.
 """
 
@@ -36,11 +37,10 @@ class Leadership:
         self.leader_address = ""
 
     def refusal(self) -> Unavailable | None:
-        """Returns the error for callers while this process does not lead; None if it leads."""
+        """Returns the error for callers while this process does not lead; None: it leads."""
         if self.leading:
             return None
-        # This check comes first, because a leader that was replaced must not name itself as the
-        # leader.
+        # Check this first: a leader that was replaced must not name itself as the leader.
         if self._runner.fatal.done():
             return Unavailable(
                 "this resource manager no longer leads and is stopping",
@@ -48,7 +48,7 @@ class Leadership:
             )
         if not self.standing_by:
             return Unavailable("the resource manager is starting; try again")
-        # The runner has an epoch as soon as it is the leader, while it still reads the state.
+        # The runner has an epoch as soon as it leads, even while it still reads the state.
         if self._runner.rm_epoch:
             return Unavailable(
                 "this resource manager is taking over; try again",

@@ -57,7 +57,7 @@ def write_endpoint(state_dir: Path, address: str, metrics_address: str, join_add
     }
     try:
         temporary.write_text(json.dumps(note) + "\n", encoding="ascii")
-        # The mode is set before the rename, so that the file never has another mode.
+        # Set the mode before the rename. So the file never has another mode.
         temporary.chmod(0o640)
         temporary.replace(path)
     except OSError as error:
@@ -94,8 +94,7 @@ def _open_lock(path: Path) -> int:
             "another directory with --state-dir",
             details={"path": path, "pid": holder},
         ) from None
-    # The process id is only for the error of other processes, so it is no problem if the disk is
-    # full.
+    # The process id only appears in the error of other processes. So a full disk does no harm here.
     with suppress(OSError):
         os.ftruncate(descriptor, os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0))
     return descriptor

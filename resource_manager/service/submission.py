@@ -28,8 +28,8 @@ ItemT = TypeVar("ItemT")
 CHUNK_ITEMS_MAX = 500  # maximum number of items in one event of a large call
 
 NEW_COST = 4
-"""Additional items that a request counts if it differs from all earlier requests of its event. Such
-a request may need a new scheduling class, and a search for a host that could serve it.
+"""A request that differs from all earlier requests of its event counts as this many more items. It
+may need a new scheduling class, and a search for a host that could serve it.
 """
 
 
@@ -144,9 +144,9 @@ async def give_up(
 ) -> list[ItemOutcome]:
     """Cancels requests, or releases slots or members of ranges, in as many steps as necessary.
 
-    The engine ends only a limited number of requests in a step, and an item can contain many
-    requests. So the engine returns outcomes for the items that it has processed, and the other
-    items are submitted again. Other owners' calls run in between.
+    An item can contain many requests, but the engine ends only a limited number of requests in a
+    step. So it returns outcomes for the items that it has processed, and the other items are
+    submitted again. Other owners' calls run in between.
 
     Args:
         runner: the single writer.

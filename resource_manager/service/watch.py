@@ -1,9 +1,9 @@
 """Watch streams: each job's events, numbered, without gaps or repetitions.
 
 A client can continue a stream at any number. A stream is only a position in the job's event log.
-While a job has watchers, its feed keeps the recent events in memory (the tail), and streams read
-from it. A stream whose position is before the tail reads from the store, so a slow reader needs no
-memory.
+While a job has watchers, its feed keeps the recent events in memory (the tail). Streams read from
+the tail. If the position of a stream is before the tail, the stream reads from the store. So a slow
+reader needs no memory.
 """
 
 from __future__ import annotations
@@ -40,11 +40,12 @@ class _Feed:
     """The newest events of one job that has watchers."""
 
     tail: deque[JobEvent] = field(default_factory=lambda: deque(maxlen=TAIL_EVENTS_MAX))
-    last_sequence: int = 0  # highest sequence number that is known to be durable
+    last_sequence: int = 0  # highest sequence number of an event that is known to be on disk
     watchers: int = 0
     # by stream: sequence number of the last event that was sent
     positions: dict[object, int] = field(default_factory=dict)
-    resyncs: int = 0  # number of reloads of the state; after each, `last_sequence` may be too low
+    # How often the state was reloaded; after a reload, `last_sequence` may be too low.
+    resyncs: int = 0
     synced: int = 0  # value of `resyncs` when `last_sequence` was last read from the state
     ended: bool = False  # True: the job has ended, so its streams end after the last event
     news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -97,7 +98,7 @@ class _Part:
     """One part of a snapshot, at one moment."""
 
     snapshot: rm_pb2.JobSnapshot
-    last_arrival: int  # last arrival number in this part; the next part begins after it
+    last_arrival: int  # last arrival number in this part; the next part begins after this number
 
 
 class WatchHub:
@@ -131,7 +132,7 @@ class WatchHub:
 
     def publish_cluster(self, event: ClusterEvent) -> None:
         """Records a durable cluster event. If the event ends a job, the next `flush` wakes the
-        job's streams, so that they end.
+        job's streams. The streams then end.
         """
         feed = self._feeds.get(event.job_id)
         if feed is not None and event.kind == JOB_ENDED:
@@ -192,7 +193,7 @@ class WatchHub:
             alive_due = 0.0
             while True:
                 feed.reached(stream, position)
-                # `news` is read first, so that an event that is published later wakes this stream.
+                # Read `news` first. So an event that is published later wakes this stream.
                 news = feed.news
                 if over is None and (loop.time() >= alive_due or feed.ended):
                     over = await self._keep_alive(job_id)
@@ -321,7 +322,7 @@ def _snapshot(state: State, job_id: str, after: int) -> _Part:
 
 
 def _upto(part: _Part) -> int | None:
-    """Returns the arrival number after which the next part begins; None for the last part."""
+    """Returns the arrival number after which the next part begins; None: this is the last part."""
     return part.last_arrival if part.snapshot.more else None
 
 

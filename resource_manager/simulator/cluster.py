@@ -73,9 +73,10 @@ class Cluster:
         state: the engine's state, for inspection.
         effort: number and cost of the decisions.
         events: number of cluster events, by kind.
-        waiting_kinds: number of waiting requests of each kind; a gang counts as one.
+        waiting_kinds: number of waiting requests of each kind; a gang counts as one request.
         changed_nodes: nodes whose slots changed, until a reader replaces the set.
-        on_settled: functions that are called after every moment, when no decision is left.
+        on_settled: functions that are called after each moment, when the engine has no decision
+            left.
         executors: the simulated executors, by node.
     """
 
@@ -234,7 +235,8 @@ class Cluster:
             self.now_ms = moment
             self._live_through()
         if until_ms is not None:
-            # No event is left until `until_ms`, but later submissions must not be before it.
+            # There is no more event until `until_ms`. But later submissions must not be earlier
+            # than this time.
             self.now_ms = max(self.now_ms, until_ms)
 
     # The events of one moment.
@@ -259,8 +261,7 @@ class Cluster:
         """
         self.effort.moments += 1
         before = self._effects
-        # Ends and orders run in a batch before the arrivals, so that slots are freed before jobs
-        # arrive.
+        # Ends and orders run in a batch before the arrivals. So slots are freed before jobs arrive.
         first: list[Event] = [*self._ends(), *self._orders_due()]
         if first:
             self._batch(first)
@@ -340,7 +341,7 @@ class Cluster:
             self.executors[command.executor_id].carry_out(command, self.at) for command in commands
         ]
 
-    # The engine.
+    # The methods below are about the engine.
 
     def _batch(self, events: Sequence[Event]) -> None:
         for event in events:
@@ -389,7 +390,8 @@ class Cluster:
         # Ids of gang members and ids of range members both end with the thread's index.
         thread = int(name[name.rindex(".") + 1 :])
         lane = executor.lanes[name, int(str(slot["generation"]))]
-        # A gang counts as one waiting item, which ends when its first thread is granted.
+        # A gang counts as one waiting item. This item ends when the first thread of the gang is
+        # granted.
         if not job.record.gang or not job.record.started:
             self._wait_with(job.kind, -1)
         number = self.log.started(job.record, thread, executor.node.name, lane, self.now_ms)

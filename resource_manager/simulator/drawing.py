@@ -73,9 +73,9 @@ def timeline_text(timeline: Timeline, end_s: float = 0.0, width: int = WIDTH) ->
     """Returns the timeline as text: a line per thread of capacity, with `width` columns up to
     `end_s`.
 
-    A thread of work begins with an edge if it has at least two columns. The next thread may hide a
-    thread that is narrower than a column. The number at the end of a line counts the line's threads
-    of work.
+    A thread of work begins with an edge if it has at least two columns. A thread that is narrower
+    than a column may be hidden by the next thread. The number at the end of a line counts the
+    line's threads of work.
 
     Args:
         timeline: the timeline to draw.
@@ -137,7 +137,7 @@ def area_text(area: Area, width: int = WIDTH, height: int = HEIGHT) -> str:
 
 
 def table_text(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Returns a Markdown table with padded columns, so that it is also readable as plain text."""
+    """Returns a Markdown table with padded columns. So the table is also readable as plain text."""
     cells = [list(headings), *(list(row) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [_row(row, widths) for row in cells]

@@ -1,6 +1,6 @@
 """Draws the pictures of `drawing.py` as PNG files, with matplotlib (the extra `plots`).
 
-matplotlib is imported only when it is needed. matplotlib draws into memory, so no display is used.
+matplotlib is imported only when it is needed. It draws into memory, so it needs no display.
 """
 
 from __future__ import annotations

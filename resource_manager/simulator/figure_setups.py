@@ -231,8 +231,8 @@ def figure_3_10(
     """Returns the set-up with 60 threads of capacity and three jobs: DEFAULT2 ends first, then
     MED1, then DEFAULT1.
 
-    Whether threads are long or short, the jobs have work for three intervals: 1,200 s until
-    DEFAULT2 ends, then 600 s until MED1 ends, then 400 s until DEFAULT1 ends.
+    The threads may be long or short. In all cases the jobs have work for three intervals: 1,200 s
+    until DEFAULT2 ends, then 600 s until MED1 ends, then 400 s until DEFAULT1 ends.
     """
 
     def job(name: str, mark: str, work_s: int, group: str = "default") -> FigureJob:

@@ -44,7 +44,8 @@ class JobResult:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The job that was served at a moment, its thread of capacity, and the usage at that moment.
+    """The choice at one moment: the job that was served, its thread of capacity, and the usage at
+    that moment.
 
     `jobs` has the seconds that threads of each job ran. `groups` has the sum of each group, divided
     by its weight.
@@ -62,10 +63,10 @@ class Phase:
     """An interval in which the same jobs had waiting work, compared with the ideal schedule.
 
     A phase begins when a job has no more waiting work. `converged_s` is the time until all jobs
-    were served fairly; None if this took longer than the phase. `error` is the largest relative
+    were served fairly; None: this took longer than the phase. `error` is the largest relative
     difference after this time. `shares` has the mean number of threads of capacity that each job
-    used, and `ideal` the number in the ideal schedule. Both are measured after convergence, and
-    after the last thread of the jobs without waiting work has ended.
+    used, and `ideal` has this number in the ideal schedule. The two are measured after convergence.
+    Threads of jobs that have no more waiting work must have ended by then.
     """
 
     start_s: float
@@ -159,8 +160,7 @@ def choice_at(log: RunLog, moment_ms: int) -> Choice:
     jobs = {job.job_id: 0.0 for job in log.jobs.values()}
     groups = {job.group: 0.0 for job in log.jobs.values()}
     for run in log:
-        # Only the time before the moment is counted, because the engine knew only this time when it
-        # chose.
+        # Count only the time before the moment: the engine knew nothing later when it chose.
         end_ms = moment_ms if run.end_ms is None else min(run.end_ms, moment_ms)
         ran_s = max(0, end_ms - run.start_ms) / 1_000
         jobs[run.job_id] += ran_s

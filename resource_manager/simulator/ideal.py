@@ -99,7 +99,7 @@ class IdealTree:
         """
         below, upper = self._wanted(demands)
         found = {ROOT: min(capacity, upper.get(ROOT, 0.0))}
-        # Parents come before children, because a child's share is a part of its parent's share.
+        # Parents come before children: the share of a child is a part of its parent's share.
         for flow_id in sorted(below, key=self._depth.__getitem__):
             basins = [
                 Basin(
@@ -229,7 +229,8 @@ class FluidSchedule:
 
 
 def fluid_schedule(tree: IdealTree, jobs: Iterable[FluidJob], capacity: float) -> FluidSchedule:
-    """Returns how the jobs would run as fluids, from the first arrival until the last job is done.
+    """Returns a schedule of the jobs as fluids, from the first arrival until the last job is
+    done.
 
     There is one job per leaf. Unlike a real job, a fluid job can use its width until it is done. A
     fluid job has no last threads that leave capacity idle.
@@ -263,8 +264,8 @@ def fluid_schedule(tree: IdealTree, jobs: Iterable[FluidJob], capacity: float) -
         if left:
             segments.append(FluidSegment(now, end, shares))
         for duration, flow in dry:
-            # Jobs that should end together may differ by rounding errors of floats. So all jobs
-            # that end within a relative 10^-12 of the segment's end, end with it.
+            # Jobs that should end together may differ by rounding errors of floats. So a job also
+            # ends here if its end differs from the segment's end by at most a relative 10^-12.
             if duration <= lasts * (1 + 1e-12):
                 del left[flow]
                 ends[flow] = end

@@ -1,9 +1,9 @@
 """Checks after every moment of a run whether capacity is idle although a waiting request fits.
 
-The check computes independently of the engine's index. For each waiting kind of request it keeps
-the number of slots that fit on each node, and updates this number for nodes that changed. So a
-check costs the number of waiting kinds times the number of changed nodes. Capacity that is reserved
-for a starved request does not count as idle, nor does capacity beyond the maximum of a group. A
+The check does not use the engine's index. For each waiting kind of request it keeps a number: the
+slots that fit on each node. It updates this number for nodes that changed. So a check costs the
+number of waiting kinds times the number of changed nodes. Two kinds of capacity do not count as
+idle: capacity that is reserved for a starved request, and capacity beyond the maximum of a group. A
 node with a reservation does not count for requests with devices. Amounts do not show which devices
 the reservation needs, so the engine places these requests elsewhere.
 """
@@ -24,7 +24,9 @@ from resource_manager.simulator.plan import Kind
 
 @dataclass(slots=True, eq=False)
 class _Room:
-    """How many slots of one profile fit on each node that has the labels."""
+    """The number of slots of one profile that fit on each node. Nodes without the labels are left
+    out.
+    """
 
     need: dict[str, int]
     devices: tuple[DeviceRequest, ...] = ()

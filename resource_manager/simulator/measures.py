@@ -2,9 +2,9 @@
 capacity.
 
 Bounded slowdown is defined by D. G. Feitelson, "Metrics for parallel job scheduling and their
-convergence" (JSSPP 2001): response time over run time, where the run time counts as at least
-`SLOWDOWN_BOUND_MS` and the result as at least 1. `ShareGap` measures over windows of time how far
-shares are from the ideal.
+convergence" (JSSPP 2001). It is the response time divided by the run time. The run time counts as
+at least `SLOWDOWN_BOUND_MS`, and the result as at least 1. `ShareGap` measures over windows of time
+how far shares are from the ideal.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class ShareGap:
     window_ms: int
     windows: int
     error: float
-    worst: float  # the largest error of a single window
+    worst: float  # the error of the worst window
 
 
 def share_gaps(
@@ -186,7 +186,8 @@ def share_gaps(
     """Compares a run with the ideal weighted fluid schedule.
 
     The ideal schedule divides the capacity in use at each moment among the groups that have work.
-    Capacity that rigid jobs leave idle counts as low utilisation, and not as unfairness.
+    Capacity that rigid jobs leave idle is counted as low utilisation. It is not counted as
+    unfairness.
 
     Args:
         course: the moments of the run, in order.
@@ -217,7 +218,7 @@ def _enter(
     in_use = math.fsum(moment.running.values())
     due = tree.shares(moment.demand, in_use)
     due.pop(ROOT, None)
-    # Without waiting requests, every group has all capacity that it requested, so no share can be
+    # Without waiting requests, every group has all capacity that it requested. So no share can be
     # unfair.
     contended = math.fsum(moment.demand.values()) > in_use + _NOTHING
     seconds = (until_ms - moment.at_ms) / 1_000
@@ -258,8 +259,8 @@ class _Ledger:
     def close(self) -> None:
         received = math.fsum(sums[0] for sums in self._open.values())
         if received:
-            # The sum is halved, because it counts each error twice: if one group has too much,
-            # another group lacks the same amount.
+            # Halve the sum, because it counts each error twice: if one group has too much, another
+            # group lacks the same amount.
             apart = math.fsum(abs(sums[0] - sums[1]) for sums in self._open.values()) / 2
             self.windows += 1
             self.apart += apart

@@ -113,7 +113,7 @@ class SimulatedExecutor:
     registration_number: int = 0
     report_number: int = 0
     command_number: int = 0
-    _free_lanes: list[int] = field(default_factory=list)  # a heap
+    _free_lanes: list[int] = field(default_factory=list)  # the numbers of free lanes, as a heap
     _separate: bool = False
 
     def __post_init__(self) -> None:

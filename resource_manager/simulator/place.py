@@ -12,7 +12,7 @@ manager and of other schedulers can be compared, for the same sequence of reques
     {"type": "release", "id": 7}
     {"type": "end"}
 
-A request that does not fit gets the node `null`, and does not wait. If two nodes are equally good,
+A request that does not fit gets the node `null`. It does not wait. If two nodes are equally good,
 the request gets the node that `hello` lists first.
 """
 
@@ -85,7 +85,7 @@ class Placements:
             profile: resources that it needs.
 
         Returns:
-            The node and the minors of its GPUs, or None if the request does not fit now.
+            The node and the minors of its GPUs; None: the request does not fit now.
         """
         # Each try needs a new id, because an id always names the same request.
         self._tries += 1

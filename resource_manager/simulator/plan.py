@@ -19,11 +19,11 @@ _WITHOUT_LIMIT = 2**31
 
 
 def simulated(settings: EngineSettings) -> EngineSettings:
-    """Returns the settings without parts that do not exist in a simulation.
+    """Returns the settings. Settings of parts that do not exist in a simulation are turned off.
 
-    There are no silent executors, leases or restarts, and no limits that protect a real service's
-    memory. A thread may request no memory or no cpu, because logs often do not record these
-    amounts.
+    A simulation has no silent executors, leases or restarts. It also has no limits that protect the
+    memory of a real service. A thread may request no memory or no cpu, because logs often do not
+    record these amounts.
     """
     return replace(
         settings,
@@ -66,7 +66,7 @@ class Kind(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Submitted:
-    """A job that was submitted: its threads' durations and its running threads."""
+    """A job that was submitted. It has the durations of its threads, and its running threads."""
 
     record: JobRecord
     durations_ms: Sequence[int]

@@ -74,9 +74,9 @@ class Outcome:
     """Measures of a log under one policy. Times are in milliseconds."""
 
     policy: str
-    jobs: int  # jobs that ran until they ended
+    jobs: int  # number of jobs that ran until they ended
     rejected: Mapping[str, int]  # number of rejected jobs, by reason
-    unserved: int  # jobs that still waited when no event was left
+    unserved: int  # number of jobs that still waited after the last event
     wait: Spread
     slowdown: Spread
     makespan_ms: int
@@ -117,7 +117,7 @@ def replay(
     groups = {job.name: fitted.group_of(job, key) for job in fitted.jobs}
     weights = _weights(plan, set(groups.values()))
     cluster = Cluster(nodes, plan.settings)
-    # Create the check before anything is submitted, so that it sees every moment.
+    # Create the check before anything is submitted. So it sees every moment.
     check = IdleCheck(cluster)
     # Create groups before jobs, because usage is divided by the weight from the first thread on.
     for name, weight in weights.items():
@@ -162,7 +162,7 @@ def _outcome(
     cluster: Cluster, check: IdleCheck, settings: EngineSettings, weights: Mapping[str, float]
 ) -> Outcome:
     log = cluster.log
-    # Rejected and unserved jobs have no wait or slowdown; the outcome counts them separately.
+    # Rejected and unserved jobs have no wait and no slowdown. The outcome counts them separately.
     over = [job for job in log.jobs.values() if job.end_ms is not None and job.started]
     rejected: dict[str, int] = {}
     for job in log.jobs.values():

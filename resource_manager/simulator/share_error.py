@@ -1,4 +1,5 @@
-"""Measures how far a run is from the ideal fluid schedule, and how long it takes to converge.
+"""Measures the distance of a run from the ideal fluid schedule, and the time that the run takes to
+converge.
 
 The error of a flow compares the service that it received in a window of time with its due service.
 The due service is the service that the ideal schedule gives the flow in this window, for its real
@@ -16,7 +17,9 @@ from dataclasses import dataclass
 from resource_manager.simulator.ideal import ROOT, IdealTree
 
 TOLERANCE = 0.05
-"""The largest relative difference between a flow's service and its share that counts as fair."""
+"""The service of a flow counts as fair if it differs from the flow's share by at most this part of
+the share.
+"""
 
 WINDOW_S = 60.0
 
@@ -126,8 +129,8 @@ class Comparison:
     ) -> float | None:
         """Returns the seconds from a change until every flow stays within the tolerance.
 
-        The result is the smallest T for which every flow is within the tolerance in all windows
-        that begin at or after change + T and end at or before `until_s`.
+        The result is the smallest T with this property: in all windows that begin at or after
+        change + T and end at or before `until_s`, every flow is within the tolerance.
 
         Only windows that begin or end at a change of the run are checked. The error of a window
         between two such windows is at most the larger of their errors. So these windows suffice to
@@ -140,7 +143,7 @@ class Comparison:
             tolerance: the largest relative error.
 
         Returns:
-            T, or None if the last window is not within the tolerance or there is no window.
+            T. None: there is no window, or the last window is not within the tolerance.
         """
         last = until_s - window_s
         if last < change_s:

@@ -26,7 +26,7 @@ Data = dict[str, Any]
 def trace_data(
     workload: Workload, nodes: Sequence[Node], plan: Plan, outcomes: Sequence[Outcome]
 ) -> Data:
-    """Returns the whole report as data that can be written as JSON.
+    """Returns the whole report as data. The data can be written as JSON.
 
     Args:
         workload: the jobs that were replayed, as `Workload.picked` returned them.

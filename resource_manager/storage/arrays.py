@@ -14,7 +14,7 @@ from sqlalchemy.sql.type_api import TypeEngine
 
 from finegrain.errors import StoreError
 
-_NUL = "\0"  # separator; texts must not contain this character, because PostgreSQL cannot store it
+_NUL = "\0"  # the separator. PostgreSQL cannot store this character, so no stored text contains it
 
 
 class Given:
@@ -26,8 +26,8 @@ class Given:
         table: the table of the columns.
         names: the names of the columns, in the order of the rows' values.
         rows: the rows; at least one.
-        arrays: the number of leading columns that are always sent as arrays, even if all rows have
-            the same values in them.
+        arrays: the number of leading columns that are always sent as arrays. They are arrays even
+            if all rows have the same values in them.
 
     Attributes:
         single: for each column, True if all rows have the same value, which is then sent once.

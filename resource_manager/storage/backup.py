@@ -47,7 +47,7 @@ class Restored:
 
     Attributes:
         rm_epoch: the epoch of the restored database.
-        kept: the new path of the replaced database; None if there was no database.
+        kept: the new path of the replaced database; None: there was no database.
         authority_key: public key of the cluster authority that the database belongs to, in
             hexadecimal; empty: it belongs to none yet.
     """
@@ -70,7 +70,7 @@ def backup(url: str, path: Path) -> None:
     source = _file(url, "pg_dump --format=custom")
     path = path.absolute()
     with os_errors(path):
-        # Only an older backup may be replaced, so that a mistyped path destroys no other file.
+        # Only an older backup may be replaced. So a mistyped path destroys no other file.
         if path.exists() and (not path.is_file() or _same(source, path) or not _is_ours(path)):
             raise InvalidArgument("path", str(path), "a new file, or an older backup to replace")
     check_is_ours(source)
@@ -158,7 +158,9 @@ def _check_sound(database: Path, shown: Path) -> None:
 
 
 def _epoch_if_readable(database: Path) -> int:
-    """Returns the epoch of the database; 0 if it cannot be read, because it may be damaged."""
+    """Returns the epoch of the database; 0: the database cannot be read, because it may be
+    damaged.
+    """
     try:
         check_is_ours(database)
         with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as connection:
@@ -170,7 +172,7 @@ def _epoch_if_readable(database: Path) -> int:
 
 
 def check_above_epoch(above_epoch: int) -> None:
-    """Checks an epoch that an administrator has typed, so that a typing error cannot use up all
+    """Checks an epoch that an administrator has typed. A typing error could otherwise use up all
     epochs.
 
     Raises:

@@ -43,9 +43,9 @@ def codec(
     Args:
         table: the table.
         kind: the class of the entities.
-        exceptions: the columns whose attribute has another name or another text form; see
+        exceptions: the columns for which the attribute has another name or another text form; see
             `RowCodec`.
-        parts: the paths of nested dataclasses whose fields have columns; see `RowCodec`.
+        parts: the paths of nested dataclasses whose fields are columns; see `RowCodec`.
         unstored: the paths of attributes without a column; see `RowCodec`.
     """
     columns = tuple(table.columns.keys())

@@ -160,7 +160,7 @@ def remove_leftovers(path: Path) -> None:
 
 
 def _refuse_orphaned_wal(path: Path) -> None:
-    """Checks that there is no WAL without its database, because SQLite would apply it.
+    """Refuses a WAL without its database: SQLite would apply the WAL to the new database.
 
     Raises:
         StoreError: STORE_CORRUPT. There is a WAL, but no database.

@@ -1,7 +1,7 @@
 """The store of a standby opens the database only when this process can become the leader.
 
-Until then it only checks which process leads. While another process has the lock of an SQLite file,
-a standby must not open the file, because opening could checkpoint it.
+Until then it only checks which process leads. Another process may have the lock of an SQLite file.
+Then a standby must not open the file, because opening could checkpoint it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # ruff: noqa: S608  (only constants are put together)
 """Raises counters after a restore, so that no number is used twice.
 
-After a copy of the database was made, further numbers were used: sequence numbers of events that
-job masters have received, and generations of slots that executors still have. The copy does not
-contain these numbers. This module skips them. The caller raises the epoch.
+After a copy of the database was made, more numbers were used. These are sequence numbers of events
+that job masters have received, and generations of slots that executors still have. The copy does
+not contain these numbers. This module skips them. The caller raises the epoch.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def leave_lost_history(execute: Callable[[str], object]) -> None:
     """Raises event sequences and generations above all numbers that were used after the backup.
 
     A job master that continues its stream receives OUT_OF_RANGE, and starts again with a snapshot.
-    A slot that was placed after the backup is unknown. The executor frees such a slot, and no new
-    slot gets the same generation.
+    The resource manager does not know a slot that was placed after the backup. The executor frees
+    such a slot, and no new slot gets the same generation.
 
     Args:
         execute: runs one statement in a transaction that the caller commits.

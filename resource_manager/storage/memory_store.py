@@ -1,6 +1,6 @@
 """A store in memory, for tests, trials and simulations.
 
-Rows are encoded and checked in the same way as for a database, so reading them gives the same
+Rows are encoded and checked in the same way as for a database. So reading them gives the same
 result. All data is lost when the process ends.
 """
 

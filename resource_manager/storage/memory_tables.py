@@ -68,9 +68,9 @@ class MemoryTables:
         try:
             yield
         except BaseException:
-            # The writes are undone after every exception, even KeyboardInterrupt, so that a batch
-            # is never stored partly. The order is reversed, so that a row that was written twice
-            # gets its first value back.
+            # Undo the writes after every exception, even after KeyboardInterrupt. So a batch is
+            # never stored partly. The order is reversed: a row that was written twice must get its
+            # first value back.
             for table, key, before in reversed(self._undo):
                 self._put(table, key, before)
             raise

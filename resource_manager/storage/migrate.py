@@ -70,7 +70,9 @@ def revision_name(version: int) -> str:
 
 
 def recorded_version(connection: Connection) -> int:
-    """Returns the version that is recorded in the database; 0 if none is recorded."""
+    """Returns the version that is recorded in the database; 0: the database has no recorded
+    version.
+    """
     if not inspect(connection).has_table("alembic_version"):
         return 0
     found = connection.scalar(text("SELECT version_num FROM alembic_version"))

@@ -77,10 +77,10 @@ class FlowTree:
         accrued_while_down: the flows that accrued usage while no resource manager was running, and
             have not been stored since then. A change of their rate makes them urgent.
         placements: the number of placements of all jobs since this process started.
-        freed_groups: the ids of flows that use less than before or have new limits, so that their
-            quotas may admit blocked requests. `QuotaChecks.unblock` clears this dict.
-        waiting_jobs: the flows of jobs that may have no slots yet, because they wait for other
-            jobs. Such a job has a maximum of 0 slots.
+        freed_groups: the ids of flows whose quotas may now admit blocked requests, because these
+            flows use less than before or have new limits. `QuotaChecks.unblock` clears this dict.
+        waiting_jobs: the flows of jobs that wait for other jobs. Such a job may have no slots yet.
+            So its flow has a maximum of 0 slots.
     """
 
     def __init__(self, fairness: Fairness, now_ms: int) -> None:
@@ -175,8 +175,8 @@ class FlowTree:
         flow.maximum = {SLOTS: 0}
 
     def release_job(self, job_id: str) -> None:
-        """Ends the effect of `hold_job`. The time in which the job waited for other jobs is no
-        advantage for it: its usage is raised as if it began to wait for slots now.
+        """Ends the effect of `hold_job`. A job gets no advantage from the time in which it waited
+        for other jobs: its usage is raised as if it began to wait for slots now.
         """
         flow = self.waiting_jobs.pop(job_id, None)
         if flow is None:
@@ -184,7 +184,8 @@ class FlowTree:
         flow.maximum = {}
         self.freed_groups[flow.id] = None
         for each in self._path(job_id):
-            if each.active:  # the flow had other work, so it has its place among its siblings
+            # The flow had other work, so it already has its place among its siblings.
+            if each.active:
                 return
             self._raise(each)
             self._mark(each)

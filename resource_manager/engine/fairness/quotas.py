@@ -32,7 +32,7 @@ from finegrain.resources import (
 _PARTS = frozenset(MEMORY_PARTS)
 
 SLOTS = "slots"
-"""The dimension of limits that counts slots, whatever their size."""
+"""The dimension of limits that counts slots. The size of a slot does not matter."""
 
 _NAMED = (SLOTS, CPU_MILLI, BEST_EFFORT_CPU_MILLI, MEMORY_BYTES)
 

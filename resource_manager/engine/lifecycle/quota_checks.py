@@ -48,8 +48,8 @@ class QuotaChecks:
     slots: Slots
 
     def limited(self, job_id: str) -> list[Flow]:
-        """Returns the flows that have a maximum, nearest first: the job itself (while it waits for
-        other jobs), the groups above it, and the cluster.
+        """Returns the flows that have a maximum, the nearest first. These are the job itself (while
+        it waits for other jobs), the groups above the job, and the cluster.
         """
         flow = self.flows.jobs.get(job_id)
         if flow is None:

@@ -151,8 +151,8 @@ class NextInOrder:
         return {}
 
     def _came_before(self, slot: Slot, there: _FreedHost) -> bool:
-        """Returns True if the oldest request or item that would fit on the executor belongs to
-        another job.
+        """Finds the oldest request or item that would fit on the executor. Returns True if it
+        belongs to another job.
         """
         queue, first = self._state.queue, {True: UNLIMITED, False: UNLIMITED}
         for scheduling_class in queue.classes():
@@ -169,7 +169,7 @@ class NextInOrder:
 
 
 class _FreedHost:
-    """A host as it would be if a slot on it ended."""
+    """A host as it would be after a slot on it has ended."""
 
     def __init__(self, host: Host, slot: Slot) -> None:
         self.host = host
@@ -188,7 +188,7 @@ class _Without:
 
     Args:
         order: the object that caches sort keys.
-        slot: the slot that is compared as if it had ended.
+        slot: the slot that counts as ended in the comparison.
         path: the flow of the slot's job, and the flows of all groups that contain the job.
     """
 
@@ -214,8 +214,8 @@ class _Without:
         return self._admits(other, counted(need))
 
     def _siblings(self, other: Flow) -> tuple[Flow, Flow]:
-        """Returns the two flows to compare, which are siblings: first the slot's job or a group
-        that contains it, then the other job or a group that contains it.
+        """Returns the two sibling flows to compare. The first is the slot's job or a group above
+        this job. The second is the other job or a group above that job.
         """
         theirs = other
         for flow in other.ancestors():

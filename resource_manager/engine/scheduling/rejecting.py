@@ -1,9 +1,10 @@
 """Rejects pending requests that are infeasible.
 
-A request that arrives before any executor is known must wait. The request is rejected later if all
-executors have been known for `infeasible_after`, and neither a known executor nor an executor of a
-provider could host the request. The request then ends with the reason and message that a new
-request would get. `queue/rejection_clock.py` decides which requests are checked, and when.
+A request that arrives before any executor is known must wait. The request is rejected later under
+two conditions: all executors have been known for `infeasible_after`, and no known executor and no
+executor of a provider could host the request. The request then ends with the reason and message
+that a new request would get. `queue/rejection_clock.py` decides which requests are checked, and
+when.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ continues.
 """
 
 _Run = tuple[Part, int, int] | Request
-"""Either queued members of a range that were never placed, as (part, first index, last index plus
-1), or one request.
+"""Either one request, or queued members of a range that were never placed, as (part, first index,
+last index plus 1).
 """
 
 
@@ -71,11 +72,12 @@ def infeasible_timer_fired(state: State) -> None:
 
 
 def _all_known(hosts: Hosts) -> bool:
-    """Returns True if at least one executor is registered, and every stored executor is lost or has
-    registered with this process of the resource manager.
+    """Returns True if at least one executor is registered and none is unknown. An executor that is
+    stored is known if it is lost, or if it has registered with this process of the resource
+    manager.
 
-    If the result is True now, it has been True since the clock restarted, because the clock
-    restarts when an executor registers and when an unconfirmed executor is lost.
+    The clock restarts when an executor registers, and when an unconfirmed executor is lost. So if
+    the result is True now, it has been True since the clock restarted.
     """
     states = {host.executor.state for host in hosts.values()}
     return ExecutorState.ACTIVE in states and ExecutorState.UNCONFIRMED not in states
@@ -154,8 +156,8 @@ def _runs(
                 number += 1
                 continue
             first = part.index_of(number)
-            # An interval of the queue may continue after the end of the part, or after a member
-            # that was placed.
+            # An interval of the queue may be longer than this run: it may continue after the end of
+            # the part, or after a member that was placed.
             last = min(part.end, first + end - number)
             _, last = next(part.waiting.runs_within(first, last))
             number += last - first

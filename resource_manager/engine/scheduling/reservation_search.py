@@ -54,8 +54,8 @@ Candidate = tuple[int, int, str]
 best.
 
 If two hosts have the same missing part, the host with more slots is better, because its slots are
-smaller. On a host with large slots, the owner does not need a reservation, because the end of one
-large slot frees enough capacity.
+smaller. On a host with large slots, the end of one slot frees enough capacity, so the owner needs
+no reservation there.
 """
 
 Members = Sequence[tuple[MemberRequest, int]]
@@ -63,8 +63,9 @@ Members = Sequence[tuple[MemberRequest, int]]
 
 
 class _Unit(NamedTuple):
-    """Members that must get the same host, as (index of the request, count), and the number of such
-    units. If all members must share a host, they are one unit. Otherwise each member is a unit.
+    """Members that must get the same host, as pairs (index of the request, count). The class also
+    has the number of such units. If all members must share a host, they are one unit. Otherwise
+    each member is a unit.
     """
 
     members: Sequence[tuple[int, int]]
@@ -86,8 +87,8 @@ class ReservationSearch:
 
     @cached_property
     def requests(self) -> Sequence[MemberRequest]:
-        """The member requests of the owner, with the hosts that they must avoid now; empty for a
-        slot that must grow.
+        """The member requests of the owner, with the hosts that they must avoid now; empty: the
+        owner is a slot that must grow.
         """
         owner, state = self.owner, self._state
         if self._waiting is not None:
@@ -100,8 +101,8 @@ class ReservationSearch:
         return (MemberRequest(profile, labels, 1, elsewhere, cpus),)
 
     def choose(self, taken: Collection[str]) -> dict[str, list[Share]] | None:
-        """Returns the hosts to reserve, each with the members that it would get; None if no
-        suitable hosts exist.
+        """Returns the hosts to reserve, each with the members that it would get; None: there are no
+        suitable hosts.
 
         Args:
             taken: the hosts that must not be used.
@@ -130,7 +131,7 @@ class ReservationSearch:
         found = next((shares for shares in each if shares is not None), None)
         # For one slot the search above is complete, so another search would find nothing.
         if found is None and sum(count for _, count in counts) > 1:
-            # `seek` does not know which slots may never end, so it must avoid the hosts of such
+            # `seek` does not know which slots may never end. So it must avoid the hosts of such
             # slots.
             away = {
                 name
@@ -155,8 +156,8 @@ class ReservationSearch:
         return _booked_by(host, _members(self.requests, shares))
 
     def suits(self, each: Reservation, names: Iterable[str]) -> bool:
-        """Returns True if the owner's requests are unchanged, and these hosts of the reservation
-        could still serve the owner if all other slots on them ended.
+        """Returns True under two conditions: the owner's requests are unchanged, and these hosts of
+        the reservation could still serve the owner if all other slots on them ended.
         """
         # The requests also contain the hosts to avoid, which change when older slots end.
         if self.requests != each.requests:
@@ -358,8 +359,8 @@ class ReservationSearch:
         return _missing_part((n, free.get(name, 0)) for name, n in need.items())
 
     def _if_others_ended(self, host: Host) -> dict[str, int]:
-        """Returns the amounts that a host would have free if all its slots ended, except slots that
-        may never end.
+        """Returns the amounts that would be free on a host if its slots ended. Slots that may never
+        end keep their amounts.
         """
         stays = [slot.booked for key, slot in host.slots.items() if key in self._outlasting]
         # This sum is lower than the total if processes outside slots use a part of the host.
@@ -369,8 +370,8 @@ class ReservationSearch:
         return {**subtract(most, total_of(stays)), SLOTS: slots - len(stays)}
 
     def _cpus_if_others_ended(self, host: Host) -> CpuLedger | None:
-        """Returns a copy of the host's cpu ledger that contains only the slots that may never end;
-        None: the host has no cpu ledger.
+        """Returns a copy of the host's cpu ledger with only the slots that may never end; None: the
+        host has no cpu ledger.
         """
         if host.cpus is None:
             return None

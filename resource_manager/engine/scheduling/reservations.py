@@ -17,16 +17,16 @@ are free, and the owner is placed.
 
 - A job has at most one reservation, a host keeps capacity for at most one owner, and at most
   `reservations_max` reservations exist.
-- A job gets no reservation if it has received more than its share, compared with jobs that were
-  served after its starvation clock started.
+- A job gets no reservation if it has received more than its share. Its share is computed among the
+  jobs that were served after its starvation clock started.
 - Reserved capacity is idle for a while. So only the longest starved owner may reserve all capacity
   that it needs. All other owners together reserve at most `reserved_part_max` of any resource.
 - If all hosts that are suitable for an owner are reserved, the owner claims these hosts. Then an
-  owner that is starved for a shorter time must not reserve them.
+  owner that has been starved for a shorter time must not reserve them.
 - A reservation ends when its owner is placed or is no longer pending. It also ends when its hosts
-  can no longer serve the owner, and when a quota blocks the owner.
-- A reservation expires if slots on its hosts do not end for a very long time, because such slots
-  may be services. The owner's next reservation lasts twice as long.
+  cannot serve the owner any more, and when a quota blocks the owner.
+- Slots that do not end for a very long time may be services. So a reservation that waits for such
+  slots expires. The owner's next reservation lasts twice as long.
 
 The resource manager does not know how long a slot will run. If it knew, only the computation of
 `spare` and `until_ms` would change.
@@ -90,7 +90,7 @@ RIVALS_MAX = 256
 
 
 def serve_owners(state: State) -> None:
-    """Places owners whose hosts have room, and ends reservations that are no longer valid. The
+    """Places owners whose hosts have room. Ends reservations that are not valid any more. The
     scheduling cycle must call this function before it places other requests.
     """
     for each in list(state.reservations.by_number.values()):
@@ -104,7 +104,7 @@ def serve_owners(state: State) -> None:
 
 def end_served(state: State) -> bool:
     """Ends reservations whose owners were placed on other hosts. Returns True if a reservation
-    ended, so that other requests may use its capacity.
+    ended. Then other requests may use its capacity.
     """
     reservations = state.reservations.by_number.values()
     served = [each for each in reservations if not each.owner.waits_in(state.queue)]
@@ -122,8 +122,8 @@ def reserve_for_starved(state: State) -> None:
     more = state.queue.starvation.is_over(reservations.next_since, state.settings.fairness)
     if more or state.journal.now_ms >= reservations.due_ms:
         _check(state)
-    # Set the timer for the moment when time alone may change something: when the next starvation
-    # clock has run long enough, or a reservation expires.
+    # Set the timer for the next moment when time alone may change something. Then the next
+    # starvation clock has run long enough, or a reservation expires.
     next_ms = reservations.next_since.ms + state.settings.fairness.starvation_timeout_ms
     wake_ms = [next_ms, *(each.until_ms for each in reservations.by_number.values())]
     # Another check can make a reservation only if time may help, or if a request was placed.
@@ -176,8 +176,8 @@ def _check(state: State) -> None:
             # placed.
             time_may_help = True
         elif waiter in reservations.searched:
-            # Waiters that are starved for a shorter time must not get hosts that are suitable for
-            # this waiter.
+            # Waiters that have been starved for a shorter time must not get hosts that are suitable
+            # for this waiter.
             reservations.claimed |= reservations.searched[waiter]
         else:
             _reserve(state, owner, clock, since)
@@ -188,13 +188,13 @@ def _check(state: State) -> None:
 
 
 def _starved_since(state: State, waiter: Waiter, clock: StarvationClock) -> Mark | None:
-    """Returns the mark since which a waiter waits: its last placement, or else the start of its
-    clock. None: the waiter is not starved.
+    """Returns the mark from which the wait of a waiter counts: its last placement, or else the
+    start of its clock. None: the waiter is not starved.
 
-    A waiter also counts as starved before the timeout in one case: in fair order, its job comes
-    before a running job that has smaller pending requests. When a small slot of the running job
-    ends, the free capacity is too small for the waiter. So without a reservation, requests of the
-    waiter would be placed only by chance.
+    In one case, a waiter counts as starved before the timeout: in fair order, its job comes before
+    a running job with smaller pending requests. When a small slot of the running job ends, the free
+    capacity is too small for the waiter. So without a reservation, requests of the waiter would be
+    placed only by chance.
     """
     mark, flows = clock.served or clock.since, state.flows
     if state.queue.starvation.is_over(mark, state.settings.fairness):
@@ -214,7 +214,7 @@ def _starved_since(state: State, waiter: Waiter, clock: StarvationClock) -> Mark
 
 
 def _is_owed(state: State, shares: SharesSince, owner: ReservationOwner, since: Mark) -> bool:
-    """Returns True if the owner's job has not received more than its share since `since`."""
+    """Returns True if the owner's job has received at most its share since `since`."""
     if state.settings.fairness.order == "fair":
         return shares.is_owed(owner.job_id, since.ms)
     if isinstance(owner.waiter, int):
@@ -222,7 +222,7 @@ def _is_owed(state: State, shares: SharesSince, owner: ReservationOwner, since: 
     # If requests are served in order of arrival, an owner must not overtake earlier requests of its
     # class.
     scheduling_class, _ = owner.waiter
-    # An earlier request that a quota blocks does not count, because it would not be served first.
+    # An earlier request that a quota blocks does not count: it would not be served first.
     return all(
         state.quotas.request_block(scheduling_class, earlier.job_id) is not None
         for earlier in scheduling_class.first_queues(EARLIER_MAX)
@@ -350,9 +350,8 @@ def _void(state: State, each: Reservation) -> str:
 
 
 def _expired(state: State, each: Reservation) -> str:
-    """Returns why a reservation has expired; empty: the reservation has not expired. If it has
-    expired, adds the slots that did not end in time to `outlasting`, so that other reservations do
-    not wait for their end.
+    """Returns why a reservation has expired; empty: the reservation has not expired. The slots that
+    did not end in time are added to `outlasting`. So other reservations do not wait for their end.
     """
     # If the hosts have room, `serve_owners` places the owner in this cycle.
     if state.journal.now_ms < each.until_ms or has_room(state, each):
@@ -374,8 +373,8 @@ def _expired(state: State, each: Reservation) -> str:
     outlasting.update(key for _, key in lasting)
     clock = state.queue.starvation.get(each.owner.waiter)
     if clock is not None:
-        # The owner's next reservation lasts twice as long, so that a long slot cannot outlast every
-        # reservation.
+        # The owner's next reservation lasts twice as long. So a long slot cannot last longer than
+        # every reservation.
         clock.expired += 1
     where, (allocation_id, _) = lasting[0]
     more = f" and {len(lasting) - 1} more" if len(lasting) > 1 else ""

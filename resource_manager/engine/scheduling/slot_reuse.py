@@ -1,9 +1,9 @@
 """Decides whether a slot whose work is done may serve another request of its job.
 
 Reuse is allowed only if the slot's job would be served next with the freed capacity
-(`next_in_order.py`). Then giving the slot back would have the same result, and reuse saves the time
-to free the slot and to carve a new slot. Otherwise the job must give the slot back, and the slot's
-request ends with the reason.
+(`next_in_order.py`). In this case, giving the slot back would have the same result. Reuse saves the
+time to free the slot and to carve a new slot. Otherwise the job must give the slot back, and the
+slot's request ends with the reason.
 
 Example: job A has a slot whose work is done, and a pending request for an equal slot. Job B waits
 for a slot that would fit on the same host. If A has the lower virtual time without the slot, the
@@ -12,8 +12,8 @@ slot is freed with the reason FAIR_SHARE.
 
 The slots of a call are decided one after another. The results are stored in the requests that
 ended, so a repeated call gets the same results, also after a restart. Messages do not contain
-request ids, because a range stores its ended members by reason and message: different messages
-would need more space.
+request ids. A range stores its ended members by reason and message, so different messages would
+need more space.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ NOT_GRANTED = "the request of the slot was not granted"
 
 
 def reuse_slots(state: State, event: SlotsReuseRequested) -> list[ItemOutcome]:
-    """Reuses slots for other requests of their job if this is fair, and gives back the other slots.
+    """Reuses slots for other requests of their job where this is fair. Gives back the other
+    slots.
 
     Raises:
         NotFound: the job is not known.
@@ -118,8 +119,8 @@ def _reuse_or_free(
 def _was_reused(request: Request, waiting: Request, following: NextInOrder) -> bool:
     """Returns True if the slot of `request` probably took over the work of `waiting`.
 
-    The store does not contain which slot took over the work. Another slot took it over if another
-    slot does the work now, or if this slot was given back earlier.
+    The store does not contain which slot took over the work. Another slot took it over in two
+    cases: another slot does the work now, or this slot was given back earlier.
     """
     if waiting.job_id != request.job_id or waiting.reason != Reason.REUSED:
         return False
@@ -214,10 +215,10 @@ def _may_last(slot: Slot, until_ms: int) -> bool:
 
 
 def _end_thread(journal: Journal, slots: Slots, jobs: dict[str, Job], request: Request) -> None:
-    """Counts the finished thread of a slot that the job must give back instead of reusing it.
+    """Counts the finished thread of a slot that the job must give back and may not reuse.
 
-    The job master requested reuse because the thread is done. But the caller passes a reason to
-    `give_up`, which then treats the slot as taken away and does not count the thread.
+    The thread is done, because the job master requested reuse. But `give_up` gets a reason here, so
+    it treats the slot as taken away, and does not count the thread.
     """
     slot = slots.of(request)
     if slot is not None and request.state is RequestState.GRANTED:

@@ -14,7 +14,9 @@ from finegrain.v1 import identity_pb2
 from resource_manager.service.identities.own import PERSON_LIFETIME, SERVICE_LIFETIME
 
 RENEW_GRACE = timedelta(days=30)
-"""How long after its end a certificate can still be renewed, by a signature of its key."""
+"""For how long after its end a certificate can still be renewed. The renewal needs a signature of
+the certificate's key.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ from resource_manager.service.identities.members import Members
 
 MESSAGE_BYTES_MAX = 64 * 1024
 CONNECTIONS_MAX = 1_024
-CALLS_MAX = 64  # in progress at the same time
+CALLS_MAX = 64  # the largest number of calls at the same time
 RATE_PER_S = 10.0  # calls per second, for each address
 BURST = 100
 ADDRESSES_MAX = 10_000
@@ -206,7 +206,9 @@ class JoinServer:
         return made + mark.digest()
 
     def _handler(self, request: type[Message], call: Callable[[Any], Awaitable[Message]]) -> Any:
-        """Returns the handler of one method; it gets raw bytes, so that errors are worded here."""
+        """Returns the handler of one method. The handler gets raw bytes, so that this module can
+        word the errors.
+        """
         name = request.DESCRIPTOR.name.removesuffix("Request")
 
         async def serve(data: bytes, context: Any) -> Message:

@@ -33,7 +33,7 @@ TIME_MAX_S = 10.0
 CONNECTIONS_MAX = 32
 
 _log = logging.getLogger("finegrain.rm")
-_PEER = struct.Struct("3i")  # pid, uid, gid
+_PEER = struct.Struct("3i")  # the pid, uid and gid of the caller
 
 
 class LoginSocket:

@@ -1,7 +1,7 @@
 """The tokens with which new members can join, and the identities that operators have denied.
 
-Both are kept in the database, so that they survive a restart and a takeover. Of a token, only a
-hash is stored.
+Both are kept in the database. So they survive a restart, and a change of the leader. Of a token,
+only a hash is stored.
 """
 
 from __future__ import annotations
@@ -131,7 +131,8 @@ class Members:
     async def redeem(self, secret: str, key_sha256: str) -> tuple[Identity, int]:
         """Uses a token. Returns the identity, and the life of the certificate in seconds.
 
-        The same key may use the token again until it expires, in case that the answer was lost.
+        Until the token expires, the same key may use it again. This is for the case that the answer
+        was lost.
 
         Args:
             secret: the secret part of the token.
@@ -186,7 +187,7 @@ class Members:
         )
 
     async def _tokens(self) -> dict[str, Token]:
-        """Returns all stored tokens by key, without those that have expired; these are deleted."""
+        """Returns all stored tokens by key. Tokens that have expired are left out and deleted."""
         stored = await self.in_store(lambda store: store.metas(TOKEN_PREFIX))
         tokens = {key: Token(**json.loads(text)) for key, text in stored.items()}
         expired = [key for key, token in tokens.items() if token.expires_ms <= self._now_ms()]

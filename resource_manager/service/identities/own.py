@@ -70,7 +70,8 @@ class OwnFiles:
             self.operator_path.unlink(missing_ok=True)
 
     def rm_credentials(self) -> Credentials:
-        """Returns the credentials of this resource manager; makes new ones if they are a day old.
+        """Returns the credentials of this resource manager. If they are a day old, makes new
+        ones.
 
         Raises:
             ConfigurationError: the file cannot be written.
@@ -128,7 +129,8 @@ def open_own_files(state_dir: Path) -> OwnFiles:
     """Reads the authority from the state directory, or creates it.
 
     Raises:
-        ConfigurationError: the files cannot be read or written, or only one of them exists.
+        ConfigurationError: the files cannot be read or written, or only one of the two files
+            exists.
     """
     folder = state_dir / FOLDER
     try:
@@ -141,8 +143,8 @@ def open_own_files(state_dir: Path) -> OwnFiles:
     made = not certificate.exists()
     if made:
         if key.exists():
-            # The key is written first. So a start that was interrupted has left a key that has
-            # signed nothing.
+            # The key is written before the certificate. So this key comes from an interrupted
+            # start, and has signed nothing.
             key.unlink()
         write_authority(state_dir, Authority.create(new_cluster_name(), utc_now()))
     return OwnFiles(state_dir, read_authority(state_dir), made=made)

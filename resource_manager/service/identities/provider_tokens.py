@@ -12,7 +12,7 @@ from resource_manager.service.identities.identity_service import IdentityCalls
 from resource_manager.service.identities.members import Members
 
 TTL_S = 24 * 3_600
-"""How long an executor may take from its start to its registration.
+"""The longest time between the start of an executor and its registration.
 
 A start may create a machine, or wait in the queue of another cluster manager.
 """

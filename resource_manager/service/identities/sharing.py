@@ -53,9 +53,10 @@ def check_authority_shared(own: OwnFiles, leader: str) -> None:
 async def check_authority(runner: Runner, own: OwnFiles) -> None:
     """Checks that the authority is the one that the database belongs to.
 
-    The first resource manager that leads on a database stores its authority's key there. Executors
-    that the database knows already are of a version without certificates: they are awaited. When
-    another authority replaces it, both are trusted for some time, and the new key is stored.
+    The first resource manager that leads on a database stores its authority's key there. If the
+    database already contains executors, they ran a version without certificates: they are awaited.
+    If another authority replaces the present one, both are trusted for some time, and the new key
+    is stored.
 
     Raises:
         ConfigurationError: the database belongs to another authority.
@@ -66,7 +67,8 @@ async def check_authority(runner: Runner, own: OwnFiles) -> None:
         try:
             known = await runner.in_store(lambda store: store.meta(AUTHORITY_KEY))
             if known is None:
-                # Before the key is stored: a start that is interrupted in between repeats this.
+                # Do this before the key is stored. If the start is interrupted between the two
+                # steps, the next start repeats this step.
                 awaited: list[str] = await runner.submit(
                     lambda at: ExecutorsAwaited(at, AWAITED_FOR_MS)
                 )

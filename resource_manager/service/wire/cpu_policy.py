@@ -121,8 +121,8 @@ def _constrained_burst(qos: QosClass, field: str) -> InvalidArgument:
 
 
 def _check_shared_cpus(policy: CpuPolicy, field: str) -> None:
-    """Checks a request without dedicated cpus. The request may prefer policies for dedicated cpus
-    (without effect), but must not require them.
+    """Checks a request without dedicated cpus. The request may prefer policies for dedicated cpus;
+    they have no effect. It must not require such policies.
     """
     about = (
         ("bind", policy.bind_required and policy.bind in _NEEDS_DEDICATED_CPUS, policy.bind),

@@ -1,7 +1,8 @@
 """Decodes requests, releases, registrations and reports into the engine's values.
 
-This module checks the form of every field. `InvalidArgument` names the path of the field. The
-engine checks the rules that depend on its state and settings, such as whether an id is known.
+This module checks the form of every field. `InvalidArgument` names the path of the field. Some
+rules depend on the engine's state and settings, such as whether an id is known. The engine checks
+these rules.
 """
 
 from __future__ import annotations
@@ -257,7 +258,7 @@ def registration(message: rm_pb2.RegisterExecutorRequest) -> Registration:
 def check_protocol_version(text: str, software: str) -> str:
     """Returns the version if both sides can communicate.
 
-    Both sides must have the same major version, and minor versions that differ by at most one.
+    Both sides must have the same major version. Their minor versions may differ by one.
 
     Args:
         text: version of the protocol that an executor speaks.
@@ -347,7 +348,7 @@ def _reported_slot(message: slots_pb2.SlotStatus, field: str) -> ReportedSlot:
     if generation < 1:
         raise InvalidArgument(f"{field}.generation", generation, "1 or more")
     allocation_id, job_id, cpus = message.allocation_id, message.job_id, message.cpus
-    # Check both ids first without building their paths, for the same reason as in `slot_request`.
+    # First check both ids without building their paths, for the same reason as in `slot_request`.
     if not (ID_PATTERN.fullmatch(allocation_id) and ID_PATTERN.fullmatch(job_id)):
         check_id(f"{field}.allocation_id", allocation_id)
         check_id(f"{field}.job_id", job_id)

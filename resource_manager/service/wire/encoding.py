@@ -104,7 +104,9 @@ def resize_status(resize: Resize, *, ordered: bool, message: str = "") -> slots_
 
 
 def explanation(found: Explanation, state: State) -> rm_pb2.ExplainResponse:
-    """Returns the state of a request: why it waits, the resizes of its slot, or how it ended."""
+    """Returns the state of a request: the reason why it waits, the resizes of its slot, or how it
+    ended.
+    """
     blocking = [slot_status_of_view(slot_view(state, slot)) for slot in found.blocked_by]
     return write(rm_pb2.ExplainResponse, found, blocked_by=blocking)
 

@@ -40,8 +40,8 @@ def gangs_of_call(
         members_max: maximum number of members of a gang.
 
     Raises:
-        InvalidArgument: a gang is malformed, declared twice, or has too few or too many members in
-            this call; or a request cannot be a member of the gang that it names.
+        InvalidArgument: a gang is malformed, is declared twice, or has too few or too many members
+            in this call. Or a request cannot be a member of the gang that it names.
     """
     # Most calls have no gang, and end here.
     if not messages and not any(request.gang_id for request in requests):

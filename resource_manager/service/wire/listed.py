@@ -48,7 +48,7 @@ def _cpus(slot: Slot) -> str:
 
 
 def _error(outcome: ItemOutcome) -> slots_pb2.ItemError | None:
-    if not outcome.reason:  # the usual case
+    if not outcome.reason:  # the usual case: the item was accepted
         return None
     return slots_pb2.ItemError(
         reason=outcome.reason, message=outcome.message, details=dict(outcome.details)

@@ -34,7 +34,8 @@ def read_nodes(text: str, field: str = "--nodes") -> list[Node]:
     """Returns nodes from a description, or from a CSV file if `text` is the path of such a file.
 
     Raises:
-        InvalidArgument: `text` is neither, or there are no nodes or too many.
+        InvalidArgument: `text` is neither a description nor such a path, or there are no nodes, or
+            too many nodes.
     """
     path = Path(text)
     nodes = _listed(path) if path.is_file() else _in_words(text, field)
@@ -50,8 +51,7 @@ def _in_words(text: str, field: str) -> list[Node]:
         if not match:
             raise InvalidArgument(field, words, _EXPECTED)
         count = int(match[1] or 1)
-        # The count is checked before the nodes are created, because a mistyped count must not fill
-        # the memory.
+        # Check the count before the nodes are created: a mistyped count must not fill the memory.
         if len(nodes) + count > NODES_MAX:
             raise InvalidArgument(field, words, f"at most {NODES_MAX} nodes")
         total, gpus = {CPU_MILLI: parse_cpu_milli(field, match[2])}, 0

@@ -85,7 +85,7 @@ class Row:
         raise self.wrong(column, f"a number of at least {least}, or -1 where it was not recorded")
 
     def amount_if_known(self, column: str, *, factor: int = 1) -> int | None:
-        """Returns the same as `amount`, but None if no value was recorded."""
+        """Returns the same as `amount`; None: no value was recorded."""
         return None if self.is_missing(column) else self.amount(column, factor=factor)
 
     def is_missing(self, column: str) -> bool:
@@ -102,8 +102,8 @@ def csv_rows(path: Path, needed: tuple[str, ...]) -> Iterator[Row]:
     """Yields the records of a CSV file with a header.
 
     Raises:
-        InvalidArgument: the file cannot be read or lacks a needed column, or a record has too few
-            or too many fields.
+        InvalidArgument: the file cannot be read, lacks a needed column, or has a record with too
+            few or too many fields.
     """
     reader = csv.reader(lines_of(path))
     header = [name.strip() for name in next(reader, [])]
