@@ -193,8 +193,14 @@ class IntervalSet:
 
         Returns the removed numbers as intervals.
         """
-        taken: list[Run] = []
         bounds, at = self._bounds, self._head
+        # Mostly a part of the first interval is taken, so this case has a short path.
+        if at < len(bounds) and 0 < count < bounds[at + 1] - bounds[at]:
+            start = bounds[at]
+            bounds[at] = start + count
+            self._count -= count
+            return [(start, start + count)]
+        taken: list[Run] = []
         left = count
         while left > 0 and at < len(bounds):
             start, end = bounds[at], min(bounds[at + 1], bounds[at] + left)

@@ -24,7 +24,7 @@ RUN_PART = 64
 runs.
 """
 
-_ROUNDED = 1e-9  # tolerance for rounding errors in virtual times
+ROUNDED = 1e-9  # tolerance for rounding errors in virtual times
 
 
 def run_length(tree: FlowTree, job: Flow, cost: float) -> float:
@@ -73,7 +73,7 @@ def _lead(tree: FlowTree, flow: Flow, second: Flow, cost: float) -> float:
     tau = tree.clock.tau
     # Rounded up, because the last of these slots makes the flow come after `second`. The tolerance
     # prevents a rounding error from adding a slot.
-    return ceil((second.at(tau) - flow.at(tau)) / step - _ROUNDED)
+    return ceil((second.at(tau) - flow.at(tau)) / step - ROUNDED)
 
 
 class SharesSince:
@@ -106,7 +106,7 @@ class SharesSince:
             used, weight = sums[bisect_right(times, -since_ms)]
             # Compare the key with used / weight without a division. If no flow was selected, both
             # sums are 0, and the flow counts as owed.
-            if tree.key(flow) * weight > used * (1 + _ROUNDED):
+            if tree.key(flow) * weight > used * (1 + ROUNDED):
                 return False
             flow = flow.parent
         return True

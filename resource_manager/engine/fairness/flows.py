@@ -234,7 +234,9 @@ class FlowTree:
             used = flow.used
             for name, amount in amounts.items():
                 used[name] = used.get(name, 0) + amount * count
-            self._mark(flow)
+            # A flow that was marked by an earlier placement needs no call.
+            if not (flow.changed and flow.stale):
+                self._mark(flow)
             # Groups count amounts in the form in which limits are given.
             if flow.children is None:
                 amounts = self._counted(booked)
@@ -448,8 +450,8 @@ class FlowTree:
         """Returns the key that orders a flow among its siblings. The flow with the lowest key is
         served first.
         """
-        reached = fulfilment(flow.used, flow.running, flow.minimum)
-        if reached < 1:
+        # Most flows have no minimum, which counts as reached.
+        if flow.minimum and (reached := fulfilment(flow.used, flow.running, flow.minimum)) < 1:
             return False, reached, flow.tie
         return True, self.key(flow), flow.tie
 

@@ -90,6 +90,8 @@ class RequestMoves:
         requests: Sequence[Request],
         host: Host,
         chosen: Iterable[CpuAssignment] | None = None,
+        *,
+        charged: bool = False,
     ) -> None:
         """Books slots for queued requests on a host, and adds the slots to the next AllocateSlots
         command for its executor.
@@ -98,9 +100,11 @@ class RequestMoves:
         requests from the queue.
 
         Args:
-            requests: requests of one job and one scheduling class.
+            requests: requests of one scheduling class. They belong to one job, unless they are
+                `charged`.
             host: the host.
             chosen: the cpus, NUMA nodes and devices of the slots; None: the host chooses them.
+            charged: True if the caller has already charged the slots to their jobs.
 
         Raises:
             InvariantBroken: the host's cpus or NUMA nodes do not suffice for all requests; see
@@ -156,7 +160,8 @@ class RequestMoves:
             self.changes.slot(slot)
         # All slots are equal, so one call books all of them.
         host.book(booked, len(requests))
-        self.flows.place(requests[0].job_id, booked, len(requests), cost)
+        if not charged:
+            self.flows.place(requests[0].job_id, booked, len(requests), cost)
         self.outbox[host.host_id] = None
 
     def confirm(self, slot: Slot, *, isolation: Isolation | None = None, cpus: str = "") -> None:

@@ -12,6 +12,7 @@ import heapq
 from collections.abc import Iterable
 from math import inf
 
+from finegrain.errors import InvariantBroken
 from resource_manager.engine.fairness.choice import RUN_PART, order_key_of, run_length
 from resource_manager.engine.fairness.flows import Flow, FlowTree
 from resource_manager.engine.queue.non_batchable import NonBatchable, NonBatchables, Rank
@@ -155,6 +156,18 @@ class ServiceOrder:
         if job_queue.active_queues.deactivate(job_queue) and self._tree is not None:
             self._tree.deactivate(job_queue.job_id)
 
+    @property
+    def is_fair(self) -> bool:
+        """True if the fairness tree orders the jobs."""
+        return self._tree is not None
+
+    def first_queue_of(self, job_id: str) -> JobQueue:
+        """Returns the active queue of a job that is served next. The job must have one."""
+        job_queue = self._by_job[job_id].first()
+        if job_queue is None:
+            raise InvariantBroken(f"the active job {job_id} has no active queue")
+        return job_queue
+
     def next_queue(self) -> JobQueue | None:
         """Returns the active job queue that is served next; None: no queue is active."""
         if self._closed:
@@ -215,6 +228,9 @@ class ServiceOrder:
         """Returns up to `most` arrival numbers from the head of a job queue that precede every
         other pending item of the job.
         """
+        # The queue is first in order, so its first request precedes all others.
+        if most == 1:
+            return [job_queue.numbers.first]
         # `most` may be infinite, and `int` does not accept infinity.
         count = TOGETHER_MAX if most > TOGETHER_MAX else int(most)
         # Another queue of the job may have an older request, or the job may have an older gang or

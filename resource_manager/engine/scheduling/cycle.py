@@ -14,14 +14,13 @@ host with its labels has more room. Classes and items later in the order are sti
 goes through the stages for all its members at once. A resize goes through the stages with one
 candidate, the host of its slot.
 
-A limit (`_Budget`) for the work of one cycle ensures that a long queue does not delay other events.
+A limit (`Budget`) for the work of one cycle ensures that a long queue does not delay other events.
 The next cycle continues where this cycle stopped: see `State.unfinished`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import islice
 from math import inf
 
@@ -34,6 +33,7 @@ from resource_manager.engine.queue.scheduling_classes import JobQueue, Schedulin
 from resource_manager.engine.scaling.arrival import hand_over
 from resource_manager.engine.scaling.passes import provide
 from resource_manager.engine.scheduling.dispatch import dispatch
+from resource_manager.engine.scheduling.joint import FIRST_COST, JOINT_MIN, Budget, JointPlacement
 from resource_manager.engine.scheduling.reservations import (
     end_served,
     reserve_for_starved,
@@ -56,11 +56,6 @@ about 40 us, which is longer than a check of a class.
 PLACED_MAX = 300
 """The limit for placed requests in one cycle. A gang is placed as a whole, so it may exceed the
 limit.
-"""
-
-FIRST_COST = 8
-"""The extra cost, in placed requests, of the first request of a class in a cycle, of each gang and
-of each resize.
 """
 
 CPUS_COST = 6
@@ -134,16 +129,6 @@ def place_waiting(state: State) -> None:
         _Placement(state, MOVES_MAX - unblocked).run()
 
 
-@dataclass(slots=True)
-class _Budget:
-    """The work that one cycle may still do."""
-
-    checks: int  # checks of classes that find no room
-    tries: int  # failed tries, see `TRIES_MAX`
-    moves: int  # moves of job queues, see `MOVES_MAX`
-    placements: int  # placed requests, see `PLACED_MAX`
-
-
 class _Placement:
     """The stages quota, fit, rank and assign, for all candidates of one cycle."""
 
@@ -154,10 +139,20 @@ class _Placement:
         most = state.settings.classes_tried_max
         self._state, self._queue = state, state.queue
         self._placer = Placer(state.hosts)
-        self._budget = _Budget(most, min(most, TRIES_MAX), moves, PLACED_MAX)
+        self._budget = Budget(most, min(most, TRIES_MAX), moves, PLACED_MAX)
         self._unknown: dict[SchedulingClass, None] = {}  # classes whose search was cut off
         self._served: set[SchedulingClass] = set()
         self._set_aside: list[Request] = []
+        self._joint = JointPlacement(
+            state.costs,
+            state.flows,
+            state.hosts,
+            state.moves,
+            state.queue,
+            state.quotas,
+            state.requests,
+            state.slots,
+        )
 
     def run(self) -> None:
         """Continues the pass that the last cycle began. Then runs further passes until nothing is
@@ -205,6 +200,10 @@ class _Placement:
     def _serve_in_order(self) -> None:
         """Serves, in queue order: gangs, resizes, and job queues whose classes have room."""
         queue, budget = self._queue, self._budget
+        # Requests of many jobs are placed together for as long as this changes no job's share.
+        while len(queue.by_job) > 1 and budget.placements > 0 and self._joint.is_possible():
+            if self._joint.serve(self._placer, budget, self._served) < JOINT_MIN:
+                break
         while budget.tries and budget.moves > 0 and budget.placements > 0:
             # If no class has room, no active queue can be served.
             job_queue = queue.order.next_queue() if queue.fitting else None
