@@ -30,10 +30,16 @@ def write_json(path: Path, content: dict[str, Any], mode: int = 0o600, gid: int 
     """
     fresh = path.with_name(f"{path.name}.new")
     fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
-    with open(fd, "w") as file:
-        os.fchown(fd, -1, gid)
-        json.dump(content, file)
-    fresh.rename(path)
+    try:
+        if gid >= 0:
+            os.fchown(fd, -1, gid)
+        # json.dump would encode piece by piece in Python.
+        body = memoryview(json.dumps(content).encode())
+        while body:
+            body = body[os.write(fd, body) :]
+    finally:
+        os.close(fd)
+    os.rename(fresh, path)  # noqa: PTH104
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -198,7 +198,8 @@ class _Connection:
         # Send all data in the outbox before the connection is closed.
         if (self._closing and not self._outbox) or len(self._outbox) > _OUTBOX_BYTES_MAX:
             return self._close()
-        wanted = (0 if self._closing else READ) | (WRITE if self._outbox else 0)
+        is_waiting = self._outbox and not self._is_sending
+        wanted = (0 if self._closing else READ) | (WRITE if is_waiting else 0)
         return self._server.loop.watch(self._fd, self._ready, wanted)
 
     def _close(self) -> None:

@@ -6,6 +6,7 @@ slot, and whether a slot fits.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -105,8 +106,8 @@ class Slots:
             # next helper destroys the group. No helper adopts a slot that is only partly made.
             self._write(name, limits)
             self.limits[name] = limits
-            self._rebind_supervisors()
         except (Fault, OSError) as error:
+            self._rebind_supervisors()
             for _wait in range(3):  # the group has no process, so no pause is needed
                 next(self.driver.remove(group), None)
             if isinstance(error, Fault):
@@ -252,9 +253,11 @@ class Slots:
             yield from within(_DESTROY_S, self._empty(name), lambda: self._not_empty(name))
             # Delete the record last, because a restarted helper must know the slot and its limits
             # until the slot is empty.
-            (self.directory / f"{name}.json").unlink(missing_ok=True)
-            self.limits.pop(name, None)
-            self._rebind_supervisors()
+            with suppress(FileNotFoundError):
+                os.unlink(f"{self.directory}/{name}.json")  # noqa: PTH108
+            limits = self.limits.pop(name, None)
+            if limits is None or limits["cpu_limit_milli"] == -1:
+                self._rebind_supervisors()
         finally:
             self.destroying.discard(name)
         return None
@@ -268,6 +271,8 @@ class Slots:
 
     def _empty(self, name: str) -> Job:
         group = self.driver.slot(name)
+        if not self.supervisors_of(name) and self.driver.remove_unused(group):
+            return
         # Remove the CPU limit, so that the processes get the CPU time that they need to exit.
         self.driver.unthrottle(group)
         yield from self.driver.kill(group, self.supervisors_of(name))

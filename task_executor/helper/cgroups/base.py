@@ -26,7 +26,7 @@ Group = dict[str, str]
 Counted = Mapping[str, tuple[str, str, str]]
 _CPU_LIST = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 PERIOD_US = 100_000
-_READ_BYTES = 1 << 16
+_READ_BYTES, _SHORT_BYTES = 1 << 16, 1 << 10
 _RECLAIM_S = 5.0
 _USAGE_READ_INTERVAL_S = 0.02
 _PAGE_SIZES = ("64KB", "512KB", *(f"{n}MB" for n in (1, 2, 16, 32, 256, 512)), "1GB", "2GB", "16GB")
@@ -45,12 +45,9 @@ class Kernel:
         # Without a file object, this takes a third of the system calls.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            text = bytearray()
-            while part := os.read(fd, _READ_BYTES):
-                text += part
+            return _content(fd, path)
         finally:
             os.close(fd)
-        return text.decode().strip()
 
     def write(self, path: str, value: str) -> None:
         fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
@@ -59,9 +56,23 @@ class Kernel:
         finally:
             os.close(fd)
 
+    def write_and_read(self, path: str, value: str) -> str:
+        """Writes a value, and returns what the kernel made of it."""
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            os.write(fd, value.encode() or b"\n")
+            os.lseek(fd, 0, os.SEEK_SET)
+            return _content(fd, path)
+        finally:
+            os.close(fd)
+
     def write_each(self, path: str, values: Iterable[str]) -> None:
-        with open(path, "wb", buffering=0) as file:
-            file.writelines(value.encode() for value in values)  # one write call for each value
+        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            for value in values:
+                os.write(fd, value.encode())
+        finally:
+            os.close(fd)
 
     def filter_devices(self, path: str, program: bytes) -> None:
         attach(path, program)
@@ -138,6 +149,16 @@ class Kernel:
         except (OSError, StopIteration):
             return "another process"
         return f"pid {pid}" + (f" with state directory {state[1]}" if state else "")
+
+
+def _content(fd: int, path: str) -> str:
+    text = os.read(fd, _READ_BYTES)
+    # The kernel returns long files in parts of nearly a page. In the files of groups, a line has
+    # few bytes, so a short part is the last.
+    if len(text) >= _SHORT_BYTES or "/proc/" in path:
+        while part := os.read(fd, _READ_BYTES):
+            text += part
+    return text.decode().strip()
 
 
 def quota_us(limits: dict[str, Any]) -> int:
@@ -401,8 +422,7 @@ class Driver:
 
     def put(self, path: str, value: str) -> None:
         try:
-            self.kernel.write(path, value)
-            read = self.kernel.read(path)
+            read = self.kernel.write_and_read(path, value)
             failure = "" if _same(value, read) else f"it reads {read!r}"
         except OSError as error:
             read, failure = "", error.strerror or str(error)
@@ -474,6 +494,10 @@ class Driver:
         except (ProcessLookupError, PermissionError):
             pass  # the process has ended or has another user; the caller lists the processes again
 
+    def remove_unused(self, group: Group) -> bool:
+        """Removes groups if they have no process. Returns False if one is busy."""
+        return not any(map(self._remove_tree, dict.fromkeys(group.values())))
+
     def remove(self, group: Group) -> Job:
         """Removes empty groups and their children, as a job. The job tries again while a group is
         busy. A group that does not exist is no error.
@@ -508,11 +532,14 @@ class CgroupDriver(Driver):
     def bind_supervisors(self, dedicated: set[int]) -> None:
         controller, here = self.cpuset
         path = f"{(base := self.base.get(controller, ''))}/shims/cpuset.cpus"
-        if base and self.kernel.exists(path):
+        if not base:
+            return
+        with suppress(FileNotFoundError):  # the group has no such controller
+            now = expand(self.kernel.read(path))
             whole = expand(self.kernel.read(f"{base}/{here}"))
             # If all cpus are dedicated, supervisors run on all cpus together with tasks.
             wanted = (whole - dedicated) or whole
-            if expand(self.kernel.read(path)) != wanted:
+            if now != wanted:
                 self.put(path, ",".join(map(str, sorted(wanted))))
 
     def pids(self, group: Group, supervisors: Iterable[int]) -> set[int]:  # noqa: ARG002

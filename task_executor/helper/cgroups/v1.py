@@ -57,7 +57,9 @@ class V1(CgroupDriver):
         (ENOSPC).
         """
         parent = path.rpartition("/")[0]
-        for file in ("cpuset.cpus", "cpuset.mems") if "cpuset" in controllers else ():
+        # `apply` fills the cpuset of a slot.
+        is_filled = "cpuset" not in controllers or parent == f"{self.base['cpuset']}/slots"
+        for file in () if is_filled else ("cpuset.cpus", "cpuset.mems"):
             if not self.kernel.read(f"{path}/{file}"):
                 # the parent is being made again
                 if not (whole := self.kernel.read(f"{parent}/{file}")):
@@ -161,8 +163,9 @@ class V1(CgroupDriver):
             self.kernel.write(f"{directory}/devices.deny", "a")
             now = set()
         # Add new rules before old rules are removed, so that running tasks keep their devices.
-        self.kernel.write_each(f"{directory}/devices.allow", sorted(wanted - now))
-        self.kernel.write_each(f"{directory}/devices.deny", sorted(now - wanted))
+        for file, rules in (("devices.allow", wanted - now), ("devices.deny", now - wanted)):
+            if rules:
+                self.kernel.write_each(f"{directory}/{file}", sorted(rules))
         if differ := wanted ^ self._devices(directory):
             message = f"{directory}/devices.list differs from what was written: {min(differ)}"
             raise Fault("CARVE_FAILED", message, file=f"{directory}/devices.list")
@@ -186,11 +189,16 @@ class V1(CgroupDriver):
         wanted cpus that are online. On v2, the kernel itself does both steps.
         """
         base, slots = self.base["cpuset"], path.rpartition("/")[0]
-        for level in (base.rpartition("/")[0], base, slots):
-            whole = self.kernel.read(f"{level.rpartition('/')[0]}/{file}")
-            if expand(self.kernel.read(f"{level}/{file}")) < expand(whole):
-                self.put(f"{level}/{file}", whole)
+        above = base.rpartition("/")[0]
         whole = self.kernel.read(f"{slots}/{file}")
+        # A group has no cpu that its parent does not have. So the levels differ only if the lowest
+        # differs from the highest.
+        if whole != self.kernel.read(f"{above.rpartition('/')[0]}/{file}"):
+            for level in (above, base, slots):
+                whole = self.kernel.read(f"{level.rpartition('/')[0]}/{file}")
+                if expand(self.kernel.read(f"{level}/{file}")) < expand(whole):
+                    self.put(f"{level}/{file}", whole)
+            whole = self.kernel.read(f"{slots}/{file}")
         # Leave out offline cpus, because v1 rejects a list that contains an offline cpu.
         here = expand(wanted) & expand(whole)
         cut = "" if here == expand(wanted) else ",".join(map(str, sorted(here)))

@@ -71,6 +71,10 @@ class FakeKernel(Kernel):
             raise fail(errno.ENOENT, path)
         return self.files[path]
 
+    def write_and_read(self, path: str, value: str) -> str:
+        self.write(path, value)
+        return self.read(path)
+
     def lock(self, path: str) -> int:
         if path not in self.members:
             raise fail(errno.ENOENT, path)

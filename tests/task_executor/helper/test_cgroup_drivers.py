@@ -149,12 +149,24 @@ def test_on_v1_a_cpu_that_went_off_line_and_came_back_costs_no_slot(tmp_path: Pa
 
 def test_on_v1_a_group_above_without_cpus_is_named(tmp_path: Path) -> None:
     kernel = FakeV1(SEPARATE)
-    slots = slots_on(kernel, tmp_path)
-    above = "/sys/fs/cgroup/cpuset/box/finegrain/host-a/slots/cpuset.cpus"
+    driver = slots_on(kernel, tmp_path).driver
+    finish(driver.remove(driver.supervisors()))
+    above = "/sys/fs/cgroup/cpuset/box/finegrain/host-a/cpuset.cpus"
     kernel.before_mkdir = lambda _path: kernel.files.update({above: ""})
     with pytest.raises(Fault, match=f"{above} is empty") as caught:
-        slots.create(limits(cpus=""))
+        driver.make(driver.supervisors())
     assert caught.value.reason == "CARVE_FAILED"
+
+
+def test_on_v1_a_new_slot_gets_cpus_although_the_group_of_slots_has_lost_them(
+    tmp_path: Path,
+) -> None:
+    kernel = FakeV1(SEPARATE)
+    slots = slots_on(kernel, tmp_path)
+    above = "/sys/fs/cgroup/cpuset/box/finegrain/host-a/slots"
+    kernel.files[f"{above}/cpuset.cpus"] = ""
+    slots.create(limits(cpus=""))
+    assert kernel.files[f"{above}/a.1/cpuset.cpus"] == kernel.files[f"{above}/cpuset.cpus"] == "0-3"
 
 
 def test_on_v1_tasks_whose_slot_lost_its_last_cpu_are_brought_back(tmp_path: Path) -> None:
