@@ -145,8 +145,8 @@ async def make_components(
     Raises:
         FinegrainError: a file, a certificate or the database cannot be used.
     """
-    # Stage 1: configuration and certificates. These files are read first, so that mistakes in the
-    # files are reported before a database is opened.
+    # Stage 1: configuration and certificates. These files are read first. So mistakes in them are
+    # reported before a database is opened.
     providers = read_providers(options)
     settings = settings_of(options, providers.provisioning)
     own_files = open_own_files(state_dir)

@@ -26,7 +26,7 @@ from typing import Any, Final
 REGION_PREFIX: Final = "drm/"
 """Prefix of the names of regions of the kernel's dmem controller."""
 
-NO_LIMIT: Final = (1 << 64) - 1  # NVML_DEVICE_MEMORY_LIMIT_MAX
+NO_LIMIT: Final = (1 << 64) - 1  # the value NVML_DEVICE_MEMORY_LIMIT_MAX: no limit
 LIFETIME_S: Final = 15
 _LIBRARY: Final = "libnvidia-ml.so.1"
 
@@ -110,7 +110,7 @@ def limit_region(region: str, path: str, limit_bytes: int) -> None:
     """
     file, wanted = Path(path, "dmem.max"), str(limit_bytes or "max")
     try:
-        # Open without O_CREAT, so that no file is created if the controller is not enabled.
+        # Open without O_CREAT: if the controller is not enabled, no file must be created.
         with file.open("r+") as opened:
             opened.write(f"{region} {wanted}\n")
         found = dict(line.rsplit(" ", 1) for line in file.read_text().splitlines() if " " in line)

@@ -65,7 +65,7 @@ def _front_user(options: TaskExecutorOptions) -> User:
 def executor_id(options: TaskExecutorOptions) -> str:
     """Returns the id of the executor: the configured id, the id that the front has saved, or the
     host name."""
-    # The front never uses the host name: without a configured id, its id is the name in its
+    # The front never uses the host name. Without a configured id, its id is the name in its
     # certificate. The front refuses a helper that has another id.
     return options.executor_id or _saved_id(options.state_dir / STATE_FILE) or host_name()
 

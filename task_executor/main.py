@@ -33,8 +33,9 @@ EXIT_USAGE = 2
 HELPER_CHECK_S = 1.0
 
 Ready = Callable[[str, str], None]
-"""Called when the sockets are bound, with the address of the service and the address of the metrics
-(empty if metrics are not served)."""
+"""A function that is called when the sockets are bound. It gets the address of the service, and the
+address of the metrics (empty: metrics are not served).
+"""
 
 log = get_logger(__name__)
 
@@ -66,8 +67,8 @@ async def serve(
 
     Args:
         options: the options of this executor.
-        ready: a function that is called once, when the executor accepts calls. The executor may not
-            have registered with the resource manager yet.
+        ready: a function that is called once, as soon as the executor accepts calls. The executor
+            may not have registered with the resource manager yet.
         stop: an event that the caller sets to end the service.
 
     Raises:
@@ -131,8 +132,8 @@ async def _serve(prepared: Prepared, *, ready: Ready | None, stop: asyncio.Event
         finally:
             await helper.close()
     finally:
-        # Closing the directory releases its lock. Do this last, so that no other front can start
-        # while this front still runs.
+        # Closing the directory releases its lock. Do this last: no other front may start while this
+        # front still runs.
         prepared.directory.close()
 
 
@@ -190,7 +191,7 @@ async def _end_idle_helper(helper: Helper) -> None:
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Returns uvloop's factory if uvloop is installed, because it halves the cost of a call."""
+    """Returns uvloop's factory if uvloop is installed. uvloop halves the cost of a call."""
     try:
         import uvloop
     except ImportError:

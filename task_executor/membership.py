@@ -64,8 +64,8 @@ def executor_credentials(
     """Returns the credentials of this executor, and joins the cluster if there is a new token.
 
     The first join waits until a resource manager can be reached. An executor that already has
-    credentials does not wait, because it must adopt its tasks. If its certificate has expired, the
-    executor renews the certificate later, see `task_executor/service/renewal.py`.
+    credentials does not wait: it must adopt its tasks. If its certificate has expired, the executor
+    renews it later, see `task_executor/service/renewal.py`.
 
     Args:
         state_dir: the state directory of the executor.
@@ -74,8 +74,8 @@ def executor_credentials(
         stopping: an event that ends the wait of a first join.
 
     Raises:
-        ConfigurationError: there are neither credentials nor a token, a file cannot be used, or the
-            certificate is of another executor.
+        ConfigurationError: there are no credentials and no token, a file cannot be used, or the
+            certificate belongs to another executor.
         Unauthenticated: the token cannot be used.
         Unavailable: the executor was stopped before it had joined.
     """

@@ -82,24 +82,25 @@ class TaskExecutorOptions:
     gpu_partitions: tuple[str, ...] = ()
     # True: a slot with several whole GPUs gets exactly a partition
     gpu_partitions_only: bool = False
-    gpu_parking: str = "off"  # one of `finegrain.devices.parking.MODES`
+    gpu_parking: str = "off"  # one of the words in `finegrain.devices.parking.MODES`
     mps: bool = False  # True: run MPS daemons for shared NVIDIA GPUs
     fake_gpus: str = ""  # name of the machine whose GPUs are simulated; empty: use the real GPUs
     # policy for the cpus of pinned slots, as a HostBindPolicy; empty: not set
     bind_policy: str = ""
-    numa_strategy: str = ""  # the NUMA node that is used first, as a NumaStrategy; empty: not set
-    # how slots are bound to NUMA nodes, as a NumaPolicy, but not Default; empty: not set
+    # The NUMA node that is used first, as a NumaStrategy; empty: it is not set.
+    numa_strategy: str = ""
+    # how slots are bound to NUMA nodes: a NumaPolicy except Default; empty: it is not set
     alignment_policy: str = ""
-    # bind policy of requests that name none, as a BindPolicy, but neither Default nor
-    # ConstrainedBurst; empty: not set
+    # bind policy of requests that name none: a BindPolicy except Default and ConstrainedBurst;
+    # empty: it is not set
     default_bind_policy: str = ""
-    # exclusive policy of requests that name none, as an ExclusivePolicy, but not Default; empty:
+    # exclusive policy of requests that name none: an ExclusivePolicy except Default; empty: it is
     # not set
     default_exclusive_policy: str = ""
     # CPU time that best-effort slots may book, in percent of the CPU time of their pool
     best_effort_percent: int = 100
     best_effort_squeeze: str = "none"  # how best-effort slots are squeezed: none or cpuset
-    # percentage of the host's cpus that may be busy before best-effort slots are squeezed
+    # best-effort slots are squeezed when more than this percentage of the host's cpus is busy
     best_effort_squeeze_threshold: int = 65
     # percentage of the host's cpus that best-effort slots always keep
     best_effort_squeeze_minimum: int = 0
@@ -121,7 +122,7 @@ class TaskExecutorOptions:
     isolation: str = "auto"
     # delegated cgroup in which slots are created; empty: the cgroup of the daemon
     cgroup_parent: str = ""
-    # user that runs the tasks if the daemon runs as root; "" or "self": root
+    # user that runs the tasks if the daemon runs as root; "" or "self" means root
     task_user: str = "nobody"
     allow_root_tasks: bool = False  # True: tasks may run as root
     task_kill_grace_ms: int = 5_000  # time between SIGTERM and SIGKILL when a task is ended
@@ -130,7 +131,7 @@ class TaskExecutorOptions:
     offer_timeout_ms: int = 10_000  # timeout of an offer of a slot to a job master
     # host names and networks to which slots may be offered; empty: all
     offer_targets: tuple[str, ...] = ()
-    # time without a resource manager after which the executor frees all slots; None: never
+    # after this time without a resource manager, the executor frees all slots; None: it never does
     orphan_timeout_ms: int | None = 600_000
     # socket of a helper that runs as a separate systemd unit; None: the front starts a helper
     helper_socket: Path | None = None

@@ -1,9 +1,10 @@
 """Moves processes off their GPUs and back, with NVIDIA's `cuda-checkpoint`.
 
 The helper runs this program. The program reads one order from standard input and writes one answer
-to standard output, both as JSON. A process that uses CUDA is running, locked (its calls wait), or
-checkpointed (it has left the GPU, and its own memory contains its data from the GPU). An order can
-be repeated after any failure, because it begins from the present state of each process.
+to standard output, both as JSON. A process that uses CUDA is in one of three states. It is running,
+or it is locked (its calls wait), or it is checkpointed (it has left the GPU, and its own memory
+contains its data from the GPU). An order can be repeated after any failure, because it begins from
+the present state of each process.
 
 The program needs root, and `cuda-checkpoint` may load the driver's library. So the program runs in
 a separate process, and it uses only the standard library.

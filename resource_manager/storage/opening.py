@@ -18,8 +18,8 @@ def open_store(
 
     Args:
         url: the database; postgres:// and postgresql+psycopg:// mean postgresql://.
-        create: True: create the database or its schema if it does not exist (never with
-            `read_only`).
+        create: True: create the database or its schema if it does not exist. With `read_only`,
+            nothing is ever created.
         upgrade: True: upgrade an older schema if no process leads. False: an older schema is an
             error.
         read_only: True: never write. `lead` and `commit` then raise an error.

@@ -21,7 +21,7 @@ from resource_manager.storage.postgresql_errors import postgresql_errors
 from resource_manager.storage.tables import SCHEMA_VERSION
 from resource_manager.storage.versions import check_not_ahead, check_not_behind
 
-CONNECTIONS = 3  # one for the writer and two for readers; the lease has a separate connection
+CONNECTIONS = 3  # one for the writer and two for readers; the lease has another connection
 CONNECT_TIMEOUT_S = 5
 SILENCE_MS = 10_000
 """A server that acknowledges nothing for this long counts as unreachable."""
@@ -195,7 +195,7 @@ def prepare(engine: Engine, location: DatabaseUrl, *, create: bool, upgrade: boo
             check_not_behind(version, str(location))
         give_up_at_s: float | None = None
         while True:
-            # Wait until the lease expires, because a leader that was killed cannot release it.
+            # A leader that was killed cannot release its lease. So wait until the lease expires.
             remaining_ms = _try_upgrade(engine, location, give_up_at_s)
             if remaining_ms <= 0:
                 return version

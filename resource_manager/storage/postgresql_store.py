@@ -47,12 +47,15 @@ Clock = Callable[[], float]
 
 
 def boot_seconds() -> float:
-    """Returns seconds of a clock that is never adjusted and runs while the host is suspended."""
+    """Returns the seconds of a clock that is never adjusted. The clock also runs while the host is
+    suspended.
+    """
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 IDLE_SHARE = 0.4
-"""Share of a lease after which the server ends a transaction whose client is idle.
+"""If a client is idle in a transaction for this share of a lease, the server ends the
+transaction.
 
 Otherwise a frozen leader could lock the lease row and delay its successor. The value was tested
 with 400 ms for a lease of 1 s.
@@ -284,7 +287,7 @@ class PostgresqlStore(SqlStore):
         with self._write_lock, self._lease_lock:
             self._closed = True
             if self._rm_epoch:
-                # Release the lease, so that a successor need not wait until it expires.
+                # Release the lease. A successor then does not have to wait until it expires.
                 values = {"holder": self._holder}
                 with suppress(SQLAlchemyError):  # after an error, the lease expires by itself
                     self._on_lease_connection(lambda one: one.execute(_RELEASE, values))

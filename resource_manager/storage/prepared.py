@@ -78,8 +78,7 @@ class PreparedChanges:
         changes = self._changes
         jobs = [(job_id,) for job_id in changes.deleted_jobs]
         executors = [(executor_id,) for executor_id in changes.deleted_executors]
-        # Delete first, because an id that was deleted and used again in this batch is in both
-        # lists.
+        # Delete first: if an id was deleted and used again in this batch, it is in both lists.
         statements.delete(connection, tables.jobs, ("job_id",), jobs)
         requests = [(allocation_id,) for allocation_id in changes.deleted_requests]
         statements.delete(connection, tables.requests, ("allocation_id",), requests)

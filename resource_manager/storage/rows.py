@@ -1,8 +1,8 @@
-"""Maps each entity to its table, and lists the columns whose attribute has another name or text
+"""Maps each entity to its table. Lists the columns for which the attribute has another name or text
 form.
 
 All other columns are mapped by name and type; see `finegrain/mapping/rows.py` for the rules, and
-`texts.py` for values that are stored as JSON. Runtime attributes (`unstored`) have no column; the
+`texts.py` for values that are stored as JSON. Runtime attributes (`unstored`) have no column. The
 engine computes them again after a start.
 """
 

@@ -1,6 +1,6 @@
 """Operations on a database for administrators: `finegrain db upgrade | check | backup | restore`.
 
-The functions return their messages; the command line prints them.
+The functions return their messages, and the command line prints them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that an administrator should know; the message says what to do."""
+    """One finding for an administrator. Its message says what to do."""
 
     severity: Severity
     message: str
@@ -183,7 +183,7 @@ def _differences(connection: Connection) -> list[str]:
 
 
 def raise_epoch(url: str, *, above_epoch: int) -> int:
-    """Makes a database usable again after a restore by another program, such as pg_restore.
+    """Makes a database usable again after another program, such as pg_restore, has restored it.
 
     A resource manager may lead on it again, even if an executor had seen a newer epoch. The next
     epoch is above `above_epoch`, and event sequences and generations skip the values that the lost

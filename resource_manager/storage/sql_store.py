@@ -33,7 +33,7 @@ ROWS_AT_A_TIME = 2_000
 
 
 class SqlStore(Store):
-    """A store on two SQLAlchemy engines: one that writes, one that only reads."""
+    """A store on two SQLAlchemy engines. One engine writes, and the other only reads."""
 
     def __init__(
         self,
@@ -54,8 +54,8 @@ class SqlStore(Store):
 
     @abstractmethod
     def _fence(self, connection: Connection) -> bool:
-        """Returns True if this store leads at its epoch. If so, no other process can take over
-        before the transaction ends.
+        """Returns True if this store leads at its epoch. Then no other process can take over before
+        the transaction ends.
         """
 
     @abstractmethod
@@ -97,11 +97,11 @@ class SqlStore(Store):
 
     def commit(self, changes: Changes) -> None:
         """See `Store.commit`."""
-        # Encode before the transaction begins, so that other transactions wait less for it.
+        # Encode before the transaction begins. So other transactions wait less for this one.
         prepared = PreparedChanges(changes)
         with self._writing() as connection:
-            # The check is in the same transaction as the writes, so that no other process can take
-            # over between them.
+            # Check in the same transaction that writes. So no other process can take over between
+            # the check and the writes.
             if not self._rm_epoch or not self._fence(connection):
                 raise self._not_leader()
             prepared.apply(connection, self._statements)

@@ -211,7 +211,7 @@ def os_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        full = error.errno in {28, 122}  # ENOSPC, EDQUOT
+        full = error.errno in {28, 122}  # ENOSPC: no space left; EDQUOT: quota exceeded
         raise (StoreAway if full else StoreError)(
             f"the database {path} cannot be used: {error.strerror or error}; "
             + (

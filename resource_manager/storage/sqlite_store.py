@@ -41,10 +41,10 @@ If `maintain` is not called, `commit` checkpoints the WAL after ten times as man
 of one row writes about five pages, so 500 commits write about 10 MiB.
 """
 CHECKPOINT_ROWS = 20_000
-"""Rows after which `maintain` checkpoints the WAL even if there were fewer commits."""
+"""After this number of rows, `maintain` checkpoints the WAL even if there were few commits."""
 QUIET_S = 5.0
-"""After this time without a commit, `maintain` empties the WAL, so that a copy of the database file
-alone is complete.
+"""After this time without a commit, `maintain` empties the WAL. The database file alone is then
+complete, so it can be copied.
 """
 
 
@@ -64,8 +64,8 @@ class SqliteStore(SqlStore):
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        # After a failed write, a retry could succeed although earlier data is missing; see `_KINDS`
-        # in `sqlite_errors.py`.
+        # After a failed write, earlier data may be missing. A retry could still succeed, so refuse
+        # it; see `_KINDS` in `sqlite_errors.py`.
         if self._broken is not None:
             raise StoreBroken(
                 f"writing to {self._path} failed earlier; restart this process: {self._broken}",
@@ -156,8 +156,8 @@ class SqliteStore(SqlStore):
             self._checkpoint("PASSIVE")
 
     def maintain(self) -> None:
-        """See `Store.maintain`. Checkpoints the WAL when it has grown, and empties it after a quiet
-        time.
+        """See `Store.maintain`. Checkpoints the WAL when it has grown. Empties the WAL after a
+        quiet time.
         """
         if not self._commits or self._writer is None:
             return
@@ -169,8 +169,8 @@ class SqliteStore(SqlStore):
     def _checkpoint_leftovers(self) -> None:
         """Checkpoints the commits that a killed process left in the WAL.
 
-        Otherwise the WAL would grow with every process that is killed before its first checkpoint,
-        and every start reads the whole WAL.
+        Without this, the WAL would grow with every process that is killed before its first
+        checkpoint. And every start would read the whole WAL.
         """
         # The error may be a full disk, for example. If the problem persists, the next commit
         # reports it.

@@ -141,7 +141,7 @@ class SqliteStatements(SqlStatements):
 
     def upsert(self, connection: Connection, table: Table, rows: Rows) -> None:
         """See `Statements.upsert`."""
-        # Without rows, the driver would run the statement once without parameters.
+        # If there were no rows, the driver would run the statement once without parameters.
         if rows:
             connection.exec_driver_sql(_sqlite_upsert(table), list(rows))
 
@@ -179,8 +179,8 @@ class SqliteStatements(SqlStatements):
 class PostgresqlStatements(SqlStatements):
     """Sends thousands of rows in one statement, which costs one round trip and one plan.
 
-    A column is sent as an array, or as a single value if all rows have the same value in this
-    column.
+    If all rows have the same value in a column, the column is sent as a single value. Otherwise it
+    is sent as an array.
     """
 
     def upsert(self, connection: Connection, table: Table, rows: Rows) -> None:

@@ -68,8 +68,9 @@ class Store(ABC):
     methods MAY be called from any thread at the same time. All methods block.
 
     The methods report every problem with the database as a `StoreError`. After a StoreError from
-    `commit` it is unknown whether the transaction is durable. The caller MUST then drop its state,
-    and either exit (`StoreBroken`) or call `lead` and `load` again (after a pause for `StoreAway`).
+    `commit`, the transaction may or may not be on disk. The caller MUST then drop its state. After
+    `StoreBroken` it exits. After `StoreAway` it waits for a pause, and calls `lead` and `load`
+    again.
 
     Texts MUST be valid Unicode without NUL; integers MUST fit 64 bits.
     """
@@ -89,15 +90,16 @@ class Store(ABC):
             holder: names this process to people and to other processes, for instance "host:port
                 (pid 42)".
             above_epoch: an epoch that an executor reported; the new epoch is higher.
-            wait_s: time to wait for the end of a predecessor's lease; None: one lease, so that a
-                restart after a crash succeeds; 0: try once, as a standby does repeatedly. Stores
-                whose leadership ends with the process (SQLite, memory) never wait.
+            wait_s: time to wait for the end of a predecessor's lease. None: wait for one lease, so
+                that a restart after a crash succeeds. 0: try only once, as a standby does
+                repeatedly. Stores whose leadership ends with the process (SQLite, memory) never
+                wait.
             address: the address at which callers reach this process. If the address is not empty,
                 standbys report it to their callers.
 
         Returns:
-            The new `rm_epoch`. It MUST be above every epoch ever returned for this database, and
-            committed by a conditional write before the call returns.
+            The new `rm_epoch`. It MUST be above every epoch that was ever returned for this
+            database. A conditional write MUST commit it before the call returns.
 
         Raises:
             StoreError: reason STORE_IN_USE: another process leads. The message names this process.
@@ -142,8 +144,8 @@ class Store(ABC):
 
         Raises:
             NotLeader: another process took over; nothing was written.
-            InvariantBroken: the rows contradict each other (a request without its job); nothing was
-                written.
+            InvariantBroken: the rows contradict each other, such as a request without its job.
+                Nothing was written.
             StoreError: any other problem, such as DISK_FULL. The class `Store` says what the caller
                 must do.
         """

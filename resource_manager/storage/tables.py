@@ -153,8 +153,8 @@ gangs = _table(
 # The deletion of a job finds its gangs by job id.
 Index(None, gangs.c.job_id)
 
-# No foreign keys: a slot that the executor has not confirmed as freed outlives its job, and its
-# executor may be deleted.
+# There are no foreign keys. A slot that the executor has not confirmed as freed exists for longer
+# than its job. And its executor may be deleted.
 slots = _table(
     "slots",
     _text("allocation_id", primary_key=True),
@@ -318,8 +318,8 @@ for _subject in CLUSTER_EVENT_SUBJECTS:
         postgresql_where=_named,
     )
 
-# What operators changed, and which calls were refused. "audit/head" and "audit/anchor" in
-# `meta` say where the chain of digests ends, and after which deleted entry it begins.
+# Changes by administrators, and calls that were refused. In `meta`, "audit/head" says where the
+# chain of digests ends, and "audit/anchor" after which deleted entry the chain begins.
 audit = _table(
     "audit",
     _key_number("sequence"),

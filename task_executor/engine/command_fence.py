@@ -132,8 +132,8 @@ class CommandFence(Generic[Answer]):
     def contained(self, numbers: CommandNumbers) -> None:
         """Records that the effects of this command are in the slot table.
 
-        From now on, reports contain its number. If the executor registered again while the command
-        ran, this method does nothing, because the new registration has its own numbers.
+        From now on, reports contain its number. The executor may have registered again while the
+        command ran. The new registration has its own numbers, so this method then does nothing.
         """
         if self._is_current(numbers):
             self.command_number = numbers.command_number

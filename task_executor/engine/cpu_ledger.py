@@ -1,8 +1,9 @@
 """Records which cpus are dedicated to slots of this executor, and which cpus other slots share.
 
-A cpu is dedicated to a slot from the order for the slot until the slot's last process has ended and
-its cgroup is removed. During a resize, both the old cpus and the new cpus are dedicated. No slot
-may take the last cpu of a pool that other slots run in. `finegrain.cpu_pools` computes the pools.
+A cpu is dedicated to a slot from the moment of the order for the slot. It stays dedicated until the
+slot's last process has ended and its cgroup is removed. During a resize, both the old cpus and the
+new cpus are dedicated. No slot may take the last cpu of a pool that other slots run in.
+`finegrain.cpu_pools` computes the pools.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class HostCpus:
     slot_cpus: CpuSet  # cpus that count in the executor's total
     reserved: CpuSet = EMPTY  # cpus that the configuration reserves; not in the total
     isolated: CpuSet = EMPTY  # cpus, reserved or not, on which the kernel does no load balancing
-    pools: tuple[tuple[PoolName, CpuSet], ...] = ()  # cpus by pool; empty: one pool
+    # Cpus of each pool; empty: there is only one pool.
+    pools: tuple[tuple[PoolName, CpuSet], ...] = ()
     memory_nodes: NodeSet = EMPTY  # NUMA nodes that memory can be bound to; empty: not known
     policy: HostPolicy = NO_SETTINGS  # settings from the configuration
 
@@ -95,9 +97,8 @@ class CpuLedger:
     def policy(self) -> EffectivePolicy:
         """The settings in effect.
 
-        A setting of an operator has priority over the configuration, and the configuration has
-        priority over the kubelet. Only reserved cpus are combined: a cpu is reserved if at least
-        one of the three reserves it.
+        A setting of an administrator comes first, then the configuration, then the kubelet. Only
+        reserved cpus are combined: a cpu is reserved if at least one of the three reserves it.
         """
         # The policy with the highest priority is first: for each setting, the first policy that
         # sets a value decides.
@@ -121,7 +122,7 @@ class CpuLedger:
         if assignment.qos is QosClass.BE and self.conditions.squeezed is not None:
             cpus = confined(cpus, self.conditions.squeezed)
         # `spec.cpus` restricts a slot to a part of its pool. If no cpu of this part is left, the
-        # slot may use the whole pool, because it needs at least one cpu.
+        # slot may use the whole pool: it needs at least one cpu.
         if spec.cpus and not assignment.cpus:
             cpus = cpus & CpuSet.parse(spec.cpus) or cpus
         return CpuBinding(cpus, assignment.memory_nodes)
@@ -140,7 +141,7 @@ class CpuLedger:
         conditions = replace(self.conditions, **changes)
         if conditions == self.conditions:
             return False
-        # Fields that are only reported do not change `version`, because they move no slot.
+        # Fields that are only reported move no slot. So they do not change `version`.
         moving = any(
             getattr(conditions, each.name) != getattr(self.conditions, each.name)
             for each in fields(conditions)
@@ -220,10 +221,10 @@ class CpuLedger:
             raise refuse("pools", ", ".join(map(_name, unknown)), expected)
 
     def _check_dedicated(self, key: SlotKey, allocation_id: str, wanted: CpuAssignment) -> None:
-        """Checks that the cpus are free, and that each slot that runs on them now keeps at least
-        one cpu.
+        """Checks that the cpus are free. Also checks that each slot that runs on them now keeps at
+        least one cpu.
         """
-        # Part 1: each cpu is free, and is not reserved, not offline and not used by a kubelet.
+        # Part 1: each cpu must be free. It must not be reserved, offline, or used by a kubelet.
         others = {other: assignments for other, assignments in self._slots.items() if other != key}
         held = {
             other: common
@@ -250,8 +251,7 @@ class CpuLedger:
         sharing = {each for each in chain.from_iterable(others.values()) if not each.cpus}
         # Sort the assignments, so that the error names the same pool at every attempt.
         for each in sorted(sharing, key=lambda one: (one.qos, one.pools)):
-            # If a pool was already empty before, this slot is not the cause, so the pool is
-            # ignored.
+            # If a pool was already empty before, this slot is not the cause. So ignore the pool.
             if not self._room_for(each, pools) and self._room_for(each, self.pools):
                 which = ", ".join(map(_name, each.pools)) or "the whole pool"
                 raise _unavailable(

@@ -52,8 +52,8 @@ def default_slot(
             names the new option.
 
     Raises:
-        InvalidArgument: the fraction is outside (0, 1], the count is below 1, or the slot would be
-            too small to start anything (below 0.01 cores or 4 MiB).
+        InvalidArgument: the fraction is outside (0, 1], or the count is below 1. Or the slot would
+            be too small to start anything: it would have less than 0.01 cores or 4 MiB.
     """
     warning = None
     if number_of_slots is not None:

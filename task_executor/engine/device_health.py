@@ -2,7 +2,8 @@
 
 A device that failed and then works again is not used at once. If the device has failed often, a
 delay without a failure must pass first. Then the device must pass a probe. So the executor gives no
-work to a device that fails again and again, or to a device that answers but is broken.
+work to a device that fails again and again. It also gives no work to a device that answers but is
+broken.
 
 Example: a device fails at 0:00, 0:10, 0:20 and 0:30, and answers again at once after each failure:
 
@@ -21,7 +22,7 @@ from typing import Final
 from finegrain.devices.condition import DeviceHealth
 
 WINDOW_MS: Final = 3_600_000
-"""Failures that are older than this do not count."""
+"""Failures that happened longer ago than this do not count."""
 
 FREE_FAILURES: Final = 2
 """Up to this number of failures within the window, there is no delay."""

@@ -1,7 +1,7 @@
 """Records which slots have which devices of this executor.
 
-The resource manager chooses the devices. The executor checks each choice against its own ledger, so
-that no device is given out twice, even if the resource manager makes a mistake.
+The resource manager chooses the devices. The executor checks each choice against its own ledger. So
+no device is given out twice, even if the resource manager makes a mistake.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ DeviceKey = tuple[str, str]
 class DeviceLedger:
     """The devices of the host, and the shares of devices that slots have.
 
-    `conditions` has an entry for each device whose condition differs from the registered one. The
-    executor reports these conditions, but it still carves a slot with such a device, because the
-    resource manager decides which slot gets a device.
+    If the condition of a device differs from its registered condition, `conditions` has an entry
+    for the device. The executor reports these conditions. But it still carves a slot with such a
+    device, because the resource manager decides which slot gets a device.
     """
 
     host: HostDevices
@@ -73,7 +73,7 @@ class DeviceLedger:
     def left(self, slots: Collection[SlotKey] | None = None) -> dict[str, int]:
         """Returns the free amounts of all devices together, by dimension of the executor's total.
 
-        If a device has vanished, the total does not contain it, so the shares of this device are
+        The total does not contain a device that has vanished. So the shares of such a device are
         not deducted.
 
         Args:
@@ -92,8 +92,8 @@ class DeviceLedger:
     def check(
         self, key: SlotKey, profile: ResourceProfile, assignment: CpuAssignment | None
     ) -> None:
-        """Checks that this host has the devices of a slot, that the slot requested them, and that
-        they are free.
+        """Checks the devices of a slot: this host must have them, the slot must have requested
+        them, and they must be free.
 
         Args:
             key: the slot. Its present shares count as free.

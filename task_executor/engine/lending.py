@@ -1,10 +1,11 @@
 """Lends managed memory that some operators of a slot do not use to operators that need more.
 
-Only pools that have joined lend and borrow memory. Each of them reports how much memory it wants,
-and which limit it obeys at present. Each pool can always have the memory that it wants, up to its
-quota. Pools that want more than their quota borrow the unused memory of others, in the sequence in
-which the pools joined. One pool's limit is raised only after another pool has confirmed a lower
-limit. So the limits that pools obey never add up to more than the slot's managed memory.
+Only pools that have joined lend and borrow memory. Each of them reports the amount of memory that
+it wants, and the limit that it obeys at present. Each pool can always have the memory that it
+wants, up to its quota. Pools that want more than their quota borrow the unused memory of other
+pools. The pool that joined first borrows first. One pool's limit is raised only after another pool
+has confirmed a lower limit. So the sum of the limits that pools obey is never higher than the
+slot's managed memory.
 
 Example: a slot has 100 pages, and "sort" and "join" have quotas of 50 pages. Sort wants 20 pages,
 and join wants 80. Join gets 80 pages when sort has confirmed a limit of 20. Later sort wants 40
@@ -37,8 +38,8 @@ class _Pool:
         kept: the limit that the pool obeys at present. It is above `limit` until the pool has
             confirmed a lower limit.
         borrows: True if the pool can use more memory than its quota.
-        revoked_at: the time when the pool was ordered to obey a lower limit; None: no order is
-            unconfirmed.
+        revoked_at: the time when the pool was ordered to obey a lower limit; None: the pool has
+            confirmed all orders.
     """
 
     quota: int
@@ -69,8 +70,8 @@ class Lending:
         return self._pools[key].limit
 
     def revoked(self, key: PoolKey) -> int:
-        """Returns the bytes that a pool must still give back: the limit that it obeys minus its new
-        limit.
+        """Returns the bytes that a pool must still give back: the limit that it obeys now, minus
+        its new limit.
         """
         pool = self._pools[key]
         return pool.kept - pool.limit
@@ -84,7 +85,9 @@ class Lending:
         ]
 
     def next_deadline(self) -> float | None:
-        """Returns when the next pool will be overdue; None if no pool must confirm a limit."""
+        """Returns the time when the next pool will be overdue; None: no pool must confirm a
+        limit.
+        """
         times = [each.revoked_at for each in self._pools.values() if each.revoked_at is not None]
         return min(times) + self._deadline_s if times else None
 
@@ -94,8 +97,8 @@ class Lending:
         Args:
             key: the pool.
             quota: the quota of the pool, in bytes.
-            kept: the limit that the pool obeys: its quota, or another limit if the pool had joined
-                before a restart of the executor.
+            kept: the limit that the pool obeys. It is the quota of the pool. If the pool had joined
+                before a restart of the executor, it may be another limit.
             borrows: True if the pool can use more memory than its quota.
         """
         self._pools[key] = _Pool(quota, quota, kept, kept, borrows)
@@ -142,8 +145,8 @@ class Lending:
         self._settle(now)
 
     def _settle(self, now: float) -> None:
-        """Lowers the limits that are too high, and raises the limits that are too low as far as
-        there is room.
+        """Lowers the limits that are too high. Raises the limits that are too low, as far as there
+        is room.
         """
         targets = self._targets()
         for pool, target in targets:

@@ -1,7 +1,7 @@
 """Decides which slots use more memory of a GPU than their share, from a sequence of readings.
 
-One reading above the share is not enough: this reading may still count a process that has just
-ended, together with the process that replaces it. A second reading must confirm the overuse.
+One reading above the share is not enough. When a process is replaced by another, this reading may
+still count the old process together with the new one. A second reading must confirm the overuse.
 
 Example: a slot has 10 GiB. The readings are 8, 12, 9, 12 and 13 GiB. Only the fifth reading shows a
 confirmed overuse. The third reading was the last reading in which the slot was within its share.
@@ -68,7 +68,7 @@ class MemoryWatch:
 
         Returns:
             The slots that are above their share in this reading and in the reading before. A slot
-            is returned for every further reading, until it is within its share.
+            is returned again for every later reading, until it is within its share.
         """
         before, self._above = self._above, set()
         within_before, self._within_at_s = self._within_at_s, {}

@@ -19,7 +19,8 @@ from task_executor.engine.slots import EndedSlot, Slot, SlotKey
 _NUMBERS_KEPT_MAX = 1_000
 """Maximum number of unacknowledged reports that are remembered.
 
-If the RM acknowledges a report that is no longer remembered, the next report is full.
+If the RM acknowledges a report that the executor does not remember any more, the next report is
+full.
 """
 
 _NUMBERS_PER_START = 1 << 40
@@ -43,7 +44,7 @@ class NumberedState:
     slots: tuple[Slot, ...] = ()
     available: Mapping[str, int] = field(default_factory=dict)
     ended: tuple[EndedSlot, ...] = ()
-    cpus: CpuConditions | None = None  # None in an `unchanged` report
+    cpus: CpuConditions | None = None  # None: the report is `unchanged`
     device_conditions: tuple[DeviceCondition, ...] = ()
 
 
@@ -52,7 +53,8 @@ class ReportLog:
     """Numbers reports, and remembers which reports the RM has acknowledged."""
 
     report_number: int = 0
-    _acknowledged: tuple[int, int] | None = None  # report number and table version; None: unknown
+    # Report number and table version; None: they are not known.
+    _acknowledged: tuple[int, int] | None = None
     _sent: dict[int, int] = field(default_factory=dict)  # report number -> table version
     # Ended slots, each with the number of the first report that contains it (0: not sent yet).
     _ended: dict[SlotKey, tuple[EndedSlot, int]] = field(default_factory=dict)
@@ -124,7 +126,7 @@ class ReportLog:
         elif self._acknowledged is None or report_number != self._acknowledged[0]:
             self._acknowledged = None
         self._sent = {n: v for n, v in self._sent.items() if n >= report_number}
-        # Number 0 means that no report has contained this end yet, so the RM cannot know this end.
+        # Number 0 means that no report has contained this end yet. So the RM cannot know this end.
         acknowledged = [
             key for key, (_, number) in self._ended.items() if 0 < number <= report_number
         ]

@@ -11,8 +11,8 @@ def check_amounts(spec: SlotSpec) -> None:
     """Checks the CPU, the CPU time limit and the memory of an ordered slot.
 
     Raises:
-        InvalidArgument: the CPU or the memory is zero, the limit is below the booked CPU, or the
-            slot is pinned and its limit differs from the booked CPU.
+        InvalidArgument: the CPU or the memory is zero, or the limit is below the booked CPU. Or the
+            slot is pinned and its limit is not equal to the booked CPU.
     """
     cpu_milli, cap = spec.profile.cpu_milli, spec.cpu_limit_milli
     if cpu_milli <= 0:

@@ -1,9 +1,9 @@
 """Keeps the slots of this executor and the capacity that the slots book.
 
-Only the free capacity of this host decides whether the table accepts an ordered slot, even if the
-state of the resource manager (RM) differs. A slot is booked from its order (CARVING) until its last
-process has ended (`freed`). While a slot is being resized, the table books the larger of the old
-and the new amount in each dimension.
+The table accepts an ordered slot if this host has enough free capacity. The state of the resource
+manager (RM) does not matter. A slot is booked from its order (CARVING) until its last process has
+ended (`freed`). While a slot is being resized, the table books the larger of the old and the new
+amount in each dimension.
 """
 
 from __future__ import annotations
@@ -169,8 +169,8 @@ class SlotTable:
     def _allocate(self, spec: SlotSpec) -> Outcome:
         known = self._slots.get(spec.key)
         try:
-            # A repeated order is recognized before the checks. Otherwise, on a full host, the
-            # checks would reject it because its own amounts are booked already.
+            # Recognize a repeated order before the checks. On a full host, the checks would reject
+            # it, because its own amounts are already booked.
             if known is not None:
                 return Outcome(spec.key, slot=self._existing(known, spec))
             self._check(spec)
@@ -210,7 +210,7 @@ class SlotTable:
                 },
             )
         self._check_content(spec)
-        # Slots that are being freed count as well, because their processes and groups still exist.
+        # Slots that are being freed also count: their processes and groups still exist.
         if self.share.slots_max and len(self._slots) >= self.share.slots_max:
             raise ResourceExhausted(
                 f"this executor has {counted(len(self._slots), 'slot')}, and its slots_max is "
@@ -236,8 +236,8 @@ class SlotTable:
     ) -> Outcome:
         """Books a new size for a slot.
 
-        Until `resized` or `resize_failed` is called, the field `becoming` of the slot in the
-        outcome has the new size. A repeated call with the same number and content does not start a
+        The outcome shows the new size in the field `becoming` of the slot, until `resized` or
+        `resize_failed` is called. A repeated call with the same number and content does not start a
         second resize, even after the first one has completed. A rejected resize books no capacity.
 
         Args:
@@ -249,10 +249,10 @@ class SlotTable:
             assignment: the new cpus, NUMA nodes and pools; None: the slot keeps its assignment.
 
         Returns:
-            The outcome. Its error is ALLOCATION_UNKNOWN, SLOT_NOT_READY (the slot is being freed,
-            or the result of an earlier resize is unknown), STALE_RESIZE (this number or a higher
-            number is known), INSUFFICIENT_RESOURCES (with the growth as the requested amount),
-            CPUS_UNAVAILABLE or INVALID_ARGUMENT.
+            The outcome. Its error is one of these: ALLOCATION_UNKNOWN; SLOT_NOT_READY (the slot is
+            being freed, or the result of an earlier resize is unknown); STALE_RESIZE (this number
+            or a higher number is known); INSUFFICIENT_RESOURCES (with the growth as the requested
+            amount); CPUS_UNAVAILABLE; INVALID_ARGUMENT.
         """
         try:
             slot = self._resize(key, number, profile, cpu_limit_milli, assignment)
@@ -285,9 +285,9 @@ class SlotTable:
         self._check_content(wanted)
         booked, target = self.booked_by(slot), self.booking_of(wanted)
         # Only the growth must fit, because the present size is booked, and stays booked until
-        # `resized`. The code above has checked devices one by one. A check of the sums of devices
-        # would be wrong: if the old profile names a share in percent and the new profile names it
-        # in bytes, the share would count as growth.
+        # `resized`. The code above has checked devices one by one. Do not check the sums of devices
+        # here. The old profile may name a share in percent, and the new profile may name it in
+        # bytes: the share would then count as growth.
         growth = {
             name: amount
             for name, amount in subtract(larger_of(booked, target), booked).items()
@@ -340,7 +340,8 @@ class SlotTable:
         return True
 
     def carve_failed(self, key: SlotKey) -> None:
-        """Removes a slot whose carve failed, when nothing of it is left on the host.
+        """Removes a slot whose carve has failed. Call this when nothing of the slot is left on the
+        host.
 
         Raises:
             IllegalTransition: the slot is not CARVING.
@@ -380,13 +381,14 @@ class SlotTable:
             end_reason: why the slot ends, if the RM did not order it.
 
         Returns:
-            The slot; None if it does not exist (it was freed already) or is still being carved.
+            The slot. None: the slot does not exist (it was already freed), or it is still being
+            carved.
         """
         slot = self._slots.get(key)
         if slot is None or slot.state is CarveState.CARVING:
             return None
-        # A slot that is already FREEING keeps its reason, unless the RM has now ordered to free the
-        # slot. In this case remove the reason, because the RM needs no report of an end that it has
+        # A slot that is already FREEING keeps its reason. There is one exception: if the RM has now
+        # ordered to free the slot, remove the reason. The RM needs no report of an end that it has
         # ordered.
         if slot.state is CarveState.FREEING:
             if slot.end_reason and not end_reason:
@@ -436,8 +438,8 @@ class SlotTable:
         Raises:
             IllegalTransition: the slot exists already, or is CARVING.
         """
-        # A checkpoint never contains a slot that is CARVING, so adopting such a slot is an error of
-        # the caller.
+        # A checkpoint never contains a CARVING slot. So if the slot is CARVING, the caller has made
+        # an error.
         if slot.key in self._slots or slot.state is CarveState.CARVING:
             raise illegal_transition(slot, slot.state)
         self._book(slot)
@@ -474,16 +476,16 @@ class SlotTable:
     def withhold(self, key: SlotKey, amounts: Amounts, dedicated_cpus: CpuSet = EMPTY) -> None:
         """Withholds capacity for the remains of a slot that is on the host but not in the table.
 
-        Dimensions that `amounts` does not name (devices, countable resources, memory parts) are
-        withheld completely, because it is unknown how much of them the remains use.
+        The remains may use any amount of a dimension that `amounts` does not name: of devices,
+        countable resources or memory parts. So these dimensions are withheld completely.
 
         Args:
             key: the slot.
             amounts: the known amounts of the slot.
             dedicated_cpus: cpus that no other slot must get until the capacity is released.
         """
-        # It is unknown how much of the other dimensions the remains use, so count these dimensions
-        # as fully used.
+        # The remains may use any amount of the other dimensions. So count these dimensions as fully
+        # used.
         self._withheld[key] = {
             name: amounts.get(name, amount) for name, amount in self.share.total.items()
         }
@@ -524,7 +526,7 @@ class SlotTable:
         self.devices.put(slot.key, assignments)
 
     def _rebook(self, slot: Slot) -> Slot:
-        # The old booking is subtracted before the slot is replaced, because `booked_by` computes it
+        # Subtract the old booking before the slot is replaced: `booked_by` computes the booking
         # from the old slot.
         self._booked = subtract(self._booked, self.booked_by(self._slots[slot.key]))
         self._booked = add(self._booked, self.booked_by(slot))
@@ -552,8 +554,8 @@ class SlotTable:
         """Recomputes the bookings from the slots and checks the table for consistency.
 
         Raises:
-            InvariantBroken: the sums differ or are negative, an index disagrees with the slots, or
-                a slot is becoming another slot or an older size.
+            InvariantBroken: the sums differ or are negative, an index does not agree with the
+                slots, or a slot is becoming another slot or an older size.
         """
         # Recompute all sums, to find a change that was made without `_book`, `_rebook` or
         # `_remove`.

@@ -51,7 +51,7 @@ TRANSITIONS = frozenset(
 class SlotSpec:
     """A slot as ordered by the RM, with the executor's defaults filled in.
 
-    Two orders with the same key are the same order if and only if their specs are equal.
+    Two orders with the same key are the same order only if their specs are equal, too.
     """
 
     allocation_id: str
@@ -83,7 +83,7 @@ class SlotSpec:
 
     @property
     def is_parked(self) -> bool:
-        """True if the slot has given up its GPUs while its processes stay."""
+        """True: the slot has given up its GPUs, and its processes stay."""
         return self.assignment is not None and bool(self.assignment.parked_devices)
 
     @property
@@ -197,16 +197,16 @@ def check_resizable(slot: Slot, number: int) -> None:
     """Checks that a resize with this number may start.
 
     Raises:
-        FailedPrecondition: SLOT_NOT_READY (the slot is being freed, or the result of an earlier
-            resize is unknown) or STALE_RESIZE (this number or a higher number is known).
+        FailedPrecondition: the reason is SLOT_NOT_READY (the slot is being freed, or the result of
+            an earlier resize is unknown) or STALE_RESIZE (this number or a higher number is known).
     """
     last = (slot.becoming or slot.spec).resize_number
     name = f"slot {slot.spec.allocation_id}"
     details = {"allocation_id": slot.spec.allocation_id, "resize_number": last}
     if slot.state is CarveState.FREEING:
         raise FailedPrecondition(f"{name} is being freed", details=details)
-    # Check the number before the state: a retry cannot succeed with an outdated number, but it can
-    # succeed later if only the result of an earlier resize is unknown.
+    # Check the number before the state. With an outdated number, a retry never succeeds. But if
+    # only the result of an earlier resize is unknown, a later retry can succeed.
     if number <= last:
         raise FailedPrecondition(
             f"the last resize of {name} has number {last}; number {number} is outdated, or had "

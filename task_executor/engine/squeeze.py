@@ -1,10 +1,10 @@
-"""Computes which cpus best-effort slots are confined to, so that other slots can use the other
+"""Computes the cpus to which best-effort slots are confined. Other slots can then use the other
 cpus.
 
 The rule is taken from Koordinator's node agent (cpu suppress). The budget is the part of the host
-that may be busy, minus the CPU that other slots and the system use, rounded up to whole cpus. These
-cpus are taken proportionally from the cpus of LSR slots and from the other cpus. Pairs of hardware
-threads are taken first, alternating between NUMA nodes.
+that may be busy, minus the CPU that other slots and the system use. It is rounded up to whole cpus.
+These cpus are taken proportionally from the cpus of LSR slots and from the other cpus. Pairs of
+hardware threads are taken first, alternating between NUMA nodes.
 
 Example: a host has 16 cpus and a threshold of 65 %. Other slots use 4 cpus, and the system uses 1.
 The budget is 10.4 - 4 - 1 = 5.4 cpus, rounded up to 6 cpus. But in one step, the number of cpus
@@ -80,14 +80,14 @@ def cpu_count(budget: int, *, previous: int, host_cpus: int) -> int:
         previous: the number of cpus in the step before.
         host_cpus: the number of cpus of the host.
     """
-    # Both divisions round up: a fraction of a cpu becomes a whole cpu, and the number of cpus can
-    # always grow by at least one.
+    # Both divisions round up. The first makes a whole cpu from a fraction of a cpu. With the
+    # second, the number of cpus can always grow by at least one.
     wanted = max(-(-budget // 1000), CPUS_MIN)
     return min(wanted, previous + -(-host_cpus * GROWTH_PERCENT // 100))
 
 
 def pick(count: int, locations: Iterable[CpuLocation]) -> list[int]:
-    """Returns `count` cpus, in the sequence in which they are taken; empty if there are too few.
+    """Returns `count` cpus, in the order in which they are taken; empty: there are too few cpus.
 
     The function groups the cpus by NUMA node and package, the largest group first. While at least
     two cpus are missing, it takes a pair of threads of one core from each group in turn. Then it
@@ -155,11 +155,11 @@ def squeeze(
         locations: the locations of the host's cpus.
         pool: the best-effort pool.
         lsr_cpus: the dedicated cpus of LSR slots. Cpus outside the pool are ignored.
-        first: cpus of the pool that are taken before all others, because no slot can have them as
-            dedicated cpus.
+        first: cpus of the pool that are taken before all others: no slot can have them as dedicated
+            cpus.
     """
-    # Stage 1: take the cpus that no slot can have as dedicated cpus, because pinned slots do not
-    # need these cpus.
+    # Stage 1: take the cpus that cannot be dedicated to any slot. Pinned slots do not need these
+    # cpus.
     set_aside = [location for location in locations if location.cpu in pool & first]
     taken = pick(min(count, len(set_aside)), set_aside)
     # Stage 2: take other cpus, in proportion from the cpus of LSR slots and from cpus that are not

@@ -1,7 +1,7 @@
 """Runs the helper, the privileged process: `python -m task_executor.helper CONFIG`.
 
-CONFIG is JSON, or the path of a JSON file. The process starts, detaches (or notifies systemd), and
-answers calls at its socket until it must stop. Tasks continue when the helper stops.
+CONFIG is JSON, or the path of a JSON file. The process starts, and detaches or notifies systemd.
+Then it answers calls at its socket until it must stop. Tasks continue when the helper stops.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Helper:
             config = config | {"isolation": "auto"}  # existing slots are in cgroups and stay there
         self.driver = choose_driver(config, Kernel(), base)
         found = {"boot_id": boot_id(), "base": self.driver.base}
-        # Write the file only if it changes, so that a restart works on a full disk.
+        # Write the file only if it changes. So a restart works even on a full disk.
         if found != known:
             write_json(state / "helper.json", found)
         self.loop = Loop(lambda: self.tasks.reap())  # noqa: PLW0108 - made after the loop
@@ -85,8 +85,8 @@ class Helper:
             self.loop.run(unfinished)
         # unknown groups that were killed, but are not reported yet
         self.strangers: list[dict[str, Any]] = []
-        # Kill unknown groups after the adoption, because the method kills every group that belongs
-        # to no adopted slot.
+        # Kill unknown groups only after the adoption: the method kills every group that belongs to
+        # no adopted slot.
         self._destroy_strangers()
 
     def send_event(self, event: dict[str, Any]) -> None:
@@ -209,7 +209,7 @@ class Helper:
         # The group of supervisors is good for the probe, because they use no device.
         orders += [(driver.supervisors(), probe), (driver.supervisors(), dict.fromkeys(probe, 0))]
         groups = [{"path": at.get("unified"), "limits": most} for at, most in orders]
-        # Run one order at a time, so that an older order never ends after a newer order.
+        # Run one order at a time. So an older order never ends after a newer order.
         while self.is_limiting:
             yield 0.02
         self.is_limiting = True
@@ -230,8 +230,8 @@ class Helper:
 
         This name is empty on the last page.
         """
-        # Sort the items by name, so that an item that is added or removed between two calls does
-        # not move other items to other pages.
+        # Sort the items by name. An item may be added or removed between two calls, and the other
+        # items must stay on their pages.
         both = sorted({*self.slots.limits, *self.tasks.known})
         names = [name for name in both if name > after][:_PAGE]
         slots = [name for name in names if name in self.slots.limits]
@@ -259,8 +259,8 @@ class Helper:
 
     def serve(self) -> None:
         """Serves until the helper must stop. If no slot and no task is left at the end, the method
-        releases all locks and then removes the groups. Because the locks are released, a new helper
-        can start during the removal and use the groups.
+        first releases all locks and then removes the groups. Because the locks are released, a new
+        helper can start during the removal and use the groups.
         """
         self.loop.serve()
         running = not all(task.exit for task in self.tasks.known.values())
@@ -325,8 +325,7 @@ def main(argument: str) -> int:
     os.chdir("/")
     become_subreaper()
     raise_descriptor_limit()
-    # The kernel should kill tasks before the helper, because without the helper no slot can be
-    # freed.
+    # The kernel should kill tasks rather than the helper: without the helper, no slot can be freed.
     spare_from_oom(-900)
     # Ctrl-C, a closed terminal or a closed log must not end the helper. Only SIGTERM and the verb
     # `stop` end it.

@@ -1,4 +1,5 @@
-"""Runs agents: programs that may load a driver's library, or start a program that does so.
+"""Runs agents. An agent is a program that may load a driver's library, or start a program that does
+so.
 
 Each agent is a separate program, so the helper itself never loads a library. Otherwise every fork
 of the helper would contain the library.

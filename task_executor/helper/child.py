@@ -1,7 +1,7 @@
 """Runs the steps of a task's process between fork and exec.
 
-The process joins its groups (before any code of the user runs), starts a session, sets limits,
-drops privileges, changes the directory and executes the program.
+Before any code of the user runs, the process joins its groups, starts a session, sets limits, drops
+privileges and changes the directory. Then it executes the program.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def bound_to(cpus: str) -> Iterator[None]:
 
 
 def spare_from_oom(score: int) -> None:
-    """Sets the OOM score of this process, if this is allowed (only root may lower it).
+    """Sets the OOM score of this process, if this is allowed. Only root may lower the score.
 
     With a low score of the helper and the supervisors, the kernel kills tasks first.
     """
@@ -69,7 +69,7 @@ def prepare_for_tasks(*, with_root: bool) -> None:
     """Sets what all tasks of this process inherit, once and not in each fork.
 
     Args:
-        with_root: True if a task may run as user 0, which keeps its capabilities.
+        with_root: True: a task may run as user 0. Such a task keeps its capabilities.
     """
     # Disable core files, because the core file of a large task could fill the disk of the host.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -106,8 +106,8 @@ def become_task(
             os.dup2(fd, number)
         restore_descriptor_limit()
         _drop_privileges(spec["uid"], spec["gid"])
-        # Change the directory as the task's user, so that a task cannot start in a directory that
-        # its user may not enter.
+        # Change the directory as the task's user. So a task cannot start in a directory that its
+        # user may not enter.
         _change_directory(spec["cwd"])
         _execute(spec["argv"], spec["env"])
     # Catch every exception, because otherwise this fork would continue with the code of the helper.
@@ -127,15 +127,15 @@ def become_user(uid: int, gid: int) -> None:
 def remove_as(uid: int, gid: int, path: str) -> int:
     """Removes a task's directory in a new process that runs as the task's user. Returns its pid.
 
-    Because the process has only the user's privileges, a symbolic link in the directory cannot make
-    it remove files of other users. The process runs outside of the slot's limits, so it must not
-    execute another program: after an exec, tasks of the same user could read the environment of the
-    process and attach to the process.
+    The process has only the user's privileges. So even if the directory contains a symbolic link,
+    the process cannot remove files of other users. The process runs outside of the slot's limits,
+    so it must not execute another program: after an exec, tasks of the same user could read the
+    environment of the process and attach to it.
     """
 
     def work() -> None:
         _drop_privileges(uid, gid)
-        # If a process is not dumpable, other processes of the same user cannot attach to it or read
+        # Other processes of the same user cannot attach to a process that is not dumpable, or read
         # its memory.
         prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
         _remove_tree(path)
@@ -196,7 +196,7 @@ def _drop_privileges(uid: int, gid: int) -> None:
         if uid != 0:
             _drop_bounding_set()
         become_user(uid, gid)
-    # Set this for every task, so that a setuid program cannot give the task more privileges.
+    # Set this for every task. So a setuid program cannot give the task more privileges.
     if prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         raise Fault("START_FAILED", "the kernel refused no_new_privs")
 

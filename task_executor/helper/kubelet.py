@@ -1,8 +1,8 @@
 """Reads the files of a kubelet on the same host, which needs the privileges of the helper.
 
-The helper returns the contents unchanged. A caller cannot choose a path: paths come from the
-helper's configuration, or from the command line of a kubelet that has the helper's user and mount
-namespace. A read never blocks the helper.
+The helper returns the contents unchanged. A caller cannot choose a path. Paths come from the
+helper's configuration, or from the command line of a kubelet. The kubelet must have the helper's
+user and mount namespace. A read never blocks the helper.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class KubeletFiles:
 
     def __init__(self, directory: str | None, config: str | None, proc: str = "/proc") -> None:
         self._directory, self._config, self._proc = directory, config, proc
-        self._process: tuple[int, int | None] = (0, None)  # pid and start time of the kubelet
+        # Pid and start time of the kubelet's process.
+        self._process: tuple[int, int | None] = (0, None)
         self._command: list[str] = []
         self._search_at = 0.0
 
@@ -65,8 +66,8 @@ class KubeletFiles:
         files = [(name, f"{directory}/{name}") for name in STATES]
         config = self._config or flags.get("config", f"{directory}/config.yaml")
         files += [("config", config), *_drop_ins(flags.get("config-dir", ""))]
-        # Compute the mark before the files are read. If a file changes afterwards, the next call
-        # has another mark, so that the caller gets the new contents.
+        # Compute the mark before the files are read. If a file changes afterwards, the mark of the
+        # next call differs, and the caller gets the new contents.
         mark = repr([self._process, *(_identity(path) for _, path in files)])
         if mark == seen:
             return {"mark": mark}
@@ -112,8 +113,8 @@ class KubeletFiles:
             text = Path(f"{process}/cmdline").read_bytes().decode(errors="replace")
         except OSError:
             return []
-        # If a kubelet has no arguments, return a list that is not empty, because an empty list
-        # means that there is no kubelet.
+        # An empty list means that there is no kubelet. So for a kubelet without arguments, return a
+        # list that is not empty.
         return text.rstrip("\0").split("\0")[1:256] or ["--"]
 
 
@@ -136,7 +137,7 @@ def _flags(command: list[str]) -> dict[str, str]:
 
 def _drop_ins(directory: str) -> list[tuple[str, str]]:
     try:
-        # Without a directory, list a path that does not exist, so that the same error occurs.
+        # Without a directory, list a path that does not exist. This causes the same error.
         names = sorted(entry.name for entry in os.scandir(directory or "/-"))
     except OSError:
         return []

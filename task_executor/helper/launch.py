@@ -1,8 +1,7 @@
 """Starts the helper from the front, finds a running helper, or replaces this process with the
 helper.
 
-The front must start the helper before the front imports grpc, because a process that uses grpc must
-not fork.
+A process that uses grpc must not fork. So the front must start the helper before it imports grpc.
 """
 
 from __future__ import annotations
@@ -95,16 +94,16 @@ def start_helper(config: HelperConfig) -> int:
     """Finds a running helper or starts a detached one. Returns its pid when the helper answers at
     the socket.
 
-    The function reuses a running helper with the same configuration. It replaces a helper with
-    another configuration, whose tasks continue.
+    If a helper with the same configuration runs, the function uses this helper. It replaces a
+    helper that has another configuration; the tasks of that helper continue.
 
     Raises:
         HelperNotStarted: no helper answers, or the socket belongs to another executor or user.
     """
     config = replace(config, front_pid=config.front_pid or os.getpid())
     path, output = Path(config.socket_path), ""
-    # Call the helper again in each attempt, because another process may start a helper at the same
-    # time, and because a helper that was ordered to stop still answers for a moment.
+    # Call the helper again in each attempt. Another process may start a helper at the same time.
+    # And a helper that was ordered to stop still answers for a moment.
     for attempt in range(_ATTEMPTS):
         if attempt:
             time.sleep(_PAUSE_S)
@@ -198,13 +197,13 @@ def _spawn(config: HelperConfig) -> str:
 
 def _command(config: HelperConfig) -> list[str]:
     given = json.dumps(asdict(config))
-    # Python runs isolated and without site-packages, because a privileged process must not load
-    # third-party code, and must not use the environment of its caller.
+    # Run Python isolated and without site-packages. A privileged process must not load third-party
+    # code, and must not use the environment of its caller.
     return [sys.executable, "-I", "-S", "-X", "utf8", "-c", _PROGRAM, given]
 
 
 def _call(path: Path, verb: str) -> dict[str, Any] | None:
-    """Returns the result of one call without arguments; None if no helper answers.
+    """Returns the result of one call without arguments; None: no helper answers.
 
     Raises:
         HelperNotStarted: the socket belongs to another user.

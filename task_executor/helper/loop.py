@@ -1,8 +1,8 @@
 """Runs an event loop in one thread, for descriptors, timers, ended child processes, and jobs.
 
 A job is a generator. To wait, it yields a number of seconds, or a pair (descriptor, seconds). In
-the second form, the wait also ends when the descriptor becomes readable; instead of a descriptor,
-it may be a `Waker`. So a slow operation can be written as a plain loop that does not block other
+the second form, the wait also ends when the descriptor becomes readable. Instead of a descriptor,
+it may be a `Waker`. So a slow operation can be written as a plain loop, and does not block other
 operations.
 """
 
@@ -35,12 +35,14 @@ class Waker:
 
 Job = Generator["float | tuple[int | Waker, float]", None, Any]
 Done = Callable[[Any, Exception | None], None]
-Timer = list[Any]  # when it fires (monotonic seconds), its number, and the callback or None
+# A list: the time when it fires (monotonic seconds), its number, and the callback or None.
+Timer = list[Any]
 
 
 def _report(_value: Any, error: Exception | None) -> None:
     if error:
-        # Imported here, because most helpers never need it, and each fork copies what is loaded.
+        # Import it here: most helpers never need it, and each fork copies everything that is
+        # loaded.
         import traceback
 
         try:
@@ -114,7 +116,7 @@ class Loop:
         return timer
 
     def cancel(self, timer: Timer) -> None:
-        """Cancels a timer. A timer that has fired may be cancelled as well."""
+        """Cancels a timer. A timer that has already fired may be cancelled, too."""
         if timer[2] is not None:
             timer[2] = None
             self._cancelled += 1

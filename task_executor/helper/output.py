@@ -17,8 +17,8 @@ from task_executor.helper.loop import Job, Loop
 from task_executor.helper.output_log import OutputLog, available
 from task_executor.helper.protocol import Fault
 
-# the front renews a hold every 5 s while the holder reads, so a hold ends 60 to 65 s after the last
-# read
+# while the holder reads, the front renews the hold every 5 s; so a hold ends 60 to 65 s after the
+# last read
 HOLD_S = 65.0
 _DISK_S = 60.0  # if the disk is full for longer than this time, the supervisor drops held output
 _DRAIN_S, _RETRY_S = 2.0, 0.5
@@ -40,7 +40,8 @@ class TaskOutput:
         directory: the directory of the task.
         limit: the maximum number of bytes to store of each stream.
         gid: the group that may read the logs.
-        holder: the id of the reader that is the holder from the start of the task; None: no holder.
+        holder: the id of the reader that is the holder from the start of the task; None: there is
+            no holder.
     """
 
     def __init__(
@@ -83,9 +84,9 @@ class TaskOutput:
     def finish(self) -> Job:
         """Reads all remaining bytes of the pipes after the end of the task.
 
-        The time is limited, because without cgroups a process that has escaped from the task can
-        keep the pipes open. Held output may exceed the limit by the size of a pipe, so that the end
-        of the task does not wait for the holder.
+        The time is limited. Without cgroups, a process that has escaped from the task can keep the
+        pipes open. The end of the task does not wait for the holder. So held output may exceed the
+        limit by the size of a pipe.
         """
         for stream in self._open():
             if self.is_held:

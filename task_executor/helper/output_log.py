@@ -78,9 +78,9 @@ class _Segment:
 class OutputLog:
     """Stores one stream. The first segment is made with the first byte.
 
-    With `keep=True`, no unacknowledged byte is lost: bytes that do not fit stay in the pipe. With
-    `keep=False`, the log stores the first half of the limit, and the last bytes in the other half.
-    The bytes between the two halves are dropped.
+    With `keep=True`, bytes that do not fit stay in the pipe. So no byte is lost that the holder has
+    not acknowledged. With `keep=False`, the log stores the first half of the limit, and the last
+    bytes in the other half. The bytes between the two halves are dropped.
 
     Example: the limit is 160 bytes, so segments have 10 bytes, and there are 300 bytes of output
     without acknowledgements. The log keeps bytes 0 to 79 in eight segments, and bytes 220 to 299 in
@@ -122,13 +122,13 @@ class OutputLog:
         the pipe or in the log.
 
         Args:
-            pipe: the read end of a pipe that has bytes, or whose stream has ended.
+            pipe: the read end of a pipe. The pipe has bytes, or its stream has ended.
             most: the maximum number of bytes.
             keep: see the class.
 
         Returns:
-            The number of bytes that were taken from the pipe; 0 if the stream has ended. With
-            `keep`, None if the log has no room.
+            The number of bytes that were taken from the pipe; 0: the stream has ended. With `keep`,
+            None means that the log has no room.
 
         Raises:
             BlockingIOError: there are no bytes, and the stream has not ended.
@@ -167,14 +167,14 @@ class OutputLog:
 
     def lost(self) -> None:
         """Records that the kernel could not write all bytes. Their number is unknown."""
-        self.dropped = max(1, self.dropped)  # at least one byte
+        self.dropped = max(1, self.dropped)  # count at least one byte
 
     def close(self) -> None:
         for each in self._segments:
             each.close()
 
     def restore(self) -> None:
-        """Reads the segments of a process that was killed, and continues after them.
+        """Reads the segments that a killed process has left, and continues after them.
 
         A gap between two segments was dropped. Before the first segment, the holder had received
         all bytes, because the first half is never dropped.
@@ -217,7 +217,7 @@ class OutputLog:
         return dropped
 
     def _begin_segment(self) -> _Segment:
-        # A segment must end where the first half of the limit ends, so that no byte of this half is
+        # A segment must end at the end of the first half of the limit. So no byte of this half is
         # dropped later.
         before = self._first_bytes - self.end
         capacity = min(self._segment_bytes, before) if before > 0 else self._segment_bytes
@@ -248,8 +248,8 @@ class OutputLog:
         return True
 
     def _remove_middle(self) -> bool:
-        """Removes the oldest complete segment that is not in the first half of the limit, if there
-        is such a segment.
+        """Removes the oldest complete segment outside of the first half of the limit. Does nothing
+        if there is no such segment.
         """
         for index, each in enumerate(self._segments):
             if each.start >= self._first_bytes and each.fd < 0:

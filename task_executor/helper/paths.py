@@ -1,8 +1,8 @@
 """Reads and writes the files of records. Identifies a process by boot id, pid and start time.
 
 Some functions replace modules of the standard library. A fork copies everything that its parent has
-loaded, so the helper loads little: `secrets`, `shutil`, `tempfile` and OpenSSL's part of `hashlib`
-would double the cost of a task's fork.
+loaded, so the helper loads little. With `secrets`, `shutil`, `tempfile` and OpenSSL's part of
+`hashlib`, the fork of a task would cost twice as much.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def write_json(path: Path, content: dict[str, Any], mode: int = 0o600, gid: int 
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Returns the content; None if the file does not exist or is incomplete."""
+    """Returns the content; None: the file does not exist or is incomplete."""
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -52,7 +52,9 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def remove_directory(path: Path) -> None:
-    """Removes a directory that contains only files. It is no error if it does not exist."""
+    """Removes a directory that contains only files. If the directory does not exist, this is no
+    error.
+    """
     with suppress(FileNotFoundError):
         for entry in list(os.scandir(path)):
             with suppress(FileNotFoundError):
@@ -101,11 +103,11 @@ class ProcessStat(NamedTuple):
     start_ticks: int
 
 
-_PF_FORKNOEXEC = 0x40  # include/linux/sched.h; in the flags of /proc/PID/stat
+_PF_FORKNOEXEC = 0x40  # a flag of include/linux/sched.h, shown in the flags of /proc/PID/stat
 
 
 def process_stat(pid: int) -> ProcessStat | None:
-    """Returns the state of a process; None if the process does not exist."""
+    """Returns the state of a process; None: there is no such process."""
     try:
         fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -121,14 +123,16 @@ def process_stat(pid: int) -> ProcessStat | None:
 
 
 def start_ticks(pid: int) -> int | None:
-    """Returns a process's start time in clock ticks since boot; None if it does not exist."""
+    """Returns the start time of a process in clock ticks since boot; None: there is no such
+    process.
+    """
     stat = process_stat(pid)
     return stat.start_ticks if stat is not None else None
 
 
 def blocked_directory(path: str) -> str | None:
-    """Returns the first directory above `path` that this process may not enter; None if this
-    process may enter all these directories.
+    """Returns the first directory above `path` that this process may not enter; None: it may enter
+    all of them.
 
     The function first resolves symbolic links in `path`.
     """

@@ -1,4 +1,6 @@
-"""One task of a supervisor: its process, its input and output, and the record of its end."""
+"""One task of a supervisor. The task has a process, its input and output, and the record of its
+end.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +105,7 @@ class RunningTask:
             os.posix_fallocate(self._record_fd, 0, _RECORD_BYTES)
             self._make_scratch()
             self._make_group()
-            # The limit is set before the process exists, so that the task never runs without it.
+            # Set the limit before the process exists. So the task never runs without the limit.
             if limit := self._spec["memory_limit_bytes"]:
                 self._driver.limit_memory(self._group, limit)
             yield from self._until_exec(self._fork())
@@ -119,7 +121,7 @@ class RunningTask:
             self._loop.run(self._finish())
 
     def adopt(self, adopted: Adopted) -> None:
-        """Takes over the task, whose program runs, from a supervisor that was killed."""
+        """Takes over a task whose supervisor was killed. The task's program runs."""
         self._pid, self._is_started = adopted.pid, True
         self._start_ticks = self._spec["start_time_ticks"]
         self._record_fd = os.open(self._directory / "exit.json.new", os.O_WRONLY | os.O_CLOEXEC)
@@ -179,8 +181,8 @@ class RunningTask:
         for name in ("stdout", "stderr"):
             self._output.collect(name, pipes[name][0])
         if feed >= 0:
-            # The descriptor is non-blocking, because a task that does not read its input must not
-            # block the supervisor.
+            # The descriptor is non-blocking: a task that does not read its input must not block the
+            # supervisor.
             os.set_blocking(feed, False)
             self._input_fd = feed
         return pipes["error"][0]
@@ -188,8 +190,8 @@ class RunningTask:
     def _until_exec(self, error_fd: int) -> Job:
         """Waits until the program runs.
 
-        The pipe closes when the process calls exec, or when it ends before exec. A flag of the
-        kernel shows which of the two happened.
+        The pipe closes in two cases: the process calls exec, or the process ends before exec. A
+        flag of the kernel shows which of the two happened.
         """
         yield error_fd, 3600.0
         reply = os.read(error_fd, 1 << 16)
@@ -231,7 +233,7 @@ class RunningTask:
         """Watches the end of a process that is not a child of this one.
 
         The helper reaps it and reports its status. If the helper is killed, another process reaps
-        it, and its status is lost.
+        the task, and its status is lost.
         """
         try:
             pidfd = os.pidfd_open(self._pid)
@@ -290,7 +292,7 @@ class RunningTask:
             raise Fault("TASK_ENDED", f"task {self.id} is not running")
         match verb:
             case "signal":
-                # The process is not reaped yet, so its pid cannot belong to another process.
+                # The process is not reaped yet. So its pid cannot belong to another process.
                 os.killpg(self._pid, args["signum"])
             case "kill":
                 self._stop(args["grace_ms"] / 1000)
@@ -422,7 +424,7 @@ class RunningTask:
         return {
             "exit_code": exit_status if exit_status is not None and exit_status >= 0 else None,
             "signal": -exit_status if exit_status is not None and exit_status < 0 else None,
-            # With exit status 0, the task has survived the kill of one of its processes, so it does
+            # With exit status 0, the task has survived the kill of one of its processes. So it does
             # not count as killed for memory.
             "oom_killed": oom_kills > 0 and exit_status != 0,
             "oom_kills": oom_kills,

@@ -50,7 +50,7 @@ def hold_scope(state: Path, executor_id: str, stderr: IO[bytes] | None) -> int:
         stderr: the file for the output of systemd; None: standard error.
 
     Raises:
-        ScopeError: there is no scope, and systemd did not create one.
+        ScopeError: there is no scope, and systemd has failed to create one.
     """
     unit, failure = f"finegrain-{executor_id}.scope", ""
     # Step 1: use the recorded holder if it still runs. The start time shows that no other process
@@ -123,7 +123,7 @@ def _join(place: str, stderr: IO[bytes] | None) -> int:
 
 @contextmanager
 def _killed_on_failure(pid: int) -> Iterator[None]:
-    """Kills a new holder if a later step fails, so that no unrecorded holder is left."""
+    """Kills a new holder if a later step fails. So no holder is left without a record."""
     try:
         yield
     except OSError:

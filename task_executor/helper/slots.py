@@ -181,7 +181,8 @@ class Slots:
         slot, because there may be thousands of slots.
 
         Raises:
-            Fault: a slot could not be bound. As far as possible, all slots are bound as before.
+            Fault: a slot could not be bound. As far as possible, all slots are bound in the same
+                way as before.
         """
         names, before = [slot_name(each) for each in slots], list[dict[str, Any]]()
         # Wait for resizes in progress, because a resize could restore the old cpus.
@@ -276,8 +277,8 @@ class Slots:
         # Remove the CPU limit, so that the processes get the CPU time that they need to exit.
         self.driver.unthrottle(group)
         yield from self.driver.kill(group, self.supervisors_of(name))
-        # Kill again while the slot has a supervisor, because a supervisor that is just starting may
-        # add its task after a kill.
+        # Kill again while the slot has a supervisor. A supervisor that is just starting may add its
+        # task after a kill.
         while supervisors := self.supervisors_of(name):
             yield 0.005
             yield from self.driver.kill(group, supervisors)

@@ -66,8 +66,8 @@ def run_supervisor(setup: Setup, starter: socket.socket) -> NoReturn:
         # Orphans of tasks become children of the supervisor. Without cgroups they can be found only
         # in this way.
         become_subreaper()
-        # The supervisor is not in the group of a slot. So no limit of a slot applies to it, and the
-        # end of a slot does not kill it.
+        # The supervisor is not in the group of a slot. So no limit of a slot applies to the
+        # supervisor, and the end of a slot does not kill it.
         setup.driver.enter(setup.driver.supervisors())
         Supervisor(setup, starter).run()
     finally:
@@ -138,9 +138,9 @@ class Supervisor:
         return task.identity()
 
     def _state(self, task_id: str) -> Job:
-        """Answers a later helper whether a task runs, and how to find its process.
+        """Tells a later helper whether a task runs, and how to find its process.
 
-        The order to start it may still be unread, if the helper that sent it has just ended.
+        If the helper that ordered the start has just ended, the order may still be unread.
         """
         while self._is_served:
             yield 0.002
@@ -185,7 +185,7 @@ class Supervisor:
         self._end_if_unused()
 
     def _end_if_unused(self) -> None:
-        # Answers and events that are still to be sent are not lost: a helper reads the records when
+        # Answers and events that were not sent yet are not lost: a helper reads the records after
         # the supervisor has ended.
         if not self._is_served and not self._running and not self._ended:
             self.loop.running = False
@@ -194,8 +194,8 @@ class Supervisor:
         """Reaps all ended processes below this one, including orphans of tasks."""
         while True:
             try:
-                # WNOWAIT does not reap the process yet, because `before_reaped` reads its flags in
-                # /proc, which exist until then.
+                # WNOWAIT does not reap the process yet. `before_reaped` must read its flags in
+                # /proc, and they exist only until it is reaped.
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return

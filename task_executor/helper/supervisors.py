@@ -2,7 +2,7 @@
 process that runs tasks for the helper (see `supervisor.py`).
 
 With cgroups, a helper starts its own supervisor with the first task. Supervisors of earlier helpers
-continue until their last task has ended, so an upgrade never changes the code of a running
+continue until their last task has ended. So an upgrade never changes the code of a running
 supervisor.
 """
 
@@ -196,7 +196,7 @@ class SupervisorLink:
             poll.poll(round(seconds * 1000))
 
     def _on_end(self, _events: int = 0) -> None:
-        # Events that the supervisor sent before its end come first.
+        # First handle the events that the supervisor sent before its end.
         while self._peer is not None:
             self._ready(READ)
             if self._peer is not None and not _has_more(self._peer):

@@ -1,8 +1,8 @@
 """The tasks of this executor, with their directories and supervisors, including tasks of earlier
 helpers.
 
-This module checks which user a task may run as, orders its supervisor to start it, and receives the
-news of its end. The supervisors write the output and the exit records.
+This module checks the user as which a task may run. It orders a supervisor to start the task, and
+receives the news of the task's end. The supervisors write the output and the exit records.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Task:
         return known | state | {"directory": str(self.directory)}
 
     def read_exit(self) -> dict[str, Any] | None:
-        """Returns the exit record; None if it is not written yet."""
+        """Returns the exit record; None: it is not written yet."""
         return read_json(self.directory / "exit.json")
 
     def was_begun(self) -> bool:
@@ -115,7 +115,7 @@ class Tasks:
         self._sockets = Path(config["state_dir"]) / "supervisors"
         self._sockets.mkdir(mode=0o700, exist_ok=True)
         self.known: dict[str, Task] = {}
-        self.unidentified: set[str] = set()  # directories whose task is not known yet
+        self.unidentified: set[str] = set()  # directories of which the task is not known yet
         self._links: dict[int, SupervisorLink] = {}  # live supervisors by pid
         self._own: SupervisorLink | None = None  # the supervisor that starts new tasks
         self._pids: dict[int, Task] = {}  # running tasks by the pid of their first process
@@ -164,8 +164,8 @@ class Tasks:
     def _ask_state(self, task: Task, link: SupervisorLink) -> Job:
         """Asks the supervisor of an earlier helper about a task.
 
-        An exit record counts only if the supervisor has reported it, because it may not be durable
-        yet.
+        An exit record counts only if the supervisor has reported it. Before that, the record may be
+        lost in a power failure.
         """
         self._attach(task, link)
         # A shim of version 0.2 has one task, and ends with it.
@@ -193,7 +193,7 @@ class Tasks:
         remove_directory(task.directory)
 
     def _link_of(self, record: dict[str, Any]) -> SupervisorLink | None:
-        """Returns the supervisor that a record names; None if it has ended.
+        """Returns the supervisor that a record names; None: it has ended.
 
         The start time shows that the pid does not belong to another process.
         """
@@ -382,15 +382,16 @@ class Tasks:
 
         Args:
             args: the arguments of the call.
-            limits: a function that returns the limits of the slot. The job calls it only when it
-                has finished waiting, because the slot may be moved or destroyed meanwhile.
+            limits: a function that returns the limits of the slot. The slot may be moved or
+                destroyed while the job waits. So the job calls the function only after it has
+                finished waiting.
 
         Raises:
             Fault: the task cannot be started.
         """
         task_id = args["task_id"]
-        # Leave fields of later versions out of the digest if they are not set, because the digests
-        # of earlier helpers' tasks do not contain these fields.
+        # Leave fields of later versions out of the digest if they are not set. The digests of tasks
+        # from earlier helpers do not contain these fields.
         later = ("memory_limit_bytes", "output_holder")
         named = {n: v for n, v in args.items() if n not in later or v is not None}
         content = digest(named)
@@ -433,7 +434,7 @@ class Tasks:
         try:
             answer = yield from link.ask("start", {"spec": spec}, _START_S)
         except (Fault, Unanswered) as error:
-            # A supervisor that was killed before it began has started nothing.
+            # If a supervisor was killed before it began, it has started nothing.
             if isinstance(error, Ended) and not task.was_begun():
                 self._drop(task)
                 return (yield from self._order(spec, limits))
@@ -485,9 +486,11 @@ class Tasks:
             self._send_end(task)
 
     def _remove_unstarted(self, task: Task) -> Job:
-        """Removes all that is left of a task that never ran. The same id can be submitted again."""
+        """Removes everything that is left of a task that never ran. The same id can be submitted
+        again.
+        """
         yield from self._kill(task)
-        task.exit = {"error": None}  # so that `forget` removes it
+        task.exit = {"error": None}  # then `forget` removes the task
         self._release(task)
         yield from self.forget(task.id)
 
@@ -553,9 +556,9 @@ class Tasks:
         """Sends one request to a task's supervisor, without blocking other requests.
 
         Raises:
-            Fault: TASK_UNKNOWN, TASK_ENDED or UNREACHABLE. The reason is TASK_ENDED only if the
-                task has certainly ended, because a caller that writes input discards the remaining
-                input after this error.
+            Fault: TASK_UNKNOWN, TASK_ENDED or UNREACHABLE. After TASK_ENDED, a caller that writes
+                input discards its remaining input. So this reason is used only if the task has
+                certainly ended.
         """
         while task_id in self.unidentified:
             yield 0.01
@@ -564,7 +567,8 @@ class Tasks:
             raise Fault("TASK_UNKNOWN", f"no task {task_id} on this executor", task_id=task_id)
         task = self.known[task_id]
         yield from self._until_started(task)
-        # Stage 2: one request. If the supervisor has just ended, wait for what becomes of the task.
+        # Stage 2: one request. If the supervisor has just ended, wait until the state of the task
+        # is known.
         deadline, problem = time.monotonic() + _ANSWER_S, "it has ended"
         while not task.exit and time.monotonic() < deadline:
             if (link := task.link) is None or not link.is_alive:
@@ -601,7 +605,9 @@ class Tasks:
 
 
 def _copy_pipe(supervisor: int, fd: int, inode: int) -> int:
-    """Opens the pipe that another process has as `fd`; -1: the process has closed it since."""
+    """Opens the pipe that another process has as `fd`; -1: the process has already closed the
+    pipe.
+    """
     if fd < 0:
         return -1
     try:

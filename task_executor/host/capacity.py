@@ -52,8 +52,7 @@ def plan_capacity(topology: HostTopology, options: CapacityOptions | None = None
     cpus = _cpus(topology, options, warnings)
     memory = node_memory(topology, warnings)
     reserved_bytes, total_bytes = _memory(topology, options, memory, warnings)
-    # Leave out reserved cpus that this process may not use, because they do not reduce the
-    # capacity.
+    # Leave out reserved cpus that this process may not use. They do not reduce the capacity.
     reserved_cpus = (options.reserved_cpus or EMPTY) & topology.allowed
     return Capacity(
         cpus=cpus,
@@ -88,8 +87,8 @@ def _cpus(topology: HostTopology, options: CapacityOptions, warnings: list[str])
         _check_reserve(topology, options.reserved_cpus, warnings)
     cpus = topology.allowed - (options.reserved_cpus or EMPTY)
     isolated = cpus & topology.isolated
-    # The kernel does not balance load over isolated cpus, so a shared pool with isolated cpus would
-    # overload one of the isolated cpus.
+    # The kernel does not balance load over isolated cpus. So in a shared pool with isolated cpus,
+    # one isolated cpu would be overloaded.
     if isolated and not options.use_isolated_cpus:
         warnings.append(
             f"CPUs {isolated} are isolated from the kernel's load balancing and are not offered"
@@ -158,7 +157,7 @@ def _check_reserve(topology: HostTopology, reserved: CpuSet, warnings: list[str]
 
 
 def _cpu_milli(topology: HostTopology, cpus: CpuSet, warnings: list[str]) -> int:
-    # Each cpu counts as a whole cpu, even if it is one of several hardware threads of a core.
+    # Each cpu counts as a whole cpu, even if it is only one hardware thread of a core.
     cpu_milli = 1000 * len(cpus)
     quota = topology.limits.cpu_quota_milli
     if quota is None or quota >= cpu_milli:

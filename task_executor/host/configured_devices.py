@@ -110,8 +110,8 @@ def check_type(type_: DeviceType) -> None:
     """Checks the configuration of a type, as far as this is possible without the host.
 
     Raises:
-        InvalidArgument: the name is malformed or already used, both or neither of `paths` and
-            `command` are set, or a capacity is outside of the allowed range.
+        InvalidArgument: the name is malformed or already used, or a capacity is outside of the
+            allowed range. Or both of `paths` and `command` are set, or neither of them.
     """
     field = f"devices.{type_.name}"
     (request,) = device_requests({type_.name: WHOLE}, "devices")
@@ -162,7 +162,7 @@ def _by_paths(type_: DeviceType, root: Path) -> Iterator[_Found]:
 
 
 def _node_of_file(reader: TreeReader, name: str) -> int | None:
-    """Returns the NUMA node that the kernel reports for a device file; None if it reports none."""
+    """Returns the NUMA node that the kernel reports for a device file; None: it reports no node."""
     try:
         status = Path(name).stat()
     except OSError:
@@ -198,7 +198,7 @@ def _by_command(type_: DeviceType) -> Iterator[_Found]:
 
 
 def _output(command: str) -> str:
-    """Runs a command without a shell and without input, and returns its standard output."""
+    """Runs a command without a shell and without input. Returns its standard output."""
     try:
         done = subprocess.run(
             shlex.split(command),

@@ -2,8 +2,8 @@
 data.
 
 This program calls the CUDA driver with ctypes, and needs only the standard library. It tests the
-first GPU that CUDA_VISIBLE_DEVICES names. Exit codes: 0: the GPU passed; 1: it failed, with the
-reason on stderr; 3: no test was possible, because this host has no CUDA driver.
+first GPU that CUDA_VISIBLE_DEVICES names. Exit codes: 0: the GPU passed; 1: the GPU failed, and the
+reason is on stderr; 3: no test was possible, because this host has no CUDA driver.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Finds the device files of devices: the files that a slot may open, and the files that the slot
 may not open.
 
-The kind, the major number and the minor number identify a device file; the path does not. All files
-with the major numbers of detected devices are closed, so that devices that appear later are also
-closed. But configured devices may share their major numbers with other devices, so only the files
-of the configured devices are closed. Some files are common to all devices of a driver: a slot with
-at least one of these devices can open the common files.
+A device file is identified by its kind, major number and minor number, and not by its path. All
+files with the major numbers of detected devices are closed. So devices that appear later are
+closed, too. But configured devices may share their major numbers with other devices. So for these,
+only the files of the devices are closed. Some files are common to all devices of a driver: a slot
+with at least one of these devices can open the common files.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ DeviceKey = tuple[str, str]
 class Node(NamedTuple):
     """One device file."""
 
-    kind: str  # "c" or "b"
+    kind: str  # kind of device: "c" or "b"
     major: int
     minor: int
 
@@ -83,11 +83,11 @@ class DeviceNodes:
 
     @property
     def are_known(self) -> bool:
-        """True if at least one device file is known that can be closed to slots."""
+        """True: at least one known device file can be closed to slots."""
         return bool(self.own)
 
     def of(self, share: DeviceShare) -> frozenset[Node]:
-        """Returns the files that a slot with this share can open; empty if they are not known."""
+        """Returns the files that a slot with this share can open; empty: they are not known."""
         # A slot with virtual functions of a NIC can open only these functions, not the card.
         uuids = share.functions or (share.uuid,)
         return frozenset().union(*(self.own.get((share.type, uuid), ()) for uuid in uuids))
@@ -246,8 +246,8 @@ class _Search:
         for minor in _NVIDIA_CONTROL:
             yield Node("c", _NVIDIA_MAJOR, minor)
         # The driver makes these files when they are first used. If the driver has no major number
-        # yet, no rule is needed, because a task can do nothing with these files without the files
-        # of a GPU.
+        # yet, no rule is needed: without the files of a GPU, a task can do nothing with these
+        # files.
         for name in _NVIDIA_MAJORS:
             self._majors |= {("c", number) for number in self._numbers.get(name, ())}
         for number in self._numbers.get("nvidia-uvm", ()):
@@ -268,7 +268,7 @@ class _Search:
         return {Node("c", number, each) for each in minors if each is not None}
 
     def _number(self, path: str, wanted: str) -> int | None:
-        """Returns the number in the line "wanted: number" of a file; None if the file has no such
+        """Returns the number in the line "wanted: number" of a file; None: there is no such
         line.
         """
         for line in self._reader.lines(path):

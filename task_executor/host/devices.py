@@ -28,7 +28,7 @@ from finegrain.devices.device import (
 from finegrain.devices.names import MIG_PREFIX
 from finegrain.topology import Fpga, Gpu, GpuHealth, GpuLink, HostTopology, PciDevice
 
-_ON_ONE_BOARD: Final = "INTERNAL"  # nearer than PIX (a common PCIe switch)
+_ON_ONE_BOARD: Final = "INTERNAL"  # the GPUs are nearer than PIX (a common PCIe switch)
 _PROBLEMS: Final = {
     GpuHealth.LOST: "the GPU has fallen off the bus; reset the host",
     GpuHealth.UNKNOWN: "the driver does not report the GPU's memory",

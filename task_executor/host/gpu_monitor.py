@@ -1,12 +1,12 @@
 """Reads processes, memory, use and health of this host's NVIDIA GPUs about once a second.
 
 An NVML call can block while a driver hangs. So a separate thread makes the calls, and callers wait
-for this thread at most `ANSWER_S` seconds. While a call hangs, no second thread is started, and the
-readings state since when the driver has not answered.
+for this thread at most `ANSWER_S` seconds. While a call hangs, no second thread is started. The
+readings then state the time since which the driver has not answered.
 
-The thread keeps NVML open, because opening it takes long with many GPUs. But while a GPU is missing
-or needs a repair, the thread closes NVML after each reading, because a GPU cannot be reset while a
-process has it open.
+The thread keeps NVML open, because opening it takes long with many GPUs. There is one exception:
+while a GPU is missing or needs a repair, the thread closes NVML after each reading. A GPU cannot be
+reset while a process has it open.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ EVENTS_MAX: Final = 256
 remaining events.
 """
 
-_XID: Final = 8  # nvmlEventTypeXidCriticalError
+_XID: Final = 8  # the value nvmlEventTypeXidCriticalError
 _PROCESSES_MAX: Final = 1_000
 _GONE_ON: Final = frozenset({1, 2, 6, 7})  # recovery actions after which no work can continue
 
@@ -78,7 +78,7 @@ class GpuProcessSample:
 
     @property
     def computes(self) -> bool:
-        """True if the process can compute, and therefore use much memory; False if the process only
+        """True: the process can compute, so it may use much memory. False: the process only
         draws.
         """
         return self.kind is not ProcessKind.GRAPHICS
@@ -89,8 +89,8 @@ class GpuSample:
     """One GPU, or one of its MIG instances, at one moment.
 
     Attributes:
-        problem: why the GPU can take no work, and how to repair it; empty: the driver reports no
-            problem.
+        problem: the reason why the GPU can take no work, and how to repair it; empty: the driver
+            reports no problem.
         work_lost: True if work on the GPU cannot continue because of the problem.
         recovery_known: True if the driver reports recovery actions, so that XIDs are not needed.
         xids: the different XIDs (error numbers) since the last reading. `xid_count` counts all
@@ -199,7 +199,7 @@ class GpuMonitor:
 
     def _answered(self, reading: GpuReading) -> None:
         pending, self._pending = self._pending, None
-        # After a failure, keep the last known GPUs, because they show which GPUs have vanished.
+        # After a failure, keep the last known GPUs. They show which GPUs have vanished.
         self.latest = (
             GpuReading(reading.number, reading.at_s, self.latest.gpus, reading.problem)
             if reading.problem
@@ -216,7 +216,7 @@ class NvmlSession:
         self._load = load
         self._nvml: Any = None
         self._handles: dict[str, Any] = {}
-        self._numbers: dict[str, int] = {}  # UUID -> index
+        self._numbers: dict[str, int] = {}  # from UUID to index
         self._known: set[str] = set()  # UUIDs of all GPUs that the host has ever had
         self._events: Any = None
 
@@ -232,7 +232,7 @@ class NvmlSession:
             self.close()
             problem = printable(f"the GPU driver cannot be used: {words_of(error)}")
             return GpuReading(number, time.monotonic(), problem=problem)
-        # Only a new session finds a GPU that was missing before, and no GPU can be reset during a
+        # Only a new session finds a GPU that was missing before. And no GPU can be reset during a
         # session.
         is_missing = not self._known <= self._handles.keys()
         self._known |= self._handles.keys()
@@ -313,7 +313,7 @@ class NvmlSession:
         return int(info.used), int(info.total), "", False
 
     def _processes(self, handle: Any) -> tuple[GpuProcessSample, ...] | None:
-        """Returns the processes that have the GPU open; None if the driver does not list them."""
+        """Returns the processes that have the GPU open; None: the driver does not list them."""
         found: dict[int, GpuProcessSample] = {}
         for query, kind in _QUERIES:
             listed = ask(self._nvml, query, handle)

@@ -26,14 +26,14 @@ def read_partitions(texts: Iterable[str], host: HostDevices) -> tuple[Partition,
     """Returns the configured partitions.
 
     Args:
-        texts: one text for each partition: the minor numbers of its GPUs, then optionally a score
-            (higher is better, default 1) and the bandwidth of a ring over its GPUs in GB/s
-            (default: unknown).
+        texts: one text for each partition. It begins with the minor numbers of the partition's
+            GPUs. Two optional values follow: a score (higher is better, default 1), and the
+            bandwidth of a ring over the GPUs in GB/s (default: not known).
         host: the devices of the host.
 
     Raises:
         InvalidArgument: a text is malformed, names a GPU twice, or names a GPU that the host does
-            not have; or there are too many partitions.
+            not have. Or there are too many partitions.
     """
     texts = tuple(texts)
     if len(texts) > PARTITIONS_MAX:

@@ -181,9 +181,9 @@ class HelperClient:
             The isolation report.
 
         Raises:
-            HelperError: CARVE_FAILED or BELOW_USE; the old limits are in effect. BELOW_USE: even
-                after the kernel has reclaimed memory, more memory is in use than the new limit
-                (details: asked, used, in bytes).
+            HelperError: CARVE_FAILED or BELOW_USE; the old limits are in effect. BELOW_USE means
+                that the memory in use is above the new limit, even after the kernel has reclaimed
+                memory (details: asked, used, in bytes).
         """
         result = await self._call("resize_slot", _limits(limits))
         return self._with_devices(FRAMES.from_json(IsolationReport, result))
@@ -208,15 +208,15 @@ class HelperClient:
 
         Args:
             slots: the limits.
-            probe: limits, in bytes by device. The helper sets them for a control group that uses
-                no device, and then removes them, to find out whether limits can be set.
+            probe: limits, in bytes by device. The helper sets these limits for a control group that
+                uses no device, and then removes them. This shows whether limits can be set.
 
         Returns:
-            Two values: for each slot, in the sequence of `slots`, the reasons why limits could not
-            be set, by device; and the same reasons for the probe.
+            Two values. The first has, for each slot in the order of `slots`, the reasons why limits
+            could not be set, by device. The second has the same reasons for the probe.
 
         Raises:
-            FinegrainError: it is unknown which limits are set, for example because a driver hangs
+            FinegrainError: it is not known which limits are set, for example because a driver hangs
                 or the helper has an earlier version.
         """
         args = {"slots": [FRAMES.to_json(each) for each in slots], "probe": dict(probe)}
@@ -387,7 +387,7 @@ class HelperClient:
 
         Raises:
             FinegrainError: ALREADY_EXISTS (another reader holds the output), TASK_ENDED,
-                TASK_UNKNOWN or UNREACHABLE; INVALID_ARGUMENT if the helper or the task's supervisor
+                TASK_UNKNOWN or UNREACHABLE. INVALID_ARGUMENT if the helper or the task's supervisor
                 is of an earlier version.
         """
         args = {"task_id": task_id, "holder": holder, "stdout": stdout, "stderr": stderr}
@@ -486,7 +486,7 @@ class HelperClient:
             raise HelperUnavailable(
                 f"the helper does not answer {verb}; is it suspended (SIGSTOP)?"
             ) from None
-        # Remove the call after a timeout as well, so that a late answer is ignored.
+        # Remove the call after a timeout, too. A late answer is then ignored.
         finally:
             self._calls.pop(number, None)
 
@@ -573,8 +573,8 @@ def _batches(items: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
 def _limits(limits: SlotLimits) -> dict[str, Any]:
     """Returns the arguments of a call, without empty fields.
 
-    A helper of an earlier version rejects fields that it does not know, so the arguments contain a
-    field only if it is set.
+    A helper of an earlier version rejects unknown fields. So the arguments contain a field only if
+    it is set.
     """
     content: dict[str, Any] = FRAMES.to_json(limits)
     unused = {name for name in ("devices_open", "devices_closed") if not content[name]}

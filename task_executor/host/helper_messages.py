@@ -1,6 +1,6 @@
 """Defines the front's types for the messages between front and helper.
 
-The helper does not import these types, because it is privileged: it checks plain JSON instead
+The helper is privileged, so it does not import these types. It checks plain JSON instead
 (`task_executor/helper/protocol.py`).
 """
 
@@ -23,7 +23,8 @@ class SlotLimits:
         generation: the generation of the slot.
         cpu_milli: the booked CPU, in thousandths of a cpu.
         memory_bytes: the memory limit, a multiple of 64 KiB.
-        cpu_limit_milli: the hard limit of CPU time; None: `cpu_milli`; -1: no limit (pinned slots).
+        cpu_limit_milli: the hard limit of CPU time; None: the same as `cpu_milli`; -1: there is no
+            limit (pinned slots).
         cpus: the cpus that the slot may use, such as "0-3,8"; "": all.
         mems: the memory nodes that the slot may use; "": all.
         pids_max: the maximum number of processes; None: no limit.
@@ -91,9 +92,10 @@ class TaskSpec:
         gid: the group of the task; None: the group of the configured task user.
         stdin: True if input can be written to the task.
         log_limit_bytes: the number of bytes that are stored of each output stream.
-        timeout_ms: the maximum run time; None: no limit.
+        timeout_ms: the longest run time; None: there is no limit.
         memory_limit_bytes: the memory limit of the task; None: only the limit of the slot applies.
-        output_holder: the reader for which no output may be dropped; None: no reader yet.
+        output_holder: the reader that must receive all output: no output may be dropped; None:
+            there is no such reader yet.
     """
 
     task_id: str
@@ -191,9 +193,9 @@ class ExitRecord:
 
     Exactly one of `exit_code`, `signal` and `error` is set. `oom_kills` counts processes of the
     task that the kernel killed because of memory. `oom_killed` is True if the task failed because
-    of such a kill. `peak_memory_bytes` is the peak of the whole task if the kernel counts it,
-    otherwise the peak of its largest process. `*_dropped_bytes` count the output that was lost
-    because of the log limit or a full disk. `*_bytes` count the remaining output.
+    of such a kill. `peak_memory_bytes` is the peak of the whole task if the kernel counts it.
+    Otherwise it is the peak of the task's largest process. `*_dropped_bytes` count the output that
+    was lost, because of the log limit or a full disk. `*_bytes` count the remaining output.
     """
 
     exit_code: int | None = None
@@ -261,7 +263,7 @@ class Stranger:
 class SlotUsage:
     """The present counters of a slot.
 
-    A counter is None if the kernel does not count it (isolation none).
+    A counter is None if the kernel does not count it. This is the case with isolation none.
     """
 
     allocation_id: str
@@ -302,8 +304,8 @@ class KubeletFiles:
         found: False if the host has no kubelet.
         command: the arguments of the kubelet's process.
         texts: the texts of the files "cpu_manager_state", "memory_manager_state",
-            "device-plugins/kubelet_internal_checkpoint", "config", and of drop-in files as
-            "config/NAME" in their sequence.
+            "device-plugins/kubelet_internal_checkpoint" and "config". Drop-in files follow in their
+            order, as "config/NAME".
         failures: the reason why a file could not be read, by name of each existing file that could
             not be read.
     """
@@ -355,6 +357,6 @@ _EVENTS: Mapping[str, type[TaskExited | TaskOom]] = {
 
 
 def event(content: Mapping[str, Any]) -> HelperEvent | None:
-    """Returns the decoded event; None if this front does not know the kind of event."""
+    """Returns the decoded event; None: this front does not know the kind of event."""
     kind = _EVENTS.get(content["event"])
     return None if kind is None else FRAMES.from_json(kind, content)

@@ -1,8 +1,8 @@
 """Finds the names under which the memory of GPUs can be limited.
 
 NVIDIA's driver limits the memory of a GPU by its UUID, on every kernel. Other drivers register the
-memory of their GPUs with the kernel's dmem controller, which names a region by the PCI address:
-"drm/0000:03:00.0/vram0".
+memory of their GPUs with the kernel's dmem controller. The controller names a region by its PCI
+address, such as "drm/0000:03:00.0/vram0".
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def limited_as(host: HostDevices, root: Path = Path("/")) -> tuple[dict[str, str
 def limit_problems(
     host: HostDevices, root: Path = Path("/"), driver_problem: Callable[[], str] | None = None
 ) -> dict[str, str]:
-    """Returns why the memory of each GPU cannot be limited on this host, by UUID; empty if it can
-    be limited.
+    """Returns, for each GPU (by UUID), the reason why its memory cannot be limited on this host;
+    empty: it can be limited.
 
     This function sets no limit. A running executor, whose helper is root, also sets a limit as a
     probe.

@@ -1,7 +1,7 @@
 """Gives network ports of the configured range to slots.
 
 The resource manager counts ports like other countable resources ("ports"). The executor chooses the
-numbers when a slot is carved, because only the host knows which ports other programs use.
+numbers when a slot is carved: only the host knows which ports other programs use.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ class NetworkPorts:
             self._release(mine, port)
         taken: dict[int, socket.socket | None] = {}
         last = self._next
-        # Begin the search after the port that was given last, because a port that was used recently
-        # may still have connections that are being closed.
+        # Begin the search after the port that was given last. A recently used port may still have
+        # connections that are being closed.
         for offset in range(len(self._ports)):
             if len(mine) + len(taken) >= count:
                 break
@@ -154,7 +154,7 @@ def claim_port(port: int) -> socket.socket | None:
 
 
 def reserve(port: int) -> socket.socket | None:
-    """Returns the socket that claims a port; None if another executor has claimed the port."""
+    """Returns the socket that claims a port; None: another executor has claimed the port."""
     claimed = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         # Abstract names belong to a network namespace, like ports.

@@ -15,7 +15,7 @@ from finegrain.topology import HostTopology, NumaNode
 class NodeMemory:
     """Normal memory by node id, for the nodes whose memory this process may use.
 
-    `total_bytes` is the memory of all default nodes; None if the host does not report it.
+    `total_bytes` is the memory of all default nodes; None: the host does not report it.
     """
 
     default_bytes: dict[int, int]
@@ -49,11 +49,12 @@ def node_memory(topology: HostTopology, warnings: list[str]) -> NodeMemory:
 
 
 def _machine_bytes(topology: HostTopology, default_ids: set[int]) -> int | None:
-    """Returns the machine's total without huge pages and without nodes that are not default.
+    """Returns the machine's total, without huge pages and without the nodes that are not default
+    nodes.
 
-    On old kernels, which count reserved pages in the nodes, the total is below the sum of the
-    nodes. The result is None if the total is unknown, or if it contradicts the nodes so much that
-    nothing would be left.
+    Old kernels also count reserved pages in the nodes, so the total is below the sum of the nodes.
+    The result is None in two cases: the total is unknown, or the total contradicts the nodes so
+    much that nothing would be left.
     """
     if topology.memory_total_bytes is None:
         return None
@@ -68,13 +69,15 @@ def _machine_bytes(topology: HostTopology, default_ids: set[int]) -> int | None:
 
 
 def _fitted(sizes: dict[int, int], total: int | None) -> dict[int, int]:
-    """Scales the nodes' sizes in proportion, rounded down, so that their sum is at most `total`."""
+    """Scales the nodes' sizes in proportion, and rounds them down. Their sum is then at most
+    `total`.
+    """
     together = sum(sizes.values())
     if total is None or total == together:
         return sizes
     if together == 0:
-        # The sizes are unknown. Give the total to a single node. With several nodes, it is unknown
-        # how the total is divided, so no node gets memory.
+        # The sizes are unknown. Give the total to a single node. With several nodes, it is not
+        # known how the total is divided. So no node gets memory.
         return {node_id: total if len(sizes) == 1 else 0 for node_id in sizes}
     return {node_id: size * total // together for node_id, size in sizes.items()}
 

@@ -37,8 +37,7 @@ def numa_capacity(
         pages = {resource_name(each.page_bytes): each.count for each in node.hugepages}
         if kubelet is not None:
             pages = {
-                # Round up the number of taken pages, because a page that is partly taken cannot be
-                # offered.
+                # Round up the number of taken pages: a page that is partly taken cannot be offered.
                 name: count - -(-kubelet.taken_bytes(node.id, name) // (page_bytes(name) or 1))
                 for name, count in pages.items()
             }

@@ -1,12 +1,12 @@
 """Reads the GPUs of this host with NVIDIA's management library (NVML).
 
-Failures never stop the executor: a missing library or driver, a driver of another version, a GPU
-that fell off the bus, or an unsupported query. After a failure, the GPU capacity is zero or
-unknown, with a reason. This module does not parse the output of ``nvidia-smi``, because the program
-truncates its tables. `detection/gpus.py` adds NUMA nodes and cpusets.
+The executor never stops because of these failures: a missing library or driver, a driver of another
+version, a GPU that fell off the bus, or an unsupported query. After a failure, the GPU capacity is
+zero or unknown, with a reason. This module does not parse the output of ``nvidia-smi``, because the
+program truncates its tables. `detection/gpus.py` adds NUMA nodes and cpusets.
 
-A GPU is identified by its UUID, because its index, its minor number and its position on the PCI bus
-can all differ, and CUDA uses yet another numbering.
+A GPU is identified by its UUID. Its index, its minor number and its position on the PCI bus can all
+differ, and CUDA uses yet another numbering.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ _NVLINK_TO_SWITCH: Final = 2
 _ANCESTORS: Final = {0: "INTERNAL", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 _MIG_PROFILE: Final = re.compile(r"MIG (\S+)\s*$", re.ASCII)
 _MIB: Final = 1024 * 1024
-_RECOVERY_ACTION: Final = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
+_RECOVERY_ACTION: Final = 230  # the value NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
 _REPAIRS: Final = {
     1: "the driver asks for a reset: end all processes on it, then nvidia-smi --gpu-reset -i UUID",
     2: "the driver asks for a reboot of the host",
@@ -47,7 +47,7 @@ class GpuInventory:
 
     gpus: tuple[Gpu, ...] = ()
     links: tuple[GpuLink, ...] = ()
-    absence_reason: str | None = None  # why no GPUs are known; None if the driver answered
+    absence_reason: str | None = None  # the reason why no GPUs are known; None: the driver answered
     warnings: tuple[str, ...] = ()
     # True: the inventory contains the GPUs of all vendors, so no other source is read
     complete: bool = False
@@ -98,7 +98,7 @@ class PynvmlSource:
             return GpuInventory(absence_reason=f"NVML cannot be used: {words_of(error)}")
         try:
             return _Session(nvml).inventory()
-        except Exception as error:  # see above
+        except Exception as error:  # every failure must become a reason, see above
             return GpuInventory(absence_reason=f"NVML failed: {words_of(error)}")
         finally:
             with contextlib.suppress(Exception):
@@ -111,7 +111,7 @@ def words_of(error: Exception) -> str:
 
 
 def ask(nvml: Any, name: str, *arguments: Any) -> Any:
-    """Returns the result of an NVML call; None if this GPU or driver does not support it."""
+    """Returns the result of an NVML call; None: this GPU or driver does not support the call."""
     try:
         return getattr(nvml, name)(*arguments)
     except Exception:  # raises NVMLError of many kinds; old modules raise AttributeError
@@ -132,7 +132,9 @@ def recovery_action(nvml: Any, handle: Any) -> int | None:
 
 
 def repair_of(action: int | None, uuid: str) -> str:
-    """Returns how to repair a GPU, for a recovery action; empty if no repair is needed or known."""
+    """Returns, for a recovery action, how to repair the GPU; empty: no repair is needed, or none is
+    known.
+    """
     if not action:
         return ""
     repair = _REPAIRS.get(action, f"the driver asks for recovery action {action}")
@@ -140,7 +142,7 @@ def repair_of(action: int | None, uuid: str) -> str:
 
 
 def is_lost(error: Exception) -> bool:
-    """Returns True if an error says that the GPU cannot be reached until it is reset."""
+    """Returns True if an error says that the GPU cannot be used until it is reset."""
     return type(error).__name__ in {"NVMLError_GpuIsLost", "NVMLError_ResetRequired"}
 
 
@@ -226,7 +228,7 @@ class _Session:
     def _memory(self, index: int, handle: Any) -> tuple[int | None, int, GpuHealth]:
         """Returns the usable bytes, the bytes that the driver reserves, and the health of a GPU.
 
-        The health follows from this query, because it fails when the GPU does not respond.
+        If the GPU does not respond, this query fails. So the health follows from the query.
         """
         # The second version of the query also reports the memory that the driver reserves.
         version = getattr(self._nvml, "nvmlMemory_v2", None)
@@ -243,8 +245,7 @@ class _Session:
     def _processes(self, handle: Any) -> tuple[GpuProcess, ...]:
         """Returns the processes that compute on a GPU.
 
-        The result has no processes that only draw, because these use little memory and every
-        desktop has some.
+        Processes that only draw are left out: they use little memory, and every desktop has some.
         """
         found: dict[int, GpuProcess] = {}
         for query in _PROCESS_QUERIES:

@@ -2,7 +2,7 @@
 
 The source reads profiles in two schemas: `gpu_topology/1` (a link matrix) and `gpu_listing/1` (a
 listing with MIG instances). Examples are in `tests/data/gpu_topologies`. If a profile lacks a value
-(UUID, memory), the source computes the value from the profile, so the same profile always gives the
+(UUID, memory), the source computes the value from the profile. So the same profile always gives the
 same machine.
 """
 

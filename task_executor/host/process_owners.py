@@ -92,7 +92,8 @@ class ProcessOwners:
         return ProcessOwner(None, is_own, user, self._command(folder))
 
     def task_of(self, pid: int, group: str, tasks: Mapping[str, int]) -> str | None:
-        """Returns the id of the task to which a process belongs; None if it belongs to no task.
+        """Returns the id of the task to which a process belongs; None: the process belongs to no
+        task.
 
         Args:
             pid: the id of the process.
@@ -111,7 +112,7 @@ class ProcessOwners:
         return next((task_id for task_id, task in tasks.items() if task in ancestors), None)
 
     def _ancestors(self, pid: int) -> list[int]:
-        """Returns the ids of a process and its ancestors, as far as they can be read."""
+        """Returns the ids of a process and of its ancestors, as far as they can be read."""
         found: list[int] = []
         while pid > 1 and len(found) < _ANCESTORS_MAX:
             found.append(pid)

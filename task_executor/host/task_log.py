@@ -34,7 +34,7 @@ class OutputReader:
         self.offset = offset
         self._directory = task_dir
         self._stream = stream
-        self._start = 0  # start of the segment that contains `offset`, if it is known
+        self._start = 0  # start of the segment that contains `offset`, if this segment is known
         self._starts: list[int] = []
         self._listed_at_ns = -1  # time stamp of the directory when `_starts` was read
 
@@ -42,8 +42,9 @@ class OutputReader:
         """Reads the next bytes, and moves past them.
 
         Returns:
-            The position of the first byte, and the bytes: none at the present end of the log, or if
-            there is no log yet. A position above `offset` means that the bytes between are missing.
+            The position of the first byte, and the bytes. There are no bytes at the present end of
+            the log, and if there is no log yet. A position above `offset` means that the bytes
+            between are missing.
 
         Raises:
             OSError: a segment exists, but cannot be read.

@@ -30,7 +30,7 @@ from task_executor.service.encoding import state_to_proto
 from task_executor.service.manager_link import ManagerLink
 from task_executor.service.slot_keeper import SlotKeeper
 
-COALESCE_S = 0.02  # pause before a report, so that one report covers several changes
+COALESCE_S = 0.02  # pause before a report; one report then covers several changes
 REPORT_INTERVAL_MS_DEFAULT = 2_000
 REPORT_INTERVAL_MS_MIN, REPORT_INTERVAL_MS_MAX = 50, 3_600_000
 CONFLICT_PAUSE_S = 10.0  # pause between attempts, after an error that an administrator must fix
@@ -62,8 +62,8 @@ class _NextStep(Enum):
     """What the agent does after a report."""
 
     WAIT = "wait"  # wait for the end of the report interval, or for a change
-    AT_ONCE = "at once"  # send another report at once
-    REGISTER = "register"  # register again
+    AT_ONCE = "at once"  # another report must be sent at once
+    REGISTER = "register"  # the executor must register again
 
 
 @dataclass(slots=True)
@@ -88,7 +88,8 @@ class Agent:
         measure: returns the measured usage of slots.
         denied: a function that is called after the list of denied identities has changed.
         authorities: a function that receives the SHA-256 of the authorities that the RM trusts.
-        orphan_timeout_ms: how long slots are kept while no RM is reachable; None: indefinitely.
+        orphan_timeout_ms: the time for which slots are kept while no RM is reachable; None:
+            indefinitely.
         clock: returns the current time in seconds.
     """
 
@@ -164,7 +165,7 @@ class Agent:
             answer, report_number = await self._announce()
             await self._apply_registration(answer, report_number)
         finally:
-            # Set the event after a failure as well, so that waiting commands continue at once.
+            # Set the event after a failure, too. Waiting commands must continue at once.
             self._settled.set()
         log.info(
             "registered",
@@ -178,7 +179,7 @@ class Agent:
         """Sends the registration. Returns the answer, and the number of the report in the
         registration.
 
-        After a restart with a lost checkpoint, the report number can be lower than the highest
+        If the checkpoint was lost before a restart, the report number can be lower than the highest
         number that the RM has received. The RM then rejects the registration as stale, and the
         agent sends it again with a higher number.
         """
@@ -231,7 +232,7 @@ class Agent:
     async def _report(self) -> _NextStep:
         keeper = self._keeper
         usage = await self._measure()
-        # Clear the event before the state is read, so that a later change causes another report.
+        # Clear the event before the state is read. A later change then causes another report.
         self._changed.clear()
         request = resource_manager_pb2.ReportSlotsRequest(
             executor_id=keeper.identity.executor_id,
@@ -289,8 +290,8 @@ class Agent:
         log.info("denials_changed", number=denials.number, subjects=len(denials.subjects))
         self._keeper.denials = denials
         self._denied()
-        # Save the list, because a front that restarts while the RM is unreachable needs it. If the
-        # disk is full, a later checkpoint contains the list.
+        # Save the list: a front that restarts while the RM is unreachable needs it. If the disk is
+        # full, a later checkpoint contains the list.
         await self._keeper.save_or_log()
 
     async def _follow_policy(self, message: cpus_pb2.HostPolicy, number: int) -> None:
@@ -352,11 +353,11 @@ class Agent:
         if error.reason in (Reason.STALE_REGISTRATION, Reason.EXECUTOR_UNKNOWN):
             self.state.registered = False
         pause_s = await self._link.next_address(error)
-        # The pause is at most one report interval, because a restarted RM marks this executor as
-        # lost when its report is late.
+        # The pause is at most one report interval: a restarted RM marks this executor as lost when
+        # its report is late.
         pause_s = min(pause_s, self.state.report_interval_ms / 1000)
-        # These errors remain until an administrator acts, so use a long pause. But use a short
-        # pause if another process listens at the address of the RM, because the RM may return at
+        # These errors remain until an administrator acts, so use a long pause. But another process
+        # may listen at the address of the RM. Then use a short pause, because the RM may return at
         # any moment.
         if error.reason in NEEDS_OPERATOR and not isinstance(error, Unavailable):
             log.error("registration_refused", reason=error.reason.value, error=error.message)

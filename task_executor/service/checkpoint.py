@@ -54,12 +54,13 @@ class SavedState:
     boot_id: str = ""
     slots: tuple[Slot, ...] = ()
     ended: tuple[EndedSlot, ...] = ()
-    starts: int = 0  # number of fronts started with this identity; part of their report numbers
+    # Number of fronts that were started with this identity; it is a part of their report numbers.
+    starts: int = 0
     policy: HostPolicy = field(default_factory=HostPolicy)  # settings that an administrator made
     policy_number: int = 0  # number of `policy`; 0: no administrator made settings
     denials: Denials = field(default_factory=Denials)  # identities to reject
     operators: tuple[SlotOperator, ...] = ()  # operators that are registered for whole slots
-    epoch_proof: str = ""  # EpochProof of the highest epoch that was proven, in base64
+    epoch_proof: str = ""  # EpochProof of the highest proven epoch, in base64
 
 
 @dataclass(slots=True)
@@ -259,7 +260,7 @@ def write_document(path: Path, content: dict[str, Any], mode: int = 0o600) -> No
 
 
 def read_document(path: Path) -> dict[str, Any] | None:
-    """Returns the content of a file; None if the file does not exist.
+    """Returns the content of a file; None: there is no such file.
 
     Raises:
         DamagedError: the file is incomplete, was changed, or was not written by this program.
@@ -277,7 +278,7 @@ def read_document(path: Path) -> dict[str, Any] | None:
 def encode_document(content: dict[str, Any]) -> str:
     """Returns the text of a file: the content with version and checksum."""
     body = json.dumps(content, separators=(",", ":"), sort_keys=True)
-    # Store the content as text, so that the checksum does not depend on how a reader prints JSON.
+    # Store the content as text. So the checksum does not depend on how a reader prints JSON.
     return json.dumps({"version": FORMAT_VERSION, "sha256": _digest(body), "content": body})
 
 
@@ -298,8 +299,7 @@ def decode_document(text: str, path: Path) -> dict[str, Any]:
         intact = document["sha256"] == _digest(body)
     except (ValueError, TypeError, KeyError, AttributeError):
         raise DamagedError("incomplete, or not a file of the executor") from None
-    # Check the version before the checksum, so that a file of a newer version does not count as
-    # damaged.
+    # Check the version before the checksum. So a file of a newer version does not count as damaged.
     if version > FORMAT_VERSION:
         raise ConfigurationError(
             f"{path} was written by a newer version of finegrain (format {version}, this one "

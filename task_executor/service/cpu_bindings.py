@@ -1,4 +1,4 @@
-"""Moves slots on the host so that they run on the cpus that the ledger assigns to them.
+"""Moves slots on the host to the cpus that the ledger assigns to them.
 
 A slot never runs on dedicated cpus of another slot, and always has at least one cpu. To guarantee
 this, the executor moves slots that share cpus off a cpu before the cpu becomes dedicated. It moves
@@ -34,8 +34,8 @@ class Mover(Protocol):
 class CpuBindings:
     """Tracks on which cpus slots run, and moves slots whose cpus differ from the ledger.
 
-    Code that changes where slots run must hold `lock` from reading the ledger until the helper has
-    confirmed the change.
+    Code that changes where slots run must hold `lock`: from the moment when it reads the ledger
+    until the helper has confirmed the change.
     """
 
     def __init__(self, table: SlotTable, helper: Mover) -> None:
@@ -47,8 +47,8 @@ class CpuBindings:
 
     @property
     def is_out_of_sync(self) -> bool:
-        """Returns True while slots may run on other cpus than in the ledger, because a move failed
-        or is due.
+        """Returns True while slots may run on other cpus than in the ledger. A move has then
+        failed, or is due.
         """
         return self._version != self._table.cpus.version
 
@@ -77,15 +77,15 @@ class CpuBindings:
         """
         if not self.is_out_of_sync and not force:
             return
-        # Read the version before the move, so that a change during the move needs another sync.
+        # Read the version before the move. A change during the move then needs another sync.
         version, applied = self._table.cpus.version, {} if force else self._applied
         moves = {key: binding for key, binding in self._desired() if applied.get(key) != binding}
         before = {key: self._applied[key] for key in moves if key in self._applied}
         try:
             await self._move(moves)
         except (FinegrainError, OSError):
-            # Some slots may have moved. If one of them cannot be moved back, the cpus of the slots
-            # stay unknown, and the next sync writes all slots.
+            # Some slots may have moved. If one of them cannot be moved back, it is not known where
+            # the slots run. The next sync then writes the cpus of all slots.
             for key in moves:
                 self._applied.pop(key, None)
             with contextlib.suppress(FinegrainError, OSError):
@@ -130,7 +130,7 @@ class CpuBindings:
         """Returns True if the slot is on the host and no resize is changing its dedicated cpus."""
         if slot.becoming is not None and slot.spec.is_pinned:
             return False
-        # A slot that is being carved can be moved as soon as its group exists on the host.
+        # A slot that is being carved can be moved when its group exists on the host.
         return slot.state is not CarveState.CARVING or slot.key in self._applied
 
     async def _move(self, moves: Mapping[SlotKey, CpuBinding]) -> None:

@@ -1,8 +1,8 @@
 """Builds the environment variables that tell a task which devices its slot has.
 
 CUDA, containers and ROCm read the three variables with GPUs, and use no other GPUs.
-FINEGRAIN_DEVICES lists all devices as JSON. Tasks of slots without devices get all variables as
-well, so that such a task does not use a GPU by accident.
+FINEGRAIN_DEVICES lists all devices as JSON. Tasks of slots without devices also get all variables.
+So such a task does not use a GPU by accident.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def device_environment(
 
     Args:
         host: the devices of this executor that slots can have. If there are no GPUs among them,
-            only FINEGRAIN_DEVICES is set, because tasks then choose their GPUs themselves.
+            tasks choose their GPUs themselves. So only FINEGRAIN_DEVICES is set.
         assignment: the devices that are assigned to the slot.
         levels: how strictly the executor enforces the slot's share of each device.
         context_bytes: memory of an NVIDIA GPU that CUDA uses for each task, before the task
@@ -103,8 +103,8 @@ def _described(
         found["pci_address"] = device.pci_address
         found["numa_node"] = device.numa_node
         memory = dict(share.amounts).get(GPU_MEMORY, 0)
-        # Memory that CUDA itself uses counts against the share, so the task can allocate less
-        # memory than the share.
+        # CUDA itself uses some memory, and this memory counts as a part of the share. So the task
+        # can allocate less than the share.
         if memory and device.vendor == NVIDIA_VENDOR:
             found["usable_memory_bytes"] = max(memory - context_bytes, 0)
         found["minor"] = device.minor  # the minor number may have changed since the slot was placed

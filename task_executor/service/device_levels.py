@@ -133,8 +133,8 @@ class DeviceEnforcement:
 
 
 def unmet_levels(profile: ResourceProfile, isolation: Isolation, reasons: Mapping[str, str]) -> str:
-    """Returns the levels of enforcement that are weaker than the request requires, as text; empty
-    if no level is too weak.
+    """Compares the levels of enforcement with the levels that the request requires. Returns the
+    weaker ones as text; empty: no level is too weak.
 
     The resource manager chose the devices by the levels that the executor had registered. The
     levels may have changed since then.

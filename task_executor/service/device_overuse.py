@@ -27,7 +27,9 @@ from task_executor.service.task_runner import TaskRunner
 from task_executor.service.task_table import Task
 
 ENDED_S: Final = 10.0
-"""Seconds after which the executor kills tasks again that it has killed but that have not ended."""
+"""If tasks that the executor has killed have not ended after this time, in seconds, it kills them
+again.
+"""
 
 # MPS limits each process, by variables that a program can change. NVIDIA's driver does not count
 # managed memory in its limits. So the executor measures the memory of the whole slot as well.
@@ -42,8 +44,8 @@ class OveruseWatch:
     Args:
         keeper: the slots of this executor.
         runner: the runner of tasks, which ends them.
-        ended: a function that is called when all tasks of a slot have ended. Its arguments are the
-            bytes above the share, and the seconds since the last reading in which the slot was
+        ended: a function that is called when all tasks of a slot have ended. It gets two arguments:
+            the bytes above the share, and the seconds since the last reading in which the slot was
             within its share.
     """
 

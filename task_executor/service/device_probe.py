@@ -1,7 +1,7 @@
 """Tests a GPU that has recovered, before slots get this GPU again.
 
-The test runs in a temporary slot that belongs to the executor. This slot is not in the slot table,
-so it books no capacity and is in no report. The slot exists for a few seconds.
+The test runs in a temporary slot that belongs to the executor. This slot is not in the slot table.
+So it books no capacity, and no report contains it. The slot exists for a few seconds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from task_executor.service.device_environment import CUDA, NVIDIA
 from task_executor.service.slot_keeper import SlotKeeper
 
 TIMEOUT_MS: Final = 60_000
-MEMORY_BYTES: Final = 4 << 30  # memory of the test's slot; a CUDA context maps much of the driver
+# Memory of the test's slot; a CUDA context maps much memory of the driver.
+MEMORY_BYTES: Final = 4 << 30
 OUTPUT_LIMIT_BYTES: Final = 4_096
 PROBE_PREFIX: Final = "finegrain-probe-"
 
@@ -50,8 +51,8 @@ class DeviceProbe:
     async def run(self, device: Device) -> str:
         """Tests an NVIDIA GPU or MIG instance.
 
-        If the test cannot run, for example without CUDA or without the helper, the GPU passes: in
-        this case, only the driver can report whether the GPU works.
+        If the test cannot run, for example without CUDA or without the helper, the GPU passes. Only
+        the driver can then report whether the GPU works.
 
         Returns:
             Why the GPU failed the test; empty if the GPU passed.
@@ -70,8 +71,8 @@ class DeviceProbe:
         return self._judge(device, result)
 
     async def _test(self, key: SlotKey, device: Device) -> tuple[ExitRecord | None, str]:
-        """Runs the program. Returns how the program ended (None: it did not end in time), and its
-        output.
+        """Runs the program. Returns the exit record (None: the program did not end in time), and
+        the output of the program.
         """
         helper = self._keeper.helper
         share = DeviceShare(device.type, device.uuid, device.minor, device.capacity)
@@ -106,7 +107,7 @@ class DeviceProbe:
             return ""
         if record.exit_code == cuda_probe.FAILED:
             return output[-_TEXT_LENGTH_MAX:] or "the test failed"
-        # The program did not run to its end: for example, there is no driver, the task's user has
+        # The program did not run to its end. For example, there is no driver, the task's user has
         # no Python interpreter, or the program was killed. Such an end is no sign of a broken
         # device.
         log.warning(

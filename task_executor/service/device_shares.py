@@ -1,7 +1,7 @@
 """Decides whether a running slot can get another share of its devices.
 
 The kernel's limits and the watch apply to running tasks at once. Clients of MPS keep the limits
-with which they started, so a slot under MPS can change its share only while no task runs in it.
+with which they started. So under MPS, a slot can change its share only while no task runs in it.
 """
 
 from __future__ import annotations

@@ -31,15 +31,16 @@ from task_executor.service.device_use import DeviceUses, ProcessSorter
 from task_executor.service.slot_keeper import SlotKeeper
 
 CONFIRM_S: Final = 0.2
-"""Seconds until the next reading, after a reading that found a slot above its share."""
+"""Seconds until the next reading if a reading has found a slot above its share."""
 
 DOUBTS_MAX: Final = 3
-"""A GPU counts as not measured after this many consecutive readings without process memory."""
+"""If this many consecutive readings contain no process memory, the GPU counts as not measured."""
 
 NICS_EVERY_S: Final = 5.0
 XID_WAIT_MS: Final = 60_000
-"""Seconds for which a GPU is unhealthy after a critical XID (a driver error), if the driver
-reports no recovery action."""
+"""Milliseconds for which a GPU is unhealthy after a critical XID (a driver error). This applies if
+the driver reports no recovery action.
+"""
 
 FOREIGN_AUTO: Final = "auto"
 FOREIGN_AVOID: Final = "avoid"
@@ -57,7 +58,7 @@ CRITICAL_XIDS: Final = {
     120: "an error of its system processor",
     140: "an unrecovered memory error",
 }
-"""XIDs (numbers of NVIDIA driver errors) after which a GPU is not used, if the driver reports no
+"""After these XIDs (numbers of NVIDIA driver errors), a GPU is not used if the driver reports no
 recovery action. XIDs that a program can cause (13, 31, 43, 45 and others) are not in this table.
 """
 
@@ -73,15 +74,16 @@ class DeviceWatch:
 
     Args:
         keeper: the slots of this executor.
-        monitor: the monitor that reads the NVIDIA GPUs; None if the host has no NVIDIA GPUs.
+        monitor: the monitor that reads the NVIDIA GPUs; None: the host has no NVIDIA GPUs.
         probe: the probe for devices that have recovered.
         kubelet: a function that returns the last known state of a kubelet.
         own_pids: a function that returns the ids of the executor's own processes.
         foreign_use: what to do about foreign uses: "auto", "avoid" or "ignore".
         moved: a function that is called with all devices when a device has a new minor number or
             PCI address.
-        check_use: a function that is called with each new measurement of use and its time (of
-            `time.monotonic`). It returns True if the next reading should follow soon.
+        check_use: a function that is called with each new measurement of use, and with the time of
+            the measurement (of `time.monotonic`). It returns True if the next reading should follow
+            soon.
         measured_changed: a function that is called when the set of `measured` GPUs has changed.
         root: the root of the file system, for tests.
     """
@@ -210,7 +212,9 @@ class DeviceWatch:
         self.pass_on(now_ms)
 
     def pass_on(self, now_ms: int) -> None:
-        """Passes the present conditions to the slot table, which reports them if they changed."""
+        """Passes the present conditions to the slot table. If they changed, the slot table reports
+        them.
+        """
         conditions = tuple(
             condition
             for device in sorted(self._devices, key=lambda each: (each.type, each.uuid))
@@ -270,9 +274,7 @@ class DeviceWatch:
             del self._probing[device.type, device.uuid]
 
     def _condition(self, device: Device, now_ms: int) -> DeviceCondition | None:
-        """Returns the condition of a device; None if the device is in the state that was
-        registered.
-        """
+        """Returns the condition of a device; None: the device is in its registered state."""
         record = self._health[device.type, device.uuid]
         foreign = self._foreign_uses(device) if self._avoid else ()
         if record.health is DeviceHealth.HEALTHY and not foreign:
@@ -334,7 +336,7 @@ class DeviceWatch:
         before = self.measured
         for device in self._devices if self._sees_host and not reading.problem else ():
             sample = reading.gpus.get(device.uuid)
-            # While a GPU does not work, it is unknown whether its driver measures processes.
+            # While a GPU does not work, it is not known whether its driver measures processes.
             if device.type != GPU or sample is None or sample.problem:
                 continue
             # One reading without process memory is no proof: the list of processes may fail while
@@ -361,7 +363,7 @@ class DeviceWatch:
 
 
 def gpu_monitor(host: HostDevices) -> GpuMonitor | None:
-    """Returns a monitor of the host's NVIDIA GPUs; None if the host has no real NVIDIA GPU."""
+    """Returns a monitor of the host's NVIDIA GPUs; None: the host has no real NVIDIA GPU."""
     has_gpus = any(_is_gpu(each) and each.vendor in ("", "nvidia") for each in host.devices)
     return GpuMonitor() if has_gpus and not host.fake else None
 

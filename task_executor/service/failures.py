@@ -49,7 +49,9 @@ def slot_removed(key: SlotKey) -> FinegrainError:
 
 
 def not_moved(wanted: SlotSpec, error: Exception) -> FinegrainError:
-    """Returns BELOW_USE or PARK_FAILED, for a slot that was not parked or not unparked."""
+    """Returns the error BELOW_USE or PARK_FAILED for a slot that could not be parked or
+    unparked.
+    """
     kept = error if isinstance(error, FinegrainError) else None
     reason = Reason.PARK_FAILED
     if kept is not None and kept.reason is Reason.BELOW_USE:

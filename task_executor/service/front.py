@@ -254,7 +254,7 @@ class Front:
             self._run_in_background(self.mps.run())
         if self._options.best_effort_squeeze == SQUEEZE_CPUSET:
             self._run_in_background(self.squeezer.run())
-        # Register last, because the RM may send commands as soon as it knows the address.
+        # Register last: the RM may send commands as soon as it knows the address.
         self._agent_task = self._run_in_background(self.agent.run())
         self._run_in_background(self._watchdog())
         # Offer recovered slots again that their job master has not accepted yet.
@@ -264,8 +264,8 @@ class Front:
     async def _keep_identity(self) -> None:
         """Saves the identity before the executor registers with this identity.
 
-        If the identity was saved before, the executor starts even if the disk is full, because it
-        must adopt its tasks.
+        An identity that was saved before is enough: the executor then starts even if the disk is
+        full, because it must adopt its tasks.
         """
         try:
             await self.keeper.save()
@@ -298,7 +298,7 @@ class Front:
         """Stops the executor as planned.
 
         Tasks, slots and the helper continue, unless `stop_tasks_on_exit` is set. If no slot and no
-        task is left, the helper is stopped as well.
+        task is left, the helper is stopped, too.
         """
         systemd.notify("STOPPING=1")
         # First reject new commands and tasks, then handle the slots. Serve watchers and the RM
@@ -336,7 +336,7 @@ class Front:
 
     async def _free_everything(self) -> None:
         """Frees all slots, sends a last report if possible, deletes tasks, stops the helper."""
-        # A slot that is still CARVING has failed, and the keeper is already removing its remains.
+        # A slot that is still CARVING has failed. The keeper is already removing its remains.
         keys = [slot.key for slot in self.keeper.table if slot.state is not CarveState.CARVING]
         await self.offers.close()
         await self.keeper.free([(key, None) for key in keys], reason="TERMINATED")
@@ -428,8 +428,9 @@ class Front:
         keeper.enforcement = replace(keeper.enforcement, watched=self.device_watch.measured)
 
     async def _close_moved(self, host: HostDevices) -> None:
-        """Finds the present files of the devices again, so that slots can open only their own
-        devices."""
+        """Finds the present files of the devices again. So slots can open only the files of their
+        own devices.
+        """
         # Read the files of the driver in a thread, because reading them may block while a GPU is
         # broken.
         nodes = await asyncio.to_thread(self._prepared.find_nodes, host)
@@ -557,8 +558,8 @@ class Front:
     async def _watchdog(self) -> None:
         interval_s = systemd.watchdog_interval_s()
         while True:
-            # Sleep even without a watchdog: this method must not return, because `run` ends when a
-            # part returns.
+            # Sleep even without a watchdog. This method must not return, because `run` ends when
+            # one of its parts returns.
             await asyncio.sleep(interval_s or 3600)
             if interval_s is not None:
                 systemd.notify("WATCHDOG=1")

@@ -67,7 +67,7 @@ class HostPlan:
     capacity: Capacity | None = None  # the host's capacity, from which the plan was computed
     nodes: tuple[NumaCapacity, ...] = ()
     time_shared: bool = False  # True: other programs may use the cpus, so no cpu can be dedicated
-    devices: HostDevices = NO_DEVICES  # all devices; a device without capacity is not offered
+    devices: HostDevices = NO_DEVICES  # all devices; those without capacity are not offered
     ports: tuple[int, ...] = ()  # network ports that slots can have
 
     @property
@@ -148,7 +148,7 @@ def plan_host(
 def _devices(
     options: TaskExecutorOptions, topology: HostTopology, configured: ConfiguredDevices
 ) -> HostDevices:
-    """Returns the host's devices. A device that is not offered has no capacity."""
+    """Returns the host's devices. Those that are not offered have no capacity."""
     if options.devices not in DEVICE_OPTIONS:
         raise InvalidArgument("devices", options.devices, "one of " + ", ".join(DEVICE_OPTIONS))
     known = (GPU, RDMA, FPGA, *(each.name for each in options.device_types))
@@ -175,8 +175,8 @@ def beside_kubelet(
 ) -> HostPlan:
     """Deducts the memory and huge pages that a kubelet of the same host has given to pods.
 
-    Amounts that options set explicitly stay unchanged. The function does not deduct cpus: the
-    kubelet's cpus can change while slots run, so the executor reports these cpus as conditions.
+    Amounts that options set explicitly stay unchanged. The function does not deduct cpus. The
+    kubelet's cpus can change while slots run, so the executor reports them as conditions.
 
     Args:
         plan: the plan of the whole host.
@@ -196,7 +196,8 @@ def beside_kubelet(
     }
     total |= _hugepages(options, nodes)
     if options.memory_bytes is None and MEMORY_BYTES in total:
-        # Nodes without `default_memory` are not part of the total, so their memory is not deducted.
+        # The total does not include nodes without `default_memory`. So the memory of these nodes is
+        # not deducted.
         given = sum(kubelet.taken_bytes(node.id, MEMORY) for node in nodes if node.default_memory)
         left = round_down(max(total[MEMORY_BYTES] - given, 0), MEMORY_GRAIN_BYTES)
         total[MEMORY_BYTES] = left
@@ -296,8 +297,8 @@ def _best_effort_milli(
 ) -> int:
     """Returns the CPU time that the best-effort pool can give, in thousandths of a core.
 
-    Reserved cpus are part of this pool unless `reserved_cpus_strict` is set. So the total is the
-    same if the configuration reserves the cpus, and if an administrator reserves them at runtime.
+    Reserved cpus are part of this pool unless `reserved_cpus_strict` is set. So the total does not
+    depend on who reserves cpus: the configuration, or an administrator at runtime.
     """
     if options.cpu_milli is not None:  # the share limits the CPU time on all cpus together
         return options.cpu_milli

@@ -1,8 +1,8 @@
 """Reconciles the executor's state with the slots and tasks on the host.
 
 The front reconciles at its start, and whenever it may have missed events. The helper knows which
-slots and tasks exist on the host, and the checkpoint knows which of them belong to this executor.
-The front adopts known slots and tasks, destroys unknown ones, reports missing ones as broken, and
+slots and tasks exist on the host. The checkpoint knows which of them belong to this executor. The
+front adopts known slots and tasks, destroys unknown ones, reports missing ones as broken, and
 completes interrupted resizes.
 """
 
@@ -52,8 +52,8 @@ async def recover(keeper: SlotKeeper, saved: SavedState) -> None:
         keeper: the slots of this executor, with an empty slot table.
         saved: the content of the checkpoint.
     """
-    # Stage 1: restore the epoch and the report numbers, so that commands and reports from before
-    # this start count as older.
+    # Stage 1: restore the epoch and the report numbers. Commands and reports from before this start
+    # then count as older.
     keeper.fence.raise_epoch(saved.rm_epoch)
     keeper.epoch_proof = EpochProof.FromString(base64.b64decode(saved.epoch_proof))
     keeper.starts = saved.starts + 1
@@ -72,15 +72,15 @@ async def recover(keeper: SlotKeeper, saved: SavedState) -> None:
     why_missing = Reason.SLOT_MISSING if rebooted else Reason.SLOT_BROKEN
     for slot in saved.slots:
         _adopt(keeper, slot, on_host, why_missing)
-    # Adopt tasks after slots, because the front deletes a task after a while if its slot was not
-    # adopted.
+    # Adopt tasks after slots: if the slot of a task was not adopted, the front later deletes the
+    # task.
     _adopt_tasks(keeper, state)
     keeper.operators.adopt(saved.operators)
     # Stage 3: remove slots and tasks that are on the host but not in the checkpoint.
     await _destroy_unknown_slots(keeper, state)
     await _forget_unknown_tasks(keeper, state)
-    # Stage 4: complete the operations that the restart interrupted. It is unknown on which cpus
-    # slots run now, so write the cpus of all slots again before a resize is completed.
+    # Stage 4: complete the operations that the restart interrupted. It is not known on which cpus
+    # slots run now. So write the cpus of all slots again before a resize is completed.
     await keeper.cpu_bindings.resync()
     await finish_resizes(keeper, [each.limits for each in state.slots], _specs(keeper))
     for slot in list(keeper.table):
@@ -95,7 +95,7 @@ async def recover(keeper: SlotKeeper, saved: SavedState) -> None:
 
 
 def _adopt(keeper: SlotKeeper, slot: Slot, on_host: set[SlotKey], why_missing: Reason) -> None:
-    """Adopts a saved slot if the slot is on the host; otherwise reports it as ended.
+    """Adopts a saved slot if the slot is on the host. If it is not, reports it as ended.
 
     The function does not report a missing slot if the RM had already ordered to free the slot.
     """
@@ -269,8 +269,8 @@ class HostSync:
     async def compare(self) -> None:
         """Reconciles after missed events: finds ended tasks, missing slots and unknown slots.
 
-        The method reads the tables before it calls the helper, so that a slot or task that appears
-        during the call does not count as missing.
+        The method reads the tables before it calls the helper. So if a slot or task appears during
+        the call, it does not count as missing.
         """
         keeper = self._keeper
         specs_before = _specs(keeper)
@@ -319,8 +319,8 @@ class HostSync:
         # If a slot is removed but its task has not ended, the front has missed the event of the
         # task's end.
         missed = any(t.slot_removed_at is not None and not t.has_ended for t in keeper.tasks)
-        # `becoming` is also set during a normal resize, which holds the lock. Only a resize that
-        # is not being executed is unsettled.
+        # `becoming` is also set during a normal resize, which holds the lock. A resize is unsettled
+        # only if it is not being executed.
         idle = not keeper.resize_lock.locked()
         return missed or (idle and any(slot.becoming is not None for slot in keeper.table))
 
@@ -330,8 +330,8 @@ class HostSync:
         Every `SWEEP_S` seconds, the method reads the host's cpus again, reconciles if an event was
         missed, and deletes overdue tasks. Every `SWEEPS_PER_RESYNC` sweeps, it writes the cpus of
         all slots and the limits of their devices again. There are three reasons: other programs may
-        change the slots' control groups, cgroup v1 removes a cpu from a group permanently when the
-        cpu is offline for a moment, and a driver that is loaded again has lost its limits.
+        change the slots' control groups; cgroup v1 removes a cpu from a group permanently when the
+        cpu is offline for a moment; and a driver loses its limits when it is loaded again.
         """
         for sweeps in itertools.count(1):
             await asyncio.sleep(SWEEP_S)

@@ -48,7 +48,7 @@ class KubeletWatch:
 
     @property
     def state(self) -> KubeletState | None:
-        """The kubelet's state; None if there is no kubelet on this host."""
+        """The kubelet's state; None: there is no kubelet on this host."""
         return self._reading.state if self._reading else None
 
     async def refresh(self) -> KubeletState | None:
@@ -101,8 +101,8 @@ class HostWatch:
     Args:
         kubelet: the watch that keeps the kubelet's state.
         cpus: the executor's cpus, including reserved cpus.
-        update_conditions: a function that is called at every refresh, even without a change, with
-            the keywords `offline`, `kubelet_cpus`, `kubelet_policy`, `kubelet` and `notes`.
+        update_conditions: a function that is called at every refresh, even without a change. Its
+            keywords are `offline`, `kubelet_cpus`, `kubelet_policy`, `kubelet` and `notes`.
         slots: a function that returns the present slots.
         notes: warnings about this host from the start of the executor.
         root: the root of the file system, for tests.

@@ -104,8 +104,8 @@ def isolation_of(
         devices: the devices of the host.
         enforcement: the limits on the use of devices that the executor can enforce.
     """
-    # Dedicated cpus are a limit only if a cgroup enforces them, because a task can change its own
-    # cpu affinity.
+    # A task can change its own cpu affinity. So dedicated cpus are a limit only if a cgroup
+    # enforces them.
     if slot is not None and slot.is_pinned and report.cpuset == "cgroup":
         report = replace(report, cpu=DEDICATED_CPUS)
     notes = notes_of(report)
@@ -197,8 +197,8 @@ def _notes_on_limits(
     devices: HostDevices,
     enforcement: DeviceEnforcement,
 ) -> list[str]:
-    """Returns one sentence for each reason why the memory of a GPU is not limited, and one for each
-    kind of memory that the limit does not count.
+    """Returns sentences for people: one for each reason why the memory of a GPU is not limited, and
+    one for each kind of memory that the limit does not count.
     """
     known = {each.uuid: each for each in devices.devices}
     reasons = enforcement.not_limited(slot.key if slot is not None else None)

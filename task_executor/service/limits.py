@@ -24,8 +24,8 @@ def amounts_of(limits: SlotLimits) -> dict[str, int]:
     """Returns the CPU and memory of a slot with these limits. The limits contain no other
     dimensions.
     """
-    # Name both CPU dimensions, because `withhold` withholds the whole capacity of each dimension
-    # that is missing here.
+    # Name both CPU dimensions: `withhold` withholds the whole capacity of each dimension that is
+    # missing here.
     cpu = {CPU_MILLI: 0, BEST_EFFORT_CPU_MILLI: 0}
     cpu[BEST_EFFORT_CPU_MILLI if limits.best_effort else CPU_MILLI] = limits.cpu_milli
     return cpu | {MEMORY_BYTES: limits.memory_bytes}

@@ -1,6 +1,6 @@
 """Connects to the resource managers, with one channel to the resource manager that seems to lead.
 
-The link sends nothing to a server that cannot prove that it is a resource manager of the cluster.
+If a server cannot prove that it is a resource manager of the cluster, the link sends nothing to it.
 If a call fails, the link waits for a backoff time and then uses the next address.
 `finegrain/rpc/leaders.py` chooses the address.
 """
@@ -41,7 +41,7 @@ from finegrain.v1.resource_manager_pb2 import (
 from finegrain.v1.resource_manager_pb2_grpc import ResourceManagerServiceStub
 
 CALL_S_MAX = 5.0
-# if there are several RMs: leave an RM that has not answered for this time
+# only with several RMs: if an RM has not answered for this time, leave it
 LEAVE_FROZEN_AFTER_S = 4.0
 BACKOFF_S_MIN, BACKOFF_S_MAX = 0.1, 5.0
 
@@ -155,7 +155,7 @@ class ManagerLink:
         if self._leaders.failed(self.address, error):
             return 0.0
         self._failures += 1
-        # The pause grows only after all addresses were tried, so that each address is tried early.
+        # The pause grows only after all addresses were tried. So each address is tried early.
         rounds = (self._failures - 1) // self._several
         backoff_s: float = min(BACKOFF_S_MIN * 2 ** min(rounds, 10), BACKOFF_S_MAX)
         # Add jitter, so that the executors of a cluster do not all call the RM at the same moment.
@@ -169,7 +169,7 @@ class ManagerLink:
             await channel.close()
 
     def _retire_channel(self) -> None:
-        """Closes the channel as soon as the calls that use it have ended."""
+        """Closes the channel when the last call that uses it has ended."""
         channel: Any = self._channel
         self._channel = None
         closing = asyncio.create_task(channel.close(CALL_S_MAX))

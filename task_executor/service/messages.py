@@ -119,8 +119,9 @@ def change_from_proto(
     """Decodes a resize.
 
     Returns:
-        The key of the slot, the number of the resize, the new profile and the new CPU time limit;
-        then the new assignment, or None if the slot keeps its assignment.
+        Five values: the key of the slot, the number of the resize, the new profile, the new CPU
+        time limit and the new assignment. The assignment is None if the slot keeps its present
+        assignment.
 
     Raises:
         InvalidArgument: a field is invalid. The error has its name, its value and the allowed

@@ -43,7 +43,7 @@ OUTCOMES = (
 )
 _CARVE_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 _FREE_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-_OVERSHOOT_BYTES = tuple(1 << power for power in range(24, 38))  # 16 MiB to 128 GiB
+_OVERSHOOT_BYTES = tuple(1 << power for power in range(24, 38))  # from 16 MiB to 128 GiB
 _REACTION_S = (0.25, 0.5, 0.75, 1, 1.25, 1.5, 2, 3, 5, 10)
 _LAG_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 

@@ -58,8 +58,8 @@ START_S: Final = 10.0
 """Seconds for which a new slot waits for the daemon of its GPU to start."""
 
 RETRY_S: Final = (1.0, 5.0, 30.0, 120.0)
-"""Seconds until a daemon that has ended is started again, by number of failures. The last value
-applies to all further failures.
+"""A daemon that has ended is started again after this number of seconds. The position in the tuple
+is the number of failures. The last value applies to all further failures.
 """
 
 _MEMORY_BYTES: Final = 1 << 30  # memory of a daemon's slot, for the driver and clients' buffers
@@ -154,8 +154,8 @@ class MpsDaemons:
         async with self._lock:
             self._take_in(await self._keeper.helper.inspect())
             for uuid, daemon in self._daemons.items():
-                # Start a failed daemon again even if no slot needs it, so that the level of its GPU
-                # can become "mps" again.
+                # Start a failed daemon again even if no slot needs it. The level of its GPU can
+                # then become "mps" again.
                 if (uuid in needed or daemon.failures) and not daemon.is_running:
                     if time.monotonic() >= daemon.retry_at_s:
                         await self._start(uuid, daemon)
@@ -249,8 +249,8 @@ class MpsDaemons:
             record = next((each for each in state.tasks if each.task_id == task_id), None)
             if record is None or record.exit is not None:
                 return False
-            # Read the daemon's output and not its folder: the folder belongs to the user of tasks,
-            # so this process might have no permission to read it.
+            # Read the daemon's output and not its folder. The folder belongs to the user of tasks,
+            # so this process may not be allowed to read it.
             if _READY in read_output(record.directory, "stdout", 0, len(_READY)):
                 return True
             await asyncio.sleep(_POLL_S)
@@ -321,10 +321,10 @@ def _sharable(host: HostDevices) -> list[Device]:
 
 
 def _single_share(spec: SlotSpec) -> DeviceShare | None:
-    """Returns the slot's share of a GPU; None if the slot has no GPU, whole GPUs, or shares of
+    """Returns the slot's share of a GPU; None: the slot has no GPU, whole GPUs, or shares of
     several GPUs.
 
-    A slot with shares of several GPUs cannot use MPS: each GPU has its own daemon, and a process
+    A slot with shares of several GPUs cannot use MPS. Each GPU has its own daemon, and a process
     can be the client of only one daemon.
     """
     shares = spec.assignment.devices if spec.assignment is not None else ()

@@ -117,7 +117,7 @@ class Offers:
         by_target: dict[tuple[str, str], list[Slot]] = defaultdict(list)
         for slot in slots:
             wanted = slot.spec.target_address and not slot.accepted
-            # If the RM repeats an order, do not offer a slot again that is already being offered.
+            # The RM may repeat an order. If a slot is already being offered, do not offer it again.
             if wanted and slot.state is CarveState.ALLOCATED and slot.key not in self._offered:
                 self._offered.add(slot.key)
                 by_target[slot.spec.target_address, slot.spec.job_id].append(slot)

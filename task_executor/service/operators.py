@@ -102,7 +102,8 @@ class Operators:
         self._memory.register(task.key, task.task_id, fractions)
         if task.key in self._lending:
             self._changed(task.key)  # other pools may have borrowed the memory of these quotas
-        self.refresh_task(task)  # the task is not in the table yet, so `_changed` does not reach it
+        # The task is not in the table yet, so `_changed` does not refresh it.
+        self.refresh_task(task)
         task.first_quota_bytes = _quota_bytes(task)
 
     def register(self, key: SlotKey, operator_id: str, fraction: str, task_id: str = "") -> Quota:
@@ -149,7 +150,7 @@ class Operators:
         self.on_change(key)
 
     def adopt(self, of_slots: Iterable[SlotOperator]) -> None:
-        """Registers the operators again that were registered before a restart.
+        """After a restart, registers the operators again that were registered before.
 
         The tasks must have been adopted before. The method logs an operator that cannot be
         registered; only a bug can cause such a failure.
@@ -189,8 +190,9 @@ class Operators:
     def _managed_bytes(self, key: SlotKey) -> int:
         """Returns the managed memory from which the quotas of a slot are computed.
 
-        During a resize, this is the managed memory of the smaller size. So quotas shrink before the
-        limit of the slot is lowered, and grow after the limit is raised.
+        During a resize, this is the managed memory of the smaller size. So when a slot shrinks,
+        quotas shrink before the limit of the slot is lowered. When it grows, quotas grow after the
+        limit is raised.
         """
         slot = self._table.get(key)
         if slot is None:
@@ -333,11 +335,14 @@ class Operators:
             if (pool := PoolKey(claim.task_id, name)) in lending:
                 quotas[pool] = quota_bytes
             else:
-                room -= quota_bytes  # no pool of this operator lends, so its quota is not shared
+                # No pool of this operator lends memory, so its quota is not shared.
+                room -= quota_bytes
         lending.changed(room, quotas, self._clock())
 
     def limit(self, task: Task, operator_id: str, default: int) -> int:
-        """Returns the present limit of a pool; `default` if the pool neither lends nor borrows."""
+        """Returns the present limit of a pool; `default`: the pool does not lend and does not
+        borrow.
+        """
         lending, pool = self._lending.get(task.key), PoolKey(task.task_id, operator_id)
         return lending.limit(pool) if lending is not None and pool in lending else default
 
@@ -346,8 +351,8 @@ class Operators:
         return lending.revoked(pool) if lending is not None and pool in lending else 0
 
     def next_deadline(self, key: SlotKey) -> float | None:
-        """Returns the time by which the next pool of the slot must have given back borrowed memory;
-        None: no pool must give memory back.
+        """Returns the time by which the next pool of the slot must have returned borrowed memory;
+        None: no pool must return memory.
         """
         lending = self._lending.get(key)
         return lending.next_deadline() if lending is not None else None
@@ -366,7 +371,7 @@ def operator_variables(task: Task, operators: Operators, path: Path | None) -> d
     Args:
         task: the task.
         operators: the registered operators.
-        path: the socket of the slot; None if the slot has no socket.
+        path: the socket of the slot; None: the slot has no socket.
     """
     variables = {"FINEGRAIN_SLOT_SOCKET": str(path)} if path else {}
     if task.operator_task:
@@ -377,8 +382,8 @@ def operator_variables(task: Task, operators: Operators, path: Path | None) -> d
 def _task_variable(task: Task, operators: Operators) -> str:
     """Returns the value of FINEGRAIN_TASK: the operators of the task and its peers, as JSON.
 
-    If the list of peers is too long for an environment variable, `peers` is null, and the task
-    requests its peers at the socket of its slot.
+    The list of peers may be too long for an environment variable. Then `peers` is null, and the
+    task requests its peers at the socket of its slot.
     """
     work = task.operator_task or OperatorTask(())
     peers: Any = peers_json(work.peers)

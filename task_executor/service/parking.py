@@ -1,8 +1,8 @@
 """Parks and unparks slots: moves their processes off the GPUs and back.
 
 A resize to a size with parked devices parks the slot, and a resize from such a size unparks it.
-Like every resize, this resize is saved before it begins. But because it can take minutes, it runs
-in the background while other commands are executed. The caller reads the outcome later.
+Like every resize, this resize is saved before it begins. But this resize can take minutes. So it
+runs in the background while other commands are executed. The caller reads the outcome later.
 
 Parking: the helper moves the processes off the GPUs. Then the helper closes the device files, and
 moves processes again, because a process may have forked. The capacity becomes free only when the
@@ -37,7 +37,9 @@ Measurement = tuple[int, Iterable[DeviceUsage]]
 """Number of a reading of GPUs, and the use of the GPUs whose memory is measured by slot."""
 
 GONE_S: Final = 15.0
-"""Time for which the driver may still report memory of a slot that has left its GPUs."""
+"""After a slot has left its GPUs, the driver may still report memory of the slot for this time, in
+seconds.
+"""
 
 FIRST_READING_S: Final = 10.0
 """Time for which parking waits for the first reading of GPUs. Without a reading, whole shares count
@@ -55,7 +57,7 @@ log = get_logger(__name__)
 class _Move:
     """A slot that is being parked or unparked."""
 
-    number: int  # number of the resize
+    number: int  # the number of this resize
     trouble: str = ""  # the failures until now, as text
 
 
@@ -123,17 +125,17 @@ class Parking:
             if outcome.error is None:
                 kind = "slot_parked" if wanted.is_parked else "slot_unparked"
                 log.info(kind, allocation_id=key.allocation_id, resize_number=wanted.resize_number)
-            # If the helper was not reached, it is unknown whether the new limits are set, and the
-            # next comparison with the host repeats the resize. After any other failure, both sizes
-            # are still booked, so undo the move.
+            # If the helper was not reached, it is not known whether the new limits are set. The
+            # next comparison with the host then repeats the resize. After any other failure, undo
+            # the move, because both sizes are still booked.
             elif outcome.error.reason is not Reason.UNREACHABLE:
                 await self._undo(slot, outcome.error)
         finally:
             del self._moves[key]
 
     def _slot(self, key: SlotKey) -> Slot | None:
-        """Returns a slot that can be parked or unparked; None: the slot is being freed, or does not
-        exist.
+        """Returns a slot that can be parked or unparked; None: the slot does not exist, or is being
+        freed.
         """
         slot = self._keeper.table.get(key)
         return slot if slot is not None and slot.state is CarveState.ALLOCATED else None

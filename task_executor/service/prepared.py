@@ -76,8 +76,8 @@ class Prepared:
 
 
 def prepare(options: TaskExecutorOptions, stopping: threading.Event | None = None) -> Prepared:
-    """Locks the state directory, plans the host, joins the cluster if this is the first start, and
-    starts the helper (or checks a separate one).
+    """Locks the state directory, plans the host, and starts the helper (or checks a separate
+    helper). At the first start, the executor also joins the cluster.
 
     Args:
         options: the executor's options.

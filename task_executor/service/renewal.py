@@ -99,8 +99,8 @@ class Renewal:
 
 
 def renewal_time(credentials: Credentials) -> float:
-    """Returns when to renew a certificate: after a day, or after half of its validity if this is
-    less.
+    """Returns the time at which a certificate must be renewed: after a day, or after half of its
+    validity if this is earlier.
 
     Args:
         credentials: the credentials with the certificate.

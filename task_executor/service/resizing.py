@@ -2,8 +2,9 @@
 
 A resize has these steps: book the new size, save the checkpoint, enforce the size in the kernel,
 save the checkpoint again, report the size. If the front or the helper crashes during a resize, the
-executor completes the resize when both run again, unless tasks then use more than the new size.
-Until the helper has confirmed the limits, both sizes stay booked and reports contain the old size.
+executor completes the resize when both run again. It does not if tasks then use more than the new
+size. Until the helper has confirmed the limits, both sizes stay booked and reports contain the old
+size.
 """
 
 from __future__ import annotations
@@ -63,13 +64,13 @@ async def resize_slot(
         assignment: the new cpus, NUMA nodes and pools; None: the slot keeps its assignment.
 
     Returns:
-        The outcome. Its error is an error of `SlotTable.resize`, or BELOW_USE (with the requested
-        and used bytes of memory in the details), CARVE_FAILED or UNREACHABLE. A resize that parks
-        or unparks the slot continues in the background. The error of such a resize is IN_PROGRESS
-        until the resize is done, and PARK_FAILED if it fails.
+        The outcome. Its error is an error of `SlotTable.resize`, or CARVE_FAILED, UNREACHABLE or
+        BELOW_USE. The details of BELOW_USE have the requested and the used bytes of memory. A
+        resize that parks or unparks the slot continues in the background. The error of such a
+        resize is IN_PROGRESS until the resize is done, and PARK_FAILED if it fails.
     """
-    # Steps of the resize. 1: book both sizes. 2: save the new size in the checkpoint, so that the
-    # resize is completed after a crash. 3: enforce the new size (`_enforce`).
+    # Steps of the resize. 1: book both sizes. 2: save the new size in the checkpoint. After a
+    # crash, the resize is then completed. 3: enforce the new size (`_enforce`).
     async with keeper.resize_lock:
         if known := keeper.mover.outcome(key, number):
             return Outcome(key, error=known)
@@ -77,7 +78,7 @@ async def resize_slot(
         outcome = keeper.table.resize(key, number, profile, cpu_limit_milli, assignment)
         if outcome.slot is None or outcome.slot.becoming is None:
             return outcome
-        # otherwise this is a retry of a resize that is already saved
+        # if the slot is unchanged, this is a retry of a resize that is already saved
         if outcome.slot is not before:
             try:
                 await keeper.save()
@@ -139,7 +140,7 @@ async def _enforce(keeper: SlotKeeper, key: SlotKey, *, again: bool) -> Outcome:
     # time.
     keeper.operators.size_changed(key)
     await keeper.before_shrink(key)
-    # If an earlier attempt may have changed the limits on the host, continue in spite of this
+    # An earlier attempt may have changed the limits on the host. Then continue in spite of this
     # error: the limits are known only after the attempt below.
     if (refused := await _limit_tasks(keeper, key)) and not again:
         return await keep_size(keeper, key, wanted, size_kept(wanted, refused))
@@ -147,7 +148,7 @@ async def _enforce(keeper: SlotKeeper, key: SlotKey, *, again: bool) -> Outcome:
         try:
             binding, found = await _apply(keeper, slot.spec, wanted, again=again)
         except (Unavailable, OSError) as error:
-            # It is unknown whether the helper changed the limits, so both sizes stay booked.
+            # The helper may or may not have changed the limits. So both sizes stay booked.
             keeper.cpu_bindings.forget(key)
             log.error("resize_not_settled", allocation_id=key.allocation_id, error=str(error))
             return Outcome(key, error=size_unknown(wanted, error))
@@ -203,7 +204,7 @@ async def _limit_tasks(keeper: SlotKeeper, key: SlotKey) -> FinegrainError | Non
 async def keep_size(
     keeper: SlotKeeper, key: SlotKey, wanted: SlotSpec, error: FinegrainError
 ) -> Outcome:
-    """Ends a resize that has no effect, because the host still has the limits of the old size.
+    """Ends a resize that has no effect: the host still has the limits of the old size.
 
     Args:
         keeper: the slots.
@@ -254,7 +255,7 @@ async def _apply(
         raise
     except FinegrainError as error:
         log.error("slots_not_moved", allocation_id=wanted.allocation_id, error=str(error))
-        # A slot without dedicated cpus can be resized even if other slots could not be moved.
+        # Even if other slots could not be moved, a slot without dedicated cpus can be resized.
         failure = size_kept(wanted, error) if wanted.is_pinned else None
     if refused := keeper.refuse_shares(current, wanted):
         failure = size_kept(wanted, refused)

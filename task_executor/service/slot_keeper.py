@@ -1,7 +1,7 @@
 """Keeps the slot table, the checkpoint and the helper in step.
 
 Every change of a slot has the same four steps: book the change in the table, enforce it on the
-host, save it on disk, and report it. The capacity of a freed slot becomes free only after the
+host, save it on disk, and report it. When a slot is freed, its capacity becomes free only after the
 helper has confirmed that no process of the slot is left (`_tear_down`). If freeing fails, the
 keeper tries again indefinitely, and the slot stays booked until freeing succeeds.
 """
@@ -74,7 +74,7 @@ class SlotMover(Protocol):
         """Begins to park or unpark a slot. Returns IN_PROGRESS."""
 
     def outcome(self, key: SlotKey, number: int) -> FinegrainError | None:
-        """Returns the error of a resize that parks or unparks a slot; None if no error is known."""
+        """Returns the error of a resize that parks or unparks a slot; None: no error is known."""
 
 
 class _NoMover:
@@ -151,8 +151,8 @@ class SlotKeeper:
         self.prepare_devices: Callable[[Sequence[SlotSpec]], Awaitable[None]] = _prepare_nothing
         # Limits the memory of devices for slots that exist on the host.
         self.limit_devices: Callable[[Iterable[SlotSpec]], Awaitable[None]] = _prepare_nothing
-        # Returns why a slot of one size cannot get the shares of another size; None: it can get the
-        # shares.
+        # Returns the reason why a slot of one size cannot get the shares of another size; None: it
+        # can get the shares.
         self.refuse_shares: Callable[[SlotSpec, SlotSpec], FinegrainError | None] = (
             lambda _current, _wanted: None
         )
@@ -162,7 +162,7 @@ class SlotKeeper:
         self._saver = Saver(directory, self._snapshot)
         self._teardowns: dict[SlotKey, asyncio.Task[None]] = {}
         self._grace_ms: dict[SlotKey, int] = {}  # grace periods of the slots in `_teardowns`
-        self._background: set[asyncio.Task[None]] = set()  # other background work
+        self._background: set[asyncio.Task[None]] = set()  # other work in the background
         self._cleaning: dict[SlotKey, asyncio.Task[None]] = {}  # clean-ups after failed carves
         self._enforced: dict[SlotKey, Slot] = {}  # slots that become ALLOCATED once they are saved
         self._carves = asyncio.Semaphore(CARVES_AT_ONCE_MAX)
@@ -255,9 +255,9 @@ class SlotKeeper:
     async def apply_host_policy(self, policy: HostPolicy, number: int) -> None:
         """Applies the settings that an administrator made for this host at runtime, and saves them.
 
-        The method moves slots in the background, because the caller (the agent) must continue to
-        report. It compares both the number and the settings with the present ones: after the RM's
-        database was restored from a backup, the same number can mean other settings.
+        The caller (the agent) must continue to report. So the method moves slots in the background.
+        It compares both the number and the settings with the present ones. After the RM's database
+        was restored from a backup, the same number can mean other settings.
 
         Args:
             policy: the settings.
@@ -327,8 +327,8 @@ class SlotKeeper:
         outcomes = [self._refuse_while_cleaning(outcome) for outcome in self.table.allocate(specs)]
         new = list({o.key: o.slot for o in outcomes if o.must_carve and o.slot}.values())
         enforced: list[Slot] = []
-        # Hold the lock until the helper has confirmed the cpus that were read from the ledger (see
-        # `CpuBindings`).
+        # Hold the lock while the cpus are read from the ledger, and until the helper has confirmed
+        # them (see `CpuBindings`).
         async with self.cpu_bindings.lock:
             failed = await self._clear_cpus(new)
             new = [slot for slot in new if slot.key not in failed]
@@ -435,10 +435,10 @@ class SlotKeeper:
             return isolation
 
     async def _make_durable(self, slots: Sequence[Slot]) -> dict[SlotKey, FinegrainError]:
-        """Saves slots that are enforced, and only then marks them as ALLOCATED.
+        """First saves slots that are enforced. Only then marks them as ALLOCATED.
 
-        A report must contain a slot only after the slot is in the checkpoint, because otherwise a
-        restarted front would not know the slot.
+        A report must contain a slot only after the slot is in the checkpoint. Otherwise a restarted
+        front would not know a slot that was reported.
 
         Returns:
             The errors of slots that could not be saved.
@@ -468,8 +468,8 @@ class SlotKeeper:
     async def _clean(self, key: SlotKey) -> None:
         try:
             await self._destroy(key, grace_ms=0)
-            # The slot is in the table if its carve failed. Otherwise it is an unknown slot, whose
-            # capacity was withheld.
+            # The slot is in the table if its carve failed. If it is not in the table, it is an
+            # unknown slot, and its capacity was withheld.
             if self.table.get(key) is not None:
                 self.table.carve_failed(key)
             self.table.release_withheld(key)
@@ -533,7 +533,7 @@ class SlotKeeper:
         ]
         if not begun:
             return
-        # Mark the tasks before the kill, so that their ends are reported as cancelled.
+        # Mark the tasks before the kill. So their ends are reported as cancelled.
         for key, _ in begun:
             for task in self.tasks.of_slot(key):
                 task.cancelled = task.cancelled or not task.has_ended

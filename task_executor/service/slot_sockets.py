@@ -47,7 +47,7 @@ REQUEST_BYTES_MAX: Final = 64 << 10
 UNSENT_BYTES_MAX: Final = 4 << 20  # the executor disconnects a task with more unread bytes
 SHRINK_S_MAX: Final = 1.0  # maximum time that a resize waits for pools to return memory
 LATE_S: Final = 0.05
-ENDED_S: Final = 5.0  # how long to wait until a task that kept memory has ended
+ENDED_S: Final = 5.0  # the time to wait for the end of a task that kept memory
 NOT_GIVEN_BACK: Final = TaskFault(
     Reason.MANAGED_MEMORY_REVOKED.value,
     f"it did not give borrowed managed memory back within {REVOKE_S:g} s",
@@ -107,15 +107,15 @@ class SlotSockets:
     async def open_for(self, task: Task, uid: int) -> Path | None:
         """Opens the socket of a task's slot, if the socket is not open yet.
 
-        If other tasks have borrowed the quotas of the task, the method first waits until they have
-        returned the memory. The executor ends tasks that do not return the memory in time.
+        Other tasks may have borrowed the quotas of the task. The method then first waits until they
+        have returned the memory. The executor ends tasks that do not return the memory in time.
 
         Args:
             task: the task that may use the socket.
             uid: the id of the user that the task runs as.
 
         Returns:
-            The path of the socket; None if no socket is needed, because the slot has no managed
+            The path of the socket; None: no socket is needed, because the slot has no managed
             memory and the task runs no operators.
 
         Raises:

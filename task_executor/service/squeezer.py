@@ -53,8 +53,8 @@ class Squeezer:
         locations: the core, NUMA node and package of each cpu of the host.
         rule: the limits that decide how many cpus best-effort slots get.
         usage: the call `usage` of the helper, which returns the CPU time that each slot has used.
-        update_conditions: a function that is called with `squeezed=CPUS` when the cpus for
-            best-effort slots change (None: all cpus). It moves the slots to these cpus.
+        update_conditions: a function that moves slots to the present cpus for best-effort slots. It
+            is called with `squeezed=CPUS` when these cpus change (None: all cpus).
         cpu_times: a function that returns the busy time of each cpu, in microseconds.
         clock: a function that returns the current time in seconds.
     """
@@ -118,8 +118,8 @@ class Squeezer:
             # wait for more steps, because one second with less load is no reason to move slots
             return
         lsr_cpus = union(self._dedicated_cpus(slot, QosClass.LSR) for slot in self._table)
-        # First give best-effort slots the cpus that the kubelet reserves, because no slot can have
-        # these cpus as dedicated cpus.
+        # First give best-effort slots the cpus that the kubelet reserves. No slot can have these
+        # cpus as dedicated cpus.
         kubelet_reserved = ledger.conditions.kubelet_policy.reserved_cpus or EMPTY
         picked = CpuSet(
             squeeze(count, self._locations, pool=pool, lsr_cpus=lsr_cpus, first=kubelet_reserved)
@@ -129,7 +129,7 @@ class Squeezer:
             await self._confine(None if picked == pool else picked)
 
     async def _count(self) -> _Counters | None:
-        """Returns the counters; None if the kernel does not count the CPU time of slots or cpus."""
+        """Returns the counters; None: the kernel does not count the CPU time of slots or cpus."""
         usage = await self._usage()
         slots = {
             SlotKey(each.allocation_id, each.generation): each.cpu_usec

@@ -43,11 +43,11 @@ from task_executor.service.task_requests import Submission, submission_of
 from task_executor.service.task_table import Task
 from task_executor.service.task_users import User, UserPolicy, task_environment
 
-LINGER_S = 60.0  # time for which an ended task is kept after the end of its slot
-# time for which an ended task that is being watched is kept after the end of its slot
+LINGER_S = 60.0  # an ended task is kept for this time after the end of its slot
+# an ended task that is being watched is kept for this time after the end of its slot
 LINGER_WATCHED_S = 600.0
 ENDED_PER_SLOT_MAX = 1_000  # if a slot has more tasks, its oldest ended tasks are deleted
-SETTLE_S = 20.0  # maximum time that a call waits for a task that is being started
+SETTLE_S = 20.0  # if a task is being started, a call waits for it for at most this time
 INPUT_BYTES_MAX = 64 * 1024
 INPUT_PAUSE_S_MIN, INPUT_PAUSE_S_MAX = 0.005, 0.2
 HELPER_RETRY_S = 1.0
@@ -135,10 +135,10 @@ class TaskRunner:
             self._make_room(submission.key)
             task = self._new_task(submission, slot)
             self._keeper.operators.register_task(task)
-            # Add the task before the first wait, so that a repeated submission finds it.
+            # Add the task before the first wait. So a repeated submission finds it.
             self._tasks.add(task)
-            # The shield lets the start continue when the caller disconnects, so that no task is
-            # left partly started.
+            # If the caller disconnects, the shield lets the start continue. So no task is left
+            # partly started.
             begun = asyncio.create_task(self._start_new(task, submission, slot))
             self._starting.add(begun)
             begun.add_done_callback(self._starting.discard)
@@ -217,7 +217,7 @@ class TaskRunner:
         )
 
     async def _start_new(self, task: Task, submission: Submission, slot: Slot) -> None:
-        """Saves the task and then starts it, so that no unknown process is left after a crash."""
+        """Saves the task before it starts. So no unknown process is left after a crash."""
         try:
             await self.store(task)
             user = self._users.resolve(submission.user)
@@ -282,15 +282,15 @@ class TaskRunner:
     async def _start(self, task: Task, spec: TaskSpec) -> int:
         """Starts the task, and returns its pid.
 
-        If the helper is unreachable, it is unknown whether the task was started. In this case, the
-        method repeats the same call, which is safe and shows the result.
+        If the helper is unreachable, the task may or may not have been started. The method then
+        repeats the same call. This is safe, and shows the result.
         """
         while True:
             try:
                 return (await self._helper.start_task(spec)).pid
             except Unavailable as error:
                 log.warning("task_start_delayed", task_id=task.task_id, error=error.message)
-                # Without its slot the task cannot start, so do not call the helper again.
+                # Without its slot, the task cannot start. So do not call the helper again.
                 if self._keeper.table.get(task.key) is None:
                     raise
             await asyncio.sleep(HELPER_RETRY_S)
@@ -355,8 +355,7 @@ class TaskRunner:
         await self.await_start(task)
         if task.has_ended:
             return
-        # Save the task before the kill, so that a restarted front still reports the end as
-        # cancelled.
+        # Save the task before the kill. A restarted front then still reports the end as cancelled.
         if not task.cancelled:
             task.cancelled = True
             await self._save_or_log(task)
@@ -377,7 +376,7 @@ class TaskRunner:
         await self.await_start(task)
         if task.has_ended:
             return
-        # Save the task before the kill, so that a restarted front still reports the reason.
+        # Save the task before the kill. A restarted front then still reports the reason.
         await self.note_reason(task, fault)
         await self._unless_ended(self._helper.kill_task(task.task_id, 0))
 
@@ -459,7 +458,8 @@ class TaskRunner:
             accepted = await self._helper.write_input(task.task_id, offset, data, eof)
             if accepted >= end:
                 return accepted
-            # While the task reads, the next write follows at once. Otherwise the pause grows.
+            # While the task reads, the next write follows at once. If it does not read, the pause
+            # grows.
             pause_s = (
                 INPUT_PAUSE_S_MIN if accepted > offset else min(pause_s * 2, INPUT_PAUSE_S_MAX)
             )
@@ -476,8 +476,8 @@ class TaskRunner:
             stderr: the reader has received all bytes of stderr before this position.
 
         Returns:
-            The limit of unacknowledged bytes for each stream, at which the task must wait; 0 if the
-            task has ended, or cannot wait.
+            The limit of unacknowledged bytes for each stream: at this limit, the task must wait. 0:
+            the task has ended, or cannot wait.
 
         Raises:
             AlreadyExists: another reader holds the output.
@@ -533,7 +533,8 @@ class TaskRunner:
         self._tasks.check_room(sum(total.get(name, 0) for name in (MEMORY_BYTES, *MEMORY_PARTS)))
         in_slot = self._tasks.of_slot(key)
         if len(in_slot) >= ENDED_PER_SLOT_MAX:
-            # Keep watched tasks, because a watcher would lose its stream if its task were deleted.
+            # Keep watched tasks. If the task of a watcher were deleted, the watcher would lose its
+            # stream.
             ended = [t for t in in_slot if t.has_ended and not t.watchers]
             for task in ended[: len(in_slot) - ENDED_PER_SLOT_MAX + 1]:
                 task.slot_removed_at = (

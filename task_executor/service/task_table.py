@@ -24,7 +24,7 @@ from task_executor.host.helper_messages import ExitRecord, TaskFault
 
 TASKS_MAX = 50_000
 RUNNING_MIN = 200  # number of running tasks that every executor allows, even with little memory
-SUPERVISOR_BYTES = 3 << 20  # memory of a supervisor that has one task; not part of a slot
+SUPERVISOR_BYTES = 3 << 20  # memory of a supervisor with one task; it is no part of a slot
 SUPERVISORS_SHARE = 20  # all supervisors together may use 1/20 of the executor's memory
 
 
@@ -45,10 +45,10 @@ class Task:
     submit_time_ms: int
     submit_number: int  # tasks are numbered in the sequence of their submission
     cancelled: bool = False  # CancelTask or the freeing of its slot ended the task
-    fault: TaskFault | None = None  # why the task never ran
+    fault: TaskFault | None = None  # the reason why the task never ran
     ended_for: TaskFault | None = None  # why the executor killed the task
     operator_task: OperatorTask | None = None  # the operators of a job graph that the task runs
-    registered: tuple[TaskOperator, ...] = ()  # operators that the task registered while it ran
+    registered: tuple[TaskOperator, ...] = ()  # operators that the task has registered while it ran
     owner: str = ""  # identity of the job's owner; empty: an earlier version has saved the task
     # limit of this task, below the slot's limit; 0: only the slot's limit applies
     memory_limit_bytes: int = 0
@@ -60,12 +60,13 @@ class Task:
     start_time_ms: int = 0
     directory: Path | None = None
     exit: ExitRecord | None = None
-    slot_removed_at: float | None = None  # in event loop time
+    slot_removed_at: float | None = None  # a time of the event loop
     watchers: int = 0
     # peak of the slot's use while the task ran, since this front started
     peak_gpu_memory_bytes: int = 0
     operators: tuple[OperatorStatus, ...] = ()
-    settled: asyncio.Event = field(default_factory=asyncio.Event)  # set when no longer STARTING
+    # Set when the task is not STARTING any more.
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
     _wakers: set[asyncio.Event] = field(default_factory=set)
 
     @property
@@ -75,8 +76,8 @@ class Task:
 
     @property
     def cause(self) -> TaskFault | None:
-        """Why the executor killed the task; None if the executor did not kill it, or the task ended
-        successfully before the kill.
+        """The reason why the executor killed the task; None: the executor did not kill the task, or
+        the task ended successfully before the kill.
         """
         succeeded = self.exit is not None and self.exit.exit_code == 0
         return None if succeeded else self.ended_for
@@ -115,7 +116,8 @@ class Task:
             InvalidArgument: a field is missing or has the wrong type.
         """
         task = _JSON.from_json(cls, data)
-        # The helper has no record of a task that never ran, so restore its end from this data.
+        # The helper has no record of a task that never ran. So restore the end of the task from
+        # this data.
         if task.fault:
             task.state = TaskState.FAILED
             task.settled.set()
@@ -261,8 +263,9 @@ class TaskTable:
     def exited(self, task: Task, record: ExitRecord, *, count: bool = True) -> None:
         """Records that the task and all its processes have ended.
 
-        A record with an error usually means that the task never ran. But the error TERMINATED means
-        that the task was lost while it ran, and the executor reports such a task as killed.
+        A record with an error usually means that the task never ran. There is one exception: the
+        error TERMINATED means that the task was lost while it ran. The executor reports such a task
+        as killed.
 
         Args:
             task: the task. If it has ended already, nothing changes.
@@ -286,7 +289,7 @@ class TaskTable:
 
 def outcome_of(task: Task, record: ExitRecord) -> str:
     """Returns the outcome of a task in one word, for metrics and logs."""
-    # Check this first, because a task that was killed for memory may also be cancelled.
+    # Check this first: a task that was killed for memory may be cancelled, too.
     if record.oom_killed:
         return "oom_killed"
     if record.timed_out:

@@ -1,7 +1,7 @@
 """Determines the user that a task runs as, and the environment of the task.
 
-The helper, which has the privilege to change users, checks the same rules again. This module checks
-them as well, to give the caller an error that says what to do.
+The helper, which has the privilege to change users, checks the same rules again. This module also
+checks them, so that the caller gets an error that says what to do.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ class UserPolicy:
 
     @property
     def note(self) -> str:
-        """What slots report if tasks run as the user of the daemons; empty: they do not."""
+        """The note in slot reports if tasks run as the user of the daemons; empty: they run as
+        another user.
+        """
         if self.default.uid not in (0, self.own.uid):
             return ""
         return USERS_SHARED.format(name=self.default.name)
@@ -94,7 +96,7 @@ def user_policy(options: TaskExecutorOptions) -> UserPolicy:
     """
     own = find_user(str(os.geteuid())) or User(str(os.geteuid()), os.geteuid(), os.getegid(), "/")
     root_helper = options.helper_socket is not None
-    # A process that does not run as root can run tasks only as its own user.
+    # If a process does not run as root, it can run tasks only as its own user.
     if (own.uid != 0 and not root_helper) or options.task_user in ("", SELF):
         default = own
     else:
@@ -116,7 +118,7 @@ def user_policy(options: TaskExecutorOptions) -> UserPolicy:
 
 
 def find_user(name: str) -> User | None:
-    """Returns the user with this name or number; None if it does not exist."""
+    """Returns the user with this name or number; None: there is no such user."""
     try:
         entry = pwd.getpwuid(int(name)) if name.isdecimal() else pwd.getpwnam(name)
     except (KeyError, ValueError, OverflowError):

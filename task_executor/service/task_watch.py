@@ -78,7 +78,7 @@ async def watch_task(
         yield task_executor_pb2.WatchTaskResponse(task=write(task_executor_pb2.TaskStatus, task))
         sent_state, last_message_at, pause_s = task.state, clock(), POLL_S_MIN
         while True:
-            # Clear the event before reading, so that a later change starts another iteration.
+            # Clear the event before reading. A later change then starts another iteration.
             changed.clear()
             # Read this before the output: if the task has ended now, no more output can follow.
             is_last_read = task.has_ended
@@ -115,8 +115,8 @@ def _new_output(
 
     Args:
         readers: the readers by the numbers of their streams.
-        thorough: True: the task has ended, so all output is available. False: stop at the first
-            chunk that is not full, because the task may still be writing and fill later chunks.
+        thorough: True: the task has ended, so all output is available. False: the task may still be
+            writing. So stop at the first chunk that is not full: more output may fill it later.
     """
     pending = dict(readers)
     while pending:

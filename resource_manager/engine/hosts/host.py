@@ -104,8 +104,8 @@ class Host(CpuAllocator):
         to_allocate: slots that the next commands must allocate.
         to_free: slots that the next commands must free.
         to_resize: slots that the next commands must resize.
-        reused: slots that were reused, and whose executor has not yet reported that it has started
-            their time limit again.
+        reused: slots that were reused, and whose time limit must start again on the executor. The
+            executor has not reported yet that it has done this.
         resize_backoffs: resizes that the executor refused; they are tried again later.
         resized_last: True if the last command that did not free slots was a resize.
         frees_failed: number of consecutive failed attempts to free slots.

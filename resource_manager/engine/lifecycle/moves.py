@@ -438,7 +438,7 @@ class RequestMoves:
         self.vanish(slot)
 
     def end_at_limit(self, slot: Slot) -> bool:
-        """Handles a slot that its executor ended because its time limit was over.
+        """Handles a slot whose time limit was over: its executor has ended it.
 
         The request ends, even with `restart_on_loss`: another slot would only reach the limit
         again. The slot is deleted, because nothing of it is left.

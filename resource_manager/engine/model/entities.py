@@ -74,7 +74,7 @@ class RequestSpec:
     restart_on_device_loss: bool = False
     # longest time of one slot of the request; the executor ends the slot after it; None: no limit
     time_limit_ms: int | None = None
-    # hint: how long the work in the slot will probably take; None: not known
+    # hint: the probable duration of the work in the slot; None: it is not known
     expected_run_time_ms: int | None = None
 
 

@@ -35,8 +35,8 @@ from resource_manager.engine.scheduling.next_in_order import NextInOrder
 from resource_manager.engine.state import State
 
 REPORTS_LEFT_MIN = 3
-"""A slot with a time limit is reused only if its executor will send at least this number of reports
-before the limit is over.
+"""A slot with a time limit is reused only if enough time is left: its executor must still send at
+least this number of reports before the limit is over.
 """
 
 WORK_TAKEN_OVER = "a slot that the job already had was reused for this request"

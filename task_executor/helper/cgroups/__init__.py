@@ -26,15 +26,15 @@ _FIX_NO_MOUNT = "mount a cgroup file system with cpu, cpuset, memory and pids co
 def choose_driver(config: dict[str, Any], kernel: Kernel, known: Group | None = None) -> Driver:
     """Returns a driver whose base group is ready.
 
-    If this fails, the function tries again for one second, because another executor that stops may
-    remove the common parent group at the same moment.
+    After a failure, the function tries again for one second. The cause may be another executor that
+    stops and removes the common parent group at the same moment.
 
     Args:
         config: the configuration of the helper.
         kernel: access to cgroup files.
-        known: the base group that an earlier helper used since the last boot, and that contains
-            this executor's slots; None: the slots go below the group of `holder_pid` (a scope), or
-            of this process.
+        known: the base group of an earlier helper since the last boot, if it contains this
+            executor's slots. None: the slots go below the group of `holder_pid` (a scope), or of
+            this process.
 
     Raises:
         InUse: another helper with the same executor_id runs on this host.
@@ -63,8 +63,8 @@ def choose_driver(config: dict[str, Any], kernel: Kernel, known: Group | None = 
     drivers = [kind(kernel, base) for base in places]
     # Stage 3: take the first place that works.
     for driver in drivers:
-        # The error EBUSY means that the parent group contains processes of other programs, so the
-        # group cannot become an inner node. After this error, try the next place at once.
+        # EBUSY means that the parent group contains processes of other programs. So the group
+        # cannot become an inner node. After this error, try the next place at once.
         elsewhere = [] if driver is drivers[-1] else [errno.EBUSY]
         is_known, permanent_errors = driver.base is known, (*_PERMANENT_ERRORS, *elsewhere)
         failure = _prepare(driver, is_known, config["front_pid"], permanent_errors)
@@ -89,7 +89,7 @@ def choose_driver(config: dict[str, Any], kernel: Kernel, known: Group | None = 
 def _v2_places(own: str, top: str, kernel: Kernel) -> list[str]:
     """Returns the groups in which slots may be created, the best group first.
 
-    If systemd has not delegated the helper's own group, slots must not be created in it: systemd
+    If systemd has not delegated the helper's own group, slots must not be created there. systemd
     cannot restart a service whose group is an inner node. Root then uses a new group at the top of
     the tree, which systemd does not change.
     """
@@ -129,8 +129,8 @@ def _prepare_parent(driver: Driver, front_pid: int | None) -> None:
     """Prepares the groups above the base.
 
     On v2 the parent group becomes an inner node, which must not contain processes. So this function
-    moves processes to a leaf group. If the group is delegated to the executor, the function moves
-    all processes; otherwise it moves only this process and the processes that started this process.
+    moves processes to a leaf group. If the group is delegated to the executor, all processes are
+    moved. Otherwise only this process and its ancestors are moved (the processes that started it).
     """
     if driver.name == "v2":
         kernel, own = driver.kernel, driver.base["unified"].rsplit("/", 2)[0]

@@ -1,8 +1,8 @@
 """Creates, enters, empties and removes groups, as the base of the cgroup drivers.
 
 A slot is a group, and each task of the slot is a child group. Supervisors are in a separate leaf
-group. In this code, a group is a mapping from controller (v2: "unified") to directory. v1 and v2
-have different files for limits, so each has its own driver class.
+group. In this code, a group is a mapping from a controller (v2: "unified") to a directory. The
+limits are in different files in v1 and v2, so each version has its own driver class.
 """
 
 from __future__ import annotations
@@ -138,7 +138,9 @@ class Kernel:
         return fd
 
     def lock_owner(self, path: str) -> str:
-        """Describes the process that has locked a group, by its pid and its state directory."""
+        """Describes the process that has locked a group. The description contains its pid and its
+        state directory.
+        """
         try:
             at = Path(path).stat()
             place = f"{os.major(at.st_dev):02x}:{os.minor(at.st_dev):02x}:{at.st_ino}"
@@ -181,9 +183,11 @@ class Driver:
     counted: ClassVar[Counted] = {}  # name of a counter -> controller, file, key in the file
     # Controller, file that makes the kernel reclaim, file of the limit.
     reclaim_files = ("", "", "")
-    unthrottled: tuple[tuple[str, str, str], ...] = ()  # controller, file, default value
+    # Tuples of controller, file and default value.
+    unthrottled: tuple[tuple[str, str, str], ...] = ()
     usage_files: tuple[str, ...] = ()  # files with the memory use that the limit applies to
-    usage_reads = 1  # number of reads after which the memory use counts as too high
+    # Number of readings of the memory use, after which a limit is refused as too low.
+    usage_reads = 1
 
     def __init__(self, kernel: Kernel, base: Group, reason: str = "", fix: str = "") -> None:
         self.kernel, self.base, self.reason, self.fix = kernel, base, reason, fix
@@ -227,8 +231,8 @@ class Driver:
         self.devices_problem = self.probe_devices()
 
     def probe_devices(self) -> str:
-        """Returns why device files cannot be closed to tasks, and what to do; empty if they can be
-        closed.
+        """Returns the reason why device files cannot be closed to tasks, and what to do about it;
+        empty: they can be closed.
         """
         return self.devices_problem
 
@@ -241,7 +245,7 @@ class Driver:
         the base.
 
         Returns:
-            True if the base is not empty, so that the caller should try again.
+            True: the base is not empty, so the caller should try again.
         """
         left = False
         for base in dict.fromkeys(self.base.values()):
@@ -291,13 +295,14 @@ class Driver:
         """Makes the group of an ended task the group of a new one, and resets its counters.
 
         Returns:
-            False if the driver cannot do this, or could not do it. Then the caller makes the group.
+            True: the group is ready. False: the driver does not support this, or it failed, and the
+            caller must make the group.
         """
         del ended, group
         return False
 
     def is_reusable(self, group: Group, counters: Mapping[str, int]) -> bool:
-        """True if another task could use the group of an ended task as if it were new.
+        """True: another task could use the group of an ended task like a new group.
 
         Args:
             group: the group.
@@ -367,8 +372,8 @@ class Driver:
         """Sets the cpu affinity of all threads of a slot, supervisors first, on hosts without
         cgroups.
 
-        New processes inherit the affinity. So after a few scans all threads have it, even if a task
-        forks continuously.
+        New processes inherit the affinity. So after a few scans all threads have the affinity, even
+        if a task forks continuously.
         """
         if not (found := set(supervisors)) or self.report()["cpuset"] != "affinity":
             return
@@ -381,7 +386,7 @@ class Driver:
             found = threads(self.pids(group, supervisors)) - seen
 
     def make_room(self, group: Group, memory_bytes: int) -> Job:
-        """Makes the kernel reclaim memory before a limit is lowered, so that no task is killed.
+        """Makes the kernel reclaim memory before a limit is lowered. So no task is killed.
 
         Reclaiming may take long if the disk is slow, so a fork does this work. Then the job checks
         that the memory in use is within the new limit. `apply` undoes the changes of this job.
@@ -390,18 +395,18 @@ class Driver:
             Fault: BELOW_USE. More memory is in use than the new limit.
         """
         controller, file, limit = self.reclaim_files
-        now = self.count(group, controller, limit)  # None: "max"
+        now = self.count(group, controller, limit)  # None means "max"
         # If the limit is not lowered, no memory must be reclaimed.
         if controller not in group or (now is not None and memory_bytes >= now):
             return
-        # This write makes the kernel reclaim memory, but kills no process: v2 only throttles a
-        # group above this value, and v1 rejects a limit below the memory in use.
+        # This write makes the kernel reclaim memory, but kills no process. In v2, the kernel only
+        # throttles a group above this value. In v1, it rejects a limit below the memory in use.
         dropping = self.kernel.write_in_fork(f"{group[controller]}/{file}", str(memory_bytes))
         yield dropping, _RECLAIM_S
         # Stop the reclaiming here, even if it is incomplete, and then check the memory in use.
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(dropping, signal.SIGKILL)
-        yield dropping, _RECLAIM_S  # wait for the end of the process, after which it cannot write
+        yield dropping, _RECLAIM_S  # wait until the process has ended and cannot write any more
         os.close(dropping)
         for _scan in range(self.usage_reads - 1):
             if self.used(group) <= memory_bytes:
@@ -492,7 +497,9 @@ class Driver:
         try:
             self.kernel.kill(pid, signum)
         except (ProcessLookupError, PermissionError):
-            pass  # the process has ended or has another user; the caller lists the processes again
+            # The process has ended, or belongs to another user; the caller lists the processes
+            # again.
+            pass
 
     def remove_unused(self, group: Group) -> bool:
         """Removes groups if they have no process. Returns False if one is busy."""
@@ -500,7 +507,7 @@ class Driver:
 
     def remove(self, group: Group) -> Job:
         """Removes empty groups and their children, as a job. The job tries again while a group is
-        busy. A group that does not exist is no error.
+        busy. If a group does not exist, this is no error.
         """
         for path in dict.fromkeys(group.values()):
             while self._remove_tree(path):

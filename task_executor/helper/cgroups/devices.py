@@ -19,9 +19,10 @@ from typing import Any
 
 from task_executor.helper.protocol import expand
 
-_CALL = {"x86_64": 321, "aarch64": 280}.get(platform.machine(), 0)  # the system call bpf
-_LOAD, _ATTACH, _DETACH, _FD_BY_ID, _QUERY = 5, 8, 9, 13, 16  # enum bpf_cmd
-_PROGRAM_TYPE, _ATTACH_TYPE, _ALLOW_MULTI = 15, 6, 2  # BPF_PROG_TYPE_CGROUP_DEVICE etc.
+# The number of the system call bpf.
+_CALL = {"x86_64": 321, "aarch64": 280}.get(platform.machine(), 0)
+_LOAD, _ATTACH, _DETACH, _FD_BY_ID, _QUERY = 5, 8, 9, 13, 16  # numbers of the kernel's enum bpf_cmd
+_PROGRAM_TYPE, _ATTACH_TYPE, _ALLOW_MULTI = 15, 6, 2  # numbers of BPF_PROG_TYPE_CGROUP_DEVICE etc.
 _KINDS = {"b": 1, "c": 2}  # types of devices in struct bpf_cgroup_dev_ctx
 _IDS_MAX = 64  # maximum number of programs on one group, as in the kernel
 _R0, _R1, _TYPE, _MAJOR, _MINOR = range(5)  # registers
@@ -65,7 +66,7 @@ def _step(code: int, target: int = 0, source: int = 0, jump: int = 0, value: int
 def attach(directory: str, program: bytes) -> None:
     """Attaches `program` to a group, and detaches all other programs.
 
-    The function attaches the new program before it detaches the old program, so that the group
+    The function first attaches the new program, and then detaches the old program. So the group
     always has a filter. While both are attached, a device can be opened only if both programs allow
     it.
 
@@ -94,8 +95,8 @@ def _load(program: bytes) -> int:
     places = ctypes.addressof(code), ctypes.addressof(licence)
     count = len(program) // struct.calcsize("<BBhi")
     request = struct.pack("<IIQQ24x16s", _PROGRAM_TYPE, count, *places, b"finegrain")
-    # Before kernel 5.11, the memory of programs counts as locked memory, whose usual limit is 64
-    # KiB. So raise the limit for a moment.
+    # Before kernel 5.11, the memory of programs counts as locked memory. The usual limit of locked
+    # memory is 64 KiB. So raise the limit for a moment.
     before = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     with suppress(ValueError, OSError):  # a container may forbid a higher limit
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY,) * 2)

@@ -65,7 +65,7 @@ class V1(CgroupDriver):
                 if not (whole := self.kernel.read(f"{parent}/{file}")):
                     raise Fault("CARVE_FAILED", f"{parent}/{file} is empty")
                 self.put(f"{path}/{file}", whole)
-        # Without this setting, the limit of a slot does not count the memory of its tasks' groups.
+        # Without this setting, the limit of a slot would not count the memory of its tasks' groups.
         if "memory" in controllers:
             hierarchy = f"{path}/memory.use_hierarchy"
             with suppress(FileNotFoundError):
@@ -73,7 +73,7 @@ class V1(CgroupDriver):
                     self.put(hierarchy, "1")
 
     def is_reusable(self, group: Group, counters: Mapping[str, int]) -> bool:
-        """True if the group has no process, no OOM kill, no memory limit and hardly any memory.
+        """True: the group has no process, no OOM kill, no memory limit, and almost no memory.
 
         The count of OOM kills cannot be reset. Page cache of the ended task would count as memory
         of the next one.
@@ -185,8 +185,8 @@ class V1(CgroupDriver):
         again.
 
         If a cpu goes offline, v1 removes it from every group permanently. So the method first
-        copies the cpus of the parent group to each group above the slot. Then it writes those
-        wanted cpus that are online. On v2, the kernel itself does both steps.
+        copies the cpus of the parent group to each group above the slot. Then it writes the wanted
+        cpus that are online. On v2, the kernel itself does both steps.
         """
         base, slots = self.base["cpuset"], path.rpartition("/")[0]
         above = base.rpartition("/")[0]
@@ -203,14 +203,14 @@ class V1(CgroupDriver):
         here = expand(wanted) & expand(whole)
         cut = "" if here == expand(wanted) else ",".join(map(str, sorted(here)))
         # An empty `wanted` means no restriction. If no cpu of `wanted` is online, write `wanted`
-        # itself, so that the kernel rejects it.
+        # itself. The kernel will reject it.
         self.put(f"{path}/{file}", cut or wanted or whole)
 
     def _return_strays(self, group: Group, cpuset: str) -> None:
         """Moves processes back into their slot.
 
-        If a group loses its last cpu, the kernel moves its processes to the parent group, where all
-        cpus are allowed. The kernel never moves them back.
+        If a group loses its last cpu, the kernel moves its processes to the parent group. There
+        they may use all cpus. The kernel never moves them back.
         """
         above = cpuset.rpartition("/")[0]
         # scan several times, because processes may fork during a scan
@@ -224,10 +224,13 @@ class V1(CgroupDriver):
                 return
 
     def kill(self, group: Group, _supervisors: Iterable[int] = ()) -> Job:
-        """Freezes, kills and thaws a group, until it has no process and no zombie."""
+        """Freezes a group, kills its processes and thaws it. Repeats this until the group has no
+        process and no zombie.
+        """
         freezer = f"{group['freezer']}/freezer.state" if "freezer" in group else ""
         while self.pids(group, ()):
-            if not freezer or not self.kernel.exists(freezer):  # another program made the group
+            # The group was made by another program.
+            if not freezer or not self.kernel.exists(freezer):
                 yield from super().kill(group)
                 continue
             yield from self._frozen_kill(group, freezer)
@@ -252,7 +255,7 @@ class V1(CgroupDriver):
         except FileNotFoundError:
             return
         finally:
-            # Thaw the group after an error as well, because a frozen group never becomes empty.
+            # Thaw the group after an error, too: a frozen group never becomes empty.
             self.thaw(group)
 
     def thaw(self, group: Group) -> None:

@@ -138,7 +138,7 @@ class V2(CgroupDriver):
                 yield 0.005
         else:  # kernels before 5.14 have no cgroup.kill
             yield from super().kill(group)
-        # Wait for zombies too: the kernel counts a zombie as a process of the slot until it is
-        # reaped.
+        # Wait for zombies, too. Until a zombie is reaped, the kernel counts it as a process of the
+        # slot.
         while self.count(group, "unified", "pids.current"):
             yield 0.005

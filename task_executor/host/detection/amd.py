@@ -1,8 +1,8 @@
 """Reads AMD GPUs from the files of their kernel driver (amdgpu, with its component KFD).
 
 In KFD, both CPUs and GPUs are nodes of one topology, and a node with a GPU has a `gpu_id`. This
-module computes the UUID of a GPU from its unique id as ROCm does, so that ROCR_VISIBLE_DEVICES
-accepts the UUID.
+module computes the UUID of a GPU from its unique id, in the same way as ROCm. So
+ROCR_VISIBLE_DEVICES accepts the UUID.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _links(reader: TreeReader, gpus: Mapping[int, Gpu]) -> Iterator[GpuLink]:
             if link.get("type") != _XGMI or other not in gpus or other == node or pair in seen:
                 continue
             seen.add(pair)
-            # KFD does not report the number of lanes of a link, so each link counts as one.
+            # KFD does not report the number of lanes of a link. So each link counts as one lane.
             yield GpuLink(gpus[pair[0]].uuid, gpus[pair[1]].uuid, 1, False, None)
 
 

@@ -3,7 +3,7 @@ files.
 
 ``detect`` reads the online CPUs first, and removes offline CPUs from all other data. Allowed CPUs
 are the CPUs that are online, in the effective cpuset and in the affinity of this process. The
-content of a file never causes an error: a value that cannot be read is unknown, and a contradiction
+content of a file never causes an error. A value that cannot be read is unknown, and a contradiction
 adds a warning.
 """
 

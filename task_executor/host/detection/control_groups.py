@@ -33,12 +33,12 @@ class _Mount:
     """A mounted hierarchy. ``flavour`` determines the names of its files."""
 
     directory: str  # path relative to the root, without a slash at the start or the end
-    flavour: str  # v1, noprefix or v2
+    flavour: str  # one of v1, noprefix and v2
     controllers: frozenset[str]
 
 
 def read_limits(reader: TreeReader) -> Limits:
-    """Returns the limits of this process's control groups; None for each limit that is not set."""
+    """Returns the limits of this process's control groups; None: a limit is not set."""
     mounts, version = _mounts(reader)
     groups = _groups(reader)
     cpuset = _cpuset(reader, mounts, groups)
@@ -60,8 +60,8 @@ def read_limits(reader: TreeReader) -> Limits:
 def read_affinity(reader: TreeReader) -> tuple[CpuSet | None, NodeSet | None]:
     """Returns the CPUs and memory nodes that the kernel allows this process.
 
-    The source is /proc/self/status. This file also shows restrictions that are not in cgroup files:
-    an affinity that the service manager has set, and a cpuset outside of the namespace.
+    The source is /proc/self/status. This file also shows two restrictions that are not in cgroup
+    files: an affinity that the service manager has set, and a cpuset outside of the namespace.
     """
     found: dict[str, CpuSet] = {}
     for line in reader.lines("proc/self/status"):
@@ -165,7 +165,7 @@ def _cpuset(reader: TreeReader, mounts: list[_Mount], groups: dict[str, str]) ->
     cpu_files, node_files = _CPUSET_FILES[mount.flavour]
     for group, directory in _ancestry(mount, path):
         cpus = _first_set(reader, directory, cpu_files)
-        # A v1 group that is not initialized has an empty set, so no process can be in it.
+        # A v1 group that is not initialized has an empty set. So it cannot contain a process.
         if cpus:
             return _Cpuset(group, directory, cpus, _first_set(reader, directory, node_files))
     return None

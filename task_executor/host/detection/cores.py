@@ -1,11 +1,11 @@
 """Finds which CPUs form a core, package, die or cluster, and which CPUs share a level 3 cache.
 
-The sets come from sibling maps and not from ids, because a core_id can repeat within a package, and
-package ids may be -1 or equal. Threads that the kernel reports as siblings count as one core. On
-AMD Bulldozer, siblings are two cores of a module that share the front end and the floating point
-unit. These two cores must count as one core, because different slots with dedicated cpus must not
-share a module. If the kernel does not report a level, the result is the simplest layout (each CPU
-is a core, and there is one package), with a warning.
+The sets come from sibling maps and not from ids: a core_id can repeat within a package, and package
+ids may be -1 or equal. Threads that the kernel reports as siblings count as one core. On AMD
+Bulldozer, siblings are two cores of a module that share the front end and the floating point unit.
+These two cores must count as one core: different slots with dedicated cpus must not share a module.
+If the kernel does not report a level, the result is the simplest layout, with a warning: each CPU
+is a core, and there is one package.
 """
 
 import re
@@ -50,7 +50,8 @@ class Layout:
 
 def read_layout(reader: TreeReader, online: CpuSet) -> Layout:
     """Returns the grouping of the online CPUs, with warnings for levels that are not reported."""
-    # Find the cores first, then the packages. A cpu that is in no map counts as a separate core.
+    # Find the cores first, then the packages. A cpu that is in no sibling map counts as a separate
+    # core.
     core_maps = _maps(reader, online, "core_cpus", "thread_siblings")
     cores = _partition(reader, core_maps, "core")
     # Every cpu must be in exactly one core, so that no cpu is lost or counted twice.
@@ -97,7 +98,7 @@ def _maps(reader: TreeReader, online: CpuSet, *names: str) -> dict[int, CpuSet]:
     for cpu in online:
         siblings = _siblings(reader, cpu, names) & online
         if siblings:
-            # The map of a CPU must contain the CPU itself, so add the CPU if it is missing.
+            # The map of a CPU must contain the CPU itself. Add the CPU if it is missing.
             found[cpu] = siblings | CpuSet.of(cpu)
     return found
 
@@ -180,7 +181,7 @@ def _l3_groups(reader: TreeReader, online: CpuSet, cores: Iterable[CpuSet]) -> t
                 continue
             if not cpus.isdisjoint(taken):
                 reader.warn(f"level 3 cache maps contradict one another around CPU {cpu}")
-                # Remove CPUs that are already in another group, so that no CPU counts twice.
+                # Remove CPUs that are already in another group. So no CPU counts twice.
                 cpus = cpus - taken
             if cpu in cpus:
                 groups[cpus] = L3Group(cpus, _size(reader.text(f"{path}/size")))

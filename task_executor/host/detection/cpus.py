@@ -2,8 +2,8 @@
 
 Maps of siblings, caches, nodes and PCI devices may name CPUs that are offline or do not exist. So
 callers use only the online CPUs of each map. The files ``present`` and ``possible`` and the highest
-CPU number do not show how many CPUs are online. This module does not use the file ``offline``,
-because the file also lists possible CPUs that do not exist.
+CPU number do not show how many CPUs are online. This module does not use the file ``offline``: it
+also lists possible CPUs that do not exist.
 """
 
 from dataclasses import dataclass
@@ -54,7 +54,8 @@ def _online(reader: TreeReader, directories: CpuSet) -> tuple[CpuSet, str]:
     listed = reader.cpu_list(f"{CPU}/online")
     if listed:
         return listed, f"{CPU}/online"
-    # A CPU without the file `online` cannot be taken offline (cpu0 on x86), so it is online.
+    # A CPU without the file `online`, such as cpu0 on x86, cannot be taken offline. So it is
+    # online.
     flags = {cpu: reader.integer(f"{CPU}/cpu{cpu}/online") for cpu in directories}
     flagged = CpuSet(cpu for cpu, flag in flags.items() if flag != 0)
     if flagged:

@@ -2,8 +2,8 @@
 
 The NUMA node of a GPU is the node of its PCI device. The driver's CPU affinity contains only CPUs
 in the cpuset of the caller, so it can be empty for a GPU of another socket. On some hosts, the
-driver reports the NUMA node of the GPU's own memory. Such a node has no CPUs, so this module does
-not use it.
+driver reports the NUMA node of the GPU's own memory. Such a node has no CPUs. So this module does
+not use the node.
 """
 
 import dataclasses

@@ -58,7 +58,8 @@ def _by_design(reader: TreeReader, capacities: dict[int, int]) -> dict[int, int]
     """
     designs = {cpu: reader.hexadecimal(f"{CPU}/cpu{cpu}/{_MIDR}") for cpu in capacities}
     kinds = set(designs.values())
-    # If there are more capacities than designs, equal cores have different clock frequencies.
+    # If there are more capacities than designs, cores of the same design have different clock
+    # frequencies.
     if None in kinds or not 1 < len(kinds) < len(set(capacities.values())):
         return capacities
     best: dict[int | None, int] = {}

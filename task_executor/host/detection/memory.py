@@ -1,6 +1,6 @@
 """Reads the memory and the huge pages of the machine and of each NUMA node. The amount of memory is
-MemTotal, not MemFree. Huge pages that are set aside are not part of normal memory, so this module
-counts them separately by size. Old kernels report the number of huge pages only in meminfo files,
+MemTotal, not MemFree. Huge pages that are set aside are not part of normal memory. So this module
+counts them separately, by size. Old kernels report the number of huge pages only in meminfo files,
 and the size only in /proc/meminfo.
 """
 

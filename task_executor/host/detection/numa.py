@@ -1,10 +1,10 @@
 """Reads the NUMA nodes: CPUs, memory, huge pages, distances, and the nearest CPUs of each node.
 
-Node ids may have gaps. A node exists if sysfs has a directory for it, such as `node0`. This module
-does not derive nodes from packages, because a package and a node are different things. Nodes
-without CPUs (HBM, persistent memory, CXL, GPU memory) and nodes without memory are allowed. If
-several nodes contain the same CPU, the firmware is wrong, and it is unknown which CPUs belong to
-which node. So the host then counts as one node with the memory of all nodes.
+Node ids may have gaps. A node exists if sysfs has its directory, such as `node0`. This module does
+not derive nodes from packages, because a package and a node are different things. Nodes without
+CPUs (HBM, persistent memory, CXL, GPU memory) and nodes without memory are allowed. If several
+nodes contain the same CPU, the firmware is wrong. Then it is not known which CPUs belong to which
+node. So the host then counts as one node with the memory of all nodes.
 """
 
 import dataclasses
@@ -60,7 +60,7 @@ def read_nodes(
 
 def merge(nodes: Sequence[NumaNode], online: CpuSet) -> NumaNode:
     """Returns one node that replaces all nodes, with all CPUs and the memory of usable nodes."""
-    # Do not count memory of nodes that the cpuset forbids, because slots could not use this memory.
+    # Do not count the memory of nodes that the cpuset forbids. Slots could not use this memory.
     usable = [node for node in nodes if node.memory_allowed] or list(nodes)
     known = [node.memory_bytes for node in usable if node.memory_bytes is not None]
     counts: dict[int, int] = {}
@@ -182,9 +182,9 @@ def _nearest_cpus(reader: TreeReader, node: NumaNode, nodes: dict[int, NumaNode]
 def distance(node: NumaNode, to_id: int, node_ids: Sequence[int]) -> int | None:
     """Returns the distance from a node to another node; None if it is unknown.
 
-    The columns of the file correspond to the ids of the online nodes. If the number of columns and
-    nodes differs (for example because the file includes offline nodes), the columns cannot be
-    assigned to nodes.
+    The columns of the file correspond to the ids of the online nodes. The number of columns may
+    differ from the number of nodes, for example because the file includes offline nodes. Then the
+    columns cannot be assigned to nodes.
 
     Args:
         node: the node from which the distance is measured.

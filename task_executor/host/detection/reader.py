@@ -1,6 +1,6 @@
 """Reads the small files of /sys and /proc below a root directory.
 
-The value of a file that does not exist, cannot be read, is too large or is malformed is None. A
+If a file does not exist, cannot be read, is too large or is malformed, its value is None. A
 malformed or too large file adds a warning. All detection reads files with this class, so a
 directory with recorded files can replace a real machine.
 """
@@ -54,7 +54,7 @@ class TreeReader:
                 alike.append(message)
 
     def text(self, path: str) -> str | None:
-        """Returns the file's content without surrounding white space, or None."""
+        """Returns the file's content without surrounding white space; None: it has no value."""
         try:
             with open(self._absolute(path), "rb", buffering=0) as file:
                 # Read one byte more than allowed, to find out whether the file is too large.

@@ -16,10 +16,9 @@ Known forms of `cpu_manager_state`:
     1.10 to 1.19  the fields of 1.9 within `Data`, and a checksum
     1.20 on       device ids by NUMA node
 
-Checksums are not verified, because a kubelet computes them from the printed form of Go structures,
-and this form differs between versions. A kubelet (except 1.8 and 1.9) replaces its files
-atomically, so these parsers accept a file as complete if they can parse it and its content is
-consistent.
+Checksums are not verified: a kubelet computes them from the printed form of Go structures, and this
+form differs between versions. But a kubelet (except 1.8 and 1.9) replaces its files atomically. So
+these parsers accept a file as complete if they can parse it and its content is consistent.
 """
 
 from __future__ import annotations

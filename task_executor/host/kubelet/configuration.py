@@ -35,8 +35,9 @@ _NO_YAML: Final = (
     ArithmeticError,
     RecursionError,
 )
-"""Errors that YAML constructors raise, in addition to YAML errors, if a value does not match its
-tag."""
+"""YAML constructors raise these errors, in addition to YAML errors, if a value does not match its
+tag.
+"""
 _MAPS: Final = frozenset({"cpuManagerPolicyOptions", "kubeReserved", "systemReserved"})
 
 
@@ -202,7 +203,7 @@ def _reserved_milli(settings: Mapping[str, Any], notes: list[str]) -> int:
     together = 0
     for key in ("kubeReserved", "systemReserved"):
         value = _map(settings, key, notes).get("cpu", "0")
-        # If there is no entry for cpu, no cpu is reserved, which is not an error.
+        # If there is no entry for cpu, no cpu is reserved. This is no error.
         amount = cpu_milli(value)
         if amount is None:
             notes.append(f"the kubelet's {key} has cpu {str(value)[:40]!r}, not an amount: ignored")

@@ -143,7 +143,7 @@ def _devices(found: KubeletTexts, before: _Known, notes: list[str]) -> tuple[Kub
     if DEVICE_STATE in found.failures:
         notes.append(f"the kubelet's {found.failures[DEVICE_STATE]}")
         return before.devices
-    return ()  # a kubelet without plug-ins for devices has no such file
+    return ()  # a kubelet without plug-ins for devices does not have this file
 
 
 def _configuration(found: KubeletTexts, before: _Known, notes: list[str]) -> KubeletConfiguration:
@@ -252,7 +252,8 @@ def _containers(
         notes.append(f"the kubelet's {CPU_STATE} assigns cpus under policy {cpus.policy}")
     held = dict(memory.containers) if memory else {}
     for pod in [pod for pod, container in held if not container]:
-        # If a whole pod has memory, its containers use this memory, so they are not counted again.
+        # If memory is given to a whole pod, its containers use this memory. So do not count the
+        # containers again.
         held = {key: sizes for key, sizes in held.items() if key[0] != pod or not key[1]}
     keys = {*pinned, *held}
     containers = tuple(

@@ -29,7 +29,7 @@ class KubeletContainer:
     """A container to which the kubelet has given dedicated cpus or memory."""
 
     pod_uid: str  # empty if the checkpoint names only containers, not pods
-    container: str  # name or id; empty: the whole pod
+    container: str  # name or id of the container; empty: the whole pod
     cpus: CpuSet = EMPTY
     memory_bytes: tuple[tuple[int, int], ...] = ()  # by NUMA node, ascending
 
@@ -43,7 +43,7 @@ class KubeletDevices:
 
     pod_uid: str
     container: str
-    resource: str  # such as nvidia.com/gpu
+    resource: str  # for example nvidia.com/gpu
     ids: frozenset[str]
 
 
@@ -56,7 +56,7 @@ class KubeletState:
     system.
     """
 
-    cpu_manager_policy: str = ""  # "none", "static"; empty: not known
+    cpu_manager_policy: str = ""  # "none" or "static"; empty: it is not known
     cpu_manager_options: tuple[tuple[str, str], ...] = ()  # sorted by name
     topology_manager_policy: str = ""
     topology_manager_scope: str = ""
@@ -78,11 +78,11 @@ class KubeletState:
         """The kubelet's settings that apply to slots.
 
         The options of the cpu manager apply only under the static policy. The defaults of a kubelet
-        (no alignment, no requirements) do not count as settings, so that a setting of the cluster
-        can apply. Reserved cpus stay in the shared pool unless they are reserved strictly.
+        (no alignment, no requirements) do not count as settings. So a setting of the cluster can
+        apply. Reserved cpus stay in the shared pool unless they are reserved strictly.
         """
         static = self.cpu_manager_policy == STATIC
-        # An option that has no effect in the kubelet must not apply to slots.
+        # If an option has no effect in the kubelet, it must not apply to slots.
         options = {name for name, value in self.cpu_manager_options if static and value == "true"}
         return HostPolicy(
             bind=HostBindPolicy.FULL_PCPUS_ONLY if FULL_PCPUS_ONLY in options else None,
@@ -105,7 +105,8 @@ class KubeletState:
 
 
 def alignment_of(word: str) -> NumaPolicy | None:
-    """Returns the NUMA policy for a topology manager policy; None for "none" and unknown words.
+    """Returns the NUMA policy for a topology manager policy; None: the policy is "none" or an
+    unknown word.
 
     The function accepts the words of the kubelet's configuration, such as single-numa-node. It also
     accepts the words of node reports, which include the scope, such as SingleNUMANodePodLevel.
