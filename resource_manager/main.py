@@ -227,7 +227,7 @@ async def _resource_manager(options: ResourceManagerOptions) -> AsyncIterator[_R
         components = await make_components(options, state_dir, stack)
         runner, metrics = components.runner, components.metrics
         links = ExecutorLinks(runner, metrics, LinkOptions(components.own, components.proofs))
-        hub = WatchHub(runner, metrics)
+        hub = WatchHub(runner, metrics, components.tokens)
         # Stage 2: bind the port. Callers get UNAVAILABLE until this process leads.
         identities = Identities(components)
         server = make_server(components, hub, identities.calls)

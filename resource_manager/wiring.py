@@ -17,6 +17,7 @@ from finegrain.errors import ConfigurationError, InvalidArgument, Unavailable
 from finegrain.metrics_http import MetricsServer
 from finegrain.rpc.access import CLUSTER_ACCESS, IDENTITY_ACCESS, RESOURCE_MANAGER_ACCESS
 from finegrain.rpc.addresses import check_dialable, format_address, parse_address
+from finegrain.rpc.allocation_tokens import TokenSigner
 from finegrain.rpc.own_certificate import OwnCertificate
 from finegrain.rpc.server import GuardedServer
 from finegrain.rpc.trust import Trust
@@ -67,6 +68,7 @@ class Components:
     own: OwnCertificate
     members: Members
     proofs: EpochProofs
+    tokens: TokenSigner
     metrics: ResourceManagerMetrics
     store: Store
     driver: EngineDriver
@@ -90,6 +92,7 @@ class Servicer(JobCalls, ExecutorCalls, ResourceManagerServiceServicer):
             components.owners,
             components.settings,
             components.metrics,
+            tokens=components.tokens,
             limits=limits,
         )
         ExecutorCalls.__init__(
@@ -176,6 +179,7 @@ async def make_components(
         own=own,
         members=Members(runner, now_ms),
         proofs=EpochProofs(own_files.authority, own),
+        tokens=TokenSigner(own),
         metrics=metrics,
         store=store,
         driver=driver,

@@ -172,12 +172,14 @@ read = Reader(
                 "expected_run_time_s": "request.expected_run_time",
                 "count": Via("count", _at_least_one),
             },
+            unread="token",
         ),
         Reading(
             status.JobEvent,
             rm.JobEvent,
             {"count": Via("count", _at_least_one)},
             kept="from_snapshot",
+            unread="token",
         ),
         Reading(
             status.ExecutorStatus,

@@ -18,6 +18,8 @@ KIB = 1024
 LARGE_BYTES = 4 * KIB * KIB
 TASK_BYTES = 256 * KIB
 SMALL_BYTES = 64 * KIB
+TOKEN_KEY = "finegrain-allocation-token-bin"
+"""Name of the metadata entry in which a job master shows an allocation token."""
 
 Roles = frozenset[Role]
 AccessTable = Mapping[str, Roles]
@@ -54,6 +56,7 @@ RESOURCE_MANAGER_ACCESS = table_of(
             "ReuseSlots",
             "ResizeSlot",
             "WatchJob",
+            "GetAllocationToken",
         ),
         READERS: ("Explain",),
         EXECUTORS: ("RegisterExecutor", "ReportSlots"),

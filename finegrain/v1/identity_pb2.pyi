@@ -87,6 +87,75 @@ class EpochProof(google.protobuf.message.Message):
 global___EpochProof = EpochProof
 
 @typing.final
+class AllocationToken(google.protobuf.message.Message):
+    """Proof that a slot, or the output of a job's tasks on one executor, belongs to an identity. A job master shows this
+    message to the executor, serialized, in the metadata entry "finegrain-allocation-token-bin" of its calls.
+
+    A token is valid only for a caller with the certificate of the owner. It has no expiry: it is valid as long as the
+    executor has the slot with this generation, or the output. It stays valid when the executor or the RM restarts, and
+    when another RM takes over. If the cluster's authority was replaced since, the job master gets a new token with
+    ResourceManagerService.GetAllocationToken.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CLAIMS_FIELD_NUMBER: builtins.int
+    CERTIFICATE_FIELD_NUMBER: builtins.int
+    SIGNATURE_FIELD_NUMBER: builtins.int
+    claims: builtins.bytes
+    """A serialized AllocationClaims."""
+    certificate: builtins.str
+    """Certificate of the resource manager as PEM text. The certificate may have expired since the RM signed."""
+    signature: builtins.bytes
+    """The resource manager's ECDSA signature (SHA-256, DER) of the text "finegrain allocation CLUSTER " and the bytes of
+    `claims`.
+    """
+    def __init__(
+        self,
+        *,
+        claims: builtins.bytes = ...,
+        certificate: builtins.str = ...,
+        signature: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["certificate", b"certificate", "claims", b"claims", "signature", b"signature"]) -> None: ...
+
+global___AllocationToken = AllocationToken
+
+@typing.final
+class AllocationClaims(google.protobuf.message.Message):
+    """What a resource manager states in an allocation token."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EXECUTOR_ID_FIELD_NUMBER: builtins.int
+    JOB_ID_FIELD_NUMBER: builtins.int
+    OWNER_FIELD_NUMBER: builtins.int
+    ALLOCATION_ID_FIELD_NUMBER: builtins.int
+    GENERATION_FIELD_NUMBER: builtins.int
+    executor_id: builtins.str
+    """The executor that must accept the token."""
+    job_id: builtins.str
+    """The job."""
+    owner: builtins.str
+    """Identity that owns the job, as `ROLE/NAME`."""
+    allocation_id: builtins.str
+    """The slot. Empty: the token only allows to list the job's tasks on the executor and to read their output."""
+    generation: builtins.int
+    """Generation of the slot; 0 if `allocation_id` is empty."""
+    def __init__(
+        self,
+        *,
+        executor_id: builtins.str = ...,
+        job_id: builtins.str = ...,
+        owner: builtins.str = ...,
+        allocation_id: builtins.str = ...,
+        generation: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "executor_id", b"executor_id", "generation", b"generation", "job_id", b"job_id", "owner", b"owner"]) -> None: ...
+
+global___AllocationClaims = AllocationClaims
+
+@typing.final
 class RenewCertificateRequest(google.protobuf.message.Message):
     """Asks for a new certificate with the same key."""
 

@@ -651,6 +651,54 @@ class JobSnapshot(google.protobuf.message.Message):
 global___JobSnapshot = JobSnapshot
 
 @typing.final
+class GetAllocationTokenRequest(google.protobuf.message.Message):
+    """Asks for an allocation token."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    EXECUTOR_ID_FIELD_NUMBER: builtins.int
+    ALLOCATION_ID_FIELD_NUMBER: builtins.int
+    GENERATION_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    """The job."""
+    executor_id: builtins.str
+    """The executor."""
+    allocation_id: builtins.str
+    """The slot. Empty: the token only allows to list the job's tasks on the executor and to read their output."""
+    generation: builtins.int
+    """Generation of the slot; 0 if `allocation_id` is empty."""
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        executor_id: builtins.str = ...,
+        allocation_id: builtins.str = ...,
+        generation: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "executor_id", b"executor_id", "generation", b"generation", "job_id", b"job_id"]) -> None: ...
+
+global___GetAllocationTokenRequest = GetAllocationTokenRequest
+
+@typing.final
+class GetAllocationTokenResponse(google.protobuf.message.Message):
+    """The allocation token."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TOKEN_FIELD_NUMBER: builtins.int
+    token: builtins.bytes
+    """A serialized AllocationToken (identity.proto)."""
+    def __init__(
+        self,
+        *,
+        token: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["token", b"token"]) -> None: ...
+
+global___GetAllocationTokenResponse = GetAllocationTokenResponse
+
+@typing.final
 class JobEvent(google.protobuf.message.Message):
     """One thing that happened to one request of a job."""
 
@@ -664,6 +712,7 @@ class JobEvent(google.protobuf.message.Message):
     MESSAGE_FIELD_NUMBER: builtins.int
     SLOT_FIELD_NUMBER: builtins.int
     COUNT_FIELD_NUMBER: builtins.int
+    TOKEN_FIELD_NUMBER: builtins.int
     sequence: builtins.int
     """Number of the event within the job: 1, 2, 3, ..."""
     allocation_id: builtins.str
@@ -680,6 +729,10 @@ class JobEvent(google.protobuf.message.Message):
     count: builtins.int
     """Number of members of a range that the event is about: the member in `allocation_id` and the members with the next
     indexes. All these members were waiting. 0 and 1: only the member in `allocation_id`.
+    """
+    token: builtins.bytes
+    """With GRANTED: the allocation token of the slot, a serialized AllocationToken (identity.proto). The job master shows
+    it to the executor in all calls about this slot and its tasks.
     """
     @property
     def event_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
@@ -700,9 +753,10 @@ class JobEvent(google.protobuf.message.Message):
         message: builtins.str = ...,
         slot: finegrain.v1.slots_pb2.SlotStatus | None = ...,
         count: builtins.int = ...,
+        token: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["event_time", b"event_time", "slot", b"slot"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "count", b"count", "event_time", b"event_time", "message", b"message", "reason", b"reason", "sequence", b"sequence", "slot", b"slot", "state", b"state"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "count", b"count", "event_time", b"event_time", "message", b"message", "reason", b"reason", "sequence", b"sequence", "slot", b"slot", "state", b"state", "token", b"token"]) -> None: ...
 
 global___JobEvent = JobEvent
 
@@ -727,6 +781,7 @@ class RequestStatus(google.protobuf.message.Message):
     GANG_FIELD_NUMBER: builtins.int
     COUNT_FIELD_NUMBER: builtins.int
     RANGE_ID_FIELD_NUMBER: builtins.int
+    TOKEN_FIELD_NUMBER: builtins.int
     allocation_id: builtins.str
     """Identity of the request."""
     job_id: builtins.str
@@ -758,6 +813,8 @@ class RequestStatus(google.protobuf.message.Message):
     """The range that the request is a member of; empty: none. Do not infer the range from the allocation id: a request
     outside ranges may have an id of the same form.
     """
+    token: builtins.bytes
+    """Only in the snapshots of WatchJob, if the request has a slot: the allocation token of the slot, as in JobEvent."""
     @property
     def profile(self) -> finegrain.v1.resources_pb2.ResourceProfile:
         """The requested profile; absent: the request is unknown."""
@@ -800,9 +857,10 @@ class RequestStatus(google.protobuf.message.Message):
         gang: finegrain.v1.slots_pb2.Gang | None = ...,
         count: builtins.int = ...,
         range_id: builtins.str = ...,
+        token: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["create_time", b"create_time", "end_time", b"end_time", "gang", b"gang", "profile", b"profile", "request", b"request", "slot", b"slot"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "arrival_number", b"arrival_number", "count", b"count", "create_time", b"create_time", "end_time", b"end_time", "gang", b"gang", "generation", b"generation", "job_id", b"job_id", "job_name", b"job_name", "profile", b"profile", "range_id", b"range_id", "reason", b"reason", "request", b"request", "slot", b"slot", "state", b"state"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "arrival_number", b"arrival_number", "count", b"count", "create_time", b"create_time", "end_time", b"end_time", "gang", b"gang", "generation", b"generation", "job_id", b"job_id", "job_name", b"job_name", "profile", b"profile", "range_id", b"range_id", "reason", b"reason", "request", b"request", "slot", b"slot", "state", b"state", "token", b"token"]) -> None: ...
 
 global___RequestStatus = RequestStatus
 

@@ -104,6 +104,11 @@ class ResourceManagerServiceStub(object):
                 request_serializer=finegrain_dot_v1_dot_resource__manager__pb2.WatchJobRequest.SerializeToString,
                 response_deserializer=finegrain_dot_v1_dot_resource__manager__pb2.WatchJobResponse.FromString,
                 _registered_method=True)
+        self.GetAllocationToken = channel.unary_unary(
+                '/finegrain.v1.ResourceManagerService/GetAllocationToken',
+                request_serializer=finegrain_dot_v1_dot_resource__manager__pb2.GetAllocationTokenRequest.SerializeToString,
+                response_deserializer=finegrain_dot_v1_dot_resource__manager__pb2.GetAllocationTokenResponse.FromString,
+                _registered_method=True)
         self.Explain = channel.unary_unary(
                 '/finegrain.v1.ResourceManagerService/Explain',
                 request_serializer=finegrain_dot_v1_dot_resource__manager__pb2.ExplainRequest.SerializeToString,
@@ -236,6 +241,14 @@ class ResourceManagerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetAllocationToken(self, request, context):
+        """Returns a token for the executor of a slot of the caller's job, or for the output of the job's tasks on an executor.
+        A job master needs this only if an executor refuses the token from WatchJob, or if it has not watched the job.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Explain(self, request, context):
         """Explains why a request waits (or how it ended), and the smallest change with which the request would fit now. The
         answer is true only at the moment when the RM gives it, and the call reserves nothing.
@@ -306,6 +319,11 @@ def add_ResourceManagerServiceServicer_to_server(servicer, server):
                     servicer.WatchJob,
                     request_deserializer=finegrain_dot_v1_dot_resource__manager__pb2.WatchJobRequest.FromString,
                     response_serializer=finegrain_dot_v1_dot_resource__manager__pb2.WatchJobResponse.SerializeToString,
+            ),
+            'GetAllocationToken': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetAllocationToken,
+                    request_deserializer=finegrain_dot_v1_dot_resource__manager__pb2.GetAllocationTokenRequest.FromString,
+                    response_serializer=finegrain_dot_v1_dot_resource__manager__pb2.GetAllocationTokenResponse.SerializeToString,
             ),
             'Explain': grpc.unary_unary_rpc_method_handler(
                     servicer.Explain,
@@ -591,6 +609,33 @@ class ResourceManagerService(object):
             '/finegrain.v1.ResourceManagerService/WatchJob',
             finegrain_dot_v1_dot_resource__manager__pb2.WatchJobRequest.SerializeToString,
             finegrain_dot_v1_dot_resource__manager__pb2.WatchJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetAllocationToken(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/finegrain.v1.ResourceManagerService/GetAllocationToken',
+            finegrain_dot_v1_dot_resource__manager__pb2.GetAllocationTokenRequest.SerializeToString,
+            finegrain_dot_v1_dot_resource__manager__pb2.GetAllocationTokenResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -131,6 +131,14 @@ class ResourceManagerServiceStub:
     Then watch from 0: such a stream begins with a snapshot.
     """
 
+    GetAllocationToken: grpc.UnaryUnaryMultiCallable[
+        finegrain.v1.resource_manager_pb2.GetAllocationTokenRequest,
+        finegrain.v1.resource_manager_pb2.GetAllocationTokenResponse,
+    ]
+    """Returns a token for the executor of a slot of the caller's job, or for the output of the job's tasks on an executor.
+    A job master needs this only if an executor refuses the token from WatchJob, or if it has not watched the job.
+    """
+
     Explain: grpc.UnaryUnaryMultiCallable[
         finegrain.v1.resource_manager_pb2.ExplainRequest,
         finegrain.v1.resource_manager_pb2.ExplainResponse,
@@ -264,6 +272,14 @@ class ResourceManagerServiceAsyncStub:
     """Streams the events of a job's requests and slots, numbered without gaps. An open stream renews the lease. To
     resume, send the number of the last processed event plus 1. OUT_OF_RANGE means that the RM has deleted this event.
     Then watch from 0: such a stream begins with a snapshot.
+    """
+
+    GetAllocationToken: grpc.aio.UnaryUnaryMultiCallable[
+        finegrain.v1.resource_manager_pb2.GetAllocationTokenRequest,
+        finegrain.v1.resource_manager_pb2.GetAllocationTokenResponse,
+    ]
+    """Returns a token for the executor of a slot of the caller's job, or for the output of the job's tasks on an executor.
+    A job master needs this only if an executor refuses the token from WatchJob, or if it has not watched the job.
     """
 
     Explain: grpc.aio.UnaryUnaryMultiCallable[
@@ -417,6 +433,16 @@ class ResourceManagerServiceServicer(metaclass=abc.ABCMeta):
         """Streams the events of a job's requests and slots, numbered without gaps. An open stream renews the lease. To
         resume, send the number of the last processed event plus 1. OUT_OF_RANGE means that the RM has deleted this event.
         Then watch from 0: such a stream begins with a snapshot.
+        """
+
+    @abc.abstractmethod
+    def GetAllocationToken(
+        self,
+        request: finegrain.v1.resource_manager_pb2.GetAllocationTokenRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[finegrain.v1.resource_manager_pb2.GetAllocationTokenResponse, collections.abc.Awaitable[finegrain.v1.resource_manager_pb2.GetAllocationTokenResponse]]:
+        """Returns a token for the executor of a slot of the caller's job, or for the output of the job's tasks on an executor.
+        A job master needs this only if an executor refuses the token from WatchJob, or if it has not watched the job.
         """
 
     @abc.abstractmethod

@@ -99,7 +99,9 @@ class SlotAllocation(google.protobuf.message.Message):
     offer it.
     """
     owner: builtins.str
-    """Identity of the job's owner, as `ROLE/NAME`. Only this caller may use the slot."""
+    """Identity of the job's owner, as `ROLE/NAME`. The executor offers the slot only to a server with the certificate of
+    this identity. It gives no right to use the slot: callers show an allocation token.
+    """
     @property
     def slot(self) -> finegrain.v1.slots_pb2.SlotStatus:
         """Identity, generation, job, profile, booked memory, caps and cpus; `state` is ignored."""

@@ -41,9 +41,12 @@ class TaskExecutorServiceStub(object):
     - "STALE_EPOCH": the epoch is lower than the highest epoch that the executor has seen;
     - "STALE_REGISTRATION": the command is for another registration of the executor.
 
-    Job masters run tasks in the slots of their jobs. The caller's identity must be the owner of the job; otherwise the
-    call fails with PERMISSION_DENIED, reason "NOT_OWNER". Administrators (role `operator`) may also cancel, watch and
-    list the tasks of other jobs.
+    Job masters run tasks in the slots of their jobs. In the metadata of each call, a job master shows an allocation token
+    (AllocationToken in identity.proto), which an RM has signed and sent with WatchJob. ListTasks, and WatchTask without
+    `holder`, need any token of the job for this executor. All other calls need the token of the slot. If the token is
+    missing, not signed by an RM of this cluster, or not for this object, the call fails with PERMISSION_DENIED, reason
+    "TOKEN_REFUSED". If the token is for another owner than the caller, the reason is "NOT_OWNER". Administrators (role
+    `operator`) may cancel, watch and list the tasks of all jobs without a token.
 
     An executor in another language must register (ResourceManagerService.RegisterExecutor), serve this service, check
     every item of AllocateSlots against its own table of slots, number its states (SlotReport.report_number), and send
@@ -134,9 +137,12 @@ class TaskExecutorServiceServicer(object):
     - "STALE_EPOCH": the epoch is lower than the highest epoch that the executor has seen;
     - "STALE_REGISTRATION": the command is for another registration of the executor.
 
-    Job masters run tasks in the slots of their jobs. The caller's identity must be the owner of the job; otherwise the
-    call fails with PERMISSION_DENIED, reason "NOT_OWNER". Administrators (role `operator`) may also cancel, watch and
-    list the tasks of other jobs.
+    Job masters run tasks in the slots of their jobs. In the metadata of each call, a job master shows an allocation token
+    (AllocationToken in identity.proto), which an RM has signed and sent with WatchJob. ListTasks, and WatchTask without
+    `holder`, need any token of the job for this executor. All other calls need the token of the slot. If the token is
+    missing, not signed by an RM of this cluster, or not for this object, the call fails with PERMISSION_DENIED, reason
+    "TOKEN_REFUSED". If the token is for another owner than the caller, the reason is "NOT_OWNER". Administrators (role
+    `operator`) may cancel, watch and list the tasks of all jobs without a token.
 
     An executor in another language must register (ResourceManagerService.RegisterExecutor), serve this service, check
     every item of AllocateSlots against its own table of slots, number its states (SlotReport.report_number), and send
@@ -341,9 +347,12 @@ class TaskExecutorService(object):
     - "STALE_EPOCH": the epoch is lower than the highest epoch that the executor has seen;
     - "STALE_REGISTRATION": the command is for another registration of the executor.
 
-    Job masters run tasks in the slots of their jobs. The caller's identity must be the owner of the job; otherwise the
-    call fails with PERMISSION_DENIED, reason "NOT_OWNER". Administrators (role `operator`) may also cancel, watch and
-    list the tasks of other jobs.
+    Job masters run tasks in the slots of their jobs. In the metadata of each call, a job master shows an allocation token
+    (AllocationToken in identity.proto), which an RM has signed and sent with WatchJob. ListTasks, and WatchTask without
+    `holder`, need any token of the job for this executor. All other calls need the token of the slot. If the token is
+    missing, not signed by an RM of this cluster, or not for this object, the call fails with PERMISSION_DENIED, reason
+    "TOKEN_REFUSED". If the token is for another owner than the caller, the reason is "NOT_OWNER". Administrators (role
+    `operator`) may cancel, watch and list the tasks of all jobs without a token.
 
     An executor in another language must register (ResourceManagerService.RegisterExecutor), serve this service, check
     every item of AllocateSlots against its own table of slots, number its states (SlotReport.report_number), and send

@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
-from finegrain.errors import InvalidArgument, Reason
+from finegrain.errors import InvalidArgument, NotFound, Reason
 from finegrain.ids import check_id, check_text
 from finegrain.join_token import sha256_hex
 from finegrain.rpc.access import current_caller
+from finegrain.rpc.allocation_tokens import TokenSigner
 from finegrain.rpc.wire import duration_ms_from_proto, duration_ms_to_proto
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.v1 import slots_pb2
@@ -64,6 +65,7 @@ class JobCalls:
         settings: EngineSettings,
         metrics: ResourceManagerMetrics,
         *,
+        tokens: TokenSigner,
         limits: JobLimits | None = None,
     ) -> None:
         self._runner = runner
@@ -71,6 +73,7 @@ class JobCalls:
         self._owners = owners
         self._settings = settings
         self._metrics = metrics
+        self._tokens = tokens
         self._admission = JobAdmission(limits)
 
     async def RegisterJob(
@@ -257,6 +260,35 @@ class JobCalls:
                 # The generator is closed at once, so that the hub does not keep events for an ended
                 # stream.
                 await messages.aclose()
+
+    async def GetAllocationToken(
+        self, request: rm_pb2.GetAllocationTokenRequest, context: Any
+    ) -> rm_pb2.GetAllocationTokenResponse:
+        """See the protocol."""
+        job_id = check_id("job_id", request.job_id)
+        executor_id = check_id("executor_id", request.executor_id)
+        await self._owners.check(job_id)
+        owner = current_caller().name
+        if not request.allocation_id:
+            return rm_pb2.GetAllocationTokenResponse(
+                token=self._tokens.token(executor_id, job_id, owner)
+            )
+        allocation_id = check_id("allocation_id", request.allocation_id)
+        generation = request.generation
+        with self._admission.entered(Kind.CALL, job_id):
+            slot = await self._runner.read(
+                lambda state: state.slots.get((allocation_id, generation)), owner=job_id
+            )
+        if slot is None or (slot.job_id, slot.executor_id) != (job_id, executor_id):
+            raise NotFound(
+                f"job {job_id} has no slot {allocation_id} generation {generation} on executor"
+                f" {executor_id}",
+                reason=Reason.ALLOCATION_UNKNOWN,
+                details={"allocation_id": allocation_id},
+            )
+        return rm_pb2.GetAllocationTokenResponse(
+            token=self._tokens.token(executor_id, job_id, owner, allocation_id, generation)
+        )
 
     async def Explain(self, request: rm_pb2.ExplainRequest, context: Any) -> rm_pb2.ExplainResponse:
         """See the protocol."""

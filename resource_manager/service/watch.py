@@ -13,9 +13,12 @@ from collections import deque
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from finegrain.errors import FailedPrecondition, FinegrainError, NotFound, OutOfRange, Reason
+from finegrain.rpc.allocation_tokens import TokenSigner
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
+from finegrain.v1 import slots_pb2
 from resource_manager.engine.explain.intervals import RequestInterval, intervals_of
 from resource_manager.engine.explain.lists import request_view
 from resource_manager.engine.model.entities import ClusterEvent, Job, JobEvent
@@ -31,6 +34,7 @@ SNAPSHOT_REQUESTS_MAX = 1_000  # requests in one message; a larger snapshot has 
 SNAPSHOT_SCANNED_MAX = 20_000  # intervals read for one message, including ended requests
 SNAPSHOT_ITEMS = 500  # reading one part counts as this many items in the fair queues
 JOB_ENDED = "job_ended"  # the kind of cluster event that ends a job's streams
+TOKENS_AT_ONCE = 100  # number of tokens that are signed before other calls run
 KEEPALIVE_MS_MAX = 10_000
 """An open stream sends a message at least this often. The message may be empty."""
 
@@ -88,6 +92,7 @@ class _Feed:
 class _Present:
     """State of a job when a stream begins."""
 
+    owner: str  # identity that owns the job
     last_sequence: int
     trimmed_sequence: int  # all events up to this number were deleted
     pause_s: float  # pause between two keep-alives of the stream
@@ -107,7 +112,10 @@ class WatchHub:
     `publish`, `flush` and `resync` run on the event loop, in the order of commits.
     """
 
-    def __init__(self, runner: Runner, metrics: ResourceManagerMetrics) -> None:
+    def __init__(
+        self, runner: Runner, metrics: ResourceManagerMetrics, tokens: TokenSigner
+    ) -> None:
+        self._tokens = tokens
         self._runner = runner
         self._metrics = metrics
         self._feeds: dict[str, _Feed] = {}
@@ -186,7 +194,7 @@ class WatchHub:
                 part = await self._part(job_id, 0)
                 position, shown_upto = part.snapshot.sequence, _upto(part)
                 feed.reached(stream, position)
-                yield rm_pb2.WatchJobResponse(snapshot=part.snapshot)
+                yield await self._signed(present, rm_pb2.WatchJobResponse(snapshot=part.snapshot))
             # Stage 2: send events as they come, with further parts of the snapshot in between.
             over: FinegrainError | None = None
             # The first keep-alive is due at once, because opening a stream renews the lease too.
@@ -207,17 +215,37 @@ class WatchHub:
                         job_id, feed, position, upto=part.snapshot.sequence
                     ):
                         position = events[-1].sequence
-                        yield rm_pb2.WatchJobResponse(events=write.each(rm_pb2.JobEvent, events))
+                        yield await self._events(present, events)
                     shown_upto = _upto(part)
-                    yield rm_pb2.WatchJobResponse(snapshot=part.snapshot)
+                    answer = rm_pb2.WatchJobResponse(snapshot=part.snapshot)
+                    yield await self._signed(present, answer)
                 elif events := await self._next(job_id, feed, position):
                     position = events[-1].sequence
-                    yield rm_pb2.WatchJobResponse(events=write.each(rm_pb2.JobEvent, events))
+                    yield await self._events(present, events)
                 # The end of the job is reported only after all events were sent.
                 elif over is not None:
                     raise over
                 elif not await happens(news, alive_due - loop.time()):
                     yield rm_pb2.WatchJobResponse()
+
+    async def _events(self, job: _Present, events: list[JobEvent]) -> rm_pb2.WatchJobResponse:
+        answer = rm_pb2.WatchJobResponse(events=write.each(rm_pb2.JobEvent, events))
+        return await self._signed(job, answer)
+
+    async def _signed(
+        self, job: _Present, answer: rm_pb2.WatchJobResponse
+    ) -> rm_pb2.WatchJobResponse:
+        """Adds the allocation tokens of all granted slots to a message."""
+        messages: tuple[Any, ...] = (*answer.events, *answer.snapshot.requests)
+        granted = [each for each in messages if each.state == slots_pb2.REQUEST_STATE_GRANTED]
+        for number, each in enumerate(granted, 1):
+            slot = each.slot
+            each.token = self._tokens.token(
+                slot.executor_id, slot.job_id, job.owner, slot.allocation_id, slot.generation
+            )
+            if number % TOKENS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return answer
 
     @contextmanager
     def _followed(self, job_id: str, stream: object) -> Iterator[_Feed]:
@@ -293,6 +321,7 @@ def _present(state: State, job_id: str) -> _Present:
         # The pause is a third of the lease, so that two keep-alives can be lost.
         pause_ms = min(pause_ms, job.lease_ms // 3)
     return _Present(
+        owner=job.owner,
         last_sequence=job.last_sequence,
         trimmed_sequence=job.trimmed_sequence,
         pause_s=pause_ms / 1000,

@@ -61,7 +61,7 @@ class SlotSpec:
     cpu_limit_milli: int
     pids_max: int
     cpus: str = ""  # cpu list: the dedicated cpus, or the part of its pool that the slot may use
-    owner: str = ""  # identity that may use the slot; empty: only operators, see `TaskRunner.need`
+    owner: str = ""  # identity to whose job master the slot is offered
     target_address: str = ""
     resize_number: int = 0  # number of the last resize; 0: the slot was never resized
     assignment: CpuAssignment | None = None  # None: class LS, in the whole shared pool

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from finegrain.ids import check_id
+from finegrain.rpc.allocation_tokens import ShownToken, TokenChecker
 from finegrain.rpc.server import current_caller
 from finegrain.rpc.wire import duration_ms_from_proto
 from finegrain.v1 import task_executor_pb2, task_executor_pb2_grpc
@@ -26,8 +27,13 @@ class ExecutorService(task_executor_pb2_grpc.TaskExecutorServiceServicer):
     """The gRPC service of one executor."""
 
     def __init__(
-        self, commands: CommandRunner, tasks: TaskRunner, operators: OperatorCalls
+        self,
+        commands: CommandRunner,
+        tasks: TaskRunner,
+        operators: OperatorCalls,
+        tokens: TokenChecker,
     ) -> None:
+        self._tokens = tokens
         self._commands = commands
         self._tasks = tasks
         self._operators = operators
@@ -48,15 +54,15 @@ class ExecutorService(task_executor_pb2_grpc.TaskExecutorServiceServicer):
         return await self._commands.resize(request)
 
     async def SubmitTask(
-        self, request: task_executor_pb2.SubmitTaskRequest, _context: Any
+        self, request: task_executor_pb2.SubmitTaskRequest, context: Any
     ) -> task_executor_pb2.SubmitTaskResponse:
-        task = await self._tasks.submit(request, current_caller())
+        task = await self._tasks.submit(request, self._shown(context))
         return task_executor_pb2.SubmitTaskResponse(task=write(task_executor_pb2.TaskStatus, task))
 
     async def CancelTask(
-        self, request: task_executor_pb2.CancelTaskRequest, _context: Any
+        self, request: task_executor_pb2.CancelTaskRequest, context: Any
     ) -> task_executor_pb2.CancelTaskResponse:
-        task = self._tasks.need(request.task_id, current_caller(), operators=True)
+        task = self._tasks.need(request.task_id, self._shown(context), operators=True)
         grace_ms = None
         if request.HasField("grace"):
             grace_ms = duration_ms_from_proto(request.grace, "grace", largest_ms=GRACE_MS_MAX)
@@ -64,16 +70,16 @@ class ExecutorService(task_executor_pb2_grpc.TaskExecutorServiceServicer):
         return task_executor_pb2.CancelTaskResponse()
 
     async def SignalTask(
-        self, request: task_executor_pb2.SignalTaskRequest, _context: Any
+        self, request: task_executor_pb2.SignalTaskRequest, context: Any
     ) -> task_executor_pb2.SignalTaskResponse:
-        task = self._tasks.need(request.task_id, current_caller())
+        task = self._tasks.need(request.task_id, self._shown(context))
         await self._tasks.signal(task, request.signal)
         return task_executor_pb2.SignalTaskResponse()
 
     async def WriteTaskInput(
-        self, requests: AsyncIterator[task_executor_pb2.WriteTaskInputRequest], _context: Any
+        self, requests: AsyncIterator[task_executor_pb2.WriteTaskInputRequest], context: Any
     ) -> task_executor_pb2.WriteTaskInputResponse:
-        accepted = await self._tasks.write_input(requests, current_caller())
+        accepted = await self._tasks.write_input(requests, self._shown(context))
         return task_executor_pb2.WriteTaskInputResponse(accepted_bytes=accepted)
 
     async def WatchTask(
@@ -81,7 +87,9 @@ class ExecutorService(task_executor_pb2_grpc.TaskExecutorServiceServicer):
     ) -> AsyncIterator[task_executor_pb2.WatchTaskResponse]:
         holder = check_holder("holder", request.holder)
         # A holder can make the task wait, so only the task's owner may be the holder.
-        task = self._tasks.need(request.task_id, current_caller(), operators=not holder)
+        task = self._tasks.need(
+            request.task_id, self._shown(context), operators=not holder, reads=not holder
+        )
         if holder:
             hold = partial(self._tasks.hold_output, task, holder)
             renewals = await keep_holding(task, request, hold)
@@ -91,9 +99,9 @@ class ExecutorService(task_executor_pb2_grpc.TaskExecutorServiceServicer):
             yield message
 
     async def AcknowledgeOutput(
-        self, request: task_executor_pb2.AcknowledgeOutputRequest, _context: Any
+        self, request: task_executor_pb2.AcknowledgeOutputRequest, context: Any
     ) -> task_executor_pb2.AcknowledgeOutputResponse:
-        task = self._tasks.need(request.task_id, current_caller())
+        task = self._tasks.need(request.task_id, self._shown(context))
         limit_bytes = await self._tasks.hold_output(
             task,
             check_id("holder", request.holder),
@@ -103,20 +111,24 @@ class ExecutorService(task_executor_pb2_grpc.TaskExecutorServiceServicer):
         return task_executor_pb2.AcknowledgeOutputResponse(limit_bytes=limit_bytes)
 
     async def ListTasks(
-        self, request: task_executor_pb2.ListTasksRequest, _context: Any
+        self, request: task_executor_pb2.ListTasksRequest, context: Any
     ) -> task_executor_pb2.ListTasksResponse:
-        tasks = self._tasks.of_job(request.job_id, current_caller())
+        tasks = self._tasks.of_job(request.job_id, self._shown(context))
         return task_executor_pb2.ListTasksResponse(
             tasks=[write(task_executor_pb2.TaskStatus, task) for task in tasks]
         )
 
     async def RegisterManagedMemory(
-        self, request: task_executor_pb2.RegisterManagedMemoryRequest, _context: Any
+        self, request: task_executor_pb2.RegisterManagedMemoryRequest, context: Any
     ) -> task_executor_pb2.RegisterManagedMemoryResponse:
-        return await self._operators.register(request, current_caller())
+        return await self._operators.register(request, self._shown(context))
 
     async def SetTaskPeers(
-        self, request: task_executor_pb2.SetTaskPeersRequest, _context: Any
+        self, request: task_executor_pb2.SetTaskPeersRequest, context: Any
     ) -> task_executor_pb2.SetTaskPeersResponse:
-        await self._operators.set_peers(request, current_caller())
+        await self._operators.set_peers(request, self._shown(context))
         return task_executor_pb2.SetTaskPeersResponse()
+
+    def _shown(self, context: Any) -> ShownToken:
+        """Returns the caller of a call with the rights that its token gives."""
+        return self._tokens.shown(current_caller(), context.invocation_metadata())

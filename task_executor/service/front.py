@@ -25,6 +25,7 @@ from finegrain.logs import get_logger
 from finegrain.metrics_http import MetricsServer
 from finegrain.rpc.access import TASK_EXECUTOR_ACCESS
 from finegrain.rpc.addresses import check_dialable
+from finegrain.rpc.allocation_tokens import TokenChecker
 from finegrain.rpc.own_certificate import OwnCertificate
 from finegrain.rpc.server import GuardedServer
 from finegrain.rpc.trust import Trust
@@ -198,6 +199,7 @@ class Front:
             self.own.credentials.who.cluster,
             is_denied=self._is_denied,
         )
+        tokens = TokenChecker(identity.executor_id, self.own, self._is_denied)
         self._server = GuardedServer(
             options.listen,
             TASK_EXECUTOR_ACCESS,
@@ -207,7 +209,7 @@ class Front:
         )
         self._server.add(
             task_executor_pb2_grpc.add_TaskExecutorServiceServicer_to_server,
-            ExecutorService(self.commands, self.runner, operator_calls),
+            ExecutorService(self.commands, self.runner, operator_calls, tokens),
         )
         self._metrics_server: MetricsServer | None = None
         self._background: list[asyncio.Task[None]] = []

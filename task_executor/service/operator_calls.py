@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from finegrain.errors import FailedPrecondition, InvalidArgument, Reason, Unavailable
 from finegrain.ids import check_id
-from finegrain.rpc.access import Caller
+from finegrain.rpc.allocation_tokens import ShownToken
 from finegrain.v1 import task_executor_pb2
 from finegrain.values.operators import TaskOperator
 from task_executor.engine.managed_memory import Quota
@@ -33,7 +33,7 @@ class OperatorCalls:
         self._runner = runner
 
     async def register(
-        self, request: task_executor_pb2.RegisterManagedMemoryRequest, caller: Caller
+        self, request: task_executor_pb2.RegisterManagedMemoryRequest, shown: ShownToken
     ) -> task_executor_pb2.RegisterManagedMemoryResponse:
         """Registers an operator for a task, or for a slot.
 
@@ -48,9 +48,9 @@ class OperatorCalls:
             check_generation(request.generation, "generation"),
         )
         operator_id = check_id("operator_id", request.operator_id)
-        self._runner.slot_of(key, caller)
+        self._runner.slot_of(key, shown)
         if request.task_id:
-            task = self._runner.need(request.task_id, caller)
+            task = self._runner.need(request.task_id, shown)
             if task.key != key:
                 expected = f"a task of slot {key.allocation_id} generation {key.generation}"
                 raise InvalidArgument("task_id", request.task_id, expected)
@@ -94,7 +94,7 @@ class OperatorCalls:
             return quota
 
     async def set_peers(
-        self, request: task_executor_pb2.SetTaskPeersRequest, caller: Caller
+        self, request: task_executor_pb2.SetTaskPeersRequest, shown: ShownToken
     ) -> None:
         """Replaces the peers of a task.
 
@@ -105,7 +105,7 @@ class OperatorCalls:
             Unavailable: the task is still being started, or the peers could not be stored. The
                 caller can safely repeat the call.
         """
-        task = self._runner.need(request.task_id, caller)
+        task = self._runner.need(request.task_id, shown)
         peers = peers_of(request.peers)
         await self._runner.await_start(task)
         async with self._keeper.operators.storing:

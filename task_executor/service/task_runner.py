@@ -1,9 +1,10 @@
 """Runs tasks in slots: starts, cancels, signals and deletes tasks, and writes their input.
 
-Only the owner of a job may use the job's tasks; administrators may also cancel, watch and list
-tasks. If a submission is repeated, no second task starts. The helper creates the processes. An
-ended task is kept as long as its slot exists, and for some time longer for late watchers. If a slot
-has run very many tasks, its oldest ended tasks are deleted earlier.
+Only the owner of a job may use the job's tasks, and shows a token that a resource manager has
+signed. Administrators may also cancel, watch and list tasks. If a submission is repeated, no second
+task starts. The helper creates the processes. An ended task is kept as long as its slot exists, and
+for some time longer for late watchers. If a slot has run very many tasks, its oldest ended tasks
+are deleted earlier.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from finegrain.ids import check_id
 from finegrain.logs import get_logger
 from finegrain.resources import MEMORY_BYTES, MEMORY_PARTS
 from finegrain.rpc.access import Caller
+from finegrain.rpc.allocation_tokens import ShownToken
 from finegrain.v1 import task_executor_pb2
 from finegrain.values.isolation import Isolation
 from task_executor.engine.slots import CarveState, Slot, SlotKey, SlotSpec
@@ -107,7 +109,7 @@ class TaskRunner:
 
     # -- submit ------------------------------------------------------------------------------
 
-    async def submit(self, request: task_executor_pb2.SubmitTaskRequest, caller: Caller) -> Task:
+    async def submit(self, request: task_executor_pb2.SubmitTaskRequest, shown: ShownToken) -> Task:
         """Starts a task, or finds the task that the same submission has started before.
 
         Returns:
@@ -117,23 +119,25 @@ class TaskRunner:
         Raises:
             InvalidArgument: the request is malformed.
             NotFound: ALLOCATION_UNKNOWN.
-            PermissionDenied: NOT_OWNER.
+            PermissionDenied: TOKEN_REFUSED or NOT_OWNER.
             AlreadyExists: the task id exists with other content or another owner.
             FailedPrecondition: STALE_GENERATION or SLOT_NOT_READY.
             ResourceExhausted: too many tasks.
             Unavailable: the executor is stopping, or the task could not be started or recorded.
         """
         submission = submission_of(request)
+        # Check the token first, so that other jobs learn nothing from the errors below.
+        owner = shown.check_slot(*submission.key)
         check_not_overridden(self._keeper.table.devices.host, submission.env)
-        task = self._existing_task(submission, caller)
+        task = self._existing_task(submission, shown.caller)
         if task is None:
             if self._closed:
                 raise Unavailable("this executor is stopping")
-            slot = self.slot_of(submission.key, caller)
+            slot = self.slot_of(submission.key, shown)
             _check_not_parked(slot)
             _check_memory_limit(submission, slot)
             self._make_room(submission.key)
-            task = self._new_task(submission, slot)
+            task = self._new_task(submission, slot, owner)
             self._keeper.operators.register_task(task)
             # Add the task before the first wait. So a repeated submission finds it.
             self._tasks.add(task)
@@ -162,14 +166,15 @@ class TaskRunner:
             )
         return task
 
-    def slot_of(self, key: SlotKey, caller: Caller) -> Slot:
+    def slot_of(self, key: SlotKey, shown: ShownToken) -> Slot:
         """Returns a slot that accepts tasks of the caller.
 
         Raises:
+            PermissionDenied: TOKEN_REFUSED or NOT_OWNER.
             NotFound: ALLOCATION_UNKNOWN.
-            PermissionDenied: NOT_OWNER.
             FailedPrecondition: STALE_GENERATION or SLOT_NOT_READY.
         """
+        shown.check_slot(*key)
         latest = self._keeper.table.latest(key.allocation_id)
         details = {"allocation_id": key.allocation_id, "generation": key.generation}
         if latest is None or latest.state is CarveState.CARVING:
@@ -179,9 +184,6 @@ class TaskRunner:
                 reason=Reason.ALLOCATION_UNKNOWN,
                 details=details,
             )
-        # Check the owner first, so that other jobs learn nothing about the slot from the errors
-        # below.
-        _check_owner(latest.spec.owner, caller, f"slot {key.allocation_id}")
         known = latest.spec.generation
         if key.generation < known:
             raise FailedPrecondition(
@@ -201,12 +203,12 @@ class TaskRunner:
             )
         return latest
 
-    def _new_task(self, submission: Submission, slot: Slot) -> Task:
+    def _new_task(self, submission: Submission, slot: Slot, owner: str) -> Task:
         return Task(
             task_id=submission.task_id,
             key=slot.key,
             job_id=slot.spec.job_id,
-            owner=slot.spec.owner,
+            owner=owner,
             digest=submission.digest,
             argv=submission.argv,
             submit_time_ms=round(time.time() * 1000),
@@ -325,21 +327,30 @@ class TaskRunner:
 
     # -- operations on tasks -----------------------------------------------------------------
 
-    def need(self, task_id: str, caller: Caller, *, operators: bool = False) -> Task:
+    def need(
+        self, task_id: str, shown: ShownToken, *, operators: bool = False, reads: bool = False
+    ) -> Task:
         """Returns a task, if the caller may use it.
 
         Args:
             task_id: the id of the task.
-            caller: the identity that makes the call.
+            shown: the caller, and the rights that its token gives.
             operators: True if administrators (role `operator`) may also use the task.
+            reads: True if the call changes nothing, so that any token of the job is enough.
 
         Raises:
             NotFound: TASK_UNKNOWN.
-            PermissionDenied: NOT_OWNER.
+            PermissionDenied: TOKEN_REFUSED or NOT_OWNER.
         """
         task = self._tasks.need(check_id("task_id", task_id))
-        if not (operators and caller.is_operator):
-            _check_owner(task.owner, caller, f"task {task_id}")
+        if operators and shown.caller.is_operator:
+            return task
+        if reads:
+            shown.check_job(task.job_id)
+        else:
+            shown.check_slot(*task.key)
+        # A new job may have the id of a deleted job, whose output is still kept.
+        _check_owner(task.owner, shown.caller, f"task {task_id}")
         return task
 
     async def cancel(self, task: Task, grace_ms: int | None) -> None:
@@ -419,7 +430,7 @@ class TaskRunner:
                 raise
 
     async def write_input(
-        self, requests: AsyncIterator[task_executor_pb2.WriteTaskInputRequest], caller: Caller
+        self, requests: AsyncIterator[task_executor_pb2.WriteTaskInputRequest], shown: ShownToken
     ) -> int:
         """Writes to a task's standard input.
 
@@ -429,13 +440,13 @@ class TaskRunner:
         Raises:
             InvalidArgument: a message is malformed, or the first message names no task.
             NotFound: TASK_UNKNOWN.
-            PermissionDenied: NOT_OWNER.
+            PermissionDenied: TOKEN_REFUSED or NOT_OWNER.
         """
         task: Task | None = None
         accepted = 0
         async for request in requests:
             if task is None:
-                task = self.need(request.task_id, caller)
+                task = self.need(request.task_id, shown)
                 await self.await_start(task)
             elif request.task_id not in ("", task.task_id):
                 raise InvalidArgument("task_id", request.task_id, f"{task.task_id}, or empty")
@@ -497,15 +508,16 @@ class TaskRunner:
                 raise
         return 0
 
-    def of_job(self, job_id: str, caller: Caller) -> list[Task]:
+    def of_job(self, job_id: str, shown: ShownToken) -> list[Task]:
         """Returns the tasks of a job, if the caller owns the job or is an administrator.
 
         Raises:
-            PermissionDenied: NOT_OWNER.
+            PermissionDenied: TOKEN_REFUSED or NOT_OWNER.
         """
-        tasks = self._tasks.of_job(check_id("job_id", job_id))
+        tasks, caller = self._tasks.of_job(check_id("job_id", job_id)), shown.caller
         if caller.is_operator:
             return tasks
+        shown.check_job(job_id)
         # Leave out tasks without an owner, which an earlier version has saved.
         owned = [task for task in tasks if caller.owns(task.owner)]
         if tasks and not owned:

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
-from finegrain.errors import FailedPrecondition, FinegrainError, NotFound, OutOfRange, Reason
+from finegrain.errors import (
+    FailedPrecondition,
+    FinegrainError,
+    NotFound,
+    OutOfRange,
+    PermissionDenied,
+    Reason,
+)
+from finegrain.rpc.access import TASK_EXECUTOR_ACCESS, TOKEN_KEY
 from finegrain.rpc.channels import SERVER_OPTIONS
 from finegrain.rpc.status import item_error, status_of
 from finegrain.v1 import (
@@ -103,6 +111,8 @@ class Scripted(_Servicer):
         # programs that are really run here once their input ends
         self.run_for_real: set[str] = set()
         self.executor_address = ""  # the address that GetExecutor returns, if set
+        self.authority = "signed"  # the beginning of all tokens that the executor accepts
+        self.tokens: list[bytes] = []  # shown in the calls about tasks
         self.interrupt_watches = False  # ends running WatchTask streams
         self.server: grpc.aio.Server | None = None
 
@@ -126,6 +136,7 @@ class Scripted(_Servicer):
         event.message = "it uses more" if reason == "RESIZE_REFUSED" else message
         if state == GRANTED:
             event.slot.CopyFrom(self.slot(allocation_id, generation))
+            event.token = self.token_of(allocation_id, generation)
         self.events.append(event)
         await self.wake()
 
@@ -145,6 +156,7 @@ class Scripted(_Servicer):
         )
         if state == GRANTED:
             status.slot.CopyFrom(self.slot(allocation_id, 1))
+            status.token = self.token_of(allocation_id, 1)
         return status
 
     async def wake(self) -> None:
@@ -314,6 +326,14 @@ class Scripted(_Servicer):
                     )
         finally:
             self.live["WatchJob"] -= 1
+
+    def token_of(self, allocation_id: str, generation: int) -> bytes:
+        return f"{self.authority}: {allocation_id} {generation}".encode()
+
+    async def GetAllocationToken(self, request: Any, context: Any) -> Any:
+        await self._begin("GetAllocationToken", request, context)
+        token = self.token_of(request.allocation_id, request.generation)
+        return rm.GetAllocationTokenResponse(token=token)
 
     async def Explain(self, request: Any, context: Any) -> Any:
         await self._begin("Explain", request, context)
@@ -485,6 +505,7 @@ class Scripted(_Servicer):
         return te.SignalTaskResponse()
 
     async def WriteTaskInput(self, requests: Any, context: Any) -> Any:
+        await self._check_token(context)
         program = None
         async for each in requests:
             self.calls["WriteTaskInput"].append(each)
@@ -570,8 +591,18 @@ class Scripted(_Servicer):
             status.exit.stderr_bytes = len(program.stderr)
         return status
 
+    async def _check_token(self, context: Any) -> None:
+        shown = dict(context.invocation_metadata()).get(TOKEN_KEY, b"")
+        self.tokens.append(shown)
+        if not shown.startswith(self.authority.encode()):
+            await _abort(context, PermissionDenied("wrong", reason=Reason.TOKEN_REFUSED))
+
     async def _begin(self, method: str, request: Any, context: Any) -> None:
         self.calls[method].append(request)
+        if f"/finegrain.v1.TaskExecutorService/{method}" in TASK_EXECUTOR_ACCESS and hasattr(
+            request, "task_id"
+        ):
+            await self._check_token(context)
         (caller,) = context.auth_context()["peer_spiffe_id"]
         self.callers[method].append(caller.decode())
         if self.failures[method]:

@@ -36,7 +36,7 @@ def methods_of(module: Any, table: AccessTable) -> Iterator[Method]:
 
 
 async def status_of_call(
-    channel: grpc.aio.Channel, method: Method, data: bytes = b""
+    channel: grpc.aio.Channel, method: Method, data: bytes = b"", metadata: Any = None
 ) -> tuple[grpc.StatusCode, str]:
     """Calls a method with one raw message; returns the status code and details.
 
@@ -50,7 +50,7 @@ async def status_of_call(
     }
     make = kinds[method.client_streams, method.server_streams](method.path)
     request = iter([data]) if method.client_streams else data
-    call = make(request, timeout=20)
+    call = make(request, timeout=20, metadata=metadata)
     try:
         async with asyncio.timeout(10):
             if method.server_streams:

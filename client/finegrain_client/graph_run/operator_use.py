@@ -15,6 +15,7 @@ from finegrain_client.decoding import read
 from finegrain_client.graph_run.state_file import read_addresses, reading
 from finegrain_client.graph_run.status import GraphJobStatus
 from finegrain_client.retry import call_with_retries
+from finegrain_client.slot.tokens import new_token, showing
 from finegrain_client.types.status import TaskStatus
 
 if TYPE_CHECKING:
@@ -86,10 +87,11 @@ async def _tasks_at(
     cluster: Cluster, address: str, executor_id: str, job_id: str
 ) -> list[TaskStatus]:
     connection = cluster._connection
+    token = await new_token(connection, job_id, executor_id)
     link = connection.acquire_executor(address, executor_id)
     try:
         answer = await call_with_retries(
-            lambda timeout_s: link.stub.ListTasks(
+            lambda timeout_s: showing(link.stub, token).ListTasks(
                 te.ListTasksRequest(job_id=job_id), timeout=timeout_s
             ),
             where=lambda: address,

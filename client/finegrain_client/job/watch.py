@@ -181,6 +181,7 @@ class JobWatch:
         if response.HasField("snapshot"):
             await self._handle_snapshot(response.snapshot)
         for message in response.events:
+            self._context.take_token(message)
             # A resumed stream may repeat events.
             if message.sequence <= self.sequence:
                 continue
@@ -191,10 +192,13 @@ class JobWatch:
                 )
             self.sequence = message.sequence
             self._dispatch(read(JobEvent, message))
+        self._context.tokens.clear()
         return self.error is not None
 
     async def _handle_snapshot(self, snapshot: rm.JobSnapshot) -> None:
         statuses = read.each(RequestStatus, snapshot.requests)
+        for message in snapshot.requests:
+            self._context.take_token(message)
         shown = {each.allocation_id for each in statuses}
         for status in statuses:
             self.ranges.mark_shown(status)

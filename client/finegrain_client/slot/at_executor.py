@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 
-from finegrain.errors import FinegrainError, NotFound, Reason
+from finegrain.errors import FinegrainError, NotFound, PermissionDenied, Reason
 from finegrain.v1 import cluster_pb2
 from finegrain_client.errors import SlotLost
 from finegrain_client.internal import internal
@@ -19,6 +19,7 @@ from finegrain_client.job.background import unless
 from finegrain_client.job.context import JobContext
 from finegrain_client.retry import call_with_retries
 from finegrain_client.slot.size import SlotSize
+from finegrain_client.slot.tokens import new_token, showing
 from finegrain_client.types.status import SlotStatus
 
 if TYPE_CHECKING:
@@ -33,6 +34,9 @@ FAILURES_AFTER_RELEASE_MAX = 12
 The client tries so often because only the executor, which may be restarting, knows how the tasks
 ended.
 """
+
+TOKEN_PAUSE_S = 10.0
+"""Smallest time between two renewals of a slot's allocation token."""
 
 FAILURES_BEFORE_ASKING = 3
 """Number of failed tries after which the client requests the executor's address from the resource
@@ -56,7 +60,10 @@ class SlotAtExecutor:
         self._context = context
         self._size = SlotSize(context, status)
         self._address = status.executor_address
+        self._token = context.tokens.pop((status.allocation_id, status.generation), b"")
+        self._token_renewed_at = -TOKEN_PAUSE_S
         self._link: ExecutorLink | None = None  # opened on first use
+        self._stub: TaskExecutorServiceAsyncStub | None = None
         self._former: list[ExecutorLink] = []
         self._readers = 0
         self.lost = asyncio.Event()
@@ -127,7 +134,10 @@ class SlotAtExecutor:
             # expires. Keep the old channel for the streams on it.
             self._former.append(self._link)
             self._link = connection.acquire_executor(self._address, self.executor_id)
-        return self._link.stub
+            self._stub = None
+        if self._stub is None:
+            self._stub = showing(self._link.stub, self._token)
+        return self._stub
 
     @internal
     @contextmanager
@@ -145,6 +155,7 @@ class SlotAtExecutor:
         # Keep the channel while tasks of a released slot are still being read.
         if self._readers == 0:
             links, self._link, self._former = [*self._former, self._link], None, []
+            self._stub = None
             for link in links:
                 if link is not None:
                     self._context.connection.release_executor(link)
@@ -182,14 +193,48 @@ class SlotAtExecutor:
             SlotLost: the slot has ended.
             FinegrainError: see `call_with_retries`.
         """
-        return await self.guard(
-            call_with_retries(
-                lambda timeout_s: attempt(self.stub, timeout_s),
-                where=lambda: self._address,
-                policy=self._context.connection.policy,
-                after_unavailable=self.after_break,
-            )
+        while True:
+            try:
+                return await self.guard(
+                    call_with_retries(
+                        lambda timeout_s: attempt(self.stub, timeout_s),
+                        where=lambda: self._address,
+                        policy=self._context.connection.policy,
+                        after_unavailable=self.after_break,
+                    )
+                )
+            except PermissionDenied as error:
+                await self.renew_token(error)
+
+    @internal
+    async def renew_token(self, error: FinegrainError) -> None:
+        """Gets a new allocation token, if the executor has refused the known token. The caller then
+        repeats its call.
+
+        The executor refuses the token if the cluster's authority was replaced since. The client
+        has no token if the slot was granted before the client attached to the job.
+
+        Args:
+            error: the error of the call.
+
+        Raises:
+            FinegrainError: `error`, if a new token does not help; or the resource manager gives no
+                token.
+        """
+        now = asyncio.get_running_loop().time()
+        if error.reason is not Reason.TOKEN_REFUSED or now - self._token_renewed_at < TOKEN_PAUSE_S:
+            raise error
+        self._token_renewed_at = now
+        # After the end of the slot, its tasks can only be read.
+        ended = self.has_ended
+        self._token = await new_token(
+            self._context.connection,
+            self._context.job_id,
+            self.executor_id,
+            allocation_id="" if ended else self.allocation_id,
+            generation=0 if ended else self.generation,
         )
+        self._stub = None
 
     @internal
     async def after_break(self, failures: int) -> None:
@@ -216,7 +261,7 @@ class SlotAtExecutor:
         if address and address != self._address and not self.is_lost:
             if self._link is not None:
                 connection.release_executor(self._link)
-            self._address, self._link = address, None
+            self._address, self._link, self._stub = address, None, None
 
     def _why(self) -> FinegrainError:
         return self.error or SlotLost(self.allocation_id, self.generation, self.executor_id, "", "")

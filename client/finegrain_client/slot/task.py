@@ -22,7 +22,7 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from finegrain.errors import FinegrainError, InvalidArgument, NotFound
+from finegrain.errors import FinegrainError, InvalidArgument, NotFound, PermissionDenied
 from finegrain.resources import MIB
 from finegrain.v1 import task_executor_pb2 as te
 from finegrain.values.states import TaskState
@@ -277,7 +277,7 @@ class Task:
             if not self._done.done():
                 self._done.set_exception(error)
 
-    def _messages(self, reader: _Reader) -> AsyncGenerator[te.WatchTaskResponse, None]:
+    async def _messages(self, reader: _Reader) -> AsyncGenerator[te.WatchTaskResponse, None]:
         def open_stream() -> StreamCall[te.WatchTaskResponse]:
             message = te.WatchTaskRequest(
                 task_id=self.task_id,
@@ -288,13 +288,21 @@ class Task:
             )
             return self._slot.stub.WatchTask(message)
 
-        return resumed(
-            open_stream,
-            where=lambda: self._slot.executor_address,
-            policy=self._context.connection.policy,
-            after_break=self._slot.after_break,
-            is_complete=lambda: reader.status is not None and reader.status.state.has_ended,
-        )
+        while True:
+            messages = resumed(
+                open_stream,
+                where=lambda: self._slot.executor_address,
+                policy=self._context.connection.policy,
+                after_break=self._slot.after_break,
+                is_complete=lambda: reader.status is not None and reader.status.state.has_ended,
+            )
+            try:
+                async with aclosing(messages):
+                    async for message in messages:
+                        yield message
+                return
+            except PermissionDenied as error:
+                await self._slot.renew_token(error)
 
     async def _take(self, message: te.WatchTaskResponse) -> bool:
         chunk = self._reader.take(message)

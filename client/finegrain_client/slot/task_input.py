@@ -106,8 +106,11 @@ class TaskInput:
                     else delay_before_retry(error, backoff)
                 )
                 if delay_s is None:
-                    raise error_from_rpc(error, self._slot.executor_address) from None
-                await self._slot.after_break(backoff.failures)
+                    meaning = error_from_rpc(error, self._slot.executor_address)
+                    await self._slot.renew_token(meaning)
+                    delay_s = 0.0
+                else:
+                    await self._slot.after_break(backoff.failures)
             else:
                 if accepted > self._offset:
                     backoff.reset()

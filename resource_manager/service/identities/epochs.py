@@ -9,13 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cryptography import x509
-
-from finegrain.certificates.authority import Authority, authority_keys, is_signed_by_one_of
+from finegrain.certificates.authority import Authority, authority_keys
 from finegrain.certificates.keys import is_signed_by, key_from_pem, signature_of
-from finegrain.certificates.reading import read_certificate
-from finegrain.errors import FinegrainError
-from finegrain.identity import Role
+from finegrain.certificates.statements import signing_manager
 from finegrain.rpc.own_certificate import OwnCertificate
 from finegrain.v1.identity_pb2 import EpochProof
 
@@ -47,16 +43,12 @@ class EpochProofs:
 
     def proven(self, proof: EpochProof) -> int:
         """Returns the epoch that a proof proves; 0: it proves nothing."""
-        try:
-            pem = proof.certificate.encode()
-            certificate = x509.load_pem_x509_certificate(pem)
-            # The certificate may have expired since, so only its signature counts.
-            if not is_signed_by_one_of(authority_keys(self._authority.trusted), certificate):
-                return 0
-            signer = read_certificate(pem)
-        except (ValueError, TypeError, FinegrainError):
-            return 0
-        if signer.identity.role is not Role.RM:
+        signer = signing_manager(
+            proof.certificate.encode(),
+            authority_keys(self._authority.trusted),
+            self._authority.cluster,
+        )
+        if signer is None:
             return 0
         signed = is_signed_by(signer.public_key, proof.signature, self._text(proof.rm_epoch))
         return proof.rm_epoch if signed else 0

@@ -89,6 +89,7 @@ WRITINGS = (
             "count": As("count", _more_than_one),
         },
         parts="request",
+        given="token",
         kept="request.reason request.message",
     ),
     Writing(
@@ -99,6 +100,7 @@ WRITINGS = (
             "slot": As("slot", slot_status_of_event),
             "count": As("count", _more_than_one),
         },
+        given="token",
         kept="job_id",
     ),
     Writing(ClusterEvent, cluster_pb2.ClusterEvent, {"event_time": "time_ms"}),

@@ -64,6 +64,7 @@ OF_JOBS = {
         job_id="job", allocation_id="a", profile=slot_request("a").profile
     ),
     "WatchJob": rm_pb2.WatchJobRequest(job_id="job"),
+    "GetAllocationToken": rm_pb2.GetAllocationTokenRequest(job_id="job", executor_id="host-a"),
 }
 EVERYBODY = ("rm", "executor/host-a", "operator/root", "viewer/vera", "user/alice", "metrics")
 DENIED = grpc.StatusCode.PERMISSION_DENIED

@@ -28,7 +28,12 @@ from tests.support.rm_service import (
 
 SERVICES = ((rm_pb2, RESOURCE_MANAGER_ACCESS), (cluster_pb2, CLUSTER_ACCESS))
 
-PRIVATE = {"SlotRequest": "target_address"}
+PRIVATE = {
+    "GetAllocationTokenResponse": "token",
+    "JobEvent": "token",
+    "RequestStatus": "token",
+    "SlotRequest": "target_address",
+}
 """Fields that only the owner of the job and administrators see."""
 
 OF_TASKS = ("TaskSpec", "OperatorTask", "TaskStatus", "TaskExit", "OperatorStatus", "OutputChunk")

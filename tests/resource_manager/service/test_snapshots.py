@@ -10,6 +10,7 @@ import pytest
 
 from finegrain.errors import NotFound
 from finegrain.resources import MIB, ResourceProfile
+from finegrain.rpc.allocation_tokens import TokenSigner
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.v1 import slots_pb2
 from resource_manager.engine.model.effects import Effect, PublishClusterEvent, PublishJobEvent
@@ -23,6 +24,7 @@ from resource_manager.service.runner import Runner
 from resource_manager.service.watch import WatchHub
 from resource_manager.storage.location import sqlite_url
 from resource_manager.storage.opening import open_store
+from tests.support.identities import own
 
 PROFILE = ResourceProfile(1_000, 64 * MIB)
 
@@ -65,7 +67,7 @@ async def serving(folder: Path) -> AsyncIterator[tuple[Service, WatchHub]]:
     metrics = ResourceManagerMetrics("test")
     store = open_store(sqlite_url(folder / "books.db"))
     runner = Runner(EngineDriver(store, EngineSettings(), metrics, holder="test"), metrics)
-    hub = WatchHub(runner, metrics)
+    hub = WatchHub(runner, metrics, TokenSigner(own("rm")))
     service = Service(runner, hub)
     await runner.start(service)
     try:

@@ -12,6 +12,8 @@ import grpc
 import grpc.aio
 
 from finegrain.errors import FinegrainError
+from finegrain.rpc.access import TOKEN_KEY
+from finegrain.rpc.allocation_tokens import TokenSigner
 from finegrain.rpc.channels import open_channel
 from finegrain.rpc.status import error_from_rpc, status_of
 from finegrain.rpc.wire import duration_ms_to_proto
@@ -255,7 +257,40 @@ def allocation(
     slot.profile.cpu_milli = cpu_milli
     slot.profile.task_heap_memory_bytes = memory_bytes
     slot.memory_bytes = -(-memory_bytes // 65536) * 65536
+    GRANTED.slots[allocation_id] = job_id, owner
     return te.SlotAllocation(slot=slot, owner=owner, target_address=target_address)
+
+
+@dataclass
+class Granted:
+    """What a resource manager has granted in this process: the jobs and owners of slots, and where
+    tasks were submitted. Job masters sign their tokens from it.
+    """
+
+    slots: dict[str, tuple[str, str]] = field(default_factory=dict)
+    tasks: dict[str, tuple[str, int]] = field(default_factory=dict)
+
+    def token(self, executor_id: str, request: Any) -> bytes:
+        """Returns the token that belongs to a request."""
+        if hasattr(request, "allocation_id"):
+            key = request.allocation_id, request.generation
+            if hasattr(request, "task_id") and request.task_id:
+                self.tasks[request.task_id] = key
+        elif hasattr(request, "task_id"):
+            key = self.tasks.get(request.task_id, ("slot", 1))
+        else:
+            owners = dict(self.slots.values())
+            return SIGNER.token(executor_id, request.job_id, owners.get(request.job_id, OWNER))
+        return SIGNER.token(executor_id, *self.slots.get(key[0], ("job", OWNER)), *key)
+
+
+GRANTED = Granted()
+SIGNER = TokenSigner(identities.own("rm"))
+
+
+def showing(token: bytes) -> tuple[tuple[str, bytes], ...]:
+    """Returns the metadata that shows a token."""
+    return ((TOKEN_KEY, token),)
 
 
 def free(allocation_id: str = "slot", generation: int = 1, grace_ms: int = 0) -> te.SlotFree:
@@ -271,11 +306,17 @@ class JobMaster:
     address: str
     who: str = OWNER
     executor_id: str = EXECUTOR_ID
+    token: bytes | None = None  # None: the token that belongs to the request
+
+    def metadata(self, request: Any) -> Any:
+        if self.token is not None:
+            return showing(self.token)
+        return showing(GRANTED.token(self.executor_id, request))
 
     async def call(self, method: str, request: Any) -> Any:
         async with self._channel() as channel:
             stub: Any = task_executor_pb2_grpc.TaskExecutorServiceStub(channel)
-            return await calling(getattr(stub, method)(request))
+            return await calling(getattr(stub, method)(request, metadata=self.metadata(request)))
 
     def _channel(self) -> Any:
         executor = identities.identity(f"executor/{self.executor_id}")
@@ -309,7 +350,7 @@ class JobMaster:
         )
         async with self._channel() as channel:
             stub: Any = task_executor_pb2_grpc.TaskExecutorServiceStub(channel)
-            call = stub.WatchTask(request, timeout=PATIENCE_S)
+            call = stub.WatchTask(request, timeout=PATIENCE_S, metadata=self.metadata(request))
             try:
                 async for message in call:
                     seen.add(message)
@@ -328,7 +369,9 @@ class JobMaster:
 
         async with self._channel() as channel:
             stub: Any = task_executor_pb2_grpc.TaskExecutorServiceStub(channel)
-            answer = await calling(stub.WriteTaskInput(messages(), timeout=PATIENCE_S))
+            shown = self.metadata(te.WriteTaskInputRequest(task_id=task_id))
+            call = stub.WriteTaskInput(messages(), timeout=PATIENCE_S, metadata=shown)
+            answer = await calling(call)
             return int(answer.accepted_bytes)
 
     async def cancel(self, task_id: str = "task", grace_ms: int = 0) -> None:

@@ -16,7 +16,9 @@ from finegrain.errors import (
     StoreError,
     Unavailable,
 )
+from finegrain.rpc.allocation_tokens import ShownToken
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
+from finegrain.v1.identity_pb2 import AllocationClaims
 from finegrain.v1.task_executor_pb2 import AllocateSlotsRequest, SubmitTaskRequest, TaskSpec
 from task_executor.host.boot_clock import boot_seconds
 from task_executor.host.helper_messages import Reconnected, Usage
@@ -272,8 +274,10 @@ async def test_an_executor_that_stops_takes_nothing_new(rm: ScriptedRM, executor
     task = SubmitTaskRequest(
         task_id="t", allocation_id="slot", generation=1, spec=TaskSpec(argv=["true"])
     )
+    claims = AllocationClaims(owner=OWNER, allocation_id="slot", generation=1)
+    shown = ShownToken(caller(OWNER), claims)
     with pytest.raises(Unavailable, match="stopping"):
-        await executor.front.runner.submit(task, caller(OWNER))
+        await executor.front.runner.submit(task, shown)
 
 
 async def test_a_helper_that_is_away_does_not_hold_up_the_heartbeat(

@@ -79,9 +79,11 @@ async def running(rm: ScriptedRM, executor: Executor) -> Executor:
 async def shown(executor: Executor, who: str, name: str, request: Any) -> bytes:
     """Returns all that a caller gets: the bytes of the answers, or the text of the refusal."""
     method = METHODS[name]
-    async with JobMaster(executor.front.address, who)._channel() as channel:
+    master = JobMaster(executor.front.address, who)
+    async with master._channel() as channel:
         make: Any = channel.unary_stream if method.server_streams else channel.unary_unary
-        call = make(method.path)(request.SerializeToString(), timeout=20)
+        shown = master.metadata(request)
+        call = make(method.path)(request.SerializeToString(), timeout=20, metadata=shown)
         try:
             if method.server_streams:
                 return b"".join([bytes(each) async for each in call])

@@ -56,8 +56,9 @@ async def test_the_same_id_with_other_content_or_another_owner_is_a_conflict(
     await job_master.submit("true")
     with pytest.raises(AlreadyExists):
         await job_master.submit("false")
+    await rm.allocate(allocation("theirs", job_id="job-b", owner=OTHER_OWNER))
     with pytest.raises(AlreadyExists):
-        await replace(job_master, who=OTHER_OWNER).submit("true")
+        await replace(job_master, who=OTHER_OWNER).submit("true", allocation_id="theirs")
 
 
 @pytest.mark.parametrize("who", [OTHER_OWNER, OPERATOR])

@@ -1,0 +1,239 @@
+"""Only a token that a resource manager of the cluster has signed gives the right to use a slot."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+
+from finegrain.certificates.authority import Authority, utc_now
+from finegrain.errors import NotFound, PermissionDenied, Reason
+from finegrain.rpc.allocation_tokens import TokenSigner
+from finegrain.rpc.own_certificate import OwnCertificate
+from finegrain.v1.identity_pb2 import AllocationClaims, AllocationToken
+from tests.support.identities import CLUSTER, authority, credentials, signed_by
+from tests.task_executor.service.conftest import Executor
+from tests.task_executor.service.scripted_rm import (
+    EXECUTOR_ID,
+    OPERATOR,
+    OTHER_OWNER,
+    OWNER,
+    SIGNER,
+    JobMaster,
+    ScriptedRM,
+    allocation,
+    eventually,
+    free,
+)
+
+OF_SLOT = (EXECUTOR_ID, "job", OWNER, "slot", 1)
+GOOD = SIGNER.token(*OF_SLOT)
+OUTPUT = SIGNER.token(EXECUTOR_ID, "job", OWNER)
+
+
+def signed_as(who: str, signing: Authority) -> bytes:
+    """Returns a token that another certificate has signed."""
+    return TokenSigner(OwnCertificate(signed_by(signing, who))).token(*OF_SLOT)
+
+
+def changed(**claims: object) -> bytes:
+    """Returns a good token whose claims were changed after it was signed."""
+    token = AllocationToken.FromString(GOOD)
+    inside = AllocationClaims.FromString(token.claims)
+    for name, value in claims.items():
+        setattr(inside, name, value)
+    token.claims = inside.SerializeToString()
+    return token.SerializeToString()
+
+
+def unsigned() -> bytes:
+    claims = AllocationToken.FromString(GOOD).claims
+    return AllocationToken(claims=claims).SerializeToString()
+
+
+FORGED = {
+    "nothing": b"",
+    "noise": b"\xff" * 200,
+    "too long": GOOD + b"\x00" * 4_000,
+    "no signature": AllocationToken(
+        claims=AllocationToken.FromString(GOOD).claims
+    ).SerializeToString(),
+    "signed by its owner": signed_as(OWNER, authority()),
+    "signed by an executor": signed_as(f"executor/{EXECUTOR_ID}", authority()),
+    "signed by an operator": signed_as(OPERATOR, authority()),
+    "signed in another cluster": signed_as("rm", authority("other")),
+    "signed by a false authority": signed_as("rm", Authority.create(CLUSTER, utc_now())),
+    "another owner": changed(owner=OTHER_OWNER),
+    "another slot": changed(allocation_id="theirs"),
+    "another generation": changed(generation=2),
+}
+REAL_BUT_OTHER = {
+    "another executor": SIGNER.token("host-b", *OF_SLOT[1:]),
+    "another slot": SIGNER.token(EXECUTOR_ID, "job", OWNER, "other", 1),
+    "an old generation": SIGNER.token(EXECUTOR_ID, "job", OWNER, "slot", 0),
+    "the output of the job": OUTPUT,
+    "another job": SIGNER.token(EXECUTOR_ID, "job-b", OWNER),
+}
+
+
+def master_with(executor: Executor, token: bytes, who: str = OWNER) -> JobMaster:
+    return JobMaster(executor.front.address, who, token=token)
+
+
+async def refused(call: Awaitable[object]) -> Reason:
+    with pytest.raises(PermissionDenied) as error:
+        await call
+    return error.value.reason
+
+
+@pytest.mark.parametrize("token", FORGED.values(), ids=FORGED)
+async def test_a_forged_token_starts_no_task(
+    rm: ScriptedRM, executor: Executor, token: bytes
+) -> None:
+    await rm.allocate(allocation(), allocation("theirs", job_id="job-b", owner=OTHER_OWNER))
+    for who in (OWNER, OTHER_OWNER, OPERATOR):
+        assert await refused(master_with(executor, token, who).submit("true")) is (
+            Reason.TOKEN_REFUSED
+        )
+    assert not executor.helper.specs
+
+
+@pytest.mark.parametrize("token", REAL_BUT_OTHER.values(), ids=REAL_BUT_OTHER)
+async def test_a_token_for_something_else_starts_and_ends_no_task(
+    rm: ScriptedRM, executor: Executor, token: bytes
+) -> None:
+    await rm.allocate(allocation())
+    other = master_with(executor, token)
+    assert await refused(other.submit("true")) is Reason.TOKEN_REFUSED
+    await executor.job_master.submit("sleep", "1000")
+    for call in (other.cancel(), other.signal(9), other.write((0, b"", True))):
+        assert await refused(call) is Reason.TOKEN_REFUSED
+    assert executor.helper.specs.keys() == {"task"}
+
+
+async def test_a_token_is_worth_nothing_with_another_certificate(
+    rm: ScriptedRM, executor: Executor
+) -> None:
+    """Also with that of an administrator, who may watch and cancel only."""
+    await rm.allocate(allocation())
+    for who in (OTHER_OWNER, OPERATOR):
+        assert await refused(master_with(executor, GOOD, who).submit("true")) is Reason.NOT_OWNER
+    assert not executor.helper.specs
+
+
+async def test_without_a_token_the_owner_has_no_rights(rm: ScriptedRM, executor: Executor) -> None:
+    await rm.allocate(allocation())
+    await executor.job_master.submit("true")
+    bare = executor.job_master
+    bare.metadata = lambda _request: None  # type: ignore[method-assign]
+    calls: list[Callable[[], Awaitable[object]]] = [
+        lambda: bare.submit("true"),
+        bare.watch,
+        bare.tasks,
+        bare.cancel,
+    ]
+    for call in calls:
+        assert await refused(call()) is Reason.TOKEN_REFUSED
+
+
+async def test_a_token_for_the_output_reads_and_changes_nothing(
+    rm: ScriptedRM, executor: Executor
+) -> None:
+    await rm.allocate(allocation(), allocation("b"))
+    await executor.job_master.submit("true")
+    executor.helper.write("task", b"some output")
+    reader = master_with(executor, OUTPUT)
+    assert [each.task_id for each in await reader.tasks()] == ["task"]
+    assert await refused(reader.watch(holder="reader")) is Reason.TOKEN_REFUSED
+    executor.helper.end("task")
+    assert (await reader.watch()).stdout == b"some output"
+    # The output is still kept some time after the end of the slot. Any token of the job reads it.
+    await rm.free(free())
+    for token in (OUTPUT, GOOD, SIGNER.token(EXECUTOR_ID, "job", OWNER, "b", 1)):
+        assert (await master_with(executor, token).watch()).stdout == b"some output"
+    stranger = master_with(executor, SIGNER.token(EXECUTOR_ID, "job-b", OTHER_OWNER), OTHER_OWNER)
+    assert await refused(stranger.watch()) is Reason.TOKEN_REFUSED
+    assert await refused(stranger.tasks()) is Reason.TOKEN_REFUSED
+
+
+async def test_a_job_with_the_id_of_a_deleted_job_does_not_read_its_output(
+    rm: ScriptedRM, executor: Executor
+) -> None:
+    await rm.allocate(allocation())
+    await executor.job_master.submit("true")
+    later = master_with(executor, SIGNER.token(EXECUTOR_ID, "job", OTHER_OWNER), OTHER_OWNER)
+    assert await refused(later.watch()) is Reason.NOT_OWNER
+    assert await refused(later.tasks()) is Reason.NOT_OWNER
+
+
+async def test_a_token_ends_with_the_generation_of_its_slot(
+    rm: ScriptedRM, executor: Executor
+) -> None:
+    await rm.allocate(allocation())
+    await rm.free(free())
+    with pytest.raises(NotFound):
+        await master_with(executor, GOOD).submit("true")
+    await rm.allocate(allocation(generation=2))
+    later = master_with(executor, GOOD)
+    assert await refused(later.submit("true", generation=2)) is Reason.TOKEN_REFUSED
+    assert not executor.helper.specs
+
+
+async def test_a_token_survives_a_restart_and_a_takeover(
+    rm: ScriptedRM, executor: Executor
+) -> None:
+    """The certificate of the manager that has signed it may have been renewed, or have expired."""
+    expired = TokenSigner(OwnCertificate(credentials("rm", life_s=-60))).token(*OF_SLOT)
+    second = signed_as("rm", authority())
+    await rm.allocate(allocation())
+    await executor.crash()
+    await executor.start()
+    await eventually(lambda: len(rm.registrations) == 2, "it registers again")
+    for number, token in enumerate((GOOD, expired, second)):
+        await master_with(executor, token).submit("true", task_id=f"task-{number}")
+    assert len(executor.helper.specs) == 3
+
+
+async def test_the_authority_that_was_removed_vouches_for_nothing(
+    rm: ScriptedRM, executor: Executor
+) -> None:
+    """While both authorities are trusted, tokens of both count."""
+    await rm.allocate(allocation())
+    new = Authority.create(CLUSTER, utc_now())
+    both = authority().certificate_pem + new.certificate_pem
+    tokens = {"old": GOOD, "new": signed_as("rm", new)}
+    present = executor.front.own.credentials
+
+    def trusts(pem: bytes) -> None:
+        executor.front.own._credentials = replace(present, authorities=pem.decode())
+
+    assert await refused(master_with(executor, tokens["new"]).submit("true")) is (
+        Reason.TOKEN_REFUSED
+    )
+    trusts(both)
+    for name, token in tokens.items():
+        await master_with(executor, token).submit("true", task_id=name)
+    trusts(new.certificate_pem)
+    assert await refused(master_with(executor, GOOD).submit("true")) is Reason.TOKEN_REFUSED
+    await master_with(executor, tokens["new"]).submit("true", task_id="later")
+
+
+async def test_the_tokens_of_a_denied_manager_end_at_once(
+    rm: ScriptedRM, executor: Executor
+) -> None:
+    stolen = OwnCertificate(signed_by(authority(), "rm"))
+    token = TokenSigner(stolen).token(*OF_SLOT)
+    await rm.allocate(allocation())
+    await master_with(executor, token).submit("true")
+    rm.denied.number = 1
+    rm.denied.subjects.append(serial_of(stolen))
+    await eventually(lambda: executor.front.keeper.denials.number == 1, "it knows the denial")
+    assert await refused(master_with(executor, token).cancel()) is Reason.TOKEN_REFUSED
+    await master_with(executor, GOOD).cancel()
+
+
+def serial_of(certificate: OwnCertificate) -> str:
+    from finegrain.certificates.reading import read_certificate
+
+    return read_certificate(certificate.credentials.certificate.encode()).serial
