@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -105,7 +106,7 @@ async def test_the_owner_gets_a_token_again_and_for_its_output(tmp_path: Path) -
     ids=str,
 )
 async def test_what_the_job_does_not_have_gets_no_token(
-    tmp_path: Path, wrong: dict[str, str]
+    tmp_path: Path, wrong: dict[str, Any]
 ) -> None:
     async with running_rm(tmp_path) as rm, ScriptedExecutor(rm, "host-a"):
         job = await ScriptedJob(rm, "job-a").register()
@@ -114,7 +115,7 @@ async def test_what_the_job_does_not_have_gets_no_token(
         await job.request(slot_request("slot-1"))
         await next_events(stream, 1)
         stream.cancel()
-        right = {
+        right: dict[str, Any] = {
             "job_id": "job-a",
             "executor_id": "host-a",
             "allocation_id": "slot-1",

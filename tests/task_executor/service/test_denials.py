@@ -12,8 +12,10 @@ from finegrain.v1 import resource_manager_pb2
 from tests.support.identities import credentials
 from tests.task_executor.service.conftest import Executor
 from tests.task_executor.service.scripted_rm import (
+    EXECUTOR_ID,
     OTHER_OWNER,
     OWNER,
+    SIGNER,
     JobMaster,
     ScriptedRM,
     allocation,
@@ -37,7 +39,8 @@ async def test_a_denied_user_is_refused_until_it_is_allowed_again(
 ) -> None:
     await deny(rm, executor, 1, OWNER)
     assert (await refusal(executor.job_master)).reason is Reason.CERTIFICATE_DENIED
-    assert await JobMaster(executor.front.address, OTHER_OWNER).tasks() == []
+    token = SIGNER.token(EXECUTOR_ID, "job", OTHER_OWNER)
+    assert await JobMaster(executor.front.address, OTHER_OWNER, token=token).tasks() == []
     await deny(rm, executor, 2)
     assert await executor.job_master.tasks() == []
 
