@@ -62,6 +62,7 @@ from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.state import State
 from resource_manager.engine.step import step
 from resource_manager.service.lanes import LaneLimits
+from resource_manager.service.measured_use import MeasuredUse
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.partial_read import PartialRead
 from resource_manager.service.state_metrics import HOSTS_AT_ONCE, observe_cluster, observe_hosts
@@ -369,7 +370,10 @@ def reads(life: Life, job: str) -> None:
         "gauges of the cluster", lambda state: observe_cluster(metrics, state, lambda: life.at)
     )
     some = list(state.hosts)[:HOSTS_AT_ONCE]
-    life.read("gauges of hosts", lambda: observe_hosts(metrics, some, lambda: life.at, state))
+    life.read(
+        "gauges of hosts",
+        lambda: observe_hosts(metrics, some, MeasuredUse(lambda: 0), lambda: life.at, state),
+    )
     sweep = findings(state)
     while life.clock.timed("read: invariants", lambda: next(sweep, state)) is not state:
         pass

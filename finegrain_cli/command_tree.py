@@ -33,6 +33,7 @@ SECTIONS: Final[dict[str, dict[str, str]]] = {
         "providers": "elastic",
         "devices": "devices",
         "topo": "host",
+        "usage": "usage",
     },
     "Change slots and jobs": {
         "release": "operate",

@@ -42,6 +42,7 @@ from resource_manager.service.identities.join_service import JoinServer
 from resource_manager.service.identities.members import Members
 from resource_manager.service.identities.own import OwnFiles, open_own_files
 from resource_manager.service.job_service import JobCalls
+from resource_manager.service.measured_use import MeasuredUse
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.ownership import JobOwners
 from resource_manager.service.preparation import settings_of
@@ -76,6 +77,7 @@ class Components:
     leadership: Leadership
     owners: JobOwners
     providers: ProvidersConfiguration
+    measured: MeasuredUse
 
 
 class Servicer(JobCalls, ExecutorCalls, ResourceManagerServiceServicer):
@@ -101,7 +103,8 @@ class Servicer(JobCalls, ExecutorCalls, ResourceManagerServiceServicer):
             terms,
             components.members,
             components.proofs,
-            components.metrics,
+            metrics=components.metrics,
+            measured=components.measured,
         )
 
 
@@ -187,6 +190,7 @@ async def make_components(
         leadership=leadership,
         owners=JobOwners(runner),
         providers=providers,
+        measured=MeasuredUse(now_ms),
     )
 
 
@@ -223,7 +227,8 @@ def make_server(
     about = About(software_version(), start_time_ms=time.time_ns() // 1_000_000)
     # Both services share the runner, so all their calls are in one sequence.
     server.add(add_ResourceManagerServiceServicer_to_server, Servicer(components, hub, terms))
-    server.add(add_ClusterServiceServicer_to_server, ClusterServicer(components.runner, hub, about))
+    cluster = ClusterServicer(components.runner, hub, about, components.measured)
+    server.add(add_ClusterServiceServicer_to_server, cluster)
     server.add(add_IdentityServiceServicer_to_server, identity_calls)
     components.members.on_denied = server.end_denied_streams
     return server
@@ -305,7 +310,7 @@ async def serve_metrics(components: Components, stack: AsyncExitStack) -> str:
     async def refresh() -> None:
         metrics.certificate_end.set(components.own.credentials.not_after)
         with contextlib.suppress(Unavailable):  # the gauges then keep their last values
-            await observe_state(metrics, runner, now)
+            await observe_state(metrics, runner, components.measured, now)
 
     http = MetricsServer(
         options.listen.metrics_address,

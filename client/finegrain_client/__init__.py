@@ -111,6 +111,8 @@ from finegrain_client.types.status import (
     TaskFailed,
     TaskResult,
     TaskStatus,
+    UsageHistory,
+    UsageSample,
 )
 from finegrain_client.types.topology import TopologyReport
 
@@ -255,6 +257,8 @@ __all__ = [
     "TopologyReport",
     "Unauthenticated",
     "Unavailable",
+    "UsageHistory",
+    "UsageSample",
     "as_granted",
     "batch",
     "blocking",

@@ -209,6 +209,23 @@ class Cluster(Operations, Identities):
         )
         return read(TopologyReport, answer)
 
+    async def usage(self, *, executor_id: str = "", allocation_id: str = "") -> types.UsageHistory:
+        """Returns the measured use of an executor or a slot over the last hour.
+
+        Args:
+            executor_id: the executor; empty: `allocation_id` names a slot.
+            allocation_id: the slot; empty: `executor_id` names an executor.
+
+        Raises:
+            NotFound: EXECUTOR_UNKNOWN, ALLOCATION_UNKNOWN: there is no such executor or request.
+            InvalidArgument: both are empty, or neither is.
+        """
+        message = pb.GetUsageRequest(executor_id=executor_id, allocation_id=allocation_id)
+        answer = await self._connection.call_cluster(
+            lambda cluster, timeout_s: cluster.GetUsage(message, timeout=timeout_s)
+        )
+        return read(types.UsageHistory, answer)
+
     async def host_policy(self, executor_id: str | None) -> HostPolicyStatus:
         """Returns the policy settings of an executor's host.
 

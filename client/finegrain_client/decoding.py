@@ -35,7 +35,7 @@ from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.v1 import task_executor_pb2 as te
 from finegrain.values.isolation import Isolation
 from finegrain.values.outcomes import ItemOutcome
-from finegrain.values.usage import Usage, Zone
+from finegrain.values.usage import SlotUsage, Usage, Zone
 from finegrain_client.types import (
     advice,
     host_policy,
@@ -244,7 +244,10 @@ read = Reader(
         Reading(identities.AuditEntry, identity_pb2.AuditEntry),
         Reading(identities.AuditCheck, identity_pb2.VerifyAuditResponse),
         Reading(identities.Denial, identity_pb2.Denial, {"deny_time": "denied_at"}),
-        Reading(Usage, slots_pb2.UsageReport, unread="devices"),
+        Reading(Usage, slots_pb2.UsageReport, unread="devices slots"),
+        Reading(status.UsageHistory, cluster_pb2.GetUsageResponse),
+        Reading(status.UsageSample, cluster_pb2.UsageSample),
+        Reading(SlotUsage, slots_pb2.SlotUsage, unread="allocation_id generation"),
         Reading(Zone, cluster_pb2.ZoneStatus, NODE),
         Reading(
             topology.Pool,

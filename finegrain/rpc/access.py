@@ -77,6 +77,7 @@ CLUSTER_ACCESS = table_of(
             "ListGroups",
             "AdviseThreads",
             "GetTopology",
+            "GetUsage",
             "ListDevices",
             "GetHostPolicy",
         ),

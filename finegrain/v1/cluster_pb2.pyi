@@ -197,7 +197,7 @@ class ExecutorStatus(google.protobuf.message.Message):
 
     @property
     def used(self) -> finegrain.v1.slots_pb2.UsageReport:
-        """Measured use of the slots."""
+        """Measured use of the slots, and of the whole host."""
 
     @property
     def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
@@ -669,6 +669,89 @@ class ListSlotsResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["next_page_token", b"next_page_token", "slots", b"slots"]) -> None: ...
 
 global___ListSlotsResponse = ListSlotsResponse
+
+@typing.final
+class GetUsageRequest(google.protobuf.message.Message):
+    """Names an executor or a slot."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EXECUTOR_ID_FIELD_NUMBER: builtins.int
+    ALLOCATION_ID_FIELD_NUMBER: builtins.int
+    executor_id: builtins.str
+    """The executor; empty: `allocation_id` names a slot."""
+    allocation_id: builtins.str
+    """The slot; empty: `executor_id` names an executor."""
+    def __init__(
+        self,
+        *,
+        executor_id: builtins.str = ...,
+        allocation_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "executor_id", b"executor_id"]) -> None: ...
+
+global___GetUsageRequest = GetUsageRequest
+
+@typing.final
+class GetUsageResponse(google.protobuf.message.Message):
+    """The measured use over the last hour. The RM keeps it in memory only: after a start of the RM, there are no samples."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EXECUTOR_ID_FIELD_NUMBER: builtins.int
+    SAMPLES_FIELD_NUMBER: builtins.int
+    executor_id: builtins.str
+    """The executor; empty if the request that `allocation_id` names has no slot now."""
+    @property
+    def samples(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___UsageSample]:
+        """The samples, the oldest first: of an executor about one each 30 seconds, of a slot about one each minute."""
+
+    def __init__(
+        self,
+        *,
+        executor_id: builtins.str = ...,
+        samples: collections.abc.Iterable[global___UsageSample] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["executor_id", b"executor_id", "samples", b"samples"]) -> None: ...
+
+global___GetUsageResponse = GetUsageResponse
+
+@typing.final
+class UsageSample(google.protobuf.message.Message):
+    """Measured use at one moment."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SAMPLE_TIME_FIELD_NUMBER: builtins.int
+    CPU_MILLI_FIELD_NUMBER: builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: builtins.int
+    HOST_CPU_MILLI_FIELD_NUMBER: builtins.int
+    HOST_MEMORY_USED_BYTES_FIELD_NUMBER: builtins.int
+    cpu_milli: builtins.int
+    """CPU use of the slot, or of all slots of the executor, in thousandths of a core."""
+    memory_bytes: builtins.int
+    """Memory of the slot, or of all slots of the executor, in bytes."""
+    host_cpu_milli: builtins.int
+    """CPU use of the whole host, in thousandths of a core; 0 for a slot."""
+    host_memory_used_bytes: builtins.int
+    """Memory in use on the whole host, in bytes; 0 for a slot."""
+    @property
+    def sample_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When the RM received the sample."""
+
+    def __init__(
+        self,
+        *,
+        sample_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        cpu_milli: builtins.int = ...,
+        memory_bytes: builtins.int = ...,
+        host_cpu_milli: builtins.int = ...,
+        host_memory_used_bytes: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["sample_time", b"sample_time"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["cpu_milli", b"cpu_milli", "host_cpu_milli", b"host_cpu_milli", "host_memory_used_bytes", b"host_memory_used_bytes", "memory_bytes", b"memory_bytes", "sample_time", b"sample_time"]) -> None: ...
+
+global___UsageSample = UsageSample
 
 @typing.final
 class ListRequestsRequest(google.protobuf.message.Message):

@@ -63,6 +63,11 @@ class ClusterServiceStub(object):
                 request_serializer=finegrain_dot_v1_dot_cluster__pb2.ListSlotsRequest.SerializeToString,
                 response_deserializer=finegrain_dot_v1_dot_cluster__pb2.ListSlotsResponse.FromString,
                 _registered_method=True)
+        self.GetUsage = channel.unary_unary(
+                '/finegrain.v1.ClusterService/GetUsage',
+                request_serializer=finegrain_dot_v1_dot_cluster__pb2.GetUsageRequest.SerializeToString,
+                response_deserializer=finegrain_dot_v1_dot_cluster__pb2.GetUsageResponse.FromString,
+                _registered_method=True)
         self.ListRequests = channel.unary_unary(
                 '/finegrain.v1.ClusterService/ListRequests',
                 request_serializer=finegrain_dot_v1_dot_cluster__pb2.ListRequestsRequest.SerializeToString,
@@ -200,6 +205,13 @@ class ClusterServiceServicer(object):
 
     def ListSlots(self, request, context):
         """Lists the slots that exist, in order of executor and allocation id.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetUsage(self, request, context):
+        """Returns the measured use of an executor or a slot over the last hour.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -374,6 +386,11 @@ def add_ClusterServiceServicer_to_server(servicer, server):
                     servicer.ListSlots,
                     request_deserializer=finegrain_dot_v1_dot_cluster__pb2.ListSlotsRequest.FromString,
                     response_serializer=finegrain_dot_v1_dot_cluster__pb2.ListSlotsResponse.SerializeToString,
+            ),
+            'GetUsage': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetUsage,
+                    request_deserializer=finegrain_dot_v1_dot_cluster__pb2.GetUsageRequest.FromString,
+                    response_serializer=finegrain_dot_v1_dot_cluster__pb2.GetUsageResponse.SerializeToString,
             ),
             'ListRequests': grpc.unary_unary_rpc_method_handler(
                     servicer.ListRequests,
@@ -593,6 +610,33 @@ class ClusterService(object):
             '/finegrain.v1.ClusterService/ListSlots',
             finegrain_dot_v1_dot_cluster__pb2.ListSlotsRequest.SerializeToString,
             finegrain_dot_v1_dot_cluster__pb2.ListSlotsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetUsage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/finegrain.v1.ClusterService/GetUsage',
+            finegrain_dot_v1_dot_cluster__pb2.GetUsageRequest.SerializeToString,
+            finegrain_dot_v1_dot_cluster__pb2.GetUsageResponse.FromString,
             options,
             channel_credentials,
             insecure,

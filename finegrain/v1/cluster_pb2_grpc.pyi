@@ -54,6 +54,12 @@ class ClusterServiceStub:
     ]
     """Lists the slots that exist, in order of executor and allocation id."""
 
+    GetUsage: grpc.UnaryUnaryMultiCallable[
+        finegrain.v1.cluster_pb2.GetUsageRequest,
+        finegrain.v1.cluster_pb2.GetUsageResponse,
+    ]
+    """Returns the measured use of an executor or a slot over the last hour."""
+
     ListRequests: grpc.UnaryUnaryMultiCallable[
         finegrain.v1.cluster_pb2.ListRequestsRequest,
         finegrain.v1.cluster_pb2.ListRequestsResponse,
@@ -223,6 +229,12 @@ class ClusterServiceAsyncStub:
         finegrain.v1.cluster_pb2.ListSlotsResponse,
     ]
     """Lists the slots that exist, in order of executor and allocation id."""
+
+    GetUsage: grpc.aio.UnaryUnaryMultiCallable[
+        finegrain.v1.cluster_pb2.GetUsageRequest,
+        finegrain.v1.cluster_pb2.GetUsageResponse,
+    ]
+    """Returns the measured use of an executor or a slot over the last hour."""
 
     ListRequests: grpc.aio.UnaryUnaryMultiCallable[
         finegrain.v1.cluster_pb2.ListRequestsRequest,
@@ -401,6 +413,14 @@ class ClusterServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[finegrain.v1.cluster_pb2.ListSlotsResponse, collections.abc.Awaitable[finegrain.v1.cluster_pb2.ListSlotsResponse]]:
         """Lists the slots that exist, in order of executor and allocation id."""
+
+    @abc.abstractmethod
+    def GetUsage(
+        self,
+        request: finegrain.v1.cluster_pb2.GetUsageRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[finegrain.v1.cluster_pb2.GetUsageResponse, collections.abc.Awaitable[finegrain.v1.cluster_pb2.GetUsageResponse]]:
+        """Returns the measured use of an executor or a slot over the last hour."""
 
     @abc.abstractmethod
     def ListRequests(

@@ -467,6 +467,7 @@ class SlotStatus(google.protobuf.message.Message):
     DEVICE_CONDITIONS_FIELD_NUMBER: builtins.int
     TIME_LIMIT_FIELD_NUMBER: builtins.int
     REUSE_NUMBER_FIELD_NUMBER: builtins.int
+    USED_FIELD_NUMBER: builtins.int
     allocation_id: builtins.str
     """Identity of the slot; never empty."""
     generation: builtins.int
@@ -528,6 +529,12 @@ class SlotStatus(google.protobuf.message.Message):
     def time_limit(self) -> google.protobuf.duration_pb2.Duration:
         """How long the slot may exist from ALLOCATED or from its last reuse on; absent: no limit."""
 
+    @property
+    def used(self) -> global___SlotUsage:
+        """Measured use of the slot; absent: the executor has not measured the slot yet, or the kernel does not count its use.
+        Only the RM sets this field, in ListSlots and GetExecutor.
+        """
+
     def __init__(
         self,
         *,
@@ -550,9 +557,10 @@ class SlotStatus(google.protobuf.message.Message):
         device_conditions: collections.abc.Iterable[finegrain.v1.devices_pb2.DeviceCondition] | None = ...,
         time_limit: google.protobuf.duration_pb2.Duration | None = ...,
         reuse_number: builtins.int = ...,
+        used: global___SlotUsage | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["allocated_time", b"allocated_time", "assignment", b"assignment", "isolation", b"isolation", "profile", b"profile", "time_limit", b"time_limit"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allocated_time", b"allocated_time", "allocation_id", b"allocation_id", "assignment", b"assignment", "cpu_limit_milli", b"cpu_limit_milli", "cpus", b"cpus", "device_conditions", b"device_conditions", "executor_address", b"executor_address", "executor_id", b"executor_id", "generation", b"generation", "isolation", b"isolation", "job_id", b"job_id", "memory_bytes", b"memory_bytes", "pids_max", b"pids_max", "profile", b"profile", "resize_number", b"resize_number", "resizes", b"resizes", "reuse_number", b"reuse_number", "state", b"state", "time_limit", b"time_limit"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["allocated_time", b"allocated_time", "assignment", b"assignment", "isolation", b"isolation", "profile", b"profile", "time_limit", b"time_limit", "used", b"used"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["allocated_time", b"allocated_time", "allocation_id", b"allocation_id", "assignment", b"assignment", "cpu_limit_milli", b"cpu_limit_milli", "cpus", b"cpus", "device_conditions", b"device_conditions", "executor_address", b"executor_address", "executor_id", b"executor_id", "generation", b"generation", "isolation", b"isolation", "job_id", b"job_id", "memory_bytes", b"memory_bytes", "pids_max", b"pids_max", "profile", b"profile", "resize_number", b"resize_number", "resizes", b"resizes", "reuse_number", b"reuse_number", "state", b"state", "time_limit", b"time_limit", "used", b"used"]) -> None: ...
 
 global___SlotStatus = SlotStatus
 
@@ -664,7 +672,7 @@ global___SlotReport = SlotReport
 
 @typing.final
 class UsageReport(google.protobuf.message.Message):
-    """Measured use of an executor's slots. It is for people and metrics; the RM never uses it for placement."""
+    """Measured use of an executor's slots and host. It is for people and metrics; the RM never uses it for placement."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -672,6 +680,8 @@ class UsageReport(google.protobuf.message.Message):
     MEMORY_BYTES_FIELD_NUMBER: builtins.int
     TASKS_FIELD_NUMBER: builtins.int
     DEVICES_FIELD_NUMBER: builtins.int
+    HOST_FIELD_NUMBER: builtins.int
+    SLOTS_FIELD_NUMBER: builtins.int
     cpu_milli: builtins.int
     """CPU use of all slots over the last interval, in thousandths of a core."""
     memory_bytes: builtins.int
@@ -682,6 +692,14 @@ class UsageReport(google.protobuf.message.Message):
     def devices(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.devices_pb2.DeviceUsage]:
         """Use of devices, as far as their drivers report it."""
 
+    @property
+    def host(self) -> global___HostUsage:
+        """Use of the whole host, by slots and by all other programs; absent: not measured."""
+
+    @property
+    def slots(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SlotUsage]:
+        """Use of each slot, as far as the kernel counts it. Empty in lists, where each slot has its own `used`."""
+
     def __init__(
         self,
         *,
@@ -689,10 +707,157 @@ class UsageReport(google.protobuf.message.Message):
         memory_bytes: builtins.int = ...,
         tasks: builtins.int = ...,
         devices: collections.abc.Iterable[finegrain.v1.devices_pb2.DeviceUsage] | None = ...,
+        host: global___HostUsage | None = ...,
+        slots: collections.abc.Iterable[global___SlotUsage] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cpu_milli", b"cpu_milli", "devices", b"devices", "memory_bytes", b"memory_bytes", "tasks", b"tasks"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["host", b"host"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["cpu_milli", b"cpu_milli", "devices", b"devices", "host", b"host", "memory_bytes", b"memory_bytes", "slots", b"slots", "tasks", b"tasks"]) -> None: ...
 
 global___UsageReport = UsageReport
+
+@typing.final
+class SlotUsage(google.protobuf.message.Message):
+    """Measured use of one slot."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ALLOCATION_ID_FIELD_NUMBER: builtins.int
+    GENERATION_FIELD_NUMBER: builtins.int
+    CPU_MILLI_FIELD_NUMBER: builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: builtins.int
+    PIDS_FIELD_NUMBER: builtins.int
+    allocation_id: builtins.str
+    """The slot; empty in `SlotStatus.used`."""
+    generation: builtins.int
+    """Generation of the slot; 0 in `SlotStatus.used`."""
+    cpu_milli: builtins.int
+    """CPU use over the last interval, in thousandths of a core."""
+    memory_bytes: builtins.int
+    """Memory now, in bytes."""
+    pids: builtins.int
+    """Processes and threads now."""
+    def __init__(
+        self,
+        *,
+        allocation_id: builtins.str = ...,
+        generation: builtins.int = ...,
+        cpu_milli: builtins.int = ...,
+        memory_bytes: builtins.int = ...,
+        pids: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "cpu_milli", b"cpu_milli", "generation", b"generation", "memory_bytes", b"memory_bytes", "pids", b"pids"]) -> None: ...
+
+global___SlotUsage = SlotUsage
+
+@typing.final
+class HostUsage(google.protobuf.message.Message):
+    """Measured use of a whole host, by slots and by all other programs. Rates are averages over the last interval. A value
+    that the host does not report is 0.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CPU_MILLI_FIELD_NUMBER: builtins.int
+    CPUS_FIELD_NUMBER: builtins.int
+    CPU_BUSY_PERCENT_FIELD_NUMBER: builtins.int
+    MEMORY_TOTAL_BYTES_FIELD_NUMBER: builtins.int
+    MEMORY_USED_BYTES_FIELD_NUMBER: builtins.int
+    SWAP_TOTAL_BYTES_FIELD_NUMBER: builtins.int
+    SWAP_USED_BYTES_FIELD_NUMBER: builtins.int
+    DISK_TOTAL_BYTES_FIELD_NUMBER: builtins.int
+    DISK_USED_BYTES_FIELD_NUMBER: builtins.int
+    DISK_READ_BYTES_PER_SECOND_FIELD_NUMBER: builtins.int
+    DISK_WRITE_BYTES_PER_SECOND_FIELD_NUMBER: builtins.int
+    NETWORK_RECEIVE_BYTES_PER_SECOND_FIELD_NUMBER: builtins.int
+    NETWORK_TRANSMIT_BYTES_PER_SECOND_FIELD_NUMBER: builtins.int
+    LOAD_1M_FIELD_NUMBER: builtins.int
+    LOAD_5M_FIELD_NUMBER: builtins.int
+    LOAD_15M_FIELD_NUMBER: builtins.int
+    TEMPERATURES_FIELD_NUMBER: builtins.int
+    cpu_milli: builtins.int
+    """CPU use of all online cpus, in thousandths of a core."""
+    cpus: builtins.str
+    """The online cpus, as a list such as "0-7"."""
+    memory_total_bytes: builtins.int
+    """Memory of the host, in bytes."""
+    memory_used_bytes: builtins.int
+    """Memory in use, without the page cache, in bytes."""
+    swap_total_bytes: builtins.int
+    """Swap space of the host, in bytes."""
+    swap_used_bytes: builtins.int
+    """Swap space in use, in bytes."""
+    disk_total_bytes: builtins.int
+    """Size of the file system of the executor's state directory, in bytes."""
+    disk_used_bytes: builtins.int
+    """Used part of this file system, in bytes."""
+    disk_read_bytes_per_second: builtins.int
+    """Bytes read from all disks, per second."""
+    disk_write_bytes_per_second: builtins.int
+    """Bytes written to all disks, per second."""
+    network_receive_bytes_per_second: builtins.int
+    """Bytes received by all network interfaces except loopback, per second."""
+    network_transmit_bytes_per_second: builtins.int
+    """Bytes sent by all network interfaces except loopback, per second."""
+    load_1m: builtins.float
+    """Average number of processes that ran or waited to run, over the last minute."""
+    load_5m: builtins.float
+    """The same over the last 5 minutes."""
+    load_15m: builtins.float
+    """The same over the last 15 minutes."""
+    @property
+    def cpu_busy_percent(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Percentage of the interval in which each cpu of `cpus` was busy, in rising order of cpus."""
+
+    @property
+    def temperatures(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Temperature]:
+        """The temperature sensors of the host; at most 64."""
+
+    def __init__(
+        self,
+        *,
+        cpu_milli: builtins.int = ...,
+        cpus: builtins.str = ...,
+        cpu_busy_percent: collections.abc.Iterable[builtins.int] | None = ...,
+        memory_total_bytes: builtins.int = ...,
+        memory_used_bytes: builtins.int = ...,
+        swap_total_bytes: builtins.int = ...,
+        swap_used_bytes: builtins.int = ...,
+        disk_total_bytes: builtins.int = ...,
+        disk_used_bytes: builtins.int = ...,
+        disk_read_bytes_per_second: builtins.int = ...,
+        disk_write_bytes_per_second: builtins.int = ...,
+        network_receive_bytes_per_second: builtins.int = ...,
+        network_transmit_bytes_per_second: builtins.int = ...,
+        load_1m: builtins.float = ...,
+        load_5m: builtins.float = ...,
+        load_15m: builtins.float = ...,
+        temperatures: collections.abc.Iterable[global___Temperature] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cpu_busy_percent", b"cpu_busy_percent", "cpu_milli", b"cpu_milli", "cpus", b"cpus", "disk_read_bytes_per_second", b"disk_read_bytes_per_second", "disk_total_bytes", b"disk_total_bytes", "disk_used_bytes", b"disk_used_bytes", "disk_write_bytes_per_second", b"disk_write_bytes_per_second", "load_15m", b"load_15m", "load_1m", b"load_1m", "load_5m", b"load_5m", "memory_total_bytes", b"memory_total_bytes", "memory_used_bytes", b"memory_used_bytes", "network_receive_bytes_per_second", b"network_receive_bytes_per_second", "network_transmit_bytes_per_second", b"network_transmit_bytes_per_second", "swap_total_bytes", b"swap_total_bytes", "swap_used_bytes", b"swap_used_bytes", "temperatures", b"temperatures"]) -> None: ...
+
+global___HostUsage = HostUsage
+
+@typing.final
+class Temperature(google.protobuf.message.Message):
+    """One temperature sensor of a host."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SENSOR_FIELD_NUMBER: builtins.int
+    CELSIUS_FIELD_NUMBER: builtins.int
+    sensor: builtins.str
+    """Name of the sensor, such as "coretemp/Package id 0"."""
+    celsius: builtins.float
+    """The temperature, in degrees Celsius."""
+    def __init__(
+        self,
+        *,
+        sensor: builtins.str = ...,
+        celsius: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["celsius", b"celsius", "sensor", b"sensor"]) -> None: ...
+
+global___Temperature = Temperature
 
 @typing.final
 class ItemError(google.protobuf.message.Message):

@@ -1,4 +1,4 @@
-"""Describes the measured use of slots, and the capacity of NUMA nodes."""
+"""Describes the measured use of slots, devices and hosts, and the capacity of NUMA nodes."""
 
 from __future__ import annotations
 
@@ -9,15 +9,70 @@ from finegrain.mapping.value import Value
 
 
 @dataclass(frozen=True, slots=True)
+class Temperature(Value):
+    """One temperature sensor of a host, such as "coretemp/Package id 0"."""
+
+    sensor: str
+    celsius: float
+
+
+@dataclass(frozen=True, slots=True)
+class HostUsage(Value):
+    """Measured use of a whole host, by slots and by all other programs.
+
+    Rates are averages over the last interval of some seconds. A value that the host does not report
+    is 0.
+
+    Attributes:
+        cpu_milli: thousandths of a core, over all online cpus.
+        cpus: the online cpus, as a list such as "0-7".
+        cpu_busy_percent: how busy each cpu of `cpus` was, in rising order of cpus.
+        memory_used_bytes: memory in use, without the page cache.
+        disk_total_bytes: size of the file system of the executor's state directory.
+        disk_used_bytes: used part of this file system.
+        network_receive_bytes_per_second: by all interfaces except loopback.
+        load_1m: average number of processes that ran or waited to run, over the last minute.
+    """
+
+    cpu_milli: int = 0
+    cpus: str = ""
+    cpu_busy_percent: tuple[int, ...] = ()
+    memory_total_bytes: int = 0
+    memory_used_bytes: int = 0
+    swap_total_bytes: int = 0
+    swap_used_bytes: int = 0
+    disk_total_bytes: int = 0
+    disk_used_bytes: int = 0
+    disk_read_bytes_per_second: int = 0
+    disk_write_bytes_per_second: int = 0
+    network_receive_bytes_per_second: int = 0
+    network_transmit_bytes_per_second: int = 0
+    load_1m: float = 0.0
+    load_5m: float = 0.0
+    load_15m: float = 0.0
+    temperatures: tuple[Temperature, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SlotUsage(Value):
+    """Measured use of one slot. It may differ from the booked amounts."""
+
+    cpu_milli: int
+    memory_bytes: int
+    pids: int
+
+
+@dataclass(frozen=True, slots=True)
 class Usage(Value):
-    """Measured use of slots. It may differ from the booked amounts."""
+    """Measured use of the slots of an executor, and of its whole host.
+
+    `host` is None if the host was not measured, or if the use is of several executors.
+    """
 
     cpu_milli: int = 0
     memory_bytes: int = 0
     tasks: int = 0
-
-
-NO_USAGE = Usage()
+    host: HostUsage | None = None
 
 
 @dataclass(frozen=True, slots=True)

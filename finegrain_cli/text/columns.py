@@ -158,8 +158,19 @@ def _best_effort(row: Row) -> str:
 
 
 def _used(row: Row) -> str:
+    """Returns the measured use of an executor's slots, or of a slot."""
     used = row["used"]
+    if used is None:
+        return "-"
     return f"{format_cpu(used['cpu_milli'])}, {format_bytes(used['memory_bytes'])}"
+
+
+def _host_used(row: Row) -> str:
+    host = row["used"]["host"]
+    if host is None:
+        return "-"
+    memory = f"{format_bytes(host['memory_used_bytes'])}/{format_bytes(host['memory_total_bytes'])}"
+    return f"{format_cpu(host['cpu_milli'])}, {memory}, load {host['load_1m']:.1f}"
 
 
 def _executor_state(row: Row) -> str:
@@ -223,6 +234,7 @@ EXECUTORS = (
     Column("ports", _ports, wide=True, right=True),
     Column("best-effort cpu", _best_effort, wide=True, right=True),
     Column("used", _used, wide=True),
+    Column("used on host", _host_used, wide=True),
     Column("reserved", lambda row: amounts_text(row["reserved"]), wide=True),
     Column("default slot", lambda row: profile_text(row["default_slot_profile"]), wide=True),
     Column("isolation", _isolation, wide=True),
@@ -278,6 +290,7 @@ SLOTS = (
     Column("numa", nodes_text, wide=True),
     Column("preferences not met", notes_text, wide=True),
     Column("resize waits because", _resize_reasons, wide=True),
+    Column("used", _used, wide=True),
     Column("isolation", _isolation, wide=True),
     Column("devices", _slot_devices, wide=True),
 )

@@ -69,7 +69,7 @@ def pending_rows(found: Providers) -> list[dict[str, Any]]:
             "available": {},
             "allocated": {},
             "reserved": {},
-            "used": {"cpu_milli": 0, "memory_bytes": 0, "tasks": 0},
+            "used": {"cpu_milli": 0, "memory_bytes": 0, "tasks": 0, "host": None},
             "default_slot_profile": None,
             "labels": labels.get(each.shape, {}),
             "provided_as": each.shape,

@@ -23,6 +23,7 @@ from resource_manager.engine.explain.paused import Paused
 from resource_manager.engine.explain.provisions import providers_view
 from resource_manager.engine.explain.topology import topology_view
 from resource_manager.engine.explain.waiting_reasons import jobs_waiting_since
+from resource_manager.engine.lifecycle.known import known_host, known_request
 from resource_manager.engine.model.entities import ClusterEvent, Executor
 from resource_manager.engine.model.events import (
     DrainRequested,
@@ -37,6 +38,7 @@ from resource_manager.service.device_service import DeviceCalls
 from resource_manager.service.engine_driver import now
 from resource_manager.service.groups_service import GroupCalls
 from resource_manager.service.host_policy_service import HostPolicyCalls
+from resource_manager.service.measured_use import MeasuredUse
 from resource_manager.service.paging import key_of, page_size, token_of
 from resource_manager.service.privacy import hide_private_fields
 from resource_manager.service.runner import Runner
@@ -67,8 +69,9 @@ class About:
 class ClusterServicer(DeviceCalls, GroupCalls, HostPolicyCalls, ClusterServiceServicer):
     """ClusterService; protos/finegrain/v1/cluster.proto documents each call."""
 
-    def __init__(self, runner: Runner, hub: WatchHub, about: About) -> None:
+    def __init__(self, runner: Runner, hub: WatchHub, about: About, measured: MeasuredUse) -> None:
         self._runner = runner
+        self._measured = measured
         self._hub = hub
         self._about = about
 
@@ -88,7 +91,7 @@ class ClusterServicer(DeviceCalls, GroupCalls, HostPolicyCalls, ClusterServiceSe
         def read(state: State) -> cluster_pb2.ListExecutorsResponse:
             page = lists.list_executors(state, after=str(after), limit=limit)
             return cluster_pb2.ListExecutorsResponse(
-                executors=[encoding.executor_status(view) for view in page.items],
+                executors=[self._executor(view) for view in page.items],
                 next_page_token=token_of((page.next_key,) if page.next_key is not None else None),
             )
 
@@ -105,8 +108,8 @@ class ClusterServicer(DeviceCalls, GroupCalls, HostPolicyCalls, ClusterServiceSe
             # The limit covers all slots of the executor, because this call has no pages.
             slots = lists.list_slots(state, executor_id=executor_id, limit=view.slots + 1).items
             return cluster_pb2.GetExecutorResponse(
-                executor=encoding.executor_status(view, with_topology=True),
-                slots=encoding.write.each(slots_pb2.SlotStatus, slots),
+                executor=self._executor(view, with_topology=True),
+                slots=self._slots(slots),
             )
 
         return await self._read(read)
@@ -140,11 +143,37 @@ class ClusterServicer(DeviceCalls, GroupCalls, HostPolicyCalls, ClusterServiceSe
                 limit=limit,
             )
             return cluster_pb2.ListSlotsResponse(
-                slots=encoding.write.each(slots_pb2.SlotStatus, page.items),
+                slots=self._slots(page.items),
                 next_page_token=token_of(page.next_key),
             )
 
         return await self._read(read, items=limit)
+
+    async def GetUsage(
+        self, request: cluster_pb2.GetUsageRequest, context: Any
+    ) -> cluster_pb2.GetUsageResponse:
+        """See the protocol."""
+        executor_id = request.executor_id and check_id("executor_id", request.executor_id)
+        allocation_id = request.allocation_id and check_id("allocation_id", request.allocation_id)
+        if bool(executor_id) == bool(allocation_id):
+            raise InvalidArgument(
+                "executor_id", executor_id, "an executor, or else a slot in allocation_id"
+            )
+
+        def read(state: State) -> cluster_pb2.GetUsageResponse:
+            if executor_id:
+                known_host(state.hosts, executor_id)
+                samples = self._measured.samples_of_executor(executor_id)
+                return cluster_pb2.GetUsageResponse(executor_id=executor_id, samples=samples)
+            slot = state.slots.of(known_request(state.requests, allocation_id))
+            if slot is None:
+                return cluster_pb2.GetUsageResponse()
+            samples = self._measured.samples_of_slot(
+                slot.executor_id, slot.allocation_id, slot.generation
+            )
+            return cluster_pb2.GetUsageResponse(executor_id=slot.executor_id, samples=samples)
+
+        return await self._read(read)
 
     async def ListRequests(
         self, request: cluster_pb2.ListRequestsRequest, context: Any
@@ -330,8 +359,20 @@ class ClusterServicer(DeviceCalls, GroupCalls, HostPolicyCalls, ClusterServiceSe
         """See the protocol."""
         return await self._read(advice_wanted(request, now().monotonic_ms))
 
+    def _executor(
+        self, view: lists.ExecutorView, *, with_topology: bool = False
+    ) -> cluster_pb2.ExecutorStatus:
+        used = self._measured.of_executor(view.executor.executor_id)
+        return encoding.executor_status(view, used, with_topology=with_topology)
+
+    def _slots(self, views: Sequence[lists.SlotView]) -> list[slots_pb2.SlotStatus]:
+        slots = encoding.write.each(slots_pb2.SlotStatus, views)
+        self._measured.add_to_slots(slots)
+        return slots
+
     def _cluster(self, state: State) -> Paused[cluster_pb2.GetClusterResponse]:
         view = yield from cluster_view(state)
+        present = [name for name, host in state.hosts.items() if not host.executor.lost]
         return encoding.write(
             cluster_pb2.GetClusterResponse,
             view,
@@ -339,6 +380,7 @@ class ClusterServicer(DeviceCalls, GroupCalls, HostPolicyCalls, ClusterServiceSe
             software_version=self._about.software_version,
             start_time=timestamp_ms_to_proto(self._about.start_time_ms),
             protocol_version=decoding.PROTOCOL_VERSION,
+            used=self._measured.sum_of(present),
         )
 
     async def _events(self, start: int, limit: int, subject: str) -> list[ClusterEvent]:
@@ -348,7 +390,7 @@ class ClusterServicer(DeviceCalls, GroupCalls, HostPolicyCalls, ClusterServiceSe
 
     async def _status(self, executor_id: str) -> cluster_pb2.ExecutorStatus:
         return await self._read(
-            lambda state: encoding.executor_status(lists.executor_view(state, executor_id))
+            lambda state: self._executor(lists.executor_view(state, executor_id))
         )
 
     async def _read(self, fn: Callable[[State], T], *, items: int = 1) -> T:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from finegrain.errors import InvalidArgument
@@ -11,14 +12,14 @@ from finegrain.rpc.wire_devices import (
     condition_to_proto,
     device_to_proto,
     link_to_proto,
-    usages_to_proto,
 )
-from finegrain.v1 import cluster_pb2
+from finegrain.v1 import cluster_pb2, devices_pb2, slots_pb2
 from resource_manager.engine.explain.devices import DeviceView, ExecutorDevices, list_devices
 from resource_manager.engine.model.entities import Cordon
 from resource_manager.engine.model.events import DeviceCordoned, DeviceUncordoned
 from resource_manager.engine.state import State
 from resource_manager.service.audit import audited
+from resource_manager.service.measured_use import MeasuredUse
 from resource_manager.service.paging import key_of, page_size, token_of
 from resource_manager.service.runner import Runner
 
@@ -30,6 +31,7 @@ class DeviceCalls:
     """The part of ClusterService about devices."""
 
     _runner: Runner
+    _measured: MeasuredUse
 
     async def ListDevices(
         self, request: cluster_pb2.ListDevicesRequest, context: Any
@@ -42,7 +44,10 @@ class DeviceCalls:
         def read(state: State) -> cluster_pb2.ListDevicesResponse:
             page = list_devices(state, executor_id=executor_id, after=str(after), limit=limit)
             return cluster_pb2.ListDevicesResponse(
-                executors=[_devices_to_proto(each) for each in page.items],
+                executors=[
+                    _devices_to_proto(each, self._measured.whole_report(each.executor_id))
+                    for each in page.items
+                ],
                 next_page_token=token_of((page.next_key,) if page.next_key is not None else None),
             )
 
@@ -81,16 +86,21 @@ def _name(device: str) -> str:
     return check_text("device", device, longest=NAME_LENGTH_MAX)
 
 
-def _devices_to_proto(one: ExecutorDevices) -> cluster_pb2.ExecutorDevices:
+def _devices_to_proto(
+    one: ExecutorDevices, measured: slots_pb2.UsageReport
+) -> cluster_pb2.ExecutorDevices:
+    usages = {(each.type, each.uuid): each for each in measured.devices}
     return cluster_pb2.ExecutorDevices(
         executor_id=one.executor_id,
-        devices=[_device_to_proto(each) for each in one.devices],
+        devices=[_device_to_proto(each, usages) for each in one.devices],
         links=[link_to_proto(each) for each in one.links],
         fake=one.fake,
     )
 
 
-def _device_to_proto(one: DeviceView) -> cluster_pb2.DeviceStatus:
+def _device_to_proto(
+    one: DeviceView, usages: Mapping[tuple[str, str], devices_pb2.DeviceUsage]
+) -> cluster_pb2.DeviceStatus:
     return cluster_pb2.DeviceStatus(
         device=device_to_proto(one.device),
         problem=one.problem,
@@ -107,5 +117,5 @@ def _device_to_proto(one: DeviceView) -> cluster_pb2.DeviceStatus:
             for each in one.uses
         ],
         condition=None if one.condition is None else condition_to_proto(one.condition),
-        usage=None if one.usage is None else usages_to_proto([one.usage])[0],
+        usage=usages.get((one.device.type, one.device.uuid)),
     )

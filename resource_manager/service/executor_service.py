@@ -9,7 +9,6 @@ from finegrain.errors import InvalidArgument, PermissionDenied, Reason
 from finegrain.ids import check_id
 from finegrain.rpc.access import current_caller
 from finegrain.rpc.wire import duration_ms_to_proto
-from finegrain.rpc.wire_devices import usages_from_proto
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from resource_manager.engine.model.events import (
     DrainRequested,
@@ -20,6 +19,7 @@ from resource_manager.engine.model.events import (
 )
 from resource_manager.service.identities.epochs import EpochClaims, EpochProofs
 from resource_manager.service.identities.members import Members
+from resource_manager.service.measured_use import MeasuredUse, check_usage
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.runner import Runner
 from resource_manager.service.wire import decoding, encoding
@@ -60,7 +60,9 @@ class ExecutorCalls:
         terms: ExecutorTerms,
         members: Members,
         proofs: EpochProofs,
+        *,
         metrics: ResourceManagerMetrics,
+        measured: MeasuredUse,
     ) -> None:
         self._runner = runner
         self._proofs = proofs
@@ -68,6 +70,7 @@ class ExecutorCalls:
         self._members = members
         self._terms = terms
         self._metrics = metrics
+        self._measured = measured
 
     async def RegisterExecutor(
         self, request: rm_pb2.RegisterExecutorRequest, context: Any
@@ -105,12 +108,9 @@ class ExecutorCalls:
         if believed is None:
             return rm_pb2.ReportSlotsResponse(rm_epoch=self._runner.rm_epoch, register_again=True)
         report = replace(report, rm_epoch=believed)
-        used = decoding.usage(request.usage, "usage")
-        device_usage = usages_from_proto(request.usage.devices, "usage.devices")
+        check_usage(request.usage, "usage")
         answer: ReportAnswer = await self._runner.submit(
-            lambda at: SlotsReported(
-                at, executor_id, instance_id, number, report, used, device_usage
-            ),
+            lambda at: SlotsReported(at, executor_id, instance_id, number, report),
             urgent=True,
             items=1 + len(report.slots),
         )
@@ -120,6 +120,9 @@ class ExecutorCalls:
         else:
             taken = answer.acknowledged_report_number == report.report_number
             result = "applied" if taken else "stale"
+            # A stale report may have older measurements than the last one.
+            if taken and request.HasField("usage"):
+                self._measured.reported(executor_id, request.usage)
         self._metrics.slot_reports.labels(result).inc()
         rm_epoch = self._runner.rm_epoch
         is_new = request.report.rm_epoch != rm_epoch

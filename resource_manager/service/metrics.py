@@ -333,7 +333,7 @@ class ResourceManagerMetrics:
 
         Args:
             executor_id: the executor.
-            state: total, reserved, allocated or used.
+            state: total, reserved, allocated, used (by slots) or host_used (by all programs).
             amounts: the amounts in this state. Memory is the sum of all memory dimensions.
         """
         memory = amounts.get(MEMORY_BYTES, 0) + sum(amounts.get(part, 0) for part in MEMORY_PARTS)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from finegrain.resources import CPU_MILLI, EXTENDED_PREFIX, MEMORY_BYTES
+from finegrain.v1 import slots_pb2
 from finegrain.values.states import ExecutorState
 from resource_manager.engine.explain.cluster import cluster_view
 from resource_manager.engine.explain.paused import Paused
@@ -16,6 +17,7 @@ from resource_manager.engine.state import State
 from resource_manager.service.device_metrics import device_gauges, observe_devices
 from resource_manager.service.group_metrics import observe_groups
 from resource_manager.service.groups_service import views_at
+from resource_manager.service.measured_use import MeasuredUse
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.runner import Runner
 
@@ -24,7 +26,10 @@ HOSTS_AT_ONCE = 50
 
 
 async def observe_state(
-    metrics: ResourceManagerMetrics, runner: Runner, clock: Callable[[], Instant]
+    metrics: ResourceManagerMetrics,
+    runner: Runner,
+    measured: MeasuredUse,
+    clock: Callable[[], Instant],
 ) -> None:
     """Sets every gauge that follows from the state, in several reads.
 
@@ -33,13 +38,14 @@ async def observe_state(
     Args:
         metrics: the gauges.
         runner: reads the state.
+        measured: the measured use of the executors.
         clock: returns the current time.
     """
     names = await runner.read_in_slices(lambda state: observe_cluster(metrics, state, clock))
     # Use small reads, so that a scrape of a large cluster does not delay the writer.
     for start in range(0, len(names), HOSTS_AT_ONCE):
         some = names[start : start + HOSTS_AT_ONCE]
-        await runner.read(partial(observe_hosts, metrics, some, clock))
+        await runner.read(partial(observe_hosts, metrics, some, measured, clock))
 
 
 def observe_cluster(
@@ -91,6 +97,7 @@ def observe_cluster(
 def observe_hosts(
     metrics: ResourceManagerMetrics,
     names: Iterable[str],
+    measured: MeasuredUse,
     clock: Callable[[], Instant],
     state: State,
 ) -> None:
@@ -99,18 +106,21 @@ def observe_hosts(
     Args:
         metrics: the gauges.
         names: the executors.
+        measured: the measured use of the executors.
         clock: returns the current time.
         state: the engine's state.
     """
     at = clock()
     for name in names:
         if (host := state.hosts.get(name)) is not None:
-            _observe_host(metrics, host, at)
+            _observe_host(metrics, host, measured.of_executor(name), at)
 
 
-def _observe_host(metrics: ResourceManagerMetrics, host: Host, at: Instant) -> None:
+def _observe_host(
+    metrics: ResourceManagerMetrics, host: Host, used: slots_pb2.UsageReport, at: Instant
+) -> None:
     executor, name = host.executor, host.host_id
-    known, used = executor.registration, executor.used
+    known, on_host = executor.registration, used.host
     metrics.executor_up.labels(name).set(executor.state is ExecutorState.ACTIVE)
     age_ms = max(0, at.monotonic_ms - executor.report_at_ms)
     metrics.heartbeat_age.labels(name).set(age_ms / 1000)
@@ -121,6 +131,10 @@ def _observe_host(metrics: ResourceManagerMetrics, host: Host, at: Instant) -> N
         ("reserved", known.reserved),
         ("allocated", host.booked),
         ("used", used_amounts),
+        (
+            "host_used",
+            {CPU_MILLI: on_host.cpu_milli, MEMORY_BYTES: on_host.memory_used_bytes},
+        ),
     ):
         metrics.set_amounts(name, state, amounts)
     for dimension, total in host.total.items():

@@ -64,7 +64,7 @@ EXECUTORS = codec(
     parts="registration",
     unstored=(
         "state report_number report_at_ms report_time_ms reported_available "
-        "cpu_state device_conditions used device_usage command_number drain_deadline_at_ms"
+        "cpu_state device_conditions command_number drain_deadline_at_ms"
     ),
 )
 

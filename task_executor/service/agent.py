@@ -52,7 +52,7 @@ every `CONFLICT_PAUSE_S` seconds.
 """
 
 Registration = Callable[[slots_pb2.SlotReport], resource_manager_pb2.RegisterExecutorRequest]
-Measure = Callable[[], Awaitable[slots_pb2.UsageReport]]
+Measure = Callable[[], Awaitable[slots_pb2.UsageReport | None]]
 Clock = Callable[[], float]
 
 log = get_logger(__name__)

@@ -30,6 +30,7 @@ from finegrain.rpc.wire_devices import condition_to_proto
 from finegrain.topology import printable
 from finegrain.v1 import cpus_pb2, resources_pb2, slots_pb2, task_executor_pb2
 from finegrain.values.bounds import AMOUNT_MAX
+from finegrain.values.usage import HostUsage, Temperature
 from task_executor.engine.cpu_ledger import CpuConditions, HostCpus
 from task_executor.engine.report_log import NumberedState
 from task_executor.engine.slots import EndedSlot, Slot
@@ -132,7 +133,7 @@ write = Writer(
             parts="spec",
             # Until a resize is confirmed, reports contain the old size.
             kept=("accepted becoming end_reason limited_since_ms spec.owner spec.target_address"),
-            unset="executor_id executor_address resizes device_conditions",
+            unset="executor_id executor_address resizes device_conditions used",
         ),
         Writing(
             NumberedState,
@@ -198,6 +199,8 @@ write = Writer(
             given="numa time_shared",
             kept="pools memory_nodes",
         ),
+        Writing(HostUsage, slots_pb2.HostUsage),
+        Writing(Temperature, slots_pb2.Temperature),
         Writing(NumaCapacity, cpus_pb2.NumaCapacity, {"numa_node_id": "id"}),
         Writing(
             CpuConditions,

@@ -43,6 +43,7 @@ from task_executor.engine.slots import CarveState
 from task_executor.engine.squeeze import cpu_locations
 from task_executor.host.boot_clock import boot_seconds
 from task_executor.host.helper_messages import HelperInfo
+from task_executor.host.host_use import HostMeter
 from task_executor.service.agent import Agent
 from task_executor.service.checkpoint import ENDPOINT_FILE
 from task_executor.service.commands import CommandRunner
@@ -126,7 +127,7 @@ class Front:
         self.keeper.on_carve = self.metrics.carve_ended
         self.keeper.on_free = self.metrics.free_ended
         self.keeper.on_resize = self.metrics.resize_ended
-        self.meter = Meter(self.keeper)
+        self.meter = Meter(self.keeper, HostMeter(prepared.directory.path))
         self.runner = TaskRunner(self.keeper, options, prepared.users, prepared.task_root)
         operator_calls = OperatorCalls(self.keeper, self.runner)
         self.slot_sockets = SlotSockets(self.keeper, operator_calls, prepared.slot_sockets)
@@ -483,9 +484,10 @@ class Front:
         )
         self.metrics_address = await self._metrics_server.start()
 
-    async def _measure(self) -> slots_pb2.UsageReport:
+    async def _measure(self) -> slots_pb2.UsageReport | None:
         report = await self.meter.report()
-        report.devices.extend(usages_to_proto(self.device_watch.usages))
+        if report is not None:
+            report.devices.extend(usages_to_proto(self.device_watch.usages))
         return report
 
     async def _refresh_metrics(self) -> None:

@@ -24,7 +24,7 @@ from finegrain.resources import (
     Amounts,
     devices_or_bytes,
 )
-from finegrain.values.usage import DeviceUsage
+from finegrain.values.usage import DeviceUsage, HostUsage
 from task_executor.engine.cpu_ledger import CpuLedger
 from task_executor.engine.slots import CarveState
 from task_executor.service.agent import AgentState
@@ -71,7 +71,8 @@ class ExecutorMetrics:
     def _define_amounts(self, registry: CollectorRegistry) -> None:
         self.cpu_cores = Gauge(
             "finegrain_executor_cpu_cores",
-            "CPU cores: total, reserved for the system, allocated to slots, used by slots.",
+            "CPU cores: total, reserved for the system, allocated to slots, used by slots, used by"
+            " all programs of the host (host_used).",
             ("state",),
             registry=registry,
         )
@@ -95,8 +96,20 @@ class ExecutorMetrics:
         )
         self.memory_bytes = Gauge(
             "finegrain_executor_memory_bytes",
-            "Memory by pool: total, reserved for the system, allocated to slots, used by slots.",
+            "Memory by pool: total, reserved for the system, allocated to slots, used by slots, "
+            "used by all programs of the host (host_used).",
             ("pool", "state"),
+            registry=registry,
+        )
+        self.host_load = Gauge(
+            "finegrain_executor_host_load_average",
+            "Average number of processes that ran or waited to run on the host, over a minute.",
+            registry=registry,
+        )
+        self.host_temperature = Gauge(
+            "finegrain_executor_host_temperature_celsius",
+            "Temperature of the host, by sensor.",
+            ("sensor",),
             registry=registry,
         )
         self.extended = Gauge(
@@ -312,6 +325,8 @@ class ExecutorMetrics:
         if measured.counted:
             self.cpu_cores.labels("used").set(measured.cpu_milli / 1000)
             self.memory_bytes.labels("all", "used").set(measured.memory_bytes)
+        if measured.host is not None:
+            self._set_host(measured.host)
         states = [slot.state for slot in table]
         for state in CarveState:
             self.slots.labels(state.value.lower()).set(states.count(state))
@@ -324,6 +339,14 @@ class ExecutorMetrics:
         # A counter can only be increased, so add the difference to the last scrape.
         self.reports.inc(agent.reports_sent - self._reports_counted)
         self._reports_counted = agent.reports_sent
+
+    def _set_host(self, host: HostUsage) -> None:
+        self.cpu_cores.labels("host_used").set(host.cpu_milli / 1000)
+        self.memory_bytes.labels("all", "host_used").set(host.memory_used_bytes)
+        self.host_load.set(host.load_1m)
+        self.host_temperature.clear()
+        for each in host.temperatures:
+            self.host_temperature.labels(each.sensor).set(each.celsius)
 
     def update_devices(
         self,

@@ -50,6 +50,7 @@ ANSWERS: dict[type, type[Message]] = {
     status.JobStatus: cluster_pb2.JobStatus,
     status.TaskStatus: te.TaskStatus,
     topology.TopologyReport: cluster_pb2.GetTopologyResponse,
+    status.UsageHistory: cluster_pb2.GetUsageResponse,
 }
 GIVEN: dict[type, dict[str, Any]] = {
     advice.ThreadAdvice: {"job_id": "7"},

@@ -53,6 +53,7 @@ from finegrain_client.types.status import (
     SlotStatus,
     TaskResult,
     TaskStatus,
+    UsageHistory,
 )
 from finegrain_client.types.topology import TopologyReport
 
@@ -989,6 +990,19 @@ class Cluster(LoopOwner[AsyncCluster]):
             NotFound: EXECUTOR_UNKNOWN: there is no such executor.
         """
         return self.loop.run(self.inner.topology(executor_id))
+
+    def usage(self, *, executor_id: str = "", allocation_id: str = "") -> UsageHistory:
+        """Returns the measured use of an executor or a slot over the last hour.
+
+        Args:
+            executor_id: the executor; empty: `allocation_id` names a slot.
+            allocation_id: the slot; empty: `executor_id` names an executor.
+
+        Raises:
+            NotFound: EXECUTOR_UNKNOWN, ALLOCATION_UNKNOWN: there is no such executor or request.
+            InvalidArgument: both are empty, or neither is.
+        """
+        return self.loop.run(self.inner.usage(executor_id=executor_id, allocation_id=allocation_id))
 
     def host_policy(self, executor_id: str | None) -> HostPolicyStatus:
         """Returns the policy settings of an executor's host.

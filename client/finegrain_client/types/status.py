@@ -28,7 +28,7 @@ from finegrain.values.states import (
     SlotState,
     TaskState,
 )
-from finegrain.values.usage import Usage
+from finegrain.values.usage import SlotUsage, Usage
 
 StreamName = Literal["stdout", "stderr"]
 
@@ -76,6 +76,8 @@ class SlotStatus(Value):
     # longest time in seconds from `allocated_time` or the last reuse on; None: no limit
     time_limit_s: float | None = None
     reuse_number: int = 0  # how often the slot was reused; counted only with a time limit
+    # None: not measured yet, or the kernel does not count it; only `Cluster` reads it
+    used: SlotUsage | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +188,32 @@ class ExecutorStatus(Value):
     protocol_version: str = ""
     topology: Mapping[str, Any] | None = None
     slot_list: tuple[SlotStatus, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UsageSample(Value):
+    """Measured use at one moment.
+
+    `cpu_milli` and `memory_bytes` are of a slot, or of all slots of an executor. The other two
+    amounts are of the whole host, and 0 for a slot.
+    """
+
+    sample_time: datetime | None
+    cpu_milli: int
+    memory_bytes: int
+    host_cpu_milli: int
+    host_memory_used_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class UsageHistory(Value):
+    """Measured use over the last hour, the oldest sample first.
+
+    `executor_id` is empty if the request has no slot now.
+    """
+
+    executor_id: str
+    samples: tuple[UsageSample, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

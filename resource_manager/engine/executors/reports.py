@@ -105,10 +105,6 @@ def slots_reported(state: State, event: SlotsReported) -> ReportAnswer:
         return ReportAnswer(register_again=True)
     executor = host.executor
     result = adopt_report(state, host, event.report)
-    # A report that was not adopted may have older usage figures than the adopted report.
-    if result.adopted:
-        executor.used = event.used
-        executor.device_usage = event.device_usage
     # Reports arrive, but commands do not reach the executor. The report itself is valid, so it was
     # adopted first.
     if delivery_overdue(state.journal, state.settings, host):

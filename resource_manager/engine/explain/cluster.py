@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from finegrain.resources import increase
 from finegrain.values.states import ExecutorState
-from finegrain.values.usage import Usage
 from resource_manager.engine.explain.paused import PART, Paused
 from resource_manager.engine.explain.waiting_reasons import pending_by_reason
 from resource_manager.engine.state import State
@@ -24,7 +23,6 @@ class ClusterView:
     reserved: dict[str, int]
     allocated: dict[str, int]
     available: dict[str, int]
-    used: Usage
     executors: dict[str, int]  # by "active", "unconfirmed", "lost", "draining", "unreachable"
     pending_requests: dict[str, int]  # number of queued requests, by primary reason
     slots: int
@@ -39,7 +37,6 @@ def cluster_view(state: State) -> Paused[ClusterView]:
     reserved: dict[str, int] = {}
     allocated: dict[str, int] = {}
     available: dict[str, int] = {}
-    cpu_milli = memory_bytes = tasks = 0
     counts = dict.fromkeys([*(each.value.lower() for each in ExecutorState)], 0)
     counts |= {"draining": 0, "unreachable": 0}
     # Iterate over a copy, because executors may register or be deleted during a pause.
@@ -54,9 +51,6 @@ def cluster_view(state: State) -> Paused[ClusterView]:
             increase(allocated, host.booked)
             if host.eligible:
                 increase(available, host.free())
-            cpu_milli += executor.used.cpu_milli
-            memory_bytes += executor.used.memory_bytes
-            tasks += executor.used.tasks
         if at % PART == 0:
             yield
     pending = yield from pending_by_reason(state)
@@ -65,7 +59,6 @@ def cluster_view(state: State) -> Paused[ClusterView]:
         reserved=_without_zeros(reserved),
         allocated=_without_zeros(allocated),
         available=_without_zeros(available),
-        used=Usage(cpu_milli, memory_bytes, tasks),
         executors=counts,
         pending_requests=pending,
         slots=len(state.slots),

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from finegrain.devices.condition import DeviceCondition
 from finegrain.devices.device import Device, DeviceLink, DeviceShare
-from finegrain.values.usage import DeviceUsage
 from resource_manager.engine.explain.lists import Page
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.lifecycle.known import known_host
@@ -35,7 +34,6 @@ class DeviceView:
         uses: the slots that use the device, each with its share.
         condition: the condition that the executor last reported; None: no report since the
             registration had a condition.
-        usage: the measured usage; None: the driver does not report usage.
     """
 
     device: Device
@@ -45,7 +43,6 @@ class DeviceView:
     available: dict[str, int]
     uses: list[DeviceUse]
     condition: DeviceCondition | None = None
-    usage: DeviceUsage | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +94,6 @@ def devices_of(host: Host) -> ExecutorDevices:
             uses.setdefault((share.type, share.uuid), []).append(DeviceUse(slot, share))
     cordoned = {(each.type, each.uuid) for each in host.cordons}
     conditions = {(each.type, each.uuid): each for each in host.executor.device_conditions}
-    usages = {(each.type, each.uuid): each for each in host.executor.device_usage}
     views = []
     for at, device in enumerate(ledger.layout.devices):
         key_of_device = (device.type, device.uuid)
@@ -110,7 +106,6 @@ def devices_of(host: Host) -> ExecutorDevices:
                 {name: amount for name, amount in ledger.free(at).items() if amount},
                 uses.get(key_of_device, []),
                 conditions.get(key_of_device),
-                usages.get(key_of_device),
             )
         )
     return ExecutorDevices(host.host_id, views, ledger.layout.host.links, ledger.layout.host.fake)

@@ -26,7 +26,6 @@ from finegrain.values.states import (
     RequestState,
     SlotState,
 )
-from finegrain.values.usage import NO_USAGE, DeviceUsage, Usage
 from resource_manager.engine.model.durations import Durations
 
 SlotKey = tuple[str, int]
@@ -417,8 +416,6 @@ class Executor:
     reported_available: Amounts | None = None
     cpu_state: CpuState = NO_CPU_STATE
     device_conditions: tuple[DeviceCondition, ...] = ()  # the conditions in the last full report
-    used: Usage = NO_USAGE
-    device_usage: tuple[DeviceUsage, ...] = ()
     command_number: int = 0
     drain_deadline_at_ms: int | None = None
 

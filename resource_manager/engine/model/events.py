@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from finegrain.cpu_policy import HostPolicy
 from finegrain.resources import ResourceProfile
 from finegrain.values.outcomes import ItemOutcome
-from finegrain.values.usage import NO_USAGE, DeviceUsage, Usage
 from resource_manager.engine.model.entities import (
     GangSpec,
     Instant,
@@ -238,8 +237,6 @@ class SlotsReported:
     instance_id: str
     registration_number: int
     report: Report
-    used: Usage = NO_USAGE
-    device_usage: tuple[DeviceUsage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,6 @@ from finegrain.values.bounds import (
 )
 from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.states import SlotState
-from finegrain.values.usage import Usage
 from resource_manager.engine.model.entities import Registration, RequestSpec
 from resource_manager.engine.model.reported import EndedSlot, Report, ReportedSlot
 from resource_manager.service.wire.cpu_policy import request_policy
@@ -328,15 +327,6 @@ def report(message: slots_pb2.SlotReport, field: str) -> Report:
         device_conditions=conditions_from_proto(
             message.device_conditions, f"{field}.device_conditions"
         ),
-    )
-
-
-def usage(message: slots_pb2.UsageReport, field: str) -> Usage:
-    """Decodes the measured use of slots."""
-    return Usage(
-        cpu_milli=check_amount(f"{field}.cpu_milli", message.cpu_milli),
-        memory_bytes=check_amount(f"{field}.memory_bytes", message.memory_bytes),
-        tasks=check_amount(f"{field}.tasks", message.tasks),
     )
 
 

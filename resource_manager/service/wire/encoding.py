@@ -144,14 +144,20 @@ def job_status(view: JobView, flow: FlowView) -> cluster_pb2.JobStatus:
 
 
 def executor_status(
-    view: ExecutorView, *, with_topology: bool = False
+    view: ExecutorView, used: slots_pb2.UsageReport, *, with_topology: bool = False
 ) -> cluster_pb2.ExecutorStatus:
-    """Returns an executor with the sums over its slots."""
+    """Returns an executor with the sums over its slots.
+
+    Args:
+        view: the executor.
+        used: the measured use of its slots and of the host.
+        with_topology: True: with the topology of the host.
+    """
     # A topology is large, so lists leave it out.
     if not with_topology:
-        return write(cluster_pb2.ExecutorStatus, view)
+        return write(cluster_pb2.ExecutorStatus, view, used=used)
     topology = topology_dict_to_proto(json.loads(view.executor.registration.topology))
-    return write(cluster_pb2.ExecutorStatus, view, topology=topology)
+    return write(cluster_pb2.ExecutorStatus, view, used=used, topology=topology)
 
 
 def _host_cpus(view: TopologyView) -> cpus_pb2.HostCpus | None:

@@ -16,7 +16,7 @@ from finegrain.rpc.wire_cpus import POOL_NAME
 from finegrain.v1 import cluster_pb2, cpus_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.values.outcomes import ItemOutcome
-from finegrain.values.usage import Usage, Zone
+from finegrain.values.usage import Zone
 from resource_manager.engine.executors.host_settings import HostPolicyView
 from resource_manager.engine.explain.cluster import ClusterView
 from resource_manager.engine.explain.groups import GroupView
@@ -68,7 +68,7 @@ WRITINGS = (
         Slot,
         slots_pb2.SlotStatus,
         {"memory_bytes": BOOKED, "cpus": FromValue(_cpus)},
-        given="executor_address resizes device_conditions",
+        given="executor_address resizes device_conditions used",
         kept=(
             "cpus ordered wanted booked cost placed_with_command grace_ms thread_since_ms works_for"
         ),
@@ -131,11 +131,11 @@ WRITINGS = (
             ),
         },
         parts="executor executor.registration",
-        given="topology",
+        given="topology used",
         kept=(
             "executor.first_seen_time_ms executor.lost executor.report_at_ms "
             "executor.reported_available executor.cpu_state executor.device_conditions "
-            "executor.device_usage executor.command_number "
+            "executor.command_number "
             "executor.drain_deadline_at_ms executor.registration.executor_id "
             "executor.registration.total executor.registration.topology "
             "executor.registration.boot_id "
@@ -145,11 +145,9 @@ WRITINGS = (
     Writing(
         ClusterView,
         cluster_pb2.GetClusterResponse,
-        given="rm_epoch software_version start_time protocol_version",
+        given="rm_epoch software_version start_time protocol_version used",
     ),
     Writing(ItemOutcome, slots_pb2.ItemResult, ITEM_ERROR),
-    # The caller passes the use of devices, because only some lists have it.
-    Writing(Usage, slots_pb2.UsageReport, given="devices"),
     Writing(
         GroupView,
         cluster_pb2.GroupStatus,

@@ -16,6 +16,7 @@ from finegrain.v1 import cpus_pb2, resources_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.values.bounds import CPU_MILLI_MAX
 from finegrain.values.outcomes import ItemOutcome
+from resource_manager.service.measured_use import check_usage
 from resource_manager.service.submission import Submission, make_submission
 from resource_manager.service.wire import decoding
 from resource_manager.service.wire.resizes import resize_event
@@ -107,7 +108,7 @@ def whole_call(message: rm_pb2.RequestResourceRequest) -> object:
 READERS: list[tuple[Any, Callable[[Any], object]]] = [
     (slots_pb2.SlotReport, lambda message: decoding.report(message, "report")),
     (slots_pb2.SlotRequest, lambda message: decoding.slot_request(message, "requests[0]")),
-    (slots_pb2.UsageReport, lambda message: decoding.usage(message, "usage")),
+    (slots_pb2.UsageReport, lambda message: check_usage(message, "usage")),
     (rm_pb2.RegisterExecutorRequest, decoding.registration),
     (rm_pb2.RequestResourceRequest, whole_call),
     (rm_pb2.ResourceManagerServiceResizeSlotRequest, lambda message: resize_event(message, "job")),

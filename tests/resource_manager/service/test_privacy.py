@@ -85,10 +85,12 @@ OF_THE_CLUSTER = {
     "GangSpot": "name",
     "GetClusterResponse": "protocol_version software_version",
     "GetTopologyResponse": "executor_id",
+    "GetUsageResponse": "executor_id",
     "GroupLimit": "dimension group",
     "GroupStatus": "description name parent",
     "HostCpus": "isolated_cpus reserved_cpus slot_cpus",
     "HostPolicy": "reserved_cpus",
+    "HostUsage": "cpus",
     "HostTopology": "allowed_cpus isolated_cpus online_cpus warnings",
     "IsolationReport": (
         "countable cpu cpuset device_access devices driver gpu_core gpu_memory kill "
@@ -122,7 +124,9 @@ OF_THE_CLUSTER = {
     "ResourceProfile": "require_isolation",
     "SlotDeviceUsage": "allocation_id",
     "SlotResize": "message",
+    "SlotUsage": "allocation_id",
     "SlotStatus": "allocation_id cpus executor_address executor_id job_id",
+    "Temperature": "sensor",
     "VirtualFunction": "bus_id labels",
 }
 """All users see these fields. They contain ids, names of resources, texts of administrators, and
@@ -136,6 +140,7 @@ REQUESTS: dict[str, Any] = {
     "Explain": rm_pb2.ExplainRequest(allocation_id="waits"),
     "GetExecutor": cluster_pb2.GetExecutorRequest(executor_id="host-a"),
     "GetTopology": cluster_pb2.GetTopologyRequest(executor_id="host-a"),
+    "GetUsage": cluster_pb2.GetUsageRequest(executor_id="host-a"),
     "GetHostPolicy": cluster_pb2.GetHostPolicyRequest(executor_id="host-a"),
     "AdviseThreads": cluster_pb2.AdviseThreadsRequest(job_id="job"),
 }

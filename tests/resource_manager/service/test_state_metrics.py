@@ -9,6 +9,7 @@ from finegrain.resources import GIB, MIB, ResourceProfile
 from resource_manager.engine.explain.paused import at_once
 from resource_manager.engine.model.entities import RequestSpec
 from resource_manager.engine.model.events import DeviceCordoned, GroupSet
+from resource_manager.service.measured_use import MeasuredUse
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.state_metrics import observe_cluster, observe_hosts
 from tests.support.devices import gpu_host
@@ -18,7 +19,7 @@ from tests.support.engine_cluster import EngineCluster, numa_host
 def reserved(cluster: EngineCluster) -> dict[str, float]:
     metrics = ResourceManagerMetrics("0")
     executors = at_once(observe_cluster(metrics, cluster.state, lambda: cluster.at))
-    observe_hosts(metrics, executors, lambda: cluster.at, cluster.state)
+    observe_hosts(metrics, executors, MeasuredUse(lambda: 0), lambda: cluster.at, cluster.state)
     lines = generate_latest(metrics.registry).decode().splitlines()
     values = [line.split() for line in lines if not line.startswith("#")]
     names = ("reservation", "_reserved_")
@@ -51,7 +52,7 @@ def test_the_total_of_an_executor_is_what_can_be_booked_there() -> None:
     cluster.report_cpus("host-a", offline_cpus="3,11")
     metrics = ResourceManagerMetrics("0")
     executors = at_once(observe_cluster(metrics, cluster.state, lambda: cluster.at))
-    observe_hosts(metrics, executors, lambda: cluster.at, cluster.state)
+    observe_hosts(metrics, executors, MeasuredUse(lambda: 0), lambda: cluster.at, cluster.state)
     shown = generate_latest(metrics.registry).decode()
     assert 'finegrain_cpu_cores{executor="host-a",state="total"} 14.0' in shown
 
@@ -64,7 +65,7 @@ def test_devices_are_shown_in_sum_and_one_by_one() -> None:
     cluster.apply(DeviceCordoned(cluster.at, "host-a", "gpu1", "XID 79"))
     metrics = ResourceManagerMetrics("0")
     executors = at_once(observe_cluster(metrics, cluster.state, lambda: cluster.at))
-    observe_hosts(metrics, executors, lambda: cluster.at, cluster.state)
+    observe_hosts(metrics, executors, MeasuredUse(lambda: 0), lambda: cluster.at, cluster.state)
     shown = set(generate_latest(metrics.registry).decode().splitlines())
     first = 'executor="host-a",minor="0",type="gpu",uuid="GPU-0"'
     second = 'executor="host-a",minor="1",type="gpu",uuid="GPU-1"'

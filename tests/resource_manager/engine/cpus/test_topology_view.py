@@ -19,7 +19,7 @@ from finegrain.cpu_policy import (
 from finegrain.cpuset import CpuSet, union
 from finegrain.errors import NotFound
 from finegrain.resources import GIB, MIB
-from finegrain.v1 import cluster_pb2
+from finegrain.v1 import cluster_pb2, slots_pb2
 from resource_manager.engine.explain.lists import executor_view
 from resource_manager.engine.explain.topology import topology_view
 from resource_manager.engine.model.events import HostPolicySet
@@ -90,7 +90,7 @@ def test_what_is_listed_as_its_total_is_what_can_be_booked_there() -> None:
     cluster.batch(HostPolicySet(cluster.at, "host-a", reserved))
     cluster.submit("pinned", cpu_milli=2_000, policy=LSE)
     cluster.report_cpus("host-a", offline_cpus="3")
-    status = executor_status(executor_view(cluster.state, "host-a"))
+    status = executor_status(executor_view(cluster.state, "host-a"), slots_pb2.UsageReport())
     assert status.total.cpu_milli == 13_000
     assert status.allocated.cpu_milli + status.available.cpu_milli == 13_000
 
