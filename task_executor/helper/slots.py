@@ -249,9 +249,10 @@ class Slots:
             yield 0.02
         self.destroying.add(name)
         try:
-            if grace_s:
-                yield from self._ask_to_end(name, grace_s)
-            yield from within(_DESTROY_S, self._empty(name), lambda: self._not_empty(name))
+            if not self._remove_unused(name):
+                if grace_s:
+                    yield from self._ask_to_end(name, grace_s)
+                yield from within(_DESTROY_S, self._empty(name), lambda: self._not_empty(name))
             # Delete the record last, because a restarted helper must know the slot and its limits
             # until the slot is empty.
             with suppress(FileNotFoundError):
@@ -263,6 +264,13 @@ class Slots:
             self.destroying.discard(name)
         return None
 
+    def _remove_unused(self, name: str) -> bool:
+        """Removes the groups of a slot that has neither tasks nor processes. Usually a job releases
+        its slot after the last task.
+        """
+        group = self.driver.slot(name)
+        return not self.supervisors_of(name) and self.driver.remove_unused(group)
+
     def _ask_to_end(self, name: str, grace_s: float) -> Job:
         group = self.driver.slot(name)
         self.driver.ask_to_end(group, self.supervisors_of(name))
@@ -272,8 +280,6 @@ class Slots:
 
     def _empty(self, name: str) -> Job:
         group = self.driver.slot(name)
-        if not self.supervisors_of(name) and self.driver.remove_unused(group):
-            return
         # Remove the CPU limit, so that the processes get the CPU time that they need to exit.
         self.driver.unthrottle(group)
         yield from self.driver.kill(group, self.supervisors_of(name))
