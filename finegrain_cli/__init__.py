@@ -1,3 +1,3 @@
-"""Implements the `finegrain` command. Only this package may import all other packages, and it
-imports them lazily.
+"""Implements the `finegrain` command. Only this package may import all other packages. It imports
+them lazily.
 """

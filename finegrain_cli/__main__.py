@@ -43,7 +43,7 @@ def _fill_closed_descriptors() -> None:
     """Opens /dev/null in place of standard input, output or error that the caller has closed.
 
     Without this, the next file or socket that is opened would get the number of the closed
-    descriptor, and code would use the file or socket as standard input, output or error.
+    descriptor. Code would then use it as standard input, output or error.
     """
     for number in range(3):
         try:

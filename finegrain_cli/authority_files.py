@@ -59,7 +59,8 @@ def restore_authority(state_dir: Path, authority: Authority) -> Path | None:
         authority: the authority.
 
     Returns:
-        The directory in which the former certificates are now; None if there were none.
+        The directory in which the former certificates are now; None: there were no former
+        certificates.
 
     Raises:
         ConfigurationError: a file cannot be written, or a resource manager uses the directory.

@@ -160,9 +160,8 @@ def _constant(value: Any, ctx: Any) -> Any:  # noqa: ARG001 - typer passes it
 def _skip_conversions(command: Any) -> None:
     """Converts those values of this command without pydantic that need no conversion.
 
-    typer imports pydantic even for a text that needs no conversion, and this import takes as long
-    as all other work of a short command. If `_unconverted` cannot convert a value, typer converts
-    it.
+    typer imports pydantic even for a text that needs no conversion. This import takes as long as
+    all other work of a short command. If `_unconverted` cannot convert a value, typer converts it.
     """
     for inner in getattr(command, "commands", {}).values():
         _skip_conversions(inner)
@@ -209,7 +208,8 @@ class _FastParameter:
 
 
 def _check_not_empty(parameter: Any, value: Any, ctx: Any) -> None:
-    """Checks that a typed option has a value, if an empty value would mean that it is not given.
+    """Checks that a typed option has a value, if an empty value would mean that the option is not
+    given.
 
     Raises:
         BadParameter: the value is empty, as in a script whose variable is not set.
@@ -239,7 +239,7 @@ def _unconverted(parameter: Any, value: Any) -> _Found | None:
             return _Found(list(value)) if annotation == list[str] else None
         return None
     if annotation in (str, int, bool, float) and type(value) is annotation:
-        # A value that is not a text is a default, which needs no conversion.
+        # If a value is not a text, it is a default, and needs no conversion.
         return _Found(value)
     if isinstance(annotation, type) and issubclass(annotation, StrEnum):
         members = {member.value: member for member in annotation}

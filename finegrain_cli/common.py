@@ -88,7 +88,7 @@ HINTS: dict[Reason, str] = {
 
 
 REQUIREMENTS = ("qos", "cpu_bind", "cpu_exclusive", "numa", "label", "require_isolation")
-"""Parameters because of which an executor may be unsuitable although it is large enough."""
+"""An executor that is large enough may still be unsuitable because of one of these parameters."""
 
 
 def hint_for(error: FinegrainError, typed: Mapping[str, object]) -> str:

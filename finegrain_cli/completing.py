@@ -1,6 +1,6 @@
 """Completes values in shells: executors, jobs, slots, requests, groups and fixed words.
 
-A completion must be fast and print no error: if the resource manager does not answer at once, there
+A completion must be fast and print no error. If the resource manager does not answer at once, there
 are no suggestions. Each suggestion is a value and a text that zsh and fish show beside it.
 """
 
@@ -24,8 +24,8 @@ Suggestions = list[tuple[str, str]]
 
 PATIENCE_S: Final = 0.5
 ITEMS_MAX: Final = 2_000
-"""If there are more slots or requests than this number, the user must type four characters before
-ids are suggested.
+"""With more slots or requests than this number, ids are suggested only after the user has typed
+four characters.
 """
 
 
@@ -113,8 +113,8 @@ def words(*known: str) -> Callable[[str], list[str]]:
     """Returns a completer of fixed words that may be typed in upper or lower case."""
 
     def complete(incomplete: str) -> list[str]:
-        # Return words in the case that the user typed, because shells take only suggestions that
-        # begin with the typed text.
+        # Return words in the case that the user typed: shells take only suggestions that begin with
+        # the typed text.
         return [
             incomplete + each[len(incomplete) :]
             for each in known
@@ -140,12 +140,11 @@ def _asked(
     incomplete: str,
     find: Callable[[Cluster], Iterable[tuple[str, str]]],
 ) -> Suggestions:
-    """Returns those values that a call finds and that begin with `incomplete`; empty if the call
-    fails.
+    """Returns the values from a call that begin with `incomplete`; empty: the call failed.
 
     Args:
         context: the context of the command, with the options that name the resource manager.
-        incomplete: the text that was typed so far.
+        incomplete: the text that the user has typed until now.
         find: a function that calls the resource manager and returns values with their texts.
     """
     from finegrain_cli.common import enter_command

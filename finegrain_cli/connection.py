@@ -90,12 +90,13 @@ def _own_state_dir(client: ClientSettings) -> Path:
 
 
 def _check_listens(target: Target) -> None:
-    """Checks whether any process listens at a loopback address, so that a command fails at once.
+    """Checks whether any process listens at a loopback address. If none does, the command fails at
+    once.
 
     Raises:
-        Unavailable: all addresses are loopback addresses, no process listens at them, and
-            `local_managers` knows no resource manager with one of them. A known resource manager
-            may just be restarting.
+        Unavailable: no process listens at any of the addresses. All addresses are loopback
+            addresses, and `local_managers` knows no resource manager with one of them. A known
+            resource manager may just be restarting.
     """
     if not all(map(is_loopback, target.addresses)):
         return

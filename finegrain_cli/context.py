@@ -72,7 +72,9 @@ def enter(invocation: Invocation) -> None:
 
 
 def current() -> Invocation:
-    """Returns the current invocation; an invocation without options if `enter` was not called."""
+    """Returns the current invocation. If `enter` was not called, this is an invocation without
+    options.
+    """
     invocation = _CURRENT.get()
     if invocation is None:
         invocation = Invocation()

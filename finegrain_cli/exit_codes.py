@@ -25,7 +25,8 @@ class ExitCode(IntEnum):
     UNREACHABLE = 7
     PERMISSION = 8
     THREADS_FAILED = 9  # `batch`: not every thread is done; `job run`: the job did not finish
-    TIME_LIMIT = 124  # `run`: the time limit of the slot was over; as of timeout(1)
+    # `run`: the time limit of the slot was over; timeout(1) has the same exit code.
+    TIME_LIMIT = 124
     RUN_FAILED = 125  # `run` itself failed: the command did not start, or its output was lost
     NOT_EXECUTABLE = 126
     NOT_FOUND_COMMAND = 127

@@ -49,8 +49,7 @@ def _read(file: Path) -> str:
 def _from_python(text: str, file: Path, name: str) -> JobGraph:
     from finegrain_client.graph import JobGraph
 
-    # read the file first, so that both kinds of files give the same error if the file cannot be
-    # read
+    # read the file first: both kinds of files then give the same error if the file cannot be read
     _read(file)
     try:
         module = _imported(file)
@@ -71,8 +70,8 @@ def _from_python(text: str, file: Path, name: str) -> JobGraph:
 
 
 def _described(error: BaseException, file: Path) -> str:
-    """Returns the error as text, with the last line of the user's file in the traceback, if there
-    is one.
+    """Returns the error as text. If the traceback contains a line of the user's file, the text has
+    the last such line.
     """
     name = type(error).__name__
     what = f"it raised {name}: {error}" if str(error) else f"it raised {name}"

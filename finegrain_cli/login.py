@@ -46,7 +46,8 @@ def with_token(text: str) -> Credentials:
 
 
 def find_login_socket(state_dir: Path) -> Path | None:
-    """Returns the socket of a resource manager on this host; None if no resource manager runs here.
+    """Returns the socket of a resource manager on this host; None: no resource manager runs
+    here.
 
     Args:
         state_dir: the configured state directory, which the function searches first.

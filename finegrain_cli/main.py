@@ -85,6 +85,6 @@ def main() -> None:
     try:
         app(prog_name="finegrain")
     except BrokenPipeError:
-        # Without this, Python would fail again when it flushes standard output at exit.
+        # Without this, Python would fail a second time when it flushes standard output at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(ExitCode.ERROR)

@@ -97,8 +97,8 @@ def _described(jobs: list[JobStatus]) -> str:
 
 
 def best_matches(text: str, ids: Iterable[Any]) -> list[str]:
-    """Returns the id that equals `text`. If no id equals `text`, returns the ids that end with
-    `text`, and if there are no such ids, the ids that begin with `text`.
+    """If an id equals `text`, returns this id. If none does, returns the ids that end with `text`.
+    If there are no such ids either, returns the ids that begin with `text`.
     """
     known = [str(each) for each in ids]
     if text in known:

@@ -46,7 +46,7 @@ _NO_PROFILE: Final = ", or no profile at all for a default slot"
 
 
 def name_options(error: FinegrainError, typed: Mapping[str, object]) -> None:
-    """Changes an error about a field so that the error names the option and the value that the user
+    """Changes an error about a field: it then names the option and the value that the user
     typed.
 
     Other errors stay unchanged.

@@ -289,7 +289,7 @@ def _levels(texts: Sequence[str], amounts: Mapping[str, int]) -> dict[str, str]:
     """Returns the levels that are required, by dimension.
 
     Raises:
-        InvalidArgument: a level cannot be read, or is for a dimension that is not requested.
+        InvalidArgument: a level cannot be read, or its dimension is not requested.
     """
     if not texts:
         return {}
@@ -302,7 +302,7 @@ def _levels(texts: Sequence[str], amounts: Mapping[str, int]) -> dict[str, str]:
 
 
 def seconds(option: str, text: str) -> float | None:
-    """Returns a duration in seconds; None if the option was not given.
+    """Returns a duration in seconds; None: the option was not given.
 
     Raises:
         InvalidArgument: the text is not a duration.

@@ -58,8 +58,9 @@ def connect(
             environment variable FINEGRAIN_MANAGER (several addresses are separated by commas),
             otherwise the addresses in the credentials.
         credentials: the credentials file of the identity to use, or its content. Default: the file
-            that FINEGRAIN_CREDENTIALS names, otherwise the credentials of the cluster that this
-            user runs on this host (`finegrain up`), otherwise ~/.config/finegrain/credentials.
+            that FINEGRAIN_CREDENTIALS names. Without this variable, the credentials of the cluster
+            that this user runs on this host (`finegrain up`). Without such a cluster,
+            ~/.config/finegrain/credentials.
         budget_s: longest time in seconds that one call may take, including all its retries.
 
     Raises:
@@ -233,8 +234,8 @@ class Cluster(Operations, Identities):
         with its origin.
 
         Args:
-            executor_id: the executor; None: the settings for the whole cluster, which apply to a
-                host that does not have the setting itself.
+            executor_id: the executor; None: the settings for the whole cluster. If a host does not
+                have a setting itself, the cluster's setting applies.
 
         Raises:
             NotFound: EXECUTOR_UNKNOWN: there is no such executor.
@@ -303,8 +304,9 @@ class Cluster(Operations, Identities):
 
         Args:
             include_ended: if true, also returns jobs that have ended.
-            matching: return only jobs with one of these names, or with an id that begins or ends
-                with one of these texts (at least 4 characters); empty: all jobs.
+            matching: return only some jobs: those with one of these names, and those with an id
+                that begins or ends with one of these texts (at least 4 characters). Empty: return
+                all jobs.
         """
         return await self._pages(
             lambda cluster, token, timeout_s: cluster.ListJobs(

@@ -44,13 +44,13 @@ T = TypeVar("T")
 GROWTH_OF_SEVERAL = 1.5
 """Growth of the delay between two tries if there are several resource managers.
 
-If the delay doubled, the client might find a new leader only after twice the time that the takeover
-took.
+If the delay doubled, it could be as long as the whole takeover. The client might then find a new
+leader only after twice the time of the takeover.
 """
 
 LEAVE_FROZEN_AFTER_S = 2.0
-"""If there are several resource managers, the client leaves a manager that does not answer in this
-time.
+"""If there are several resource managers, and one does not answer in this time, the client leaves
+it.
 """
 
 EXECUTOR_CHANNELS_IDLE_MAX = 64
@@ -184,8 +184,8 @@ class Connection:
         """Switches to another resource manager. Returns True if it should be called at once.
 
         Args:
-            address: the address of the resource manager that failed. If this is not the current
-                address, nothing changes.
+            address: the address of the resource manager that failed. If the client already uses
+                another address, nothing changes.
             error: the error of the call. If the error names the leader, the client switches to the
                 leader.
         """
@@ -265,8 +265,7 @@ class Connection:
             *self._manager_channels.values(),
             *(each.channel for each in self._links.values()),
         ]
-        # Clear the channels before the wait, so that no other call uses a channel that is being
-        # closed.
+        # Clear the channels before the wait. So no other call uses a channel that is being closed.
         self._manager_channels.clear()
         self._links.clear()
         await asyncio.gather(*self._closing, *(each.close() for each in channels))
@@ -278,7 +277,7 @@ class Connection:
         # A channel with an earlier certificate stays open for the streams on it.
         key = (self.manager_address, self.own.version)
         if key not in self._manager_channels:
-            # If there is only one resource manager, wait for it, because there is no other address.
+            # If there is only one resource manager, wait for it: there is no other address.
             self._manager_channels[key] = open_channel(
                 self.manager_address,
                 self.own,

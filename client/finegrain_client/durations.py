@@ -16,7 +16,7 @@ def duration(value_s: float | None) -> Duration | None: ...
 
 
 def duration(value_s: float | None) -> Duration | None:
-    """Returns seconds as a message, to the microsecond; None stays None."""
+    """Returns seconds as a message, with a precision of microseconds; None gives None."""
     if value_s is None:
         return None
     message = Duration()

@@ -48,8 +48,8 @@ class RequestRejected(FinegrainError):
 
     def __init__(self, rejections: Sequence[Rejection]) -> None:
         self.rejections = tuple(rejections)
-        # Leave out members that were rejected only because of another member of their gang: their
-        # messages do not help.
+        # Some members were rejected only because of another member of their gang. Leave them out:
+        # their messages do not help.
         culprits = [each for each in rejections if each.reason != Reason.GANG_REFUSED]
         first = (culprits or self.rejections)[0]
         super().__init__(

@@ -1,11 +1,11 @@
 """Retries calls. Only this module decides whether a call is tried again.
 
-A call that fails with UNAVAILABLE or CANCELLED is retried with capped, jittered backoff: a server
-that is stopping ends its calls with CANCELLED. After RESOURCE_EXHAUSTED, a call is retried after
-the time that the server names (RetryInfo). After other errors, a call is not retried. All tries of
-a call share one budget of time. Every call of this client may be repeated, because the ids in the
-call make it idempotent. Streams have no deadline: `resumed` continues a stream at the position
-where it broke.
+A call that fails with UNAVAILABLE or CANCELLED is retried with capped, jittered backoff. CANCELLED
+is included because a server that is stopping ends its calls with it. After RESOURCE_EXHAUSTED, the
+server names a time (RetryInfo), and the call is retried after this time. After other errors, a call
+is not retried. All tries of a call share one budget of time. Every call of this client may be
+repeated, because the ids in the call make it idempotent. Streams have no deadline: `resumed`
+continues a stream at the position where it broke.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def was_ended_during_write(error: grpc.RpcError) -> bool:
 
 
 def raise_if_closed() -> None:
-    """Raises an error if a call was cancelled because its channel was closed.
+    """Raises an error if a call was cancelled because its channel had been closed.
 
     If the call was cancelled because the current task is being cancelled, the function only
     returns.
@@ -138,8 +138,8 @@ async def call_with_retries(
         attempt: a function that makes the call with the given deadline, in seconds.
         where: a function that returns the address of the server, for error messages.
         policy: budget and delays.
-        after_unavailable: a function that is called before each retry with the number of failed
-            tries so far.
+        after_unavailable: a function that is called before each retry. It gets the number of failed
+            tries.
         redirect: a function that is called with the error of an unavailable server. If it returns
             True, the retry does not wait.
 
@@ -199,10 +199,11 @@ async def resumed(
         open_stream: a function that opens the stream at the reader's current position.
         where: a function that returns the address of the server, for error messages.
         policy: the delays. The budget does not apply to streams.
-        after_break: a function that is called after each break with the number of breaks since the
-            last message.
-        redirect: a function that is called with the error that broke the stream, or with None if
-            the server ended the stream. If it returns True, the next try does not wait.
+        after_break: a function that is called after each break. It gets the number of breaks since
+            the last message.
+        redirect: a function that is called after the stream has ended. It gets the error that broke
+            the stream, or None if the server ended the stream. If it returns True, the next try
+            does not wait.
         is_complete: a function that is called when the server has ended the stream without an
             error. It returns True if the stream must not be opened again.
 

@@ -59,8 +59,8 @@ class DeviceHint:
             the other devices. Empty: no such condition.
         near_required: if true, each device of `type` must be at a PCIe switch of the devices that
             `near` names.
-        per_group: if true, one device of `type` is chosen at each PCIe switch of the devices that
-            `near` names, as far as possible.
+        per_group: if true, the devices of `type` are spread over the PCIe switches of the devices
+            that `near` names: one at each switch, as far as possible.
         scope: "numa": all GPUs must be at one NUMA node; "pcie": all GPUs must be at one PCIe
             switch; empty: no condition.
         virtual_function: if true, the slot gets a dedicated virtual function of each device.
@@ -100,10 +100,10 @@ class DeviceHint:
 class SlotSpec:
     """One slot request, or `count` equal slot requests.
 
-    If neither an amount nor `require_isolation` is given, the request is *unknown*: its slot gets
-    the default slot profile of the executor. Otherwise the request is *specified*: if no CPU is
-    given, it gets 1000 milli, and if no part of memory is given, it gets 256 MiB. Within one job,
-    either all requests are specified or all are unknown.
+    If the caller gives no amount and no `require_isolation`, the request is *unknown*: its slot
+    gets the default slot profile of the executor. Otherwise the request is *specified*. A specified
+    request without CPU gets 1000 milli, and one without any part of memory gets 256 MiB. Within one
+    job, either all requests are specified or all are unknown.
 
     Attributes:
         cpu_milli: guaranteed CPU in thousandths of a core; also the hard limit, unless
@@ -114,9 +114,9 @@ class SlotSpec:
         network_memory_bytes: network memory; part of the memory limit.
         extended: countable resources by name.
         ports: number of network ports. The executor chooses the port numbers (`Slot.ports`).
-        devices: devices by name of the resource, in hundredths of a device: {"gpu": 50} is half of
-            a GPU, {"gpu": 200} is two GPUs. "gpu-memory" is in bytes. docs/devices.md has all
-            names.
+        devices: amounts of devices by name of the resource, in hundredths of a device: {"gpu": 50}
+            is half of a GPU, {"gpu": 200} is two GPUs. "gpu-memory" is in bytes. docs/devices.md
+            has all names.
         device_hints: how the devices are chosen, with at most one hint for each type.
         require_isolation: lowest level of enforcement that the slot accepts, by dimension:
             {"memory": "kernel", "gpu-memory": "mps"}. Hosts with a lower level are not used.
@@ -129,23 +129,24 @@ class SlotSpec:
             (`Job.serve_offers`).
         allow_pending: if no known executor could ever host the slot, wait for a new executor.
         restart_on_loss: if the slot is lost, queue the request again at its old position.
-        restart_on_device_loss: if a device of the slot fails so that tasks can no longer use the
-            device, end the slot, and queue the request again at its old position.
+        restart_on_device_loss: if a device of the slot fails and tasks cannot use it any more, end
+            the slot, and queue the request again at its old position.
         qos: how exclusive the slot's cpus are: "LSE" (dedicated), "LSR" (dedicated, but best-effort
             slots may also use them), "LS" (shared), "BE" (shared, best effort). LSE and LSR need
             `cpu_milli` in multiples of 1000.
         cpu_bind: which cpus the slot gets: "FullPCPUs", "SpreadByPCPUs", "ConstrainedBurst" or
             "None"; empty: the setting of the host. The policy is preferred. If ":required" is
             appended, the slot is placed only on hosts that satisfy the policy.
-        cpu_exclusive: the parts of a host that the slot does not share with slots of the same
+        cpu_exclusive: which part of a host the slot does not share with slots that have the same
             policy: "PCPULevel" (cores), "NUMANodeLevel" (NUMA nodes) or "None". An empty value and
             ":required" have the same meaning as for `cpu_bind`.
-        numa: placement on NUMA nodes: "SingleNUMANode" or "Restricted" (both required, unless
-            ":preferred" is appended), "BestEffort" or "None"; empty: as configured for the host.
+        numa: placement on NUMA nodes: "SingleNUMANode", "Restricted", "BestEffort" or "None";
+            empty: as configured for the host. The first two are required, unless ":preferred" is
+            appended.
         time_limit_s: longest time of the slot in seconds, 1 s to 10 years; None: no limit. The
             executor ends the slot after this time. The request then ends with reason TIME_LIMIT.
-        expected_run_time_s: how long the work in the slot will probably take, in seconds; at most
-            `time_limit_s`. It is a hint for the scheduler; None: not known.
+        expected_run_time_s: the probable duration of the work in the slot, in seconds; at most
+            `time_limit_s`. It is a hint for the scheduler; None: it is not known.
         count: number of such slots.
         allocation_id: id of the request, only with count 1; empty: the client generates an id.
     """

@@ -103,8 +103,8 @@ def start_runner(
     deadline = time.monotonic() + START_TIMEOUT_S
     process = _start(arguments, log)
     while True:
-        # Call `poll` before `has_started`. If `poll` reports that the runner has ended, the runner
-        # writes no more, so `has_started` reads its last progress.
+        # Call `poll` before `has_started`. When `poll` reports the end of the runner, the runner
+        # writes no more. So `has_started` then reads its last progress.
         exit_code = process.poll()
         started = has_started(process.pid)
         # THREADS_FAILED is no failure of the start: the runner has started, and its short work has

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def found_batches() -> list[BatchStatus]:
     """Returns all batches of this user in the default folder, newest last.
 
-    Files that are not batches, or that are just being created, are skipped.
+    Files that are not batches are skipped. Batches that are just being created are skipped, too.
     """
     from finegrain_client.batch.status import read_status, state_files
 

@@ -73,7 +73,7 @@ def write_results(batch: BatchStatus) -> None:
 
 def _write_json(file: TextIO, batch: BatchStatus, results: Iterable[dict[str, Any]]) -> None:
     head = {"api_version": API_VERSION, "kind": "BatchResults", **batch_dict(batch)}
-    # There may be a million results, so write them one at a time, after all other keys.
+    # There may be a million results. So write them one at a time, after all other keys.
     text = json.dumps(head, indent=2, ensure_ascii=False)
     file.write(text.removesuffix("\n}") + ',\n  "results": [')
     lines = (json.dumps(each, ensure_ascii=False) for each in results)

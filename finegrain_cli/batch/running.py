@@ -59,7 +59,7 @@ def start(spec: BatchSpec, state: str, results: str, options: BatchOptions) -> i
         options: the options of the command.
 
     Raises:
-        FinegrainError: the batch could not be started; its files have been removed.
+        FinegrainError: the batch could not be started. Its files have been removed.
     """
     asyncio.run(check_connection())
     path = Path(state).absolute() if state else default_state_file(spec.name)
@@ -77,7 +77,7 @@ def attach(name: str, options: BatchOptions) -> int:
     """Follows a batch on which a process works, or continues a batch on which no process works.
 
     Raises:
-        FinegrainError: there is no such batch, or it could not be continued.
+        FinegrainError: there is no such batch, or it cannot be continued.
     """
     path = state_file_of(name)
     if options.detach and (batch := read_status(path)).is_worked_on:
@@ -105,7 +105,7 @@ def stop(name: str, options: BatchOptions) -> int:
     batch.
 
     Raises:
-        FinegrainError: there is no such batch, or its runner could not be stopped.
+        FinegrainError: there is no such batch, or its runner cannot be stopped.
     """
     path = state_file_of(name)
     batch = attached.stop(path)
@@ -163,13 +163,13 @@ async def _work(path: Path, shown: Display, *, retry_failed: bool) -> int:
 
 
 async def _end_leftover_job(path: Path) -> None:
-    """Ends the job of a runner that was killed before it could end its job."""
+    """Ends the job of a runner. The runner was killed before it could end the job itself."""
     async with open_cluster_async(PATIENCE_S) as cluster:
         await BatchJob(cluster, state_file=path).cancel()
 
 
 async def check_connection() -> None:
-    """Connects once, so that a wrong address causes an error before a file is created."""
+    """Connects once. So a wrong address causes an error before a file is created."""
     async with open_cluster_async(PATIENCE_S) as cluster:
         await cluster.info()
 
@@ -197,7 +197,9 @@ def _print_detached(batch: BatchStatus, options: BatchOptions, where: str) -> in
 
 
 def _remove_unless_started(path: Path) -> None:
-    """Removes the state file if the batch never had a job, because there is nothing to continue."""
+    """If the batch never had a job, removes the state file, because there is nothing to
+    continue.
+    """
     with suppress(FinegrainError):
         batch = read_status(path)
         if not (batch.job_id or batch.is_worked_on):

@@ -71,9 +71,8 @@ def add(
     """Trust a second authority, which is new or comes from outside.
 
     The present authority continues to sign. Restart the resource manager afterwards. Executors then
-    trust the second authority within seconds, and people trust it when they renew their
-    credentials. In a state directory without an authority, the outside authority becomes the first
-    authority.
+    trust the second authority within seconds. People trust it when they renew their credentials. In
+    a state directory without an authority, the outside authority becomes the first authority.
 
     The certificate of an outside authority needs CA:TRUE and the common name `finegrain cluster
     NAME`.
@@ -104,9 +103,9 @@ def use(
 ) -> None:
     """Sign with the authority that `certs ca add` has added. The former authority is still trusted.
 
-    Before this command, wait until people trust the new authority. They trust it when their
-    credentials were renewed, at most 15 days after the restart, or after `finegrain login`. Restart
-    the resource manager after this command.
+    Before this command, wait until people trust the new authority. People trust it after their
+    credentials were renewed (at most 15 days after the restart), or after `finegrain login`.
+    Restart the resource manager after this command.
 
     \b
     Examples:

@@ -256,12 +256,12 @@ def batch(
 
     A thread of work is one part of the batch. COMMAND runs once for each thread, in one slot.
 
-    In COMMAND and --env, {index} is the thread's number (0 to N-1), {threads} is N, and {attempt}
-    is the number of the thread's attempt (1, 2, ...).
+    In COMMAND and --env, {index} is the number of the thread (0 to N-1), and {threads} is N.
+    {attempt} is the number of the thread's attempt (1, 2, ...).
 
     Ctrl-C stops the batch; `--attach` can continue it later. A second Ctrl-C ends this command at
-    once. The summary goes to standard output: as a table, as JSON with -o json, or as one result
-    per line with -o jsonl.
+    once. The summary goes to standard output as a table. With -o json it is JSON, and with -o jsonl
+    one result per line.
 
     \b
     Examples:

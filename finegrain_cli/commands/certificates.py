@@ -111,7 +111,7 @@ def issue(
 
     Without --request, this command makes the key. It creates a join token and uses it at once, so
     the resource manager signs the certificate through its join port. Commands and the client
-    library renew credentials files; nothing renews certificates that --pem has written.
+    library renew credentials files. Nothing renews certificates that --pem has written.
 
     \b
     Examples:
@@ -184,8 +184,9 @@ def restore(
 ) -> None:
     """Put the cluster's authority from a backup into a state directory.
 
-    Stop the resource manager first. If the state directory already has certificates, the
-    command moves them to a new directory inside it. All members continue to use their certificates.
+    Stop the resource manager first. If the state directory already has certificates, the command
+    moves them to a new directory inside the state directory. All members continue to use their
+    certificates.
 
     \b
     Examples:

@@ -1,9 +1,9 @@
 """Implements the commands that start daemons: the resource manager, an executor, or a whole local
 cluster.
 
-The daemons' flags are generated from the keys of the configuration when one of these commands is
-used. This module does not import gRPC, because an executor must start its helper before it loads
-gRPC.
+The daemons' flags are generated from the keys of the configuration, at the moment when one of these
+commands is used. This module does not import gRPC: an executor must start its helper before it
+loads gRPC.
 """
 
 from __future__ import annotations
@@ -150,9 +150,9 @@ def up(
     --state-dir. From the configuration, it uses only the section `fairness`, and as root the keys
     task_user and allow_root_tasks of the section `executor`.
 
-    As root, tasks run as the user who called sudo, or else as `executor.task_user` (nobody). With
-    --task-user root they have all privileges. Without root, tasks run as your own user and can
-    read the keys of the daemons.
+    If this command runs as root, tasks run as the user who called sudo. Without sudo, they run as
+    `executor.task_user` (nobody). With --task-user root they have all privileges. Without root,
+    tasks run as your own user and can read the keys of the daemons.
 
     \b
     Examples:
@@ -320,8 +320,8 @@ def serve_helper(config: ConfigOption = "", **given: Any) -> None:
 
 
 class _LateGroup(TyperGroup):
-    """A group that creates a command only when the command is used, because generating the
-    command's flags takes time.
+    """A group that creates a command only when the command is used, because it takes time to
+    generate the command's flags.
     """
 
     sections: tuple[str, ...]

@@ -148,7 +148,7 @@ def restore(
     """Replace the database by a backup.
 
     The resource manager must be stopped. Requests and slots that were made after the backup are
-    lost: executors free these slots when they report.
+    lost. Executors free these slots when they report.
 
     \b
     Examples:

@@ -76,7 +76,7 @@ def cordon(
     credentials: CredentialsOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """Prevent that new slots get a device; slots that have the device keep it.
+    """Stop giving a device to new slots. Slots that have the device keep it.
 
     The cordon stays after restarts. `finegrain uncordon` ends it.
 

@@ -1,5 +1,5 @@
-"""Implements `finegrain executors`, which lists executors, and shows or sets how their hosts assign
-cpus.
+"""Implements `finegrain executors`. The command lists executors. It also shows or sets how their
+hosts assign cpus.
 
 `executors ID` lists the executor with this id, unless ID is the name of a subcommand.
 """
@@ -226,7 +226,7 @@ def _subject(executor: str, *, defaults: bool) -> str | None:
 
 
 def _word(label: str, text: str) -> str | None:
-    """Returns the word in its canonical spelling; None if the option was not given."""
+    """Returns the word in its canonical spelling; None: the option was not given."""
     if not text:
         return None
     from finegrain.cpu_words import read_word

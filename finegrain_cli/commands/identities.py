@@ -37,11 +37,11 @@ USES = {
     " executor serve --join-token-file FILE",
     Role.RM: "on the other host, run: finegrain rm join --token -",
 }
-"""What to do with a token that is not for a login."""
+"""How to use a token that is not for a login."""
 
 
 def _left(moment: object) -> str:
-    """Returns the time until a moment: "12m"; "-" if there is no moment."""
+    """Returns the time until a moment, such as "12m"; "-": there is no such moment."""
     if not moment:
         return "-"
     left_s = (datetime.fromisoformat(str(moment)) - datetime.now(UTC)).total_seconds()
@@ -111,8 +111,8 @@ def login(
     """Get a certificate, and store it in your credentials file.
 
     A token determines your new identity. Without a token, the resource manager of this host asks
-    the kernel for your login name. If no resource manager runs here, the command renews your
-    present credentials, even if they have expired.
+    the kernel for your login name. If no resource manager runs on this host, the command renews
+    your present credentials. They may even have expired.
 
     The file is ~/.config/finegrain/credentials, or the file that --credentials names.
 
@@ -232,7 +232,7 @@ def list_tokens(
     credentials: CredentialsOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """List tokens that were not used and have not expired.
+    """List tokens that were never used and are still valid.
 
     The list does not contain the tokens themselves, because they are not stored.
 
@@ -354,7 +354,7 @@ def _former(path: Path) -> Credentials | None:
     try:
         return read_credentials(path)
     except FinegrainError:
-        return None  # there is no file, or it cannot be used
+        return None  # the file does not exist, or cannot be used
 
 
 def _confirm_replacing(path: Path, former: Credentials, *, yes: bool) -> None:
@@ -368,7 +368,9 @@ def _confirm_replacing(path: Path, former: Credentials, *, yes: bool) -> None:
 
 
 def _note_others_in_use(path: Path) -> None:
-    """Prints a note if commands without options use other credentials than those in a new file."""
+    """Compares a new credentials file with the credentials that commands use without options.
+    Prints a note if they differ.
+    """
     try:
         target = resolve_target()
     except FinegrainError:

@@ -60,9 +60,10 @@ def migrate(
 ) -> None:
     """Write a join token for each known executor that has not joined yet.
 
-    Run it after the upgrade of a resource manager that had no certificates. It waits up to 7 days
-    for its executors: they keep their slots, and their tasks go on. Copy each file to its
-    executor's host as join.token in the state directory, and start the new version there.
+    Run it after the upgrade of a resource manager that had no certificates. The resource manager
+    waits up to 7 days for its executors. They keep their slots, and their tasks continue. Copy each
+    file to its executor's host as join.token in the state directory, and start the new version
+    there.
 
     \b
     Examples:

@@ -133,7 +133,7 @@ def drain(
     """Place no new slots on an executor.
 
     Existing slots continue. With --deadline, the resource manager removes slots that still exist
-    after this time, with their tasks.
+    after this time. Their tasks end, too.
 
     \b
     Examples:
@@ -225,7 +225,7 @@ def release(
             for each in full:
                 say(f"would release {each}")
             return
-        # A request that still waits has no tasks, so cancel it without a question.
+        # A request that still waits has no tasks. So cancel it without a question.
         listed = cluster.requests(allocation_ids=full)
         slots = [each.allocation_id for each in listed if each.state != RequestState.PENDING]
         if slots:

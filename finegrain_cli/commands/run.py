@@ -224,8 +224,8 @@ def run(
     slot has 1 core. With only --cpu, it has 256M.
 
     With --gang N, the command runs in N slots that are granted all at once. Each member has
-    FINEGRAIN_GANG_INDEX, FINEGRAIN_GANG_SIZE and FINEGRAIN_GANG_ID in its environment, and "[INDEX]
-    " in front of each line of its output. The first member that fails ends all other members.
+    FINEGRAIN_GANG_INDEX, FINEGRAIN_GANG_SIZE and FINEGRAIN_GANG_ID in its environment. Each line of
+    its output begins with "[INDEX] ". The first member that fails ends all other members.
 
     \b
     Examples:
@@ -307,8 +307,8 @@ def _gang(
     from finegrain_cli.run.options import GangOptions
 
     if members is not None and restarts:
-        # Reject this, because a member that starts again would meet members that are in the middle
-        # of their work.
+        # Reject this: the other members are in the middle of their work, and a member that starts
+        # again would meet them there.
         raise InvalidArgument("--restart-on-device-loss", "set", "no --gang with it")
 
     if members is None:

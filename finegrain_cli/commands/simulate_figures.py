@@ -47,8 +47,8 @@ def figures(
 
     These are Figures 3-1 to 3-10 of "Improved Batch Processing Through Fine-Grained Thread
     Submission". The command applies the real scheduling rules in simulated time. Three pairs of
-    figures show the same work with few long threads (coarse) and many short threads (fine): 3-1 and
-    3-4, 3-2 and 3-5, 3-3 and 3-6.
+    figures show the same work in two forms: with few long threads (coarse), and with many short
+    threads (fine). The pairs are 3-1 and 3-4, 3-2 and 3-5, and 3-3 and 3-6.
 
     \b
     Examples:
@@ -70,7 +70,7 @@ def figures(
     for name in figure:
         if name not in set_ups:
             raise InvalidArgument("--figure", name, f"one of {', '.join(set_ups)}")
-    # Check this before the figures run, because they take a while.
+    # Check this before the figures run: they take some time.
     if out and not text_only:
         require_matplotlib()
     results = {name: run_figure(set_ups[name]) for name in set_ups if not figure or name in figure}

@@ -1,7 +1,7 @@
 """Merges the configuration, and records the source of each value.
 
 The sources are, highest priority first: flags; environment variables (FINEGRAIN_RM__LISTEN); the
-file of --config, otherwise the user's file; the host's file; defaults. An unknown key is an error
+file of --config, or else the user's file; the host's file; defaults. An unknown key is an error
 that names the nearest known key.
 """
 
@@ -82,8 +82,8 @@ def load_configuration(
 
     Raises:
         ConfigurationError: `config_file` is missing, or a file cannot be read or is not TOML.
-        InvalidConfiguration: a key is unknown, a key is set under both its old and its new name, or
-            a value is invalid.
+        InvalidConfiguration: a key is unknown, a value is invalid, or a key is set under both its
+            old and its new name.
     """
     environment = os.environ if environment is None else environment
     problems: list[str] = []
@@ -276,8 +276,8 @@ def _validated(
 
 
 def _given(problem: Any) -> str:
-    """Returns the value as the user typed it. A value that is already decoded is shown in the unit
-    that people use.
+    """Returns the value as the user typed it. If the value is already decoded, it is shown in the
+    unit that people use.
     """
     value, kind = problem["input"], _kind(problem)
     return amount_text(kind, value) if kind and type(value) is int else repr(value)

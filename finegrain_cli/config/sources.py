@@ -1,6 +1,6 @@
 """Finds the sources of the configuration, and the values that a call to a resource manager needs.
 
-This module does not import the model of the configuration: the model needs pydantic, whose import
+This module does not import the model of the configuration. The model needs pydantic, whose import
 takes longer than a short command, and most users have no configuration.
 """
 

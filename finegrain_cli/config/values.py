@@ -45,7 +45,7 @@ class Key:
 
     @property
     def kind(self) -> Kind | None:
-        """The base unit of the value; None for a value without a unit."""
+        """The base unit of the value; None: the value has no unit."""
         return next((each for each in _markers(self.field) if isinstance(each, Kind)), None)
 
     @property

@@ -66,7 +66,7 @@ async def count_words(cluster: fg.Cluster, plan: DemoPlan, log: DemoLog) -> Coun
             await slot.run([plan.program.python, plan.program.script, "map", str(REDUCES), *chunk])
             for slot, chunk in zip(slots, plan.chunks(), strict=True)
         ]
-        # This request needs more capacity than is free now, so it waits until map tasks have ended.
+        # This request needs more capacity than is free now. So it waits until map tasks have ended.
         big = await _waiting_request(job, plan, log)
         await cluster.drain(plan.drained_executor, reason="demo")
         log.progress(

@@ -1,7 +1,7 @@
 """Finds a Python that the user of tasks can run, and gives this user files that it can read.
 
-As root the demo runs its tasks as another user. Python and this package may lie in a directory that
-only root can read, such as its home directory.
+If root starts the demo, its tasks run as another user. But Python and this package may be in a
+directory that only root can read, such as root's home directory.
 """
 
 from __future__ import annotations

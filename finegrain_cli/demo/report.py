@@ -13,7 +13,7 @@ from finegrain_client import Slot, TaskResult
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One task that has ended, with its executor, its limits and its usage."""
+    """One task that has ended. The record has its executor, its limits and its usage."""
 
     what: str
     executor_id: str

@@ -1,4 +1,5 @@
-"""Implements the demo's task, which counts words of files (map) or adds up counts (reduce).
+"""Implements the task of the demo. A map task counts the words of files, and a reduce task adds up
+counts.
 
 The task uses only the standard library.
 

@@ -31,7 +31,9 @@ class Groups:
 
     @property
     def version(self) -> str:
-        """ "v1", "v2", "none", or "hybrid" (both are mounted; the v1 controllers are used)."""
+        """One of "v1", "v2", "none" and "hybrid". Hybrid: both versions are mounted, and the v1
+        controllers are used.
+        """
         if self.v1:
             return "hybrid" if self.v2 else "v1"
         return "v2" if self.v2 else "none"
@@ -57,8 +59,8 @@ def read_groups(root: Path = ROOT) -> Groups:
     """Reads the mounts and groups of this process from /proc/self, because mount points may be
     unusual.
     """
-    # Stage 1: the group of this process in each hierarchy. A line is "4:cpu,cpuacct:/path"; the
-    # unified hierarchy (v2) has no names: "0::/path".
+    # Stage 1: the group of this process in each hierarchy. A line is "4:cpu,cpuacct:/path". In the
+    # unified hierarchy (v2), the line has no names: "0::/path".
     own: dict[str, str] = {}
     for line in _lines(root / "proc/self/cgroup"):
         _number, names, path = line.split(":", 2)

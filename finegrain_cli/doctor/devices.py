@@ -84,7 +84,7 @@ def examine_devices(
 
 
 def _nvidia(topology: HostTopology) -> Iterator[Finding]:
-    """Reports whether NVML answers, and reports GPUs that slots cannot use because of their MIG
+    """Reports whether NVML answers. Also reports GPUs that slots cannot use because of their MIG
     mode.
     """
     found = [gpu for gpu in topology.gpus if gpu.vendor == "nvidia"]

@@ -1,5 +1,5 @@
-"""Checks the daemons' ports (whether they are free, or which process uses them), and the resource
-manager.
+"""Checks the ports of the daemons: a port is free, or some process uses it. Also checks the
+resource manager.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _bind_failed(
     owner = _owner(port)
     if owner and _is_ours(owner[1]) and _uid(owner[0]) in daemon_uids:
         return ok(key, f"{address}: in use by finegrain itself (pid {owner[0]})")
-    # A process without a key of the cluster cannot impersonate a daemon. But while it uses the
+    # Without a key of the cluster, a process cannot impersonate a daemon. But while it uses the
     # port, the daemon cannot start.
     whose = (
         f"process {owner[0]} ({' '.join(owner[1])[:120]}) of {_user(owner[0])}, which is no daemon "
@@ -134,8 +134,8 @@ def _user(pid: int) -> str:
 def _daemon_uids(state_dir: Path) -> set[int]:
     """Returns the users that a daemon with this state directory may run as.
 
-    Callers also check the user of a process, because any user can start a process whose command
-    line looks like the command line of a daemon.
+    Callers also check the user of a process. The command line is not enough: any user can start a
+    process with the command line of a daemon.
     """
     try:
         return {0, os.geteuid(), state_dir.stat().st_uid}
@@ -150,7 +150,7 @@ def _is_ours(words: list[str]) -> bool:
 
 
 def _owner(port: int) -> tuple[int, list[str]] | None:
-    """Returns the pid and command line of the process that listens at a port; None if this user
+    """Returns the pid and command line of the process that listens at a port; None: this user
     cannot see the process.
     """
     inodes = {inode for table in ("tcp", "tcp6") for inode in _listening(table, port)}

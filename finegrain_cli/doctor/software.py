@@ -16,7 +16,7 @@ PARTS = {
     "resource manager": ("resource-manager", ("grpc", "sqlalchemy", "alembic", "structlog")),
     "task executor": ("task-executor", ("grpc", "structlog", "prometheus_client")),
 }
-CLOCK_UNSYNCHRONIZED = 0x0040  # STA_UNSYNC of adjtimex(2)
+CLOCK_UNSYNCHRONIZED = 0x0040  # the value STA_UNSYNC of adjtimex(2)
 SIZE_OF_TIMEX = 208  # size of struct timex on 64-bit Linux, in bytes
 OFFSET_OF_STATUS = 40
 

@@ -1,4 +1,4 @@
-"""Checks whether tasks run as another user than the daemons."""
+"""Checks whether the user of the tasks is another user than that of the daemons."""
 
 from __future__ import annotations
 

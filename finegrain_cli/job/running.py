@@ -55,7 +55,7 @@ def start(spec: GraphRunSpec, state: str, options: JobRunOptions) -> int:
     """Starts a new job and returns the exit code.
 
     Raises:
-        FinegrainError: the job could not be started; its files have been removed.
+        FinegrainError: the job could not be started. Its files have been removed.
     """
     asyncio.run(check_connection())
     path = Path(state).absolute() if state else default_state_file(spec.plan.name)
@@ -71,7 +71,7 @@ def attach(name: str, options: JobRunOptions) -> int:
     """Follows a job on which a process works, or continues a job on which no process works.
 
     Raises:
-        FinegrainError: there is no such job, or it could not be continued.
+        FinegrainError: there is no such job, or it cannot be continued.
     """
     path = state_file_of(name)
     while True:
@@ -203,7 +203,7 @@ def _print_detached(job: GraphJobStatus, options: JobRunOptions) -> int:
 
 
 def _remove_unless_started(path: Path) -> None:
-    """Removes the state file if the job was never registered, because there is nothing to
+    """If the job was never registered, removes the state file, because there is nothing to
     continue.
     """
     try:

@@ -24,7 +24,9 @@ def write_address(state_dir: Path, address: str) -> None:
 
 
 def previous_address(state_dir: Path, wanted: ListenOptions) -> ListenOptions:
-    """Returns `wanted`, with the former port if `wanted` has port 0 and the former port is free."""
+    """Returns `wanted`. If `wanted` has port 0 and the former port is free, the result has the
+    former port.
+    """
     host, _, port = wanted.address.rpartition(":")
     if port != "0":
         return wanted

@@ -77,7 +77,7 @@ class LocalCluster:
     """One resource manager and some task executors on this host.
 
     Use it in `with`, or call `start` and `stop`. `start` sets `address`, `metrics_address`,
-    `state_dir`, `notes`, and `credentials_file` (with the role `operator`); with `scale`, it also
+    `state_dir`, `notes` and `credentials_file` (with the role `operator`). With `scale`, it also
     sets `scaled`.
 
     Args:
@@ -93,7 +93,7 @@ class LocalCluster:
             the port.
         cpus: divide only these cpus; empty: all cpus.
         memory_bytes: divide only this amount of memory; None: all memory.
-        isolation: "auto"; or "none", so that no limits are enforced.
+        isolation: "auto" or "none". With "none", no limits are enforced.
         fake_gpus: the machine whose GPUs each executor pretends to have, such as "dgx-a100"; empty:
             the real GPUs.
         task_user: the user that runs tasks; None: see `choose_task_user`.
@@ -179,14 +179,13 @@ class LocalCluster:
             self._start_manager()
             self._start_executors()
         except BaseException:
-            # Stop after Ctrl-C as well, because processes that have started must not be left
-            # behind.
+            # Stop after Ctrl-C, too: processes that have started must not be left behind.
             self.stop()
             raise
 
     def ended(self) -> str:
-        """Returns a message about a daemon that ended by itself, with its last log line; empty
-        while all daemons run.
+        """Returns a message about a daemon that ended by itself, with its last log line; empty: all
+        daemons run.
         """
         for daemon in self._daemons():
             if not daemon.runs():
@@ -212,9 +211,8 @@ class LocalCluster:
         if self._base is None:
             return []
         with signals_deferred():
-            # Stop the executors first, because they report their last changes to the resource
-            # manager. Signal all executors before the first wait, so that they stop at the same
-            # time.
+            # Stop the executors first: they report their last changes to the resource manager.
+            # Signal all executors before the first wait. So they stop at the same time.
             for executor in self._executors:
                 executor.terminate()
             for executor in self._executors:
@@ -402,9 +400,9 @@ def _equal_shares(
 ) -> list[ExecutorShare]:
     """Returns equal parts of this host.
 
-    The executors' names contain a hash of the path of the state directory. So the names are unique
-    on the host, because names of control groups must be unique, and stay the same when the
-    directory is used again.
+    The executors' names contain a hash of the path of the state directory. Names of control groups
+    must be unique on the host, and so these names are unique. They stay the same when the directory
+    is used again.
     """
     mark = hashlib.sha256(os.fsencode(state_dir)).hexdigest()[:6]
     names = [f"local-{mark}-{number}" for number in range(1, executors + 1)]

@@ -44,7 +44,7 @@ class DaemonProcess:
         environment = {k: v for k, v in os.environ.items() if k not in NOT_FOR_CHILDREN}
         environment["TMPDIR"] = str(self._temporary_dir)  # for the tasks' scratch directories
         with self._log_file.open("ab") as log:
-            # Start the child in its own session, so that it gets no signals from the terminal.
+            # Start the child in a new session. So it gets no signals from the terminal.
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", __name__],
                 stdin=subprocess.PIPE,
@@ -59,7 +59,7 @@ class DaemonProcess:
             pickle.dump(self.options, pipe)
             pipe.flush()
         except BrokenPipeError:
-            pass  # the daemon has already ended; `runs` and `exit_code` show it
+            pass  # the daemon has already ended, as `runs` and `exit_code` show
 
     @property
     def pid(self) -> int:
@@ -67,7 +67,7 @@ class DaemonProcess:
         return self._process.pid if self._process else 0
 
     def exit_code(self) -> int | None:
-        """Returns the exit code; None while the daemon runs, or before it was started."""
+        """Returns the exit code; None: the daemon runs, or was never started."""
         return self._process.poll() if self._process else None
 
     def runs(self) -> bool:

@@ -1,7 +1,7 @@
 """Implements `finegrain up`, which runs a local cluster in the foreground.
 
-This module prints the messages for people. It stops all daemons after Ctrl-C, SIGTERM or a closed
-terminal, and when one daemon has ended by itself.
+This module prints the messages for people. It stops all daemons after Ctrl-C, after SIGTERM, and
+when the terminal is closed. It also stops all when one daemon has ended by itself.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def _example_size(cluster: LocalCluster) -> str:
 
 
 def _scale(cluster: LocalCluster) -> dict[str, Any] | None:
-    """Returns the settings of scaling, for JSON; None without `--scale`."""
+    """Returns the settings of scaling, for JSON; None: there is no `--scale`."""
     if cluster.scaled is None:
         return None
     scale = cluster.scaled.scale
@@ -163,7 +163,8 @@ def _scale(cluster: LocalCluster) -> dict[str, Any] | None:
 
 
 def _not_enforced(executors: list[ExecutorStatus]) -> list[str]:
-    """Returns lines for the limits that are not enforced, then for the reasons with their fixes.
+    """Returns one line for each limit that is not enforced. Then come the reasons, each with its
+    fix.
 
     If several limits have the same reason, the reason is printed once.
     """

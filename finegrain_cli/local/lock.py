@@ -2,7 +2,7 @@
 time uses the directory.
 
 The sweeper of a cluster inherits the lock. If `finegrain up` is killed, the sweeper keeps the lock
-while it stops the executors, and the next `finegrain up` waits for the lock.
+while it stops the executors. The next `finegrain up` waits for the lock.
 """
 
 from __future__ import annotations

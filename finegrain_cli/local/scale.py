@@ -1,9 +1,9 @@
 """Prepares the executors of a local cluster that its resource manager starts and stops itself
 (`--scale`).
 
-This module divides the host among these executors and writes the providers' file. It also ensures
-that no executor continues after the end of the cluster: `finegrain up` stops the executors at its
-end. If `finegrain up` is killed, the sweeper stops the executors.
+This module divides the host among these executors, and writes the file of the providers. It also
+ensures that no executor continues after the end of the cluster. `finegrain up` stops the executors
+at its end. If `finegrain up` is killed, the sweeper stops the executors.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class ScaledExecutors:
             adopted.
         cpus: divide only these cpus; empty: all cpus.
         memory_bytes: divide only this amount of memory; None: all memory.
-        isolation: "auto"; or "none", so that no limits are enforced.
+        isolation: "auto" or "none". With "none", no limits are enforced.
         task_user: the user that runs tasks; None: see `choose_task_user`.
     """
 

@@ -1,8 +1,8 @@
 """Divides this host into explicit shares for executors that run on it at the same time.
 
-Each share has whole cores or, if there are too few cores, single cpus. If there are fewer cpus than
-executors, a share is an amount of cpu time on cpus that all executors use. Resources for the system
-are reserved once for the whole host, not once per executor.
+Each share has whole cores. If there are too few cores, each share has single cpus. If there are
+fewer cpus than executors, a share is an amount of cpu time, and all executors use the same cpus.
+Resources for the system are reserved once for the whole host, not once per executor.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def divide_host(
     """
     if len(names) == 1:
         if cpus or memory_bytes is not None:
-            # Check the part here, because the executor would refuse it only after other daemons
-            # have started.
+            # Check the part here. The executor would refuse it only after other daemons have
+            # started.
             _host(cpus, memory_bytes)
         return [ExecutorShare(names[0], cpus=cpus, memory_bytes=memory_bytes)]
     return divide(names, *_host(cpus, memory_bytes))
@@ -124,8 +124,8 @@ def divide(names: Sequence[str], topology: HostTopology, capacity: Capacity) -> 
             f"{capacity.memory_bytes_total} bytes of memory in total",
         )
     parts = _parts(topology, usable, count)
-    # If there is a CPU quota, or if there are fewer cpus than executors, the cpus of a share have
-    # more CPU time than the share may use. In these cases, also limit the CPU time of each share.
+    # In two cases, the cpus of a share have more CPU time than the share may use: there is a CPU
+    # quota, or there are fewer cpus than executors. Then also limit the CPU time of each share.
     capped = capacity.cpu_milli_total < 1000 * len(usable) or not parts
     return [
         ExecutorShare(

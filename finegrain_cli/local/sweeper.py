@@ -3,8 +3,8 @@
 The sweeper is a separate process in its own session. It reads the names of directories from
 standard input. The end of the input means that `finegrain up` has ended. The sweeper then waits
 until the resource manager has ended, and kills it after a timeout. The sweeper locks the state
-directory of the resource manager, so that no other resource manager starts there while executors
-are stopped.
+directory of the resource manager. So no other resource manager starts there while executors are
+stopped.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _after_manager(state_dir: Path) -> Iterator[None]:
                 owner = error.details.get("pid", "")
             if time.monotonic() > deadline:
                 if not owner.isdecimal() or (manager := this_process(int(owner))) is None:
-                    break  # the directory cannot be used, so no resource manager has locked it
+                    break  # the directory cannot be used, so no resource manager can have locked it
                 manager.signal(signal.SIGKILL)
             time.sleep(POLL_INTERVAL_S)
         yield

@@ -1,7 +1,7 @@
 """Chooses the user that runs the tasks of a local cluster.
 
-Tasks must not run as the user of the daemons where it can be avoided: that user can read the keys
-of the daemons. As root, tasks would have all privileges besides.
+If possible, tasks must not run as the user of the daemons: that user can read the keys of the
+daemons. And tasks that run as root would have all privileges.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class TaskUser:
 
     @property
     def user(self) -> User | None:
-        """The user; None if this host does not have it."""
+        """The user; None: this host does not have this user."""
         return find_user(str(os.geteuid()) if self.name == SELF else self.name)
 
     @property
     def is_shared(self) -> bool:
-        """True if the daemons run as the same user, so that tasks can read their keys."""
+        """True: the daemons run as the same user, so tasks can read their keys."""
         return self.name == SELF
 
 
@@ -44,8 +44,8 @@ def choose_task_user(
 ) -> TaskUser:
     """Returns the user that runs tasks.
 
-    Without root, it is always the user of the daemons. As root, it is the first of these: the
-    wanted user, the user who called sudo, the configured user.
+    If the caller is not root, it is always the user of the daemons. If the caller is root, it is
+    the first of these: the wanted user, the user who called sudo, the configured user.
 
     Args:
         wanted: name or number of a user; empty: none was named.
@@ -53,7 +53,8 @@ def choose_task_user(
         allow_root: `executor.allow_root_tasks` of the configuration.
 
     Raises:
-        InvalidArgument: there is no such user, or tasks cannot run as this user without root.
+        InvalidArgument: there is no such user. Or tasks cannot run as this user, because the caller
+            is not root.
     """
     own_uid = os.geteuid()
     user = find_user(str(own_uid) if wanted == SELF else wanted) if wanted else None

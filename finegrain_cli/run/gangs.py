@@ -1,7 +1,7 @@
 """Implements `finegrain run --gang`, which runs one command in every slot of a gang.
 
-As with mpirun, the first member that fails ends all other members and determines the exit code.
-Environment variables tell each member its index, and the gang's size and id.
+As with mpirun, the first member that fails ends all other members. It also determines the exit
+code. Environment variables tell each member its index, and the gang's size and id.
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ class _Members:
         else:
             if code:
                 self._fail(code, f"member {index} failed; the other members are stopped")
-        # Decrease the number last, because `_fail` must still count this member while it reports
-        # the failure.
+        # Decrease the number last: while this member reports a failure, `_fail` must still count
+        # it.
         self._left -= 1
 
     async def _code_of(self, index: int) -> int:

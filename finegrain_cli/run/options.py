@@ -26,7 +26,7 @@ class GangOptions:
     """Options of a gang: `--gang`, and the options that need `--gang`."""
 
     members: int
-    placement: str  # "ANYWHERE", "SAME_EXECUTOR", "SAME_LABEL", "SPREAD"
+    placement: str  # one of "ANYWHERE", "SAME_EXECUTOR", "SAME_LABEL" and "SPREAD"
     label: str
     timeout_s: float | None
 
@@ -75,7 +75,7 @@ def environment_of(wanted: tuple[str, ...]) -> dict[str, str]:
 def tell_unenforced(slot: fg.Slot, spec: fg.SlotSpec) -> None:
     """Prints the requested amounts that the slot's executor does not enforce, on standard error.
 
-    The command can use more of these amounts than it requested, so that other slots get less.
+    The command can use more of these amounts than it requested. Other slots then get less.
 
     Args:
         slot: the granted slot.
@@ -110,7 +110,7 @@ def start_failure(reason: Reason) -> int:
 
 def exit_code_of_task(result: fg.TaskResult) -> int:
     """Returns the exit code. If the time limit of the slot was over, it is TIME_LIMIT. After
-    another signal, this is 128 plus the signal's number, as in shells.
+    another signal, this is 128 plus the number of the signal, as in shells.
 
     If the command succeeded but its output is incomplete, this is the exit code of a failed `run`.
     """

@@ -133,7 +133,8 @@ async def _run_in(
 async def _why_killed(
     slot: fg.Slot, result: fg.TaskResult, options: RunOptions, signals: Signals
 ) -> fg.FinegrainError | None:
-    """Returns why the slot of a killed command has ended; None if it has not.
+    """Returns the reason why the slot of a killed command has ended; None: the slot has not
+    ended.
 
     The end of the task may be known before the reason for it, so this waits for a short time.
     """

@@ -107,8 +107,8 @@ def _write(stream: BinaryIO, data: bytes) -> None:
             view = view[stream.write(view) :]
         stream.flush()
     except BrokenPipeError:
-        # Like any command in a pipe, end when the reader closes the pipe. Redirect output that
-        # still arrives to /dev/null, so that this happens only once.
+        # When the reader closes the pipe, end like any command in a pipe. Redirect output that
+        # still arrives to /dev/null. So this happens only once.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
@@ -154,10 +154,10 @@ class LabelledLines:
 
 
 def standard_input() -> AsyncIterator[bytes] | None:
-    """Returns chunks of standard input; None if standard input cannot be read.
+    """Returns chunks of standard input; None: standard input cannot be read.
 
-    Standard input cannot be read if it is closed, or if it is a terminal and this process is in the
-    background: the kernel would stop the process.
+    Standard input cannot be read in two cases: it is closed, or it is a terminal and this process
+    is in the background. In the second case, the kernel would stop the process.
     """
     try:
         if os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp():

@@ -38,7 +38,7 @@ async def granted(request: fg.Request, timeout_s: float | None) -> fg.Slot:
         return await request.granted(quiet)
     except fg.StillWaiting:
         explanation = await request.explain(max_executors=1)
-        # A request that is placed, but not granted yet, has no reason to wait.
+        # A request that is placed but not granted yet has no reason for waiting.
         reason = f" [{explanation.primary_reason}]" if explanation.primary_reason else ""
         say(
             f"finegrain: waiting for a slot: {explanation.summary}{reason}; "

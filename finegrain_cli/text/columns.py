@@ -45,7 +45,7 @@ def with_short_ids(rows: Sequence[Row], *keys: str) -> list[Row]:
 
 
 def age(row: Row, key: str) -> str:
-    """Returns the time since the timestamp `key` of the row: "5m"; "-" if the row has no such
+    """Returns the time since the timestamp `key` of the row, such as "5m"; "-": the row has no such
     timestamp.
     """
     text = row.get(key)
@@ -126,7 +126,7 @@ def size_text(row: Row) -> str:
 
 
 def is_parked(row: Row) -> bool:
-    """Returns True if a slot has given up its GPUs while its processes stay."""
+    """Returns True if a slot has given up its GPUs, and its processes stay."""
     return bool((row["assignment"] or {}).get("parked_devices"))
 
 

@@ -57,7 +57,7 @@ class Marks:
     """
 
     slots: tuple[tuple[str, SlotStatus], ...]
-    others: tuple[tuple[str, CpuSet], ...]  # by priority, highest first
+    others: tuple[tuple[str, CpuSet], ...]  # sorted by priority, highest first
 
     @classmethod
     def of(cls, report: TopologyReport) -> Marks:
@@ -94,7 +94,7 @@ class Marks:
         """
         offline = self.others[0][1]
         found: dict[int, str] = {}
-        # Set the marks with the lowest priority first, so that later marks overwrite them.
+        # Set the marks with the lowest priority first. Later marks then overwrite them.
         for mark, cpus in reversed(self.others):
             found |= dict.fromkeys(cpus, mark)
         for mark, slot in self.slots:

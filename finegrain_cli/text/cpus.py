@@ -50,13 +50,13 @@ def cpus_text(slot: Row) -> str:
 
 
 def nodes_text(slot: Row) -> str:
-    """Returns the NUMA nodes to which a slot is bound; "-" if it is bound to no node."""
+    """Returns the NUMA nodes to which a slot is bound; "-": it is bound to no node."""
     shares = (slot["assignment"] or {}).get("numa", ())
     return ",".join(str(each["node"]) for each in shares) or "-"
 
 
 def notes_text(slot: Row) -> str:
-    """Returns the preferences of a slot that were not met; "-" if all were met."""
+    """Returns the preferences of a slot that were not met; "-": all preferences were met."""
     return "; ".join((slot["assignment"] or {}).get("notes", ())) or "-"
 
 

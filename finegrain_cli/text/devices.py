@@ -163,7 +163,7 @@ def offered_lines(host: HostDevices) -> list[str]:
 
 
 def link_matrix(devices: Sequence[Device], links: Sequence[DeviceLink]) -> str:
-    """Returns the connections of a host's GPUs as a matrix; empty if the host has fewer than two
+    """Returns the connections of a host's GPUs as a matrix; empty: the host has fewer than two
     GPUs.
 
     NV12 means 12 bonded NVLinks. PIX, PXB, PHB, NODE and SYS name the nearest part of the PCIe bus

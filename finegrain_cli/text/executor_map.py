@@ -1,4 +1,5 @@
-"""Draws a registered executor as text: the cpus of its host, and the cpus on which its slots run.
+"""Draws a registered executor as text. The drawing shows the cpus of its host, and the cpus on
+which its slots run.
 
 This module arranges the parts, and lists slots in shared pools. `cpu_map.py` draws the cpus.
 """

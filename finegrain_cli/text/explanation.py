@@ -1,5 +1,5 @@
-"""Explains a request as text: its size, the obstacles on each host, and changes after which it
-would fit.
+"""Explains a request as text. The text has the size of the request, the obstacles on each host, and
+changes after which the request would fit.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def explanation_text(found: Explanation) -> str:
         lines += ["", *("  " + line for line in _gang(found.gang))]
     for each in found.resizes:
         lines += ["", *("  " + line for line in _resize(each))]
-    # Stage 4: the changes that would help, and the slots that must end first.
+    # Stage 4: the changes that would help, and slots that would have to end first.
     if found.would_fit_if:
         lines += ["", "  smallest changes"]
         lines += [f"    {each.message}" for each in found.would_fit_if]

@@ -107,7 +107,7 @@ class ShortIds:
     """Short forms of ids: the last 8 characters, or more characters if two of the ids would have
     the same short form.
 
-    Only UUIDs are shortened, because other ids were chosen as names. A member of a range, RANGE.17,
+    Only UUIDs are shortened: all other ids were chosen as names. A member of a range, RANGE.17,
     keeps its index: "a1b2c3d4.17".
     """
 

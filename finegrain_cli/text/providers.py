@@ -86,7 +86,7 @@ def _table(columns: tuple[Column, ...], rows: list[Mapping[str, Any]], *, wide: 
 
 
 def _limits(amounts: Mapping[str, int]) -> str:
-    """Returns limits as text, without dimensions that have no limit."""
+    """Returns limits as text. Dimensions without a limit are left out."""
     named = {
         CPU_MILLI: lambda amount: f"cpu {format_cpu(amount)}",
         MEMORY_BYTES: lambda amount: f"memory {format_bytes(amount)}",

@@ -47,7 +47,7 @@ class Identities:
         return read(NewToken, answer)
 
     async def tokens(self) -> list[TokenStatus]:
-        """Returns the tokens that were not used and have not expired."""
+        """Returns the tokens that were never used and are still valid."""
         answer = await self._connection.call_identities(
             lambda service, timeout_s: service.ListTokens(pb.ListTokensRequest(), timeout=timeout_s)
         )

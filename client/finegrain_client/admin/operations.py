@@ -67,7 +67,7 @@ class Operations:
         Args:
             executor_id: the executor.
             reason: text for people.
-            deadline_s: time in seconds after which the resource manager releases the remaining
+            deadline_s: after this time in seconds, the resource manager releases the remaining
                 slots; None: it does not release them.
         """
         message = pb.DrainExecutorRequest(
@@ -100,7 +100,7 @@ class Operations:
             The device's UUID.
 
         Raises:
-            NotFound: EXECUTOR_UNKNOWN: there is no such executor, or it has no such device.
+            NotFound: EXECUTOR_UNKNOWN: the executor does not exist, or it has no such device.
         """
         message = pb.CordonDeviceRequest(executor_id=executor_id, device=device, reason=reason)
         answer = await self._connection.call_cluster(
@@ -116,7 +116,7 @@ class Operations:
             device: name of the device ("gpu3") or its UUID.
 
         Raises:
-            NotFound: EXECUTOR_UNKNOWN: there is no such executor, or it has no such device.
+            NotFound: EXECUTOR_UNKNOWN: the executor does not exist, or it has no such device.
         """
         message = pb.UncordonDeviceRequest(executor_id=executor_id, device=device)
         await self._connection.call_cluster(
@@ -199,7 +199,7 @@ class Operations:
                 jobs.
             description: text for people.
             minimum: guaranteed minimum by dimension ("cpu_milli", "memory_bytes", or "extended."
-                and a name); None removes the minimum of this dimension.
+                and a name). None removes the minimum of a dimension.
             maximum: limit for all slots of the group together, by dimension. With 0, no more slots
                 start. None removes the limit of this dimension.
 
@@ -222,7 +222,7 @@ class Operations:
         return read(GroupStatus, answer.group)
 
     async def delete_group(self, name: str) -> None:
-        """Deletes a resource group that has no jobs and no child groups.
+        """Deletes a resource group. The group must have no jobs and no child groups.
 
         Raises:
             NotFound: GROUP_UNKNOWN: there is no such group.
@@ -260,7 +260,7 @@ class Operations:
             alignment: placement of every slot on NUMA nodes: "None", "BestEffort", "Restricted" or
                 "SingleNUMANode".
             reserved_cpus: cpus that are never dedicated to a slot, as a list ("0-1"; empty: no
-                cpus), in addition to the cpus that the host's configuration reserves.
+                cpus). They are added to the cpus that the host's configuration reserves.
             reserved_strict: True if the shared pools must not contain the reserved cpus.
             default_bind: "FullPCPUs", "SpreadByPCPUs" or "None", for requests that name no bind
                 policy.
@@ -305,7 +305,8 @@ class Operations:
         wait: bool = True,
         timeout_s: float | None = None,
     ) -> types.SlotStatus:
-        """Changes the resources of any job's slot without touching its tasks; see `Slot.resize`.
+        """Changes the resources of a slot of any job. The tasks of the slot continue; see
+        `Slot.resize`.
 
         Args:
             allocation_id: the slot.

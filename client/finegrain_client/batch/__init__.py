@@ -5,8 +5,8 @@
         outcome = await fg.BatchJob(cluster, spec, results_dir="results").run()
         outcome.check()
 
-Guarantees: every command runs *at least once*, and every thread of work has *exactly one* result,
-even if processes are killed or a command runs twice. See docs/batch.md.
+Guarantees: every command runs *at least once*, and every thread of work has *exactly one* result.
+This holds even if processes are killed or a command runs twice. See docs/batch.md.
 """
 
 from finegrain_client.batch.job import LEASE_DEFAULT_S, BatchJob

@@ -76,8 +76,8 @@ def take_lock(path: Path) -> int:
 
 
 def _lock_owner(descriptor: int) -> dict[str, Any]:
-    """Returns the owner that the lock file names; empty if the present owner has not written the
-    file yet.
+    """Returns the owner that the lock file names; empty: the present owner has not written the file
+    yet.
 
     Until the owner writes the file, the file names the previous owner. The pid of the previous
     owner may now belong to another process, so the start time of the process must also match.

@@ -1,10 +1,10 @@
 """Stores the output of threads of work: files in the results folder, and the last bytes in the
 state file.
 
-Each attempt writes to its own files. The files are opened for each chunk, because ten thousand
-attempts may run, and open files would need too many descriptors. When an attempt counts as the
-result of its thread, its files are synced and renamed before the result is recorded, so that the
-files are complete.
+Each attempt writes to its own files. The files are opened for each chunk: ten thousand attempts may
+run, and open files would need too many descriptors. When an attempt counts as the result of its
+thread, its files are synced and renamed before the result is recorded. So the files of a recorded
+result are complete.
 """
 
 from __future__ import annotations
@@ -73,13 +73,12 @@ class Output:
         for stream in STREAMS:
             final = self._folder / f"{self._thread}.{stream}"
             if stream not in self._begun:
-                # a file that is left by an attempt whose result was not recorded
+                # an earlier attempt may have left this file without recording its result
                 final.unlink(missing_ok=True)
                 continue
             part = self._part(self._folder, stream)
             with part.open("rb") as file:
-                # Sync the content before the rename, so that a file with its final name is
-                # complete.
+                # Sync the content before the rename. A file with its final name is then complete.
                 os.fdatasync(file.fileno())
             part.rename(final)
 
@@ -102,7 +101,7 @@ def publish_all(folder: Path | None, outputs: Sequence[Output]) -> None:
     if folder is None or not outputs:
         return
     with ThreadPoolExecutor(min(len(outputs), SYNCS_AT_ONCE)) as pool:
-        # Submit all before the first wait, because otherwise they would run one after the other.
+        # Submit all before the first wait. Otherwise they would run one after the other.
         for done in [pool.submit(each.publish) for each in outputs]:
             done.result()
     # The renames are durable only after a sync of the folder.

@@ -13,10 +13,10 @@ from datetime import datetime, timedelta
 from finegrain_client.batch.values import Estimate
 
 BASIS_MIN = 5
-"""Number of threads that must have ended before another thread can be a straggler."""
+"""A thread can be a straggler only after this number of other threads has ended."""
 
 STRAGGLERS_MIN_S = 0.5
-"""A thread that has run for a shorter time in seconds is never a straggler, because a second run
+"""A thread that has run for less than this time, in seconds, is never a straggler: a second run
 would cost more.
 """
 
@@ -48,7 +48,8 @@ class Rate:
         return self._sorted[max(0, math.ceil(part * len(self._sorted)) - 1)]
 
     def straggler_after_s(self, factor: float, threads: int) -> float | None:
-        """Returns the run time after which a thread is a straggler; None: too few threads are done.
+        """Returns a run time: a thread that runs for longer is a straggler. None: too few threads
+        are done.
 
         Too few means fewer than half of the threads, or fewer than `BASIS_MIN`.
 
@@ -63,8 +64,8 @@ class Rate:
     def estimate(
         self, now: datetime, *, to_run: int, running_s: Sequence[float], at_once: int
     ) -> Estimate | None:
-        """Estimates when all threads will be done. Returns None if no thread is done or no thread
-        runs.
+        """Estimates when all threads will be done. Returns None if no thread is done, and if no
+        thread runs.
 
         The estimate is the remaining work, at the mean duration of the finished threads, divided by
         the number of running threads. A running thread is assumed to take at least another tenth of
@@ -80,7 +81,8 @@ class Rate:
         if not self._sorted or not at_once:
             return None
         mean_s = self.mean_s
-        # Assume a tenth of the mean for a thread that is already late, because its end is unknown.
+        # The end of a thread that is already late is not known. Assume that it needs another tenth
+        # of the mean.
         left_of = [max(mean_s - each, mean_s * 0.1) for each in running_s]
         work_s = to_run * mean_s + sum(left_of)
         # The thread with the longest remaining time must end in any case, even if there are many

@@ -46,8 +46,8 @@ class Changes:
     """The rows and values that one transaction writes."""
 
     begun: list[AttemptRow] = field(default_factory=list)
-    reopened: list[tuple[int, int]] = field(default_factory=list)  # thread, attempt
-    # Thread, attempt, outcome, message.
+    reopened: list[tuple[int, int]] = field(default_factory=list)  # pairs of thread and attempt
+    # Tuples of thread, attempt, outcome and message.
     ended: list[tuple[int, int, str, str]] = field(default_factory=list)
     results: list[ThreadResult] = field(default_factory=list)
     submitted: list[SubmittedRow] = field(default_factory=list)
@@ -66,7 +66,7 @@ class Known:
     failures: dict[int, int] = field(default_factory=dict)
     losses: dict[int, int] = field(default_factory=dict)
     durations_s: list[float] = field(default_factory=list)  # durations of threads that are done
-    job: JobRow | None = None  # the last job
+    job: JobRow | None = None  # the last job of the batch
     # The fields below describe the last job, unless it is known that this job has ended.
     submitted: list[SubmittedRow] = field(default_factory=list)
     open: list[AttemptRow] = field(default_factory=list)  # attempts whose outcome is unknown

@@ -90,7 +90,7 @@ class Runner:
             while stop_reason is None:
                 known = await self._on_disk(self._state.known)
                 if len(known.final) == self._state.spec.threads:
-                    # The last runner may have been killed after it had stored the last result, but
+                    # The last runner may have been killed after it had stored the last result, and
                     # before it had ended its job.
                     await self._end_leftover_job(known)
                     stop_reason = ""
@@ -123,7 +123,7 @@ class Runner:
         """Works with one job until this job or the batch ends.
 
         Returns:
-            The reason why the batch stops (empty if the batch is done), or None if another job must
+            The reason why the batch stops; empty: the batch is done. None: another job must
             continue the batch.
         """
         async with AsyncExitStack() as stack:
@@ -150,14 +150,16 @@ class Runner:
                 return await self._why_job_ended(ended.error, row)
             finally:
                 self._session = None
-            # After an error of the session, the code below does not run, so that the job stays for
-            # the next runner.
+            # If the session has failed, the code below does not run. So the job stays for the next
+            # runner.
             if session.stop_mode != "leave":
                 await self._end_job(job, row)
             return scheduler.stopping
 
     async def _attach_or_register(self, stack: AsyncExitStack, known: Known) -> tuple[Job, JobRow]:
-        """Returns the job of the last runner if it still exists; otherwise registers a new job."""
+        """Returns the job of the last runner if this job still exists. Otherwise registers a new
+        job.
+        """
         row = known.job
         if row is not None and not row.ended:
             job = self._cluster.attach_job(row.job_id, lease_s=self._lease_s)
@@ -208,15 +210,15 @@ class Runner:
             await self._end_job(self._cluster.attach_job(row.job_id), row)
 
     async def _end_job(self, job: Job, row: JobRow) -> None:
-        # Write this before the call: if this runner is killed now, the next runner knows that a
-        # runner ended the job, not an administrator.
+        # Write this before the call. If this runner is killed now, the next runner knows that the
+        # job was ended by a runner, and not by an administrator.
         ending = Changes(meta={ENDING: str(row.number)})
         await self._on_disk(partial(self._state.write, row.number, ending))
         try:
             async with asyncio.timeout(ENDING_S):
                 await retry_until_answered(job.end, "ending the batch's job")
         except (FinegrainError, TimeoutError):
-            # the job ends later when its lease expires; until then, a new runner may take it over
+            # the job ends when its lease expires; until then, a new runner may take it over
             return
         await self._on_disk(partial(self._state.end_job, row.number))
 

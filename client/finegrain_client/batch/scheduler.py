@@ -1,10 +1,10 @@
 """Schedules a batch: keeps the state of each thread of work, and decides the next actions.
 
-The scheduler decides which thread runs in a slot, what happens after an attempt, how many slots to
-request, and when a thread runs a second time. It keeps the number of waiting requests plus free
-slots equal to the number of threads that need a slot. A request does not belong to a certain
-thread. The scheduler is pure: the session reports events to it, writes `Actions.changes` to disk,
-and then carries out `Actions`.
+The scheduler makes four decisions: which thread runs in a slot, what happens after an attempt, how
+many slots are requested, and when a thread runs a second time. It keeps the number of waiting
+requests plus free slots equal to the number of threads that need a slot. A request does not belong
+to a certain thread. The scheduler is pure: the session reports events to it, writes
+`Actions.changes` to disk, and then carries out `Actions`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from finegrain_client.batch.threads import DELAYED, DONE, ENDED, FAILED, RUNNING
 from finegrain_client.batch.values import ThreadResult, ThreadState, unknown_result
 
 LOSSES_MAX = 20
-"""A thread that loses this many slots fails, because the thread itself may crash its hosts."""
+"""A thread that loses this many slots fails: the thread itself may crash its hosts."""
 
 REFUSALS_MAX = 3
 """If this number of attempts could not execute the command, and no attempt could, the batch
@@ -42,8 +42,8 @@ stops.
 USES_MAX = 100
 """Number of threads that one slot runs before it is released.
 
-The number is limited because an executor keeps the tasks of a slot, with all their output, as long
-as the slot exists.
+The number is limited: an executor keeps the tasks of a slot, with all their output, as long as the
+slot exists.
 """
 
 REUSES_AT_ONCE_MAX = 5_000
@@ -82,7 +82,8 @@ class BatchScheduler:
         # member has already ended.
         self._reuse_members: dict[int, bool] = {}
         self._given_up = IntervalSet()
-        self._lost_attempts: dict[SlotKey, tuple[AttemptKey, float]] = {}  # attempt, start time
+        # The attempt and its start time.
+        self._lost_attempts: dict[SlotKey, tuple[AttemptKey, float]] = {}
         self._used: set[SlotKey] = set()
         self._unknown: set[AttemptKey] = set()
         self._refusals = 0
@@ -150,7 +151,7 @@ class BatchScheduler:
         elif lost_attempt is None:
             self._set_phase(held, Phase.USED if key in self._used else Phase.FREE)
         elif self.threads[lost_attempt[0]] == TODO and not self.stopping:
-            # The attempt was recorded as ended when its slot was lost, but the task of the attempt
+            # When the slot of the attempt was lost, the attempt was recorded as ended. But its task
             # has continued.
             self._actions.changes.reopened.append(lost_attempt)
             self._start_attempt(held, lost_attempt, start_time, again=True)
@@ -276,8 +277,8 @@ class BatchScheduler:
         each for one waiting request. 4 other waiting requests and 2 possible reuses are left, so 1
         more request is submitted.
         """
-        # Do this first, so that threads whose delay is over count when slots are assigned, reused
-        # and requested.
+        # Do this first. Threads whose delay is over then count when slots are assigned, reused and
+        # requested.
         self.threads.wake(now)
         stragglers = [] if self.stopping else self._stragglers(now)
         self._start_attempts(stragglers, now)
@@ -353,17 +354,17 @@ class BatchScheduler:
             missing = min(missing, self.spec.slots_max - len(self.waiting) - len(self.held_slots))
         if missing > 0:
             self._actions.ask = self._next_member, missing
-            # The session writes this to disk before the call, so that no later runner uses these
-            # members again.
+            # The session writes this to disk before the call. So no later runner uses these members
+            # again.
             self._actions.changes.submitted.append(SubmittedRow(self._next_member, missing))
             self.waiting.add_run(self._next_member, self._next_member + missing)
-            # Never use a member twice, not even after a refusal.
+            # Never use a member twice, even after a refusal.
             self._next_member += missing
 
     def _stragglers(self, now: float) -> list[int]:
         """Returns the threads to run a second time. The thread that has run longest is last."""
         spec = self.spec
-        # A second run must not take a slot from a thread that has not run.
+        # A second run must not take a slot from a thread that has not run yet.
         if not spec.speculate or self.threads.counts[TODO] or self.threads.counts[DELAYED]:
             return []
         limit_s = self.rate.straggler_after_s(spec.straggler_factor, spec.threads)

@@ -62,7 +62,8 @@ class Ending(Enum):
     OK = auto()
     FAILED = auto()
     REFUSED = auto()  # the command of the attempt could not be executed
-    LOST = auto()  # the slot of the attempt was lost, so it is unknown what the attempt did
+    # The slot of the attempt was lost, so the attempt may or may not have done its work.
+    LOST = auto()
     CANCELLED = auto()  # the attempt was cancelled
 
 
@@ -93,7 +94,7 @@ class Actions:
     changes: Changes = field(default_factory=Changes)
     start: list[Start] = field(default_factory=list)
     cancel: list[AttemptKey] = field(default_factory=list)
-    reuse: list[tuple[SlotKey, int]] = field(default_factory=list)  # slot, member
+    reuse: list[tuple[SlotKey, int]] = field(default_factory=list)  # pairs of slot and member
     release: list[SlotKey] = field(default_factory=list)
     ask: tuple[int, int] | None = None  # members to request: first, count
     give_up: list[tuple[int, int]] = field(

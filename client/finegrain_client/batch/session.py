@@ -1,9 +1,9 @@
 """Runs the main loop of a batch during one job: handles messages, saves decisions, and carries them
 out.
 
-The order matters: each decision of the scheduler is on disk before it is carried out, and output
-files are in place before the result is recorded. Only this loop writes. Background tasks do slow
-work, and put their results into the inbox.
+The order is important. Each decision of the scheduler is on disk before it is carried out. And
+output files are complete before the result is recorded. Only this loop writes. Background tasks do
+slow work, and put their results into the inbox.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from finegrain_client.errors import RequestRejected
 T = TypeVar("T")
 
 RELEASE_WAIT_S = 5.0
-"""The time in seconds for which a batch waits at its end until its last slots are released."""
+"""At its end, a batch waits for at most this time in seconds until its last slots are released."""
 
 WAKE_INTERVAL_S = 1.0
 """Longest time in seconds between two iterations of the loop, which finds stragglers and reports
@@ -125,13 +125,13 @@ class Session:
             FinegrainError, OSError: the state file or the output cannot be written.
         """
         try:
-            # First restore the present state, then listen. No event is missed, because the stream
-            # has all events since its creation, and repeated events change nothing.
+            # First restore the present state, then listen. No event is missed: the stream has all
+            # events since its creation, and an event that comes twice changes nothing.
             self._restore()
             self._run_in_background(self.slots.listen(self._inbox.put_nowait))
             while True:
-                # Decide once more before the end, so that the last decisions are written and the
-                # slots are released.
+                # Decide once more before the end: the last decisions must be written, and the slots
+                # must be released.
                 actions = self.scheduler.decide(self.now())
                 # Write first: if the runner is killed later, the file has a record of everything
                 # that the runner may have done.
@@ -285,8 +285,8 @@ class Session:
             lost = AttemptOutcome(
                 Ending.LOST, message="its slot had ended before its task was started"
             )
-            # Send the loss through the inbox, because the session must not call the scheduler while
-            # it carries out the scheduler's actions.
+            # Send the loss through the inbox: the session must not call the scheduler while it
+            # carries out the scheduler's actions.
             self._inbox.put_nowait(AttemptEnded(key, lost))
             return
         attempt = Attempt(self._state.spec, self._state.batch_id, *key, slot, output)

@@ -184,7 +184,7 @@ class BatchSlots:
         """Returns for each slot whether it may be reused for its member. The resource manager
         releases a slot if it rejects the reuse.
         """
-        # A slot may have been lost in the meantime. Such a slot is not reusable, and the call must
+        # A slot may have been lost in the meantime. Such a slot cannot be reused, so the call must
         # not name it.
         there = {key: slot for key, _ in pairs if (slot := self.slot(key)) is not None}
         reuses = [(there[key], self._id(member)) for key, member in pairs if key in there]

@@ -44,16 +44,17 @@ class BatchSpec:
         env: the whole environment of the task. PATH and HOME have defaults.
         cwd: absolute working directory; empty: a scratch directory of the task.
         user: user that the command runs as; empty: the executor's task user.
-        timeout_s: time in seconds after which a thread is ended and fails; None: no limit.
+        timeout_s: after this time in seconds, a thread is ended and fails; None: there is no limit.
         retries: number of times that a failed thread is tried again. A lost slot is not a failure.
         retry_delay_s: delay before the first retry of a thread. It doubles with each further retry,
             up to 60 s.
-        on_failure: what to do when a thread has failed and has no retries left: "continue" with the
-            other threads, or "stop": start no more threads, and let running threads finish.
+        on_failure: what happens when a thread has failed and has no retries left. "continue": the
+            other threads continue. "stop": no more threads start, and running threads finish.
         failures_max: the batch also stops when more than this number of threads have failed and
-            have no retries left; None: no limit.
-        speculate: if true, a thread runs a second time if it takes far longer than other threads
-            and no thread waits. The first run that succeeds counts, and the other run is cancelled.
+            have no retries left; None: there is no limit.
+        speculate: if true, a thread can run a second time: if it takes far longer than other
+            threads, and if no thread waits. The first run that succeeds counts, and the other run
+            is cancelled.
         straggler_factor: "far longer" means more than this multiple of the 95th percentile of the
             finished threads' durations.
         slots_max: maximum number of slots at one time; 0: no limit.

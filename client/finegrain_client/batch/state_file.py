@@ -1,9 +1,9 @@
 """Reads and writes the state file of a batch: all state that must survive the runner.
 
 The file is a SQLite file in WAL mode with synchronous FULL, so data is on disk when `write`
-returns. Only one runner can work on a batch, because a runner locks the file, and the kernel
-releases the lock when the process ends. A thread has at most one result. `sqlite_file.py` describes
-who can read the file, and where the file must be.
+returns. Only one runner can work on a batch: a runner locks the file, and the kernel releases the
+lock when the process ends. A thread has at most one result. `sqlite_file.py` describes who can read
+the file, and where the file must be.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class StateFile:
             # Take the lock first, because no other process may use the file before it is complete.
             lock = take_lock(path)
             try:
-                # Create the file before SQLite opens it, so that no other user can ever read the
-                # environment.
+                # Create the file before SQLite opens it. So no other user can ever read the
+                # environment in it.
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
             except FileExistsError:
                 os.close(lock)
@@ -95,7 +95,8 @@ class StateFile:
                 f"pragma user_version = {SCHEMA_VERSION};"
             )
             connection.executemany("insert into meta values (?, ?)", meta.items())
-            connection.commit()  # one transaction: after a crash before it, the file has no version
+            # In one transaction: if a crash comes before it, the file has no version.
+            connection.commit()
             return cls(path, lock, connection)
 
     @classmethod
@@ -295,8 +296,8 @@ class StateFile:
         )
         for *row, outcome in rows:
             attempt = AttemptRow(*row)
-            # A slot that has run a thread needs the resource manager's consent before it runs
-            # another thread.
+            # After a slot has run a thread, it may run another thread only with the resource
+            # manager's consent.
             known.used.add((attempt.allocation_id, attempt.generation))
             if outcome in ("", "lost", "written off"):
                 (known.lost if outcome else known.open).append(attempt)

@@ -30,10 +30,10 @@ SUFFIX = ".batch"
 class BatchStatus(Value):
     """A batch as its state file shows it.
 
-    `runner_pid` and `runner_host` identify the runner. They are 0 and empty if there is no runner,
-    and 0 and "?" if a runner has just started and has not written its name yet. If there is a
-    runner, `progress` is at most about a second old. Otherwise `progress` is the last progress that
-    was saved, and no thread counts as running.
+    `runner_pid` and `runner_host` identify the runner. If there is no runner, they are 0 and empty.
+    If a runner has just started and has not written its name yet, they are 0 and "?". While a
+    runner exists, `progress` is at most about a second old. Without a runner, `progress` is the
+    last progress that was saved, and no thread counts as running.
     """
 
     state_file: str

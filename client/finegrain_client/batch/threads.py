@@ -73,14 +73,14 @@ class Threads:
                 self.to_do(thread)
 
     def next(self, preferred: int) -> int | None:
-        """Returns `preferred` if it is queued, otherwise the queued thread with the lowest index;
-        None: no thread is queued.
+        """Returns `preferred` if this thread is queued. Otherwise returns the queued thread with
+        the lowest index; None: no thread is queued.
         """
         if preferred < len(self) and self._state[preferred] == TODO:
             return preferred
         while self._todo:
             thread = heapq.heappop(self._todo)
-            # `preferred` threads that were returned above are still in the heap, so skip them here.
+            # The heap still contains `preferred` threads that were returned above. Skip them here.
             if self._state[thread] == TODO:
                 return thread
         return None

@@ -16,7 +16,7 @@ class ThreadState(StrEnum):
     """The final state of a thread of work."""
 
     DONE = "DONE"  # the command ended by itself with exit code 0
-    FAILED = "FAILED"  # the command ended in another way or never ran, and is not tried again
+    FAILED = "FAILED"  # the command failed in another way or never ran, and is not tried again
 
 
 class BatchState(StrEnum):
@@ -24,9 +24,10 @@ class BatchState(StrEnum):
 
     OPEN = "OPEN"  # in progress, by the current runner or by the next one
     STOPPING = "STOPPING"  # no more threads are started; running threads finish
-    # stopped by its policy, or because it could not continue; a new runner can resume it
+    # stopped by its policy, or because the runner could not continue; a new runner can resume the
+    # batch
     STOPPED = "STOPPED"
-    CANCELLED = "CANCELLED"  # cancelled by its owner; a new runner can resume it
+    CANCELLED = "CANCELLED"  # cancelled by its owner; a new runner can resume the batch
     ENDED = "ENDED"  # every thread has its result
 
 
@@ -42,7 +43,8 @@ class ThreadResult(Value):
     signal: int
     oom_killed: bool
     timed_out: bool
-    reason: str  # why the command never ran (COMMAND_NOT_FOUND, ...) or was ended; otherwise empty
+    # The reason why the command never ran (COMMAND_NOT_FOUND, ...) or was ended; otherwise empty.
+    reason: str
     message: str  # how the thread ended, for people
     executor_id: str
     start_time: datetime | None
@@ -63,7 +65,7 @@ class ThreadResult(Value):
 
 
 def unknown_result(thread: int, message: str, reason: str = "") -> ThreadResult:
-    """Returns the result of a thread whose outcome is unknown and that is not tried again.
+    """Returns the result of a thread that is not tried again although its outcome is unknown.
 
     Args:
         thread: index of the thread.
@@ -122,7 +124,7 @@ class Progress(Value):
     share: float | None = None
     elapsed_s: float = 0.0  # time since the batch was first started
     estimate: Estimate | None = None  # None: there is too little data yet
-    message: str = ""  # why the batch stopped, or what it waits for
+    message: str = ""  # the reason why the batch stopped, or the thing that it waits for
     update_time: datetime | None = None
 
     @property

@@ -71,8 +71,9 @@ def connect(
             environment variable FINEGRAIN_MANAGER (several addresses are separated by commas),
             otherwise the addresses in the credentials.
         credentials: the credentials file of the identity to use, or its content. Default: the file
-            that FINEGRAIN_CREDENTIALS names, otherwise the credentials of the cluster that this
-            user runs on this host (`finegrain up`), otherwise ~/.config/finegrain/credentials.
+            that FINEGRAIN_CREDENTIALS names. Without this variable, the credentials of the cluster
+            that this user runs on this host (`finegrain up`). Without such a cluster,
+            ~/.config/finegrain/credentials.
         budget_s: longest time in seconds that one call may take, including all its retries.
 
     Raises:
@@ -126,8 +127,9 @@ class Task(Handle[AsyncTask]):
     def output(self, *, stdout_offset: int = 0, stderr_offset: int = 0) -> Iterator[OutputChunk]:
         """Yields the task's output from the given offsets to the end of the task.
 
-        The executor keeps the output as long as the slot exists, so each iteration reads
-        independently of other iterations. The client does not read faster than the caller consumes.
+        The executor keeps the output as long as the slot exists. So each iteration reads all
+        output, whatever other iterations read. The client does not read faster than the caller
+        consumes.
 
         Raises:
             SlotLost: the slot has ended.
@@ -214,7 +216,7 @@ class Slot(ContextHandle[AsyncSlot]):
 
     @property
     def isolation(self) -> Isolation | None:
-        """How the executor enforces the limits of the slot; None if the executor did not report
+        """How the executor enforces the limits of the slot; None: the executor has not reported
         it.
         """
         return self.inner.isolation
@@ -247,18 +249,17 @@ class Slot(ContextHandle[AsyncSlot]):
                 absent, FINEGRAIN_ variables, and variables about devices of the slot.
             cwd: absolute path of the working directory; empty: a scratch directory of the task.
             user: user that the task runs as; empty: the executor's default.
-            timeout_s: time in seconds after which the executor ends the task; None: no limit.
+            timeout_s: after this time in seconds, the executor ends the task; None: there is no
+                limit.
             stdin: bytes or chunks of bytes, or "pipe" for `Task.write_input`; None: /dev/null.
-            output: "capture": the result contains the output; "stream": the caller reads
-                `Task.output`; or a function, which is called with every
-                `OutputChunk`.
+            output: where the output goes. "capture": into the result. "stream": the caller reads
+                `Task.output`. A function (plain or async): it is called with every `OutputChunk`.
             output_limit_bytes: bytes per stream that the executor keeps on disk, at most the
                 executor's own limit; 0: the executor's limit. If there is more output, the executor
                 keeps the first and the last part.
-            hold_output: if true, the task waits when the output that `output` has not processed
-                reaches `output_limit_bytes`, so that no output is lost. `output` must be a
-                function. If this process has no connection to the executor for 60 s, the executor
-                drops output again.
+            hold_output: if true, no output is lost: when the output that `output` has not processed
+                reaches `output_limit_bytes`, the task waits. `output` must be a function. If this
+                process has no connection to the executor for 60 s, the executor drops output again.
             task_id: id of the task; empty: the client generates an id.
             cancel_on_interrupt: if true, interrupting this call also cancels the task. If false, an
                 accepted task continues, and a call with the same `task_id` returns its handle.
@@ -471,7 +472,7 @@ class Slot(ContextHandle[AsyncSlot]):
 
 
 class Request(Handle[AsyncRequest]):
-    """A slot request, which is queued until it is granted or ends.
+    """A slot request. It is queued until it is granted or ends.
 
     Attributes:
         allocation_id: id of the request and of the slot that will serve the request.
@@ -522,7 +523,7 @@ class Request(Handle[AsyncRequest]):
 
     @property
     def rejection(self) -> Rejection | None:
-        """Why the request was rejected; None if it was not rejected."""
+        """The reason why the request was rejected; None: it was not rejected."""
         return self.inner.rejection
 
     def granted(self, timeout_s: float | None = None) -> Slot:
@@ -700,7 +701,7 @@ class Job(ContextHandle[AsyncJob]):
 
     @property
     def requests(self) -> list[Request]:
-        """The requests that have not ended, in the order in which they were made.
+        """The requests that have not ended. They are in the order in which they were made.
 
         A member of a range is included only once it has had a slot.
         """
@@ -719,7 +720,8 @@ class Job(ContextHandle[AsyncJob]):
     ) -> list[Request]:
         """Requests slots. Returns the requests, in the given order, when all requests are durable.
 
-        If the call is interrupted or fails, the client cancels all requests that were accepted.
+        If the call is interrupted or fails, the client cancels all requests of this call that were
+        accepted.
 
         Args:
             specs: the slots to request. A `SlotSpec` becomes `count` requests. A `GangSpec` becomes
@@ -787,7 +789,7 @@ class Job(ContextHandle[AsyncJob]):
     ) -> RequestRange:
         """Requests `spec.count` equal slots as one range. Returns when the range is durable.
 
-        Until its members are granted, a range costs hardly more than one request. If the call is
+        Until its members are granted, a range costs almost as little as one request. If the call is
         cancelled or fails, the client cancels the members that were accepted.
 
         Args:
@@ -1011,8 +1013,8 @@ class Cluster(LoopOwner[AsyncCluster]):
         with its origin.
 
         Args:
-            executor_id: the executor; None: the settings for the whole cluster, which apply to a
-                host that does not have the setting itself.
+            executor_id: the executor; None: the settings for the whole cluster. If a host does not
+                have a setting itself, the cluster's setting applies.
 
         Raises:
             NotFound: EXECUTOR_UNKNOWN: there is no such executor.
@@ -1056,8 +1058,9 @@ class Cluster(LoopOwner[AsyncCluster]):
 
         Args:
             include_ended: if true, also returns jobs that have ended.
-            matching: return only jobs with one of these names, or with an id that begins or ends
-                with one of these texts (at least 4 characters); empty: all jobs.
+            matching: return only some jobs: those with one of these names, and those with an id
+                that begins or ends with one of these texts (at least 4 characters). Empty: return
+                all jobs.
         """
         return self.loop.run(self.inner.jobs(include_ended=include_ended, matching=matching))
 
@@ -1140,7 +1143,7 @@ class Cluster(LoopOwner[AsyncCluster]):
         Args:
             executor_id: the executor.
             reason: text for people.
-            deadline_s: time in seconds after which the resource manager releases the remaining
+            deadline_s: after this time in seconds, the resource manager releases the remaining
                 slots; None: it does not release them.
         """
         return self.loop.run(self.inner.drain(executor_id, reason=reason, deadline_s=deadline_s))
@@ -1161,7 +1164,7 @@ class Cluster(LoopOwner[AsyncCluster]):
             The device's UUID.
 
         Raises:
-            NotFound: EXECUTOR_UNKNOWN: there is no such executor, or it has no such device.
+            NotFound: EXECUTOR_UNKNOWN: the executor does not exist, or it has no such device.
         """
         return self.loop.run(self.inner.cordon(executor_id, device, reason=reason))
 
@@ -1173,7 +1176,7 @@ class Cluster(LoopOwner[AsyncCluster]):
             device: name of the device ("gpu3") or its UUID.
 
         Raises:
-            NotFound: EXECUTOR_UNKNOWN: there is no such executor, or it has no such device.
+            NotFound: EXECUTOR_UNKNOWN: the executor does not exist, or it has no such device.
         """
         self.loop.run(self.inner.uncordon(executor_id, device))
 
@@ -1230,7 +1233,7 @@ class Cluster(LoopOwner[AsyncCluster]):
                 jobs.
             description: text for people.
             minimum: guaranteed minimum by dimension ("cpu_milli", "memory_bytes", or "extended."
-                and a name); None removes the minimum of this dimension.
+                and a name). None removes the minimum of a dimension.
             maximum: limit for all slots of the group together, by dimension. With 0, no more slots
                 start. None removes the limit of this dimension.
 
@@ -1251,7 +1254,7 @@ class Cluster(LoopOwner[AsyncCluster]):
         )
 
     def delete_group(self, name: str) -> None:
-        """Deletes a resource group that has no jobs and no child groups.
+        """Deletes a resource group. The group must have no jobs and no child groups.
 
         Raises:
             NotFound: GROUP_UNKNOWN: there is no such group.
@@ -1286,7 +1289,7 @@ class Cluster(LoopOwner[AsyncCluster]):
             alignment: placement of every slot on NUMA nodes: "None", "BestEffort", "Restricted" or
                 "SingleNUMANode".
             reserved_cpus: cpus that are never dedicated to a slot, as a list ("0-1"; empty: no
-                cpus), in addition to the cpus that the host's configuration reserves.
+                cpus). They are added to the cpus that the host's configuration reserves.
             reserved_strict: True if the shared pools must not contain the reserved cpus.
             default_bind: "FullPCPUs", "SpreadByPCPUs" or "None", for requests that name no bind
                 policy.
@@ -1328,7 +1331,8 @@ class Cluster(LoopOwner[AsyncCluster]):
         wait: bool = True,
         timeout_s: float | None = None,
     ) -> SlotStatus:
-        """Changes the resources of any job's slot without touching its tasks; see `Slot.resize`.
+        """Changes the resources of a slot of any job. The tasks of the slot continue; see
+        `Slot.resize`.
 
         Args:
             allocation_id: the slot.
@@ -1436,7 +1440,7 @@ class Cluster(LoopOwner[AsyncCluster]):
         )
 
     def tokens(self) -> list[TokenStatus]:
-        """Returns the tokens that were not used and have not expired."""
+        """Returns the tokens that were never used and are still valid."""
         return self.loop.run(self.inner.tokens())
 
     def revoke_token(self, token_id: str) -> None:

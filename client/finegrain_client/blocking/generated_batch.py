@@ -19,14 +19,14 @@ class BatchJob(Handle[AsyncBatchJob]):
     `BatchJob(cluster, spec).run()` runs a new batch. `BatchJob(cluster, state_file=...).run()`
     resumes a batch whose runner was killed, stopped or cancelled.
 
-    The command of a thread runs *at least once*. It runs again if the slot was lost, if the command
-    failed and is retried, or as a second run of a straggler. A thread has *exactly one* result,
-    which is on disk before its slot is reused or released. If the work must not be done twice, the
-    command must check this itself.
+    The command of a thread runs *at least once*. It runs again in three cases: the slot was lost,
+    the command failed and is retried, or the thread is a straggler and gets a second run. A thread
+    has *exactly one* result, which is on disk before its slot is reused or released. If the work
+    must not be done twice, the command must check this itself.
 
-    If a runner is killed, its slots and tasks continue until the job's lease (`lease_s`) expires. A
-    runner that starts within this time takes over the slots and tasks, with all output. A runner
-    that starts later registers a new job, and runs all threads again that have no result.
+    If a runner is killed, its slots and tasks continue until the lease of the job (`lease_s`)
+    expires. A runner that starts within this time takes over the slots and tasks, with all output.
+    A runner that starts later registers a new job. It runs all threads without a result again.
 
     Attributes:
         state_file: path of the file with the state of the batch. Only its owner can read the file.
@@ -95,7 +95,7 @@ class BatchJob(Handle[AsyncBatchJob]):
 
         Args:
             on_progress: a function that is called at most five times a second. It must not block.
-            retry_failed: if true, threads that have failed and have no retries left run again.
+            retry_failed: if true, failed threads without remaining retries run again.
 
         Returns:
             How the batch ended.

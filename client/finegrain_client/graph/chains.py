@@ -23,7 +23,7 @@ class Obstacle(StrEnum):
     ALL_TO_ALL = "all-to-all"  # a subtask needs the output of several subtasks
     PARALLELISM = "parallelism"  # the operators have different numbers of subtasks
     INPUTS = "inputs"  # the consumer also has other inputs
-    SWITCHED_OFF = "switched-off"  # chaining is switched off for the job or one of the operators
+    SWITCHED_OFF = "switched-off"  # chaining is off for the job or for one of the operators
     PROGRAM = "program"  # the operators have different programs, but a task runs only one
     GROUP = "group"  # the slot sharing groups differ, and there is no other obstacle
 

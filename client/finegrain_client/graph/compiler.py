@@ -1,8 +1,8 @@
 """Compiles a job graph into a plan: regions, groups, chains, slot profiles and fractions.
 
-The steps are: check that all or no operators have resources, find regions, assign slot sharing
-groups, chain operators, count network buffers, add up profiles, and spread subtasks over slots.
-Each step has a separate module.
+The steps are: check that either all operators have resources or none has, find regions, assign slot
+sharing groups, chain operators, count network buffers, add up profiles, and spread subtasks over
+slots. Each step has a separate module.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def compile_graph(graph: GraphSpec) -> Plan:
 
 
 def _in_order(graph: GraphSpec) -> list[str]:
-    """Returns the operators in graph order, except that each operator comes after the operators
-    from which it reads.
+    """Returns the operators in graph order, with one exception: each operator comes after the
+    operators from which it reads.
     """
     inputs: dict[str, list[str]] = {each.name: [] for each in graph.operators}
     for edge in graph.edges:

@@ -7,8 +7,8 @@ A task needs network buffers for each edge that connects it with other tasks:
   `network_floating_buffers_per_gate` once;
 - for each output edge, one buffer for each subpartition.
 
-A task has one channel for each producer subtask from which it reads, and one subpartition for each
-consumer subtask for which it writes. If the subtasks of an operator have different numbers of
+A task has one channel for each producer subtask from which it reads. It has one subpartition for
+each consumer subtask for which it writes. If the subtasks of an operator have different numbers of
 channels or subpartitions, the largest number counts for all subtasks.
 
 Example: an all-to-all edge from 4 to 3 subtasks. Each consumer has 4 channels: 4 x 2 + 8 = 16
@@ -33,7 +33,7 @@ def producers_of(pattern: Pattern, index: int, producers: int, consumers: int) -
         return range(producers)
     first = index * producers // consumers
     # If there are more consumers than producers, several consumers read from the same producer.
-    # Without `max`, the range of some consumers would be empty.
+    # Without `max`, some consumers would have an empty range.
     return range(first, max(first + 1, (index + 1) * producers // consumers))
 
 

@@ -1,4 +1,4 @@
-"""Defines the error for a job graph that cannot be compiled, or a job file that cannot be read."""
+"""Defines the error for two cases: a job graph cannot be compiled, or a job file cannot be read."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class GraphError(InvalidArgument):
 
     Attributes:
         operators: names of the operators that the error concerns, in order.
-        changes: changes of edges that would correct this error, as (edge, exchange); empty if other
-            changes are needed.
+        changes: changes of edges that would correct this error, as pairs (edge, exchange); empty:
+            other changes are needed.
     """
 
     def __init__(
@@ -30,8 +30,8 @@ class GraphError(InvalidArgument):
             shown["operators"] = ", ".join(operators)
         if changes:
             shown["changes"] = ", ".join(f"{edge}: {exchange}" for edge, exchange in changes)
-        # Do not call the constructor of `InvalidArgument`, which builds its message from one field
-        # and its value: most errors of a graph concern several operators.
+        # Do not call the constructor of `InvalidArgument`: it builds its message from one field and
+        # its value, but most errors of a graph concern several operators.
         FinegrainError.__init__(self, message, reason=reason, details=shown)
         self.field = ""
         self.expected = ""

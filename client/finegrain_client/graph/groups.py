@@ -2,7 +2,7 @@
 
 The compiler keeps every group that the user set, even if it spans regions. All other operators of a
 streaming job are in the group "default". In a batch job, each region has a separate group
-("region-2"), so that memory is divided only among operators that can run together.
+("region-2"). So memory is divided only among operators that can run together.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def assign_groups(graph: GraphSpec, regions: Regions) -> dict[str, str]:
 def shares_one_group(graph: GraphSpec) -> bool:
     """Returns True if operators without a group share one group.
 
-    If the options of the job do not decide, the operators of a streaming job share one group, and
-    the operators of a batch job do not.
+    The options of the job may decide this. If they do not, the operators of a streaming job share
+    one group, and the operators of a batch job do not.
     """
     same = graph.options.all_vertices_in_same_slot_sharing_group_by_default
     return graph.mode is JobMode.STREAMING if same is None else same

@@ -24,8 +24,8 @@ class OperatorPlan:
 
     Attributes:
         managed: the fractions of its slot's managed memory that the operator gets.
-        managed_memory_bytes: the operator's quota; None in a default slot, whose size is known only
-            when the slot is granted.
+        managed_memory_bytes: the operator's quota; None: the slot is a default slot, so its size is
+            known only when it is granted.
         output: where the operator's output for blocking edges is stored.
     """
 
@@ -50,7 +50,7 @@ class ChainPlan:
         ports: network ports of each task.
         network_buffers: network buffers of each task.
         network_memory_bytes: network memory of each task.
-        profile: resources of one task; None if its operators have no resources.
+        profile: resources of one task; None: its operators have no resources.
         spread: the slot of the group in which each task runs.
         memory_share: fraction of the slot's memory that is the memory limit of each task. The
             fraction is 0 if no operator has its own program. In this case only the slot's limit
@@ -78,9 +78,10 @@ class EdgePlan:
 
     Attributes:
         chained: True if both operators are in the same task.
-        obstacle: why the operators are not chained; None if they are chained.
+        obstacle: the reason why the operators are not chained; None: they are chained.
         channels: largest number of input channels of a task of the consumer; 0 if chained.
-        subpartitions: largest number of subpartitions of a task of the producer; 0 if chained.
+        subpartitions: largest number of subpartitions of a task of the producer; 0: the operators
+            are chained.
     """
 
     producer: str

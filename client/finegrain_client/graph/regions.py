@@ -1,9 +1,9 @@
 """Finds the pipelined regions of a graph, and for each region the other regions that it waits for.
 
 A region is a set of operators that pipelined edges connect (union-find). These operators must run
-together. A region starts after the end of all regions from which it reads by blocking edges. So it
-is a compile error if a blocking edge is within a region, or if regions wait for each other in a
-circle.
+together. A region starts after the end of all regions from which it reads by blocking edges. So two
+things are compile errors: a blocking edge within a region, and regions that wait for each other in
+a circle.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ def _waits(names: Iterable[str], edges: Edges, roots: Mapping[str, str]) -> dict
 
 
 def _in_order(waits: Mapping[str, set[str]], position: Mapping[str, int]) -> list[str]:
-    """Returns regions in graph order, except that each region comes after the regions for which it
-    waits.
+    """Returns regions in graph order, with one exception: each region comes after the regions for
+    which it waits.
     """
     sorter = TopologicalSorter(waits)
     sorter.prepare()
@@ -105,7 +105,8 @@ def _in_order(waits: Mapping[str, set[str]], position: Mapping[str, int]) -> lis
 
 
 def _circle(waits: Mapping[str, Iterable[str]], names: Sequence[str]) -> list[str] | None:
-    """Returns a circle of elements, in the direction of the edges; None: there is no circle.
+    """Returns elements that form a circle, in the direction of the edges; None: there is no
+    circle.
 
     The list begins and ends with the element of the circle that comes first in `names`. If there
     are several circles, the choice does not depend on the iteration order of sets.

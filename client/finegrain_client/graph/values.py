@@ -27,8 +27,8 @@ DELAY_MAX_S = 86_400
 
 
 class JobMode(StrEnum):
-    """How the tasks of a job end: by themselves (batch), or only when a user ends the job
-    (streaming).
+    """How the tasks of a job end. Tasks of a batch job end by themselves. Tasks of a streaming job
+    end only when a user ends the job.
     """
 
     STREAMING = "streaming"
@@ -218,11 +218,12 @@ class JobOptions:
         network_buffer_bytes: size of one network buffer.
         network_buffers_per_channel: buffers for each input channel of a task.
         network_floating_buffers_per_gate: further buffers for each input edge of a task.
-        default_managed_memory_percent: percentage of a default slot that is managed memory, if an
-            operator without resources uses managed memory in the slot.
+        default_managed_memory_percent: percentage of a default slot that is managed memory. It
+            applies if an operator without resources uses managed memory in the slot.
         default_managed_on_heap_memory_percent: percentage of this managed memory that is on the
-            heap. None: 100 if the operators of the group use only on-heap managed memory, 0 if they
-            use only off-heap managed memory, 50 if they use both.
+            heap. None: the value depends on the managed memory that the operators of the group use.
+            It is 100 if they use only on-heap memory, 0 if they use only off-heap memory, and 50 if
+            they use both.
         restarts_max: maximum number of restarts of one region after failures of its tasks.
         restart_delay_s: delay before the first restart. The delay doubles with each further
             restart, up to 60 s.

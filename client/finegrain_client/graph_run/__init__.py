@@ -3,8 +3,8 @@
     job = fg.GraphJob(cluster, graph.compile())
     outcome = await job.run()
 
-The schedule (`finegrain_client.graph.schedule`) decides the next steps. The runner stores each
-event in a state file before the schedule applies the event, so that another runner can continue.
+The schedule (`finegrain_client.graph.schedule`) decides the next steps. Before the schedule applies
+an event, the runner stores the event in a state file. So another runner can continue.
 docs/job-graphs.md is the guide.
 """
 

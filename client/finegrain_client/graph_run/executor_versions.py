@@ -30,7 +30,8 @@ class ExecutorVersions:
         self._reading = asyncio.Lock()
 
     async def refusal(self, executor_id: str) -> str:
-        """Returns why an executor cannot run tasks of job graphs; empty if it can run them.
+        """Returns the reason why an executor cannot run tasks of job graphs; empty: it can run
+        them.
 
         Raises:
             FinegrainError: the resource manager refused the call.

@@ -35,7 +35,7 @@ class JobSlots:
         self._job = job
         self._prefix = prefix
         self._deliver = deliver
-        self._requests: dict[int, Request] = {}  # by slot number
+        self._requests: dict[int, Request] = {}  # the key is the slot number
         self._numbers: dict[int, range] = {}  # slot numbers, by number of the request
         self._watched: dict[int, Callable[[], None]] = {}
 
@@ -83,8 +83,8 @@ class JobSlots:
     ) -> tuple[str, ...] | RequestRejected:
         """Requests slots as one gang and waits until they are granted.
 
-        Returns the executor of each slot, or the rejection if the slots can never be granted. A
-        slot that was lost meanwhile counts as granted. Its loss is reported when a task is
+        Returns the executor of each slot. If the slots can never be granted, returns the rejection.
+        A slot that was lost meanwhile counts as granted. Its loss is reported when a task is
         deployed.
 
         Raises:
@@ -141,7 +141,7 @@ class JobSlots:
             await retry_until_answered(request.slot.release, "releasing a slot")
 
     def report_lost(self, number: int) -> None:
-        """Reports a slot that has ended without being released, or its host, as lost."""
+        """Reports a loss: of a slot that has ended without being released, or of its host."""
         self._unwatch(number)
         request = self._requests.pop(number, None)
         slot = request.slot if request is not None else None

@@ -38,7 +38,7 @@ class JobState:
         host_of_slot: executor of each granted slot, by slot number.
         slot_of_task: slot number of each attempt in `latest`.
         latest: latest attempt of each subtask, by chain and subtask.
-        ended: how the job ended; None: it has not ended.
+        ended: how the job ended; None: it has not ended yet.
         cancelled: True if a user cancelled the job.
     """
 
@@ -87,8 +87,8 @@ class JobState:
     def outstanding(self) -> list[Effect]:
         """Returns the effects that an earlier runner may not have completed.
 
-        Repeating these effects is safe. The release of slots is not included, because a new runner
-        releases every slot that the schedule does not have and has not requested.
+        Repeating these effects is safe. The release of slots is not included: a new runner releases
+        every slot that the schedule neither has nor has requested.
         """
         found: list[Effect] = list(self.requests.values())
         for number, region in self.schedule.regions.items():

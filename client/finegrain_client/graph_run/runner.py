@@ -191,8 +191,8 @@ class Runner:
         await self._on_disk(partial(self._file.set_meta, {"ended_job_id": job_id}))
 
     async def _continue(self) -> None:
-        """Carries out the effects that the last runner left, and reports slots that were lost in
-        the meantime.
+        """Carries out the effects that the last runner has not carried out. Reports slots that were
+        lost in the meantime.
         """
         granted = self._state.granted_slots()
         found = await self._slots.adopt(granted, self._state.requested_slots())

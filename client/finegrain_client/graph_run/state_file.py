@@ -1,5 +1,5 @@
-"""Reads and writes the state file of a job that runs a plan: its spec, and all events that its
-schedule has applied.
+"""Reads and writes the state file of a job that runs a plan. The file contains the spec of the job,
+and all events that its schedule has applied.
 
 Only one runner can work on a job, because a runner locks the file. The kernel releases the lock
 when the process ends.
@@ -58,8 +58,8 @@ class GraphStateFile:
             path.parent.mkdir(parents=True, exist_ok=True)
             lock = take_lock(path)
             try:
-                # Create the file before SQLite opens it, so that no other user can ever read the
-                # tasks' environment.
+                # Create the file before SQLite opens it. So no other user can ever read the tasks'
+                # environment.
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
             except FileExistsError:
                 os.close(lock)
@@ -78,7 +78,8 @@ class GraphStateFile:
                 f"pragma user_version = {SCHEMA_VERSION};"
             )
             connection.executemany("insert into meta values (?, ?)", meta.items())
-            connection.commit()  # one transaction: after a crash before it, the file has no version
+            # In one transaction: if a crash comes before it, the file has no version.
+            connection.commit()
             return cls(path, lock, connection)
 
     @classmethod

@@ -67,7 +67,9 @@ def slot_spec(profile: SlotProfile, allocation_id: str) -> SlotSpec:
 
 
 def slot_prefix(run_id: str, job_number: str) -> str:
-    """Returns the beginning of the allocation ids of a job; "-" and the slot number follow it."""
+    """Returns the beginning of all allocation ids of a job. In an id, "-" and the slot number
+    follow.
+    """
     return f"{run_id}-{job_number}"
 
 
@@ -272,8 +274,8 @@ def memory_limit(chain: ChainPlan, profile: SlotProfile, slot_bytes: int) -> int
     """
     if profile.is_default:
         return int(chain.memory_share * slot_bytes) // MEMORY_GRAIN_BYTES * MEMORY_GRAIN_BYTES
-    # Round up the limit like the memory of slots, so that a task never has less memory than its
-    # resources.
+    # Round up the limit in the same way as the memory of slots. So a task never has less memory
+    # than its resources.
     wanted = int(chain.memory_share * profile.memory_bytes)
     return min(-(-wanted // MEMORY_GRAIN_BYTES) * MEMORY_GRAIN_BYTES, slot_bytes)
 

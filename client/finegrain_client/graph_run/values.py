@@ -21,7 +21,7 @@ class GraphState(StrEnum):
 class GraphProgress(Value):
     """The progress of a job.
 
-    `tasks_done` counts finished tasks that need not run again, unless further output is lost.
+    `tasks_done` counts finished tasks. They run again only if more output is lost.
     """
 
     regions: int

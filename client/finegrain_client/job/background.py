@@ -32,7 +32,7 @@ class Background:
         return len(self._tasks)
 
     def start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """Starts `work` as a task that runs until it ends or `stop` is called."""
+        """Starts `work` as a task. The task runs until it ends or `stop` is called."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         # Keep a reference to the task, because the event loop keeps only weak references.
         self._tasks.add(task)
@@ -83,8 +83,8 @@ class Changes:
         """Wakes all waiters and calls all listeners."""
         for waiter in self._waiters:
             if not waiter.done():
-                # Skip a waiter that is already done: it stays in the set until its coroutine runs,
-                # and a second change may come before the coroutine runs.
+                # Skip a waiter that is already done. It stays in the set until its coroutine runs,
+                # and a second change may come before that.
                 waiter.set_result(None)
         # Iterate over a copy, because a listener may remove itself.
         for listener in list(self.listeners):
@@ -112,7 +112,7 @@ async def unless(event: asyncio.Event, work: Awaitable[T], error: Callable[[], E
     alarm = asyncio.ensure_future(event.wait())
     try:
         await asyncio.wait({working, alarm}, return_when=asyncio.FIRST_COMPLETED)
-        # Check the work first, so that its result counts if both are done at the same time.
+        # Check the work first. If both are done at the same time, the result of the work counts.
         if working.done():
             return working.result()
         raise error()

@@ -1,8 +1,8 @@
 """Implements the stream of a job's events that `Job.events` returns.
 
 A listener receives each event exactly once and in order, beginning when it starts to listen. If a
-listener does not read fast enough, its stream ends with an error, so that the listener never misses
-an event without notice.
+listener does not read fast enough, its stream ends with an error. So the listener always notices
+that it misses events.
 """
 
 from __future__ import annotations

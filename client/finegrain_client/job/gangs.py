@@ -27,10 +27,11 @@ class GangSpec:
         members: one or several specs, each with a `count`, for 1 to 1,000 slots in total. All specs
             must have the same `restart_on_loss` and `restart_on_device_loss`, and no
             `target_address`.
-        placement: where the members are placed: ANYWHERE, SAME_EXECUTOR, SAME_LABEL (executors
-            whose `label` has the same value) or SPREAD (each member on a different executor).
+        placement: the rule for the executors of the members. ANYWHERE: there is no rule.
+            SAME_EXECUTOR: one executor. SAME_LABEL: executors with the same value of `label`.
+            SPREAD: a different executor for each member.
         label: name of the label; only with SAME_LABEL.
-        timeout_s: time in seconds after which a waiting gang is rejected; None: the gang waits
+        timeout_s: after this time in seconds, a waiting gang is rejected; None: the gang waits
             without limit.
         gang_id: id of the gang; empty: the client generates an id.
     """

@@ -92,7 +92,7 @@ class Job:
 
     @property
     def requests(self) -> list[Request]:
-        """The requests that have not ended, in the order in which they were made.
+        """The requests that have not ended. They are in the order in which they were made.
 
         A member of a range is included only once it has had a slot.
         """
@@ -146,7 +146,8 @@ class Job:
     ) -> list[Request]:
         """Requests slots. Returns the requests, in the given order, when all requests are durable.
 
-        If the call is cancelled or fails, the client cancels all requests that were accepted.
+        If the call is cancelled or fails, the client cancels all requests of this call that were
+        accepted.
 
         Args:
             specs: the slots to request. A `SlotSpec` becomes `count` requests. A `GangSpec` becomes
@@ -212,7 +213,7 @@ class Job:
     ) -> RequestRange:
         """Requests `spec.count` equal slots as one range. Returns when the range is durable.
 
-        Until its members are granted, a range costs hardly more than one request. If the call is
+        Until its members are granted, a range costs almost as little as one request. If the call is
         cancelled or fails, the client cancels the members that were accepted.
 
         Args:
@@ -347,7 +348,7 @@ class Job:
         # Read the error before `close`, which sets an error itself.
         ended = self._watch.error is not None
         if self.detached:
-            # A detached job keeps its slots and tasks. The client is about to lose its handles, so
+            # A detached job keeps its slots and tasks. The client is about to lose its handles. So
             # background calls that cancel unwanted tasks must finish first.
             await self._context.background.settle(ENDING_BUDGET_S)
         self._watch.close(
@@ -399,8 +400,8 @@ class Job:
         self.lease_s = answer.lease.ToMicroseconds() / 1e6 or self.lease_s
 
     async def _abandon(self, message: rm.RegisterJobRequest) -> None:
-        # It is unknown whether the job was registered, because the call may still be on its way. So
-        # register again with the same request_id, which is idempotent, and then end the job.
+        # The job may or may not be registered: the call may still be on its way. So register again
+        # with the same request_id, which is idempotent, and then end the job.
         try:
             await self._register_once(message, ABANDONING_BUDGET_S)
             await self._end(self._context.connection, None, ABANDONING_BUDGET_S)

@@ -1,7 +1,7 @@
 """Applies events and snapshots of a job's watch stream to its ranges.
 
-This module finds the range to which an event or snapshot entry belongs, and the members that are
-missing in a snapshot. `watch.py` reads the stream itself.
+An event or an entry of a snapshot may belong to a range. This module finds the range. It also finds
+the members that are missing in a snapshot. `watch.py` reads the stream itself.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class WatchedRanges:
         self.by_id: dict[str, RequestRange] = {}
 
     def range_of(self, event: JobEvent, requests: dict[str, Request]) -> RequestRange | None:
-        """Returns the range to which an event belongs; None if the event belongs to no known range.
+        """Returns the range to which an event belongs; None: it belongs to no known range.
 
-        If a waiting member has ended without ever having a slot, the range only increases its count
+        A waiting member may end without ever having a slot. Then the range only increases its count
         of ended members. For any other event, the waiting member becomes a `Request` and is added
         to `requests`.
         """
@@ -56,7 +56,8 @@ class WatchedRanges:
     def drop_if_ended(self, owner: RequestRange) -> None:
         """Removes the range `owner` if all its members have ended.
 
-        A range stays while its submission is not acknowledged, unless it has no members.
+        A range without members is dropped. Any other range stays at least until its submission is
+        acknowledged.
         """
         if owner.has_ended and (owner.acknowledged or not len(owner)):
             self.by_id.pop(owner.range_id, None)
@@ -88,7 +89,7 @@ class WatchedRanges:
         owner = self.by_id.get(range_id)
         if owner is None or owner.index_of(status.allocation_id) is None:
             return None
-        # The snapshot need not show ranges that are not acknowledged yet.
+        # If a range is not acknowledged yet, the snapshot may lack it.
         if range_id in self._unseen:
             self._unseen[range_id].remove_run(int(digits), int(digits) + status.count)
         return owner

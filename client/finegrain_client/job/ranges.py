@@ -101,7 +101,7 @@ class RequestRange:
     def slots(self) -> GrantedSlots:
         """Iterates over the current slots, then over each new slot; see `GrantedSlots`."""
         slots = GrantedSlots(self, self._listeners.discard)
-        # Register the iterator before the current slots are queued, so that no slot is missed.
+        # Register the iterator before the current slots are queued. So no slot is missed.
         if not self.has_ended:
             self._listeners.add(slots)
         for request in self.requests.values():
@@ -259,9 +259,9 @@ class GrantedSlots:
     """Iterates over the slots of a range as they are granted. The iteration ends when all members
     have ended.
 
-    The iteration yields each slot once, including a new slot that replaces a lost slot. It yields
-    nothing for members that end without a slot, which `RequestRange.ended` counts. A slot may be
-    lost before the caller reads it, so check `Slot.has_ended`.
+    The iteration yields each slot once. A new slot that replaces a lost slot is yielded, too. For
+    members that end without a slot, nothing is yielded; `RequestRange.ended` counts these members.
+    A slot may be lost before the caller reads it, so check `Slot.has_ended`.
 
     Raises (from the iteration):
         JobEnded: the job has ended.
@@ -271,7 +271,7 @@ class GrantedSlots:
         self._owner = owner
         self._forget = forget
         self._waiting: deque[Slot] = deque()
-        self._yielded: dict[str, int] = {}  # newest generation, by allocation id
+        self._yielded: dict[str, int] = {}  # for each allocation id, the newest generation
         self._changed = asyncio.Event()
         self._end: Exception | None = None
 

@@ -39,7 +39,6 @@ async def release(
         outcomes += read.each(ItemOutcome, answer.results)
     for outcome in outcomes:
         if outcome.ok and outcome.id in by_id:
-            # Mark the slot only on success, because a slot that was not released still runs its
-            # tasks.
+            # Mark the slot only on success: a slot that was not released still runs its tasks.
             by_id[outcome.id].mark_released()
     return outcomes

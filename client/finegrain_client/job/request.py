@@ -39,7 +39,7 @@ out.
 
 
 class Request:
-    """A slot request, which is queued until it is granted or ends.
+    """A slot request. It is queued until it is granted or ends.
 
     Attributes:
         allocation_id: id of the request and of the slot that will serve the request.
@@ -89,7 +89,7 @@ class Request:
 
     @property
     def rejection(self) -> Rejection | None:
-        """Why the request was rejected; None if it was not rejected."""
+        """The reason why the request was rejected; None: it was not rejected."""
         return self._rejection
 
     async def granted(self, timeout_s: float | None = None) -> Slot:
@@ -288,7 +288,7 @@ class AsGranted:
         self._ready: deque[Request] = deque()
         self._waiting: dict[Request, Callable[[], None]] = {}
         self._changed = asyncio.Event()
-        # Remove duplicates, so that the slot of a request that is given twice is yielded once.
+        # Remove duplicates. If a request is given twice, its slot is yielded once.
         for request in dict.fromkeys(requests):
             self._await(request)
 

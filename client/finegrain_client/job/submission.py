@@ -1,7 +1,7 @@
 """Submits and cancels requests, in batches that each fit into one message.
 
-A gang is never split. If a call fails or is cancelled, the client cancels all requests that it may
-have submitted, because the caller has no handle of these requests.
+A gang is never split. If a call fails or is cancelled, the client cancels all requests that the
+call may have submitted: the caller has no handle of these requests.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ class Submission:
         tried: list[Batch] = []
         try:
             for batch in batches(many):
-                # Record the batch before the call, because a batch may be accepted even if the call
-                # fails.
+                # Record the batch before the call: even if the call fails, the batch may have been
+                # accepted.
                 tried.append(batch)
                 await self._send(batch)
         except BaseException as error:
@@ -145,7 +145,7 @@ class Submission:
                 lambda manager, timeout_s: manager.RequestResource(message, timeout=timeout_s)
             )
         except BaseException as error:
-            # Cancel the members only if all of them are new: a repeated call submits the same
+            # Cancel the members only if all of them are new. A repeated call submits the same
             # members again, and other code may use them.
             if is_new:
                 known.forget(*members)

@@ -89,7 +89,7 @@ class JobWatch:
             return
         self.error = error
         for request in list(self.requests.values()):
-            # End the requests first, so that a listener finds their final states when it ends.
+            # End the requests first. A listener that ends then finds their final states.
             request.fail(error)
         self.requests.clear()
         self.ranges.close(error)
@@ -128,7 +128,8 @@ class JobWatch:
                 if self._want_snapshot and not self._parts_received:
                     self.close(error)
                 self._want_snapshot = True
-            except Unavailable as error:  # a call that was made to apply a snapshot has raised it
+            # A call that was needed to apply a snapshot has raised this error.
+            except Unavailable as error:
                 log.warning("watching job %s: %s", self._context.job_id, error.message)
                 await asyncio.sleep(backoff.next_s())
             except ResourceExhausted as error:  # the client tries again if the server names a delay
@@ -166,7 +167,7 @@ class JobWatch:
     def _open(self) -> StreamCall[rm.WatchJobResponse]:
         self._watched = self._context.connection.manager_address
         # The snapshot must show every request that was acknowledged before this call. A request
-        # that is still being submitted may be missing, because it has not arrived yet.
+        # that is still being submitted may be missing: it may not have arrived yet.
         self._parts_received = 0
         self._not_shown = [each for each in self.requests.values() if each.acknowledged]
         self.ranges.begin_snapshot()
@@ -202,7 +203,8 @@ class JobWatch:
         shown = {each.allocation_id for each in statuses}
         for status in statuses:
             self.ranges.mark_shown(status)
-        # Only a job that was attached has requests without handles: another process submitted them.
+        # Only an attached job has requests without handles: another process has submitted these
+        # requests.
         if self._attached:
             for message in snapshot.requests:
                 known = message.allocation_id in self.requests
@@ -222,8 +224,7 @@ class JobWatch:
             self._dispatch_difference(snapshot.sequence, status)
         if not snapshot.more:
             await self._end_unseen(snapshot.sequence)
-        # Set the number last, because `keep_alive` must not acknowledge a snapshot that is not
-        # applied yet.
+        # Set the number last: `keep_alive` must not acknowledge a snapshot before it is applied.
         self.sequence = snapshot.sequence
         self._parts_received += 1
         if not snapshot.more:
@@ -279,8 +280,8 @@ class JobWatch:
                 from_snapshot=True,
             )
         )
-        # Apply `status` even if it is older than the known state, because the resource manager may
-        # have been restored from older state.
+        # Apply `status` even if it is older than the known state: the resource manager may have
+        # been restored from an older state.
         request.update_status(status)
 
     def _member(self, status: RequestStatus) -> Request | None:

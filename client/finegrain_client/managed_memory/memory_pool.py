@@ -1,6 +1,6 @@
 """Allocates pages of memory for one operator, within its quota.
 
-If the quota shrinks, the pool returns free pages to the kernel at once, and returns pages in use
+If the quota shrinks, the pool at once returns its free pages to the kernel. It returns pages in use
 when the operator releases them. The executor waits a moment for these pages before it shrinks the
 slot.
 """
@@ -48,9 +48,9 @@ class MemoryPool:
     Args:
         page_bytes: size of a page; a multiple of the kernel's page size.
         pages: the quota, in pages.
-        on_use: a function that is called with the bytes in use: at most once a second, and also
-            when the quota changes or the use falls to the quota. The pool holds its lock during the
-            call.
+        on_use: a function that is called with the bytes in use. It is called at most once a second,
+            and also when the quota changes or the use falls to the quota. The pool holds its lock
+            during the call.
     """
 
     def __init__(
@@ -79,8 +79,8 @@ class MemoryPool:
         Args:
             operator_id: the operator, which must be registered.
             opportunistic: if true, the pool shares memory with other opportunistic pools of the
-                slot: it may borrow memory that other pools do not use, and lends memory that it
-                does not use itself. The operator must release `over_quota` pages within 2 s, or the
+                slot. It may borrow memory that they do not use, and it lends memory that it does
+                not use itself. The operator must release `over_quota` pages within 2 s, or the
                 executor ends the operator's task. While pages of the quota are lent, `allocate`
                 waits up to 30 s for these pages, even with a shorter timeout.
             path: path of the slot's socket; empty: the value of FINEGRAIN_SLOT_SOCKET.
@@ -114,7 +114,7 @@ class MemoryPool:
         pool._on_use = lambda used_bytes: slot.report(
             "UseMemory" if opportunistic else "ReportUse", **pool._use(operator_id, used_bytes)
         )
-        # Report once, so that the executor knows that a pool enforces the quota of this operator.
+        # Report once. The executor then knows that a pool enforces the quota of this operator.
         try:
             slot.call("ReportUse", operator_id=operator_id, used_bytes=0)
         except BaseException:
@@ -132,8 +132,8 @@ class MemoryPool:
         use: dict[str, Any] = {"operator_id": operator_id, "used_bytes": used_bytes}
         if self._shares:
             use["wanted_bytes"] = max(self._asked, len(self._used)) * self.page_bytes
-            # If more pages are in use than the limit allows, report the pages in use, because the
-            # pool still has these pages.
+            # More pages may be in use than the limit allows. Then report the pages in use, because
+            # the pool still has them.
             use["limit_bytes"] = max(self._pages, len(self._used)) * self.page_bytes
         return use
 
@@ -163,7 +163,7 @@ class MemoryPool:
         """Returns a page. Waits while all pages are in use.
 
         Args:
-            timeout_s: longest time to wait in seconds; 0: do not wait; None: no limit.
+            timeout_s: longest time to wait, in seconds; 0: do not wait; None: there is no limit.
 
         Raises:
             PoolEmpty: no page became free in time.

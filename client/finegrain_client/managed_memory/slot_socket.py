@@ -37,8 +37,8 @@ class SlotSocket:
 
     Args:
         path: path of the socket; empty: the value of FINEGRAIN_SLOT_SOCKET.
-        on_quota: a function that is called with the quotas after each connect, and when a quota has
-            changed. A thread of this object calls it. None: do not watch quotas.
+        on_quota: a function that gets the quotas. It is called after each connect, and when a quota
+            has changed. A thread of this object calls it. None: do not watch quotas.
 
     Raises:
         SlotSocketError: `path` is empty and FINEGRAIN_SLOT_SOCKET is not set.
@@ -55,7 +55,7 @@ class SlotSocket:
         self._on_quota = on_quota
         self._lock = threading.Lock()
         self._answered = threading.Condition(self._lock)
-        self._answers: dict[int, dict[str, Any] | None] = {}  # None: no answer yet
+        self._answers: dict[int, dict[str, Any] | None] = {}  # None: there is no answer yet
         self._number = 0
         self._peer: socket.socket | None = None
         self._closed = False
@@ -148,7 +148,7 @@ class SlotSocket:
         """Receives frames of one connection until it breaks."""
         with self._lock:
             if self._on_quota is not None:
-                # Send this before any other call, so that quotas are known when the first call
+                # Send this before any other call. So the quotas are known when the first call
                 # returns.
                 _send(peer, {"id": _WATCH, "verb": "WatchQuota", "args": {}})
             self._peer = peer
@@ -160,7 +160,7 @@ class SlotSocket:
             elif self._on_quota is not None and message.get("id") == _WATCH:
                 self._on_quota(_result(message))
             elif "event" in message:
-                continue  # a message of a later version
+                continue  # this message is from a later version
             elif message.get("id") is None:
                 return  # the executor refuses this connection and closes it
             else:

@@ -31,8 +31,7 @@ T = TypeVar("T")
 FAILURES_AFTER_RELEASE_MAX = 12
 """Number of failed tries (about 20 s) after which the client gives up the tasks of a released slot.
 
-The client tries so often because only the executor, which may be restarting, knows how the tasks
-ended.
+The number is high: only the executor knows how the tasks ended, and it may be restarting.
 """
 
 TOKEN_PAUSE_S = 10.0
@@ -48,9 +47,9 @@ class SlotAtExecutor:
     """A slot on its executor, until it is lost or released.
 
     Attributes:
-        lost: an event that is set when the slot is known to be lost. Callers that wait for the
-            slot's tasks then get `SlotLost`.
-        error: why the slot ended; None if it has not ended.
+        lost: an event that is set when the client learns that the slot is lost. Callers that wait
+            for the slot's tasks then get `SlotLost`.
+        error: the reason why the slot ended; None: it has not ended.
     """
 
     lost: asyncio.Event
@@ -108,8 +107,8 @@ class SlotAtExecutor:
 
     @internal
     def end(self, error: FinegrainError, *, at_once: bool) -> None:
-        """Marks the slot as ended. With `at_once`, callers that wait for a task return at once;
-        otherwise they return when the task's stream ends.
+        """Marks the slot as ended. With `at_once`, callers that wait for a task return at once.
+        Without it, they return when the task's stream ends.
         """
         if self.error is None:
             self.error = error

@@ -222,7 +222,7 @@ def outcome(
         message: message of the event, for people.
 
     Returns:
-        The slot's status if the change is done, an error if the change was refused, or None if the
+        The slot's status if the change is done. An error if the change was refused. None if the
         change is pending.
     """
     # In this case, the status is older than the change, or the change is still pending.
@@ -237,7 +237,7 @@ def outcome(
 
 
 async def request_of(connection: Connection, allocation_id: str) -> RequestStatus | None:
-    """Reads an active request with its slot from the resource manager; None: there is no such
+    """Reads an active request and its slot from the resource manager; None: there is no such
     request.
 
     Raises:

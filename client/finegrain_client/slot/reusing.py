@@ -36,7 +36,7 @@ class Finished(Reusable, Protocol):
 
 
 Reuse: TypeAlias = tuple[Finished, Reusable | str]
-"""A slot, and the request (or its allocation id) that reuses it."""
+"""A slot, and the request that reuses it (or the allocation id of this request)."""
 
 
 async def reuse(

@@ -67,7 +67,7 @@ class Slot(SlotAtExecutor):
 
     @property
     def isolation(self) -> Isolation | None:
-        """How the executor enforces the limits of the slot; None if the executor did not report
+        """How the executor enforces the limits of the slot; None: the executor has not reported
         it.
         """
         return self.status.isolation
@@ -100,18 +100,17 @@ class Slot(SlotAtExecutor):
                 absent, FINEGRAIN_ variables, and variables about devices of the slot.
             cwd: absolute path of the working directory; empty: a scratch directory of the task.
             user: user that the task runs as; empty: the executor's default.
-            timeout_s: time in seconds after which the executor ends the task; None: no limit.
+            timeout_s: after this time in seconds, the executor ends the task; None: there is no
+                limit.
             stdin: bytes or chunks of bytes, or "pipe" for `Task.write_input`; None: /dev/null.
-            output: "capture": the result contains the output; "stream": the caller reads
-                `Task.output`; or a function (plain or async), which is called with every
-                `OutputChunk`.
+            output: where the output goes. "capture": into the result. "stream": the caller reads
+                `Task.output`. A function (plain or async): it is called with every `OutputChunk`.
             output_limit_bytes: bytes per stream that the executor keeps on disk, at most the
                 executor's own limit; 0: the executor's limit. If there is more output, the executor
                 keeps the first and the last part.
-            hold_output: if true, the task waits when the output that `output` has not processed
-                reaches `output_limit_bytes`, so that no output is lost. `output` must be a
-                function. If this process has no connection to the executor for 60 s, the executor
-                drops output again.
+            hold_output: if true, no output is lost: when the output that `output` has not processed
+                reaches `output_limit_bytes`, the task waits. `output` must be a function. If this
+                process has no connection to the executor for 60 s, the executor drops output again.
             task_id: id of the task; empty: the client generates an id.
             cancel_on_interrupt: if true, cancelling this call also cancels the task. If false, an
                 accepted task continues, and a call with the same `task_id` returns its handle.

@@ -144,8 +144,8 @@ class Task:
         self._must_acknowledge = asyncio.Event()
         self._input = TaskInput(slot, context, status.task_id)
         self._done: asyncio.Future[TaskResult] = asyncio.get_running_loop().create_future()
-        # If no caller waits for the task, asyncio would log that its exception was never retrieved.
-        # Read the exception here to prevent this message.
+        # Without this line, asyncio would log that an exception was never retrieved if no caller
+        # waits for the task. Read the exception here to prevent this message.
         self._done.add_done_callback(lambda done: done.cancelled() or done.exception())
         self.task_id = status.task_id
         self.status = status
@@ -196,8 +196,9 @@ class Task:
     ) -> AsyncIterator[OutputChunk]:
         """Yields the task's output from the given offsets to the end of the task.
 
-        The executor keeps the output as long as the slot exists, so each iteration reads
-        independently of other iterations. The client does not read faster than the caller consumes.
+        The executor keeps the output as long as the slot exists. So each iteration reads all
+        output, whatever other iterations read. The client does not read faster than the caller
+        consumes.
 
         Raises:
             SlotLost: the slot has ended.
@@ -324,7 +325,7 @@ class Task:
         return self._reader.is_done
 
     async def _acknowledge(self) -> None:
-        """Acknowledges the output that was processed, so that the executor may remove it."""
+        """Acknowledges the output that was processed. The executor may then remove this output."""
         acknowledged = (0, 0)
         while True:
             with suppress(TimeoutError):
@@ -347,8 +348,9 @@ class Task:
                     )
                 )
             except FinegrainError:
-                # The task or its slot has ended, or the executor has an earlier version and drops
-                # output beyond its limit. The watch stream reports the lost bytes.
+                # There are two causes: the task or its slot has ended, or the executor has an
+                # earlier version and drops output beyond its limit. The watch stream reports the
+                # lost bytes.
                 await asyncio.sleep(ACKNOWLEDGE_S)
                 continue
             acknowledged = processed

@@ -24,7 +24,7 @@ MESSAGE_BYTES_MAX = 64 * 1024 - 1024  # 64 KiB per message, of which 1 KiB is fo
 WRITE_BYTES_MAX = 1024 * 1024
 """Maximum number of bytes per call.
 
-The client keeps these bytes until the call succeeds, so that it can repeat them.
+The client keeps these bytes until the call succeeds. So it can repeat them.
 """
 
 

@@ -34,8 +34,8 @@ class Offsets:
         return max(0, result.stdout_bytes - self.stdout) + max(0, result.stderr_bytes - self.stderr)
 
     def take(self, message: te.WatchTaskResponse) -> OutputChunk | None:
-        """Returns the new bytes of a message, and moves the offsets past these bytes; None if no
-        byte is new.
+        """Returns the new bytes of a message, and moves the offsets past these bytes; None: no byte
+        is new.
         """
         output = message.output
         name = _NAMES.get(output.stream)

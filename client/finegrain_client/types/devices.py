@@ -40,6 +40,6 @@ class ExecutorDevices(Value):
     """The devices of one executor."""
 
     executor_id: str
-    devices: tuple[DeviceStatus, ...]  # by type and minor
+    devices: tuple[DeviceStatus, ...]  # sorted by type and minor number
     links: tuple[DeviceLink, ...]  # pairs of GPUs; a pair that is not listed has no NVLink
     fake: bool  # True: the devices are not real

@@ -18,7 +18,7 @@ from finegrain_client.types.status import Gang, RequestStatus, SlotResize, SlotS
 class CpuVerdict(Value):
     """Why the cpus and NUMA nodes of an executor do not suit a request."""
 
-    code: str  # stable code, such as "NUMA_UNALIGNED"
+    code: str  # a stable code, for example "NUMA_UNALIGNED"
     numbers: Mapping[str, int]  # the numbers that belong to the code, by name
     message: str
 

@@ -20,7 +20,7 @@ class FlowStatus(Value):
     job_name: str  # empty: the flow is a group
     weight: float
     service: float  # recent usage: cost times seconds, decayed
-    tally: float  # virtual time; the flow with the smallest virtual time is served first
+    tally: float  # virtual time; the flow with the lowest is served first
     running: int  # number of slots
     waiting: int  # number of queued requests
     # True: the flow is below its guaranteed minimum, and is served before other flows
@@ -31,7 +31,7 @@ class FlowStatus(Value):
 class ChoiceStep(Value):
     """One level of the fairness tree: the order of the flows with queued work in one group."""
 
-    group: str  # empty: the top level
+    group: str  # name of the group; empty: the top level
     flow: FlowStatus  # the flow to which the request belongs
     position: int  # position of this flow in the order; 1 is served next
     backlogged: int  # number of flows with queued work
@@ -52,7 +52,7 @@ class GroupLimit(Value):
 
 @dataclass(frozen=True, slots=True)
 class ReservedExecutor(Value):
-    """The capacity that is reserved on one executor, and the part of this capacity that is not free
+    """The capacity that one executor reserves, and the part of this capacity that is not free
     yet.
     """
 

@@ -24,7 +24,7 @@ class GroupStatus(Value):
     share_entitled: float  # share by weight, among groups that have slots or queued requests now
     share_now: float
     service: float  # recent usage: cost times seconds, decayed
-    tally: float  # virtual time; the sibling with the smallest virtual time is served next
+    tally: float  # virtual time; the sibling with the lowest is served next
     running: int  # number of slots
     waiting: int  # number of queued requests
     oldest_wait_time: datetime | None  # arrival time of the group's oldest queued request
@@ -37,5 +37,5 @@ class Groups(Value):
 
     groups: tuple[GroupStatus, ...]
     service_measure: str  # "dominant", "slots" or "cpu"
-    half_life_s: float | None  # past usage counts half after this time; None: it does not decay
+    half_life_s: float | None  # past usage counts half after this time; None: usage does not decay
     reservations: tuple[Reservation, ...] = ()  # reservations for starved requests

@@ -24,9 +24,9 @@ class TokenStatus(Value):
     """A token that can still be used."""
 
     token_id: str
-    identity: str  # "executor/web-1"
+    identity: str  # for example "executor/web-1"
     expire_time: datetime | None
-    made_by: str  # "operator/root"
+    made_by: str  # for example "operator/root"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +41,15 @@ class Denial(Value):
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry(Value):
-    """A change by an administrator, or calls that were refused because of their caller."""
+    """An entry about a change by an administrator, or about calls that were refused because of
+    their caller.
+    """
 
     sequence: int
     entry_time: datetime | None
-    actor: str  # "operator/ann"
-    method: str  # "DrainExecutor"
-    object: str  # what the call changes; empty for refused calls
+    actor: str  # for example "operator/ann"
+    method: str  # for example "DrainExecutor"
+    object: str  # the thing that the call changes; empty: the calls were refused
     outcome: str  # "ok", or the reason code of the refusal
     count: int  # number of calls that the entry represents
     digest: str

@@ -21,9 +21,9 @@ class ExecutorShape(Value):
     total: Mapping[str, int]
     labels: Mapping[str, str]
     cost: float  # cost without a unit, which is only compared with the cost of other shapes
-    count_max: int  # 0: no limit
+    count_max: int  # 0: there is no limit
     executors: Mapping[str, int]  # count by state ("asked", "started", "registered", "stopping")
-    # no new executor is requested before this time; None: no back-off
+    # before this time, no new executor is requested; None: there is no back-off
     backoff_until_time: datetime | None
     failures: int  # number of failed starts in a row
     last_failure: str
@@ -43,7 +43,8 @@ class ProvidedExecutor(Value):
     ask_time: datetime | None
     # the executor is given up if it has not registered before this time
     deadline_time: datetime | None
-    planned: tuple[str, ...]  # requests that are planned on the executor, as "N of PROFILE"
+    # The requests that are planned on the executor, as texts "N of PROFILE".
+    planned: tuple[str, ...]
     planned_requests: int
     handle: str  # the provider's name of the executor
 

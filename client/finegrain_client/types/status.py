@@ -43,7 +43,8 @@ class SlotResize(Value):
     cpu_limit_milli: int
     state: ResizeState
     message: str = ""  # why the resize waits
-    assignment: CpuAssignment | None = None  # assignment as in SlotStatus; None until it is decided
+    # The assignment, as in SlotStatus; None: it is not decided yet.
+    assignment: CpuAssignment | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +52,8 @@ class SlotStatus(Value):
     """One slot as the resource manager lists or offers it.
 
     `profile`, `memory_bytes` and `cpu_limit_milli` are the size that is in force now. `resizes` has
-    the pending changes: first the change that was sent to the executor, if there is one, then
-    changes that wait.
+    the pending changes. If a change was sent to the executor, it comes first. Then come the changes
+    that wait.
     """
 
     allocation_id: str
@@ -86,8 +87,8 @@ class Gang(Value):
 
     gang_id: str
     placement: GangPlacement
-    label: str  # only with SAME_LABEL
-    # time in seconds after which a waiting gang is rejected; None: no limit
+    label: str  # set only with SAME_LABEL
+    # after this time in seconds, a waiting gang is rejected; None: there is no limit
     timeout_s: float | None
 
 
@@ -123,17 +124,17 @@ class RequestStatus(Value):
     restart_on_device_loss: bool = False
     cpu_policy: CpuPolicy = PLAIN
     time_limit_s: float | None = None  # longest time of a slot in seconds; None: no limit
-    expected_run_time_s: float | None = None  # hint for the scheduler; None: not given
+    expected_run_time_s: float | None = None  # hint for the scheduler; None: there is no hint
 
 
 @dataclass(frozen=True, slots=True)
 class JobEvent(Value):
     """One event of one request of a job.
 
-    A second GRANTED event with the same generation reports a resize: the slot was resized (reason
-    "RESIZED") or the resize was refused ("RESIZE_REFUSED"). `slot` is the state after the event. An
-    event with a `count` above 1 is about `count` consecutive members of a range. Its
-    `allocation_id` is the id of the first of these members.
+    A second GRANTED event with the same generation reports a resize. Its reason is "RESIZED" (the
+    slot was resized) or "RESIZE_REFUSED". `slot` is the state after the event. An event with a
+    `count` above 1 is about `count` consecutive members of a range. Its `allocation_id` is the id
+    of the first of these members.
 
     `from_snapshot` marks a change that the client found in a snapshot, because the resource manager
     no longer has the event. Its `sequence` is the sequence number of the snapshot.
@@ -155,9 +156,9 @@ class ExecutorStatus(Value):
     """One executor.
 
     `topology` (the fields of the protocol's HostTopology) and `slot_list` are set only by
-    `Cluster.executor`. `unreachable_reason` says why the resource manager cannot connect to the
-    executor, although it receives the executor's reports; it is empty if the resource manager can
-    connect.
+    `Cluster.executor`. `unreachable_reason` is set if the resource manager receives the executor's
+    reports, but cannot connect to the executor. It says why. It is empty if the resource manager
+    can connect.
     """
 
     executor_id: str
@@ -251,7 +252,8 @@ class ClusterEvent(Value):
     allocation_id: str
     reason: str
     message: str
-    actor: str = ""  # identity whose call caused the event; empty: the manager decided it
+    # The identity whose call caused the event; empty: the resource manager decided it.
+    actor: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,8 +269,8 @@ class ClusterInfo(Value):
     allocated: Mapping[str, int]
     available: Mapping[str, int]
     used: Usage
-    executors: Mapping[str, int]  # by state
-    pending_requests: Mapping[str, int]  # by primary reason
+    executors: Mapping[str, int]  # number of executors by state
+    pending_requests: Mapping[str, int]  # number of pending requests by primary reason
     slots: int
     jobs: int
 
@@ -285,7 +287,7 @@ class TaskStatus(Value):
     pid: int
     start_time: datetime | None
     argv: tuple[str, ...]
-    result: TaskResult | None  # set in state EXITED
+    result: TaskResult | None  # set only in state EXITED
     reason: str = ""  # why the task never ran; set in state FAILED
     message: str = ""
     operators: tuple[OperatorStatus, ...] = ()  # operators of a job graph that the task runs
@@ -326,7 +328,7 @@ class TaskResult(Value):
     stdout: bytes = b""
     stderr: bytes = b""
     end_reason: str = ""  # why the executor ended the task, such as "GPU_MEMORY_EXCEEDED"
-    end_message: str = ""  # `end_reason` as a sentence for people
+    end_message: str = ""  # `end_reason` as a sentence that people read
     peak_gpu_memory_bytes: int = 0  # peak of the slot while the task ran; 0: not measured
 
     @property

@@ -20,10 +20,10 @@ class Cpu(Value):
     """One logical cpu that is online."""
 
     cpu: int
-    core: int  # number of the cpu's core; cores are numbered in the order of their first cpu
+    core: int  # the cpu's core, as a number; cores are numbered in the order of their first cpu
     node: int  # id of the cpu's NUMA node; -1: unknown
     package: int  # index of the cpu's package
-    kind: str  # kind of the cpu's core: "core", "atom", ...; empty if all cores are of one kind
+    kind: str  # the kind of the cpu's core: "core", "atom", ...; empty: all cores are of one kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Pool(Value):
     """The shared pools of one NUMA node within one package."""
 
     package: int
-    node: int  # -1: unknown
+    node: int  # the id of a node; -1: it is not known
     shared_cpus: str  # for LS slots
     best_effort_cpus: str  # for BE slots
 
@@ -91,7 +91,7 @@ class KubeletContainer(Value):
     pod_uid: str
     container: str
     cpus: str
-    memory_bytes: Mapping[int, int]  # by node
+    memory_bytes: Mapping[int, int]  # bytes by node
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Draws a plan as SVG: regions as boxes, which contain chains in the colour of their group."""
+"""Draws a plan as SVG. Regions are boxes. In a box are the chains, in the colour of their group."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from finegrain_client.graph.drawing.layout import Box, Layout, lay_out
 from finegrain_client.graph.plan import ChainPlan, EdgePlan, Plan
 from finegrain_client.graph.values import Exchange
 
-# The palette of Okabe and Ito, whose colours people with colour blindness can distinguish.
+# The palette of Okabe and Ito: people with colour blindness can distinguish its colours.
 COLOURS = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#0072B2", "#D55E00", "#F0E442", "#999999")
 STYLE = (
     "text{font:12px sans-serif;fill:#222}.small{font-size:10px;fill:#555}"

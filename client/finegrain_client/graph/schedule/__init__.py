@@ -1,4 +1,5 @@
-"""Schedules a job: decides when and in which slots each region starts, and which regions run again.
+"""Schedules a job. Decides when each region starts, which slots it gets, and which regions run
+again.
 
 The schedule is pure: `Schedule.step` takes an event and returns effects. A runner stores the event,
 carries out the effects, and reports their results as further events.

@@ -53,7 +53,7 @@ class Outputs:
         }
 
     def stored(self, region: int, hosts: Mapping[str, frozenset[str]]) -> None:
-        """Records that a region has finished, so that its output is complete.
+        """Records that a region has finished. Its output is then complete.
 
         Args:
             region: number of the region.
@@ -66,14 +66,14 @@ class Outputs:
                     self._hosts[name] = hosts[chain.name]
 
     def host_lost(self, host: str) -> None:
-        """Records that a host is lost, with all output that is stored on it."""
+        """Records that a host is lost, together with all output that is stored on the host."""
         self._lost.update(name for name, hosts in self._hosts.items() if host in hosts)
 
     def missing(self, edge: str, region: int) -> bool:
         """Records that a task of a region did not find the data of an edge.
 
-        Returns True if the edge has stored output that the region reads. In this case, the output
-        counts as lost, even if it is durable.
+        Returns True if the edge has stored output that the region reads. The output then counts as
+        lost, even if it is durable.
         """
         found = self._edge_named.get(edge)
         if found is None or self._chain_of[found.consumer].region != region:

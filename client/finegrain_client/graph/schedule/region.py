@@ -21,7 +21,7 @@ class RegionState(StrEnum):
     RUNNING = "RUNNING"  # all tasks were deployed
     # the tasks are being ended, because the region must run again or the job ends
     CANCELLING = "CANCELLING"
-    DELAYED = "DELAYED"  # the region failed, and keeps its slots until it is deployed again
+    DELAYED = "DELAYED"  # the region has failed; it keeps its slots until it is deployed again
     FINISHED = "FINISHED"  # all tasks ended with success
 
 

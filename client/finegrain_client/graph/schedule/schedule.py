@@ -1,15 +1,15 @@
 """Implements the state machine that runs the regions of a plan.
 
-- A region starts when all regions that it waits for have finished and all its slots are granted. It
-  requests its slots together, and they are granted all together or not at all.
-- A region that waits occupies no slot. So regions never wait for slots of each other, and the job
-  finishes with as many slots as its largest region needs.
-- When a region finishes, its slots pass to another region, if the profiles are equal and the other
-  region needs no further slots to start. All other idle slots are released.
+- A region starts when two conditions are met: all regions for which it waits have finished, and all
+  its slots are granted. It requests its slots together: either all of them are granted, or none.
+- A region that waits occupies no slot. So no region ever waits for slots of another region that
+  waits. And the job can finish with the number of slots that its largest region needs.
+- When a region finishes, its slots may pass to another region. The profiles must be equal, and the
+  other region must need no more slots to start. All other idle slots are released.
 - A region whose task fails runs again after a delay, in the same slots. A region that lost a slot
   runs again without a delay.
-- If output is lost that a region still needs, the producer's region and every region after it run
-  again.
+- If output is lost and a region still needs it, the producer's region runs again, and every region
+  after it, too.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Schedule:
         """
         self._effects = []
         if self.ended:
-            # Slots that are granted after the end of the job must be released.
+            # If slots are granted after the end of the job, they must be released.
             if isinstance(event, events.SlotsGranted):
                 self._release_granted(event)
             return self._effects
@@ -233,8 +233,8 @@ class Schedule:
                 self._move(region, RegionState.WAITING)
 
     def _invalidate(self) -> None:
-        """Runs a region again if needed output of this region is lost, and runs all regions after
-        it again.
+        """If needed output of a region is lost, runs this region again, and all regions after
+        it.
         """
         found = self.outputs.any_lost
         while found and self._failure is None:
@@ -303,8 +303,8 @@ class Schedule:
     def _start_in_idle(
         self, region: RegionRun, occupied: set[SlotPlace], idle: set[SlotPlace]
     ) -> None:
-        """Deploys a region if it needs only idle slots and slots that it shares with running
-        regions.
+        """Deploys a region if these slots are enough: idle slots, and slots that it shares with
+        running regions.
         """
         pairs = self.slots.cover(region.places - occupied, idle)
         if pairs is None:
@@ -336,8 +336,8 @@ class Schedule:
         self, region: RegionRun, occupied: set[SlotPlace], requested: set[SlotPlace]
     ) -> None:
         missing = region.places - occupied
-        # A place has one slot. If another region has requested a slot for one of these places, this
-        # region waits until the slot is granted.
+        # A place has one slot. Another region may have requested a slot for one of these places.
+        # Then this region waits until the slot is granted.
         if region.request is not None or not missing.isdisjoint(requested):
             return
         requested |= missing

@@ -79,8 +79,8 @@ class Slots:
     def cover(
         self, missing: Iterable[SlotPlace], idle: Iterable[SlotPlace]
     ) -> list[tuple[SlotPlace, SlotPlace]] | None:
-        """Returns pairs of an idle slot and the missing place that it serves; None: a missing place
-        would get no slot.
+        """Returns pairs of an idle slot and the missing place that it serves; None: some missing
+        place would get no slot.
 
         A slot can serve any place with the same profile. If the slot of a missing place is idle,
         the place keeps it.
