@@ -209,13 +209,13 @@ class ConfigTable:
 
     def plain(self) -> dict[str, Any]:
         """Returns the whole content, for a caller that checks it later. All keys count as read."""
-        # The caller checks the keys later. Mark all keys as read, so that `end` does not reject
-        # them.
+        # The caller checks the keys later. Mark all of them as read here. Otherwise `end` would
+        # reject them.
         self._read_keys = dict.fromkeys(self._content)
         return dict(self._content)
 
     def note(self, key: str) -> None:
-        """Marks a key as known, for a caller that reads the key only if it exists."""
+        """Marks a key as known. A caller uses this if it reads the key only when the key exists."""
         self._read_keys[key] = None
 
     def end(self) -> None:

@@ -21,7 +21,7 @@ class PoolName(NamedTuple):
     """
 
     package: int  # index in the host's topology
-    node: int  # id of the NUMA node; -1 if unknown
+    node: int  # id of the NUMA node; -1: it is not known
 
 
 class NodeShare(NamedTuple):
@@ -38,7 +38,7 @@ class CpuAssignment(Value):
     qos: QosClass = QosClass.LS
     cpus: CpuSet = EMPTY  # dedicated cpus; empty: the slot runs in shared pools
     bind: BindPolicy = BindPolicy.NONE  # the policy by which the cpus were chosen
-    exclusive: ExclusivePolicy = ExclusivePolicy.NONE  # the exclusiveness that was reached
+    exclusive: ExclusivePolicy = ExclusivePolicy.NONE  # the exclusiveness that was achieved
     numa: tuple[NodeShare, ...] = ()  # amounts by node; empty: the slot is bound to no node
     memory_nodes: NodeSet = EMPTY  # nodes whose memory the slot may use; empty: all nodes
     pools: tuple[PoolName, ...] = ()  # pools in which the slot runs; empty: all pools of its class

@@ -1,8 +1,8 @@
 """Defines the CPU policies of requests and hosts, and combines the layers of a host's settings.
 
-The names of the policies come from Koordinator (QoS classes, bind policies, exclusive policies,
-NUMA alignment policies), from its scheduler (NUMA strategies), and from the kubelet (alignment
-policies). The engine's `cpus` package decides whether a host can satisfy a policy.
+The names of the policies come from three sources: Koordinator (QoS classes, bind policies,
+exclusive policies, NUMA alignment policies), its scheduler (NUMA strategies), and the kubelet
+(alignment policies). The engine's `cpus` package decides whether a host can satisfy a policy.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class BindPolicy(StrEnum):
     """Which cpus a slot gets."""
 
     DEFAULT = "Default"  # as configured
-    NONE = "None"  # any cpus
+    NONE = "None"  # any cpus may be used
     FULL_PCPUS = "FullPCPUs"  # whole physical cores, as few as possible
     SPREAD_BY_PCPUS = "SpreadByPCPUs"  # one hardware thread per core, until no core is left
     # only LS: the pool of one NUMA node that fits the slot's CPU limit
@@ -57,7 +57,7 @@ class NumaPolicy(StrEnum):
     NONE = "None"  # on any nodes
     BEST_EFFORT = "BestEffort"  # aligned to nodes if possible, otherwise on any nodes
     RESTRICTED = "Restricted"  # only on as few nodes as an empty host would need
-    SINGLE_NUMA_NODE = "SingleNUMANode"  # only on a single node
+    SINGLE_NUMA_NODE = "SingleNUMANode"  # all cpus on one node
 
     @property
     def aligns(self) -> bool:
@@ -68,8 +68,8 @@ class NumaPolicy(StrEnum):
 class NumaStrategy(StrEnum):
     """Which NUMA node is used first."""
 
-    MOST_ALLOCATED = "MostAllocated"  # the node with the least available capacity
-    LEAST_ALLOCATED = "LeastAllocated"  # the node with the most available capacity
+    MOST_ALLOCATED = "MostAllocated"  # first the node with the least available capacity
+    LEAST_ALLOCATED = "LeastAllocated"  # first the node with the most available capacity
     DISTRIBUTE_EVENLY = "DistributeEvenly"  # equal parts on each node, on as few nodes as possible
 
 
@@ -78,7 +78,7 @@ class HostBindPolicy(StrEnum):
 
     NONE = "None"
     FULL_PCPUS_ONLY = "FullPCPUsOnly"  # whole physical cores only
-    SPREAD_BY_PCPUS = "SpreadByPCPUs"  # one hardware thread per core
+    SPREAD_BY_PCPUS = "SpreadByPCPUs"  # one hardware thread of each core
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class HostPolicy(Value):
 
     bind: HostBindPolicy | None = None
     numa_strategy: NumaStrategy | None = None
-    alignment: NumaPolicy | None = None  # never DEFAULT
+    alignment: NumaPolicy | None = None  # any policy except DEFAULT
     reserved_cpus: CpuSet | None = None  # cpus that are never dedicated to a slot
     reserved_strict: bool | None = None  # True: reserved cpus are in no shared pool
     default_bind: BindPolicy | None = None  # for requests without a bind policy
@@ -130,7 +130,7 @@ class PolicyOrigin(StrEnum):
     """Where a setting of a host comes from; an earlier origin takes precedence over a later one."""
 
     OPERATOR = "operator"  # set at runtime, for this host
-    CONFIGURATION = "configuration"  # the configuration of the executor
+    CONFIGURATION = "configuration"  # the configuration file of the executor
     KUBELET = "kubelet"  # the settings of a kubelet on the same host
     CLUSTER = "cluster"  # set at runtime, for all hosts
     BUILT_IN = "built-in"
@@ -156,7 +156,7 @@ class EffectivePolicy:
     numa_strategy: NumaStrategy = NumaStrategy.LEAST_ALLOCATED
     alignment: NumaPolicy = NumaPolicy.NONE
     shared_reserved_cpus: CpuSet = EMPTY  # cpus in the shared pools that are never dedicated
-    strictly_reserved_cpus: CpuSet = EMPTY  # cpus in no pool
+    strictly_reserved_cpus: CpuSet = EMPTY  # cpus that are in no pool
     default_bind: BindPolicy = BindPolicy.FULL_PCPUS
     default_exclusive: ExclusivePolicy = ExclusivePolicy.NONE
     origins: tuple[tuple[str, PolicyOrigin], ...] = field(default=(), compare=False)

@@ -1,9 +1,9 @@
 """Computes the shared pools of a host: the cpus on which slots without dedicated cpus run.
 
 Each NUMA node of each package has a shared pool (LS) and a best-effort pool (BE). The rule is taken
-from Koordinator's node agent: the shared pool has every cpu that is not dedicated to a slot, and
-the best-effort pool also has the cpus of LSR slots. A pool may be empty. The resource manager uses
-this module to show pools, and the executor uses it to enforce them.
+from Koordinator's node agent. The shared pool has every cpu that is not dedicated to a slot. The
+best-effort pool has these cpus, and also the cpus of LSR slots. A pool may be empty. The resource
+manager uses this module to show pools, and the executor uses it to enforce them.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Pooled:
     """The cpus from which the pools of a host are made: `places` without the cpus in the fields
     below.
 
-    Cpus that are reserved, but not strictly, are in the pools like all other cpus, but are never
-    dedicated to a slot. No field names these cpus.
+    Some cpus are reserved, but not strictly. They are in the pools like all other cpus, but are
+    never dedicated to a slot. No field names these cpus.
     """
 
     places: tuple[tuple[PoolName, CpuSet], ...]  # the executor's cpus; see `places_of`
@@ -78,8 +78,8 @@ class Pool(NamedTuple):
     """The shared cpus of one NUMA node within one package."""
 
     name: PoolName
-    shared: CpuSet  # cpus for class LS
-    best_effort: CpuSet  # cpus for class BE
+    shared: CpuSet  # cpus for slots of class LS
+    best_effort: CpuSet  # cpus for slots of class BE
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class Pools:
 
         The result is the first of these sets that is not empty:
         1. the slot's dedicated cpus that are online;
-        2. the pools that the slot is bound to (empty if the cpus of these pools are offline, or a
+        2. the pools to which the slot is bound (empty: the cpus of these pools are offline, or a
            kubelet uses them);
         3. all pools of the slot's class; for a slot that had dedicated cpus, all LS pools.
 

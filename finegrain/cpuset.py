@@ -5,8 +5,8 @@ The kernel writes lists (``0-3,8``) and hexadecimal masks in groups of 32 bits
 (``00000001,0000000f``). A set may contain offline or missing cpus, because only detection knows
 which cpus exist.
 
-A set is one integer bit mask. So set operations and counting need no memory per member, and hosts
-with thousands of cpus or sparse node ids need no special case.
+A set is one integer bit mask. So set operations and counting need no memory per member. Hosts with
+thousands of cpus or with sparse node ids are no special case.
 """
 
 import re
@@ -70,9 +70,9 @@ class CpuSet:
         """Reads the kernel's list notation; ``field`` names the source in the error.
 
         The method accepts all forms that kernels and tools print. Items may be unsorted, may
-        overlap, and may have blanks around them. An item may have a stride (``0-62:2``: every
-        second number; ``0-15:2/8``: the first two of every eight numbers). The text may be empty.
-        For an empty set, kernels print ``(null)`` padded with blanks in ``nohz_full``.
+        overlap, and may have blanks around them. An item may have a stride: ``0-62:2`` is every
+        second number, and ``0-15:2/8`` is the first two of every eight numbers. The text may be
+        empty. For an empty set, kernels print ``(null)`` padded with blanks in ``nohz_full``.
 
         Raises:
             InvalidArgument: the text is anything else.
@@ -128,8 +128,7 @@ class CpuSet:
         """Returns the ``count`` lowest members, or all members if there are fewer."""
         bits, taken = self._bits, 0
         for _ in range(count):
-            # Isolate the lowest one-bit. If no member is left, the result is 0, and nothing
-            # changes.
+            # Isolate the lowest one-bit. If no member is left, `bits` is 0, and so is the result.
             lowest = bits & -bits
             taken |= lowest
             bits ^= lowest

@@ -37,7 +37,7 @@ class Credentials:
         certificate: certificate of the identity as PEM text.
         key: private key of the certificate as PEM text.
         not_before: the time from which the certificate is valid, in seconds since 1970 (UTC).
-        not_after: the time until which the certificate is valid, in seconds since 1970 (UTC).
+        not_after: the end of the certificate's validity, in seconds since 1970 (UTC).
     """
 
     addresses: tuple[str, ...]
@@ -160,7 +160,7 @@ def _from_json(data: Any) -> Credentials:
     addresses = data["addresses"]
     if not all(isinstance(each, str) for each in (*texts.values(), *addresses)):
         raise TypeError
-    # Check the identity here, so that a malformed identity is found when the file is read.
+    # Check the identity here. So a malformed identity is found when the file is read.
     Identity.parse(texts["identity"])
     return Credentials(
         addresses=tuple(addresses),

@@ -1,8 +1,8 @@
 """Defines all error classes and all reasons.
 
 Every error that can cross a process boundary is a `FinegrainError`. Its class determines the gRPC
-status (see `finegrain/rpc/status.py`). Its `reason` is a stable code for programs, and its message
-tells a person what to do next. The string of a reason must never be changed or reused.
+status (see `finegrain/rpc/status.py`). Its `reason` is a stable code for programs. Its message says
+what a person must do next. The string of a reason must never be changed or reused.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from enum import StrEnum
 class Reason(StrEnum):
     """Stable codes, which are sent as `ErrorInfo.reason` and as `ItemError.reason`."""
 
-    # Bad input.
+    # Reasons for bad input.
     INVALID_ARGUMENT = "INVALID_ARGUMENT"
     MIXED_KNOWN_AND_UNKNOWN = "MIXED_KNOWN_AND_UNKNOWN"
     MESSAGE_TOO_LARGE = "MESSAGE_TOO_LARGE"
@@ -95,7 +95,7 @@ class Reason(StrEnum):
     USER_NOT_ALLOWED = "USER_NOT_ALLOWED"
     LIMIT_TOO_SMALL = "LIMIT_TOO_SMALL"
     START_FAILED = "START_FAILED"
-    # Access.
+    # Reasons about access.
     CERTIFICATE_MISSING = "CERTIFICATE_MISSING"
     CERTIFICATE_WRONG = "CERTIFICATE_WRONG"
     CERTIFICATE_EXPIRED = "CERTIFICATE_EXPIRED"
@@ -106,7 +106,7 @@ class Reason(StrEnum):
     NOT_OWNER = "NOT_OWNER"
     TOKEN_REFUSED = "TOKEN_REFUSED"
     NOT_REGISTERED = "NOT_REGISTERED"
-    # The service itself.
+    # Reasons about the service itself.
     OVER_LIMIT = "OVER_LIMIT"
     OUT_OF_RANGE = "OUT_OF_RANGE"
     NOT_LEADER = "NOT_LEADER"

@@ -1,5 +1,5 @@
-"""Defines identities, which the certificates of a cluster state: who makes a call, and who answers
-it.
+"""Defines identities. The certificates of a cluster state an identity: it says who makes a call,
+and who answers it.
 
 An identity is a role in one cluster, and for most roles a name. Servers read the URI of an identity
 (SPIFFE form) from a caller's certificate. Clients expect the DNS name of an identity in a server's
@@ -21,7 +21,7 @@ CLUSTER_PATTERN = re.compile(r"[a-z0-9]([a-z0-9-]{0,11}[a-z0-9])?")
 """The allowed form of a cluster's name. The name must be short, so that a DNS name with the longest
 id fits into 253 characters.
 """
-_LABEL_CHARACTERS_MAX = 63  # RFC 1035
+_LABEL_CHARACTERS_MAX = 63  # the limit of RFC 1035
 
 
 class Role(StrEnum):
@@ -58,8 +58,8 @@ class Identity:
         name: the executor's id, or the login name of a person; empty for roles without names.
 
     Raises:
-        InvalidArgument: the cluster or the name is malformed, a role without names has a name, or a
-            role with names has no name.
+        InvalidArgument: the cluster or the name is malformed. Or a role without names has a name,
+            or a role with names has none.
     """
 
     cluster: str
@@ -129,7 +129,7 @@ class Identity:
         scheme, separator, rest = uri.partition("://")
         cluster, _, path = rest.partition("/")
         role, slash, name = path.partition("/")
-        # A role without a name must have no slash, because two texts must never mean the same
+        # A role without a name must have no slash. Two different texts must never mean the same
         # identity.
         known = role in tuple(Role) and bool(slash) == Role(role).is_named
         if scheme != "spiffe" or not separator or not known:

@@ -2,9 +2,10 @@
 this set.
 
 A million consecutive numbers need as much memory as one number. The set is a flat, ascending array
-of boundaries, `start, end, start, end, ...`. A number is in the set if and only if an odd number of
-boundaries is less than or equal to it. So each query is one binary search. Example: {3, 4, 5, 9} is
-the array 3, 6, 9, 10. One boundary (3) is less than or equal to 5, so 5 is in the set.
+of boundaries, `start, end, start, end, ...`. To test a number, count the boundaries that are less
+than or equal to it. The number is in the set only if this count is odd. So each query is one binary
+search. Example: {3, 4, 5, 9} is the array 3, 6, 9, 10. One boundary (3) is less than or equal to 5,
+so 5 is in the set.
 
 Queues remove numbers at the front. So that this is cheap, a removal at the front only skips
 boundaries. The skipped boundaries are deleted when they are more than half of the array.
@@ -19,16 +20,17 @@ Run = tuple[int, int]
 """An interval of numbers: from the first up to, but not including, the second."""
 
 CUT_OFF_FROM = 64
-"""Skipped boundaries are deleted only if there are at least this number of them, because a deletion
-moves all other boundaries.
+"""A deletion moves all other boundaries. So skipped boundaries are deleted only if there are at
+least this number of them.
 """
 
 
 class IntervalSet:
-    """A set of whole numbers (64 bits, signed), as sorted intervals that neither overlap nor touch.
+    """A set of whole numbers (64 bits, signed). It is stored as sorted intervals that do not
+    overlap or touch.
 
-    A search takes O(log intervals). A change moves all boundaries that follow it (16 bytes per
-    interval), but a change at the start or the end of the set moves no boundary. Iteration is in
+    A search takes O(log intervals). A change moves all boundaries that come after it (16 bytes per
+    interval). A change at the start or the end of the set moves no boundary. Iteration is in
     ascending order. The set must not be changed during an iteration.
     """
 
@@ -244,7 +246,7 @@ class IntervalSet:
     def _replace(self, low: int, high: int, put: list[int]) -> int:
         """Replaces boundaries. Returns the count of numbers by which the set has grown."""
         bounds = self._bounds
-        # Move both positions to even positions, so that only whole intervals are counted.
+        # Move both positions to even positions. So only whole intervals are counted.
         before = self._length(low - ((low - self._head) & 1), high + ((high - self._head) & 1))
         bounds[low:high] = array("q", put)
         high = low + len(put)
@@ -267,11 +269,10 @@ class IntervalSet:
     def _move_head(self, head: int) -> None:
         self._head = head
         if not self._count:
-            # Clear the set. Otherwise, `add_run` would compare with skipped boundaries and extend
-            # skipped intervals.
+            # Clear the set, because `add_run` would otherwise extend intervals that were skipped.
             self.clear()
         elif head >= CUT_OFF_FROM and head * 2 > len(self._bounds):
-            # Delete boundaries only when more than half of them are skipped. So each deletion moves
-            # at most as many boundaries as it deletes.
+            # Delete boundaries only when more than half of them are skipped. So a deletion moves at
+            # most as many boundaries as it deletes.
             del self._bounds[:head]
             self._head = 0

@@ -1,8 +1,8 @@
 """Finds the resource managers that the user of this process runs on this host.
 
-`finegrain up` writes a note into the user's run directory, and locks the note while it runs. If a
-note is not locked, its process has ended, so the note is removed. `targets.py` chooses one of
-several managers.
+`finegrain up` writes a note into the user's run directory, and locks the note while it runs. A note
+that is not locked belongs to a process that has ended. So the note is removed. `targets.py` chooses
+one of several managers.
 """
 
 from __future__ import annotations
@@ -83,9 +83,7 @@ def _of_daemons(state_dirs: tuple[Path, ...]) -> Iterator[LocalManager]:
 
 
 def endpoint_in(state_dir: Path) -> LocalManager | None:
-    """Returns the resource manager that uses a state directory; None if no resource manager uses
-    it.
-    """
+    """Returns the resource manager that uses a state directory; None: there is no such manager."""
     path = state_dir / ENDPOINT_FILE
     try:
         if not is_private(path):

@@ -1,8 +1,9 @@
 """Configures the logging of daemons to standard error: one event per line, as JSON unless standard
 error is a terminal.
 
-A value is hidden if its name marks it as secret. Messages of libraries that use Python's logging
-get the same form. The client library does not use this module, because this module needs structlog.
+If the name of a value marks the value as secret, the value is hidden. Messages of libraries that
+use Python's logging get the same form. The client library does not use this module, because this
+module needs structlog.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def configure_logging(options: LogOptions) -> None:
         )
     )
     root = logging.getLogger()
-    # Replace the handlers, so that lines are not written twice after a second call.
+    # Replace the handlers. Otherwise each line would be written twice after a second call.
     root.handlers[:] = [handler]
     root.setLevel(options.level.upper())
     # These libraries log so much at level info that the daemon's own events would be hard to find.
@@ -86,7 +87,7 @@ def get_logger(name: str) -> structlog.stdlib.BoundLogger:
 def hide_secrets(
     _logger: object, _method: str, event: MutableMapping[str, Any]
 ) -> MutableMapping[str, Any]:
-    """Hides each value whose name marks it as secret, except hashes of secrets."""
+    """Hides each value whose name marks it as secret. Hashes of secrets are not hidden."""
     for key in event:
         lowered = key.lower()
         if any(word in lowered for word in _SECRET_WORDS) and not lowered.endswith(_HASHED_SUFFIX):
@@ -107,5 +108,5 @@ def _renderers(form: str) -> list[Any]:
     tracebacks = structlog.processors.ExceptionRenderer(
         structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
     )
-    # Write a value that JSON does not support as text, so that the line is not lost.
+    # If JSON does not support a value, write it as text. So the line is not lost.
     return [tracebacks, structlog.processors.JSONRenderer(default=str)]

@@ -1,10 +1,10 @@
 """Serves metrics and health over HTTP, on a separate read-only port.
 
-The server answers GET and HEAD of /metrics (Prometheus text), /healthz (the process runs) and
-/readyz (the process can do its work), and uses no input except the path. On loopback it uses plain
-HTTP. On other addresses it uses HTTPS, and a caller of /metrics must show a certificate of the
-cluster with the role metrics, viewer or operator. The server is small, runs on the event loop, and
-needs no framework.
+The server answers GET and HEAD of three paths: /metrics (Prometheus text), /healthz (the process
+runs) and /readyz (the process can do its work). It uses no input except the path. On loopback it
+uses plain HTTP. On other addresses it uses HTTPS. A caller of /metrics must then show a certificate
+of the cluster with the role metrics, viewer or operator. The server is small, runs on the event
+loop, and needs no framework.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class MetricsServer:
         unready: a function that returns the text of /readyz when it does not report success.
         refresh: a function that is called before every answer to /metrics.
         own: the certificate that the server shows beyond loopback.
-        trust: how the server identifies its callers; None: by certificates of its own cluster.
+        trust: how the server identifies its callers; None: it uses the certificates of its own
+            cluster.
 
     Raises:
         InvalidArgument: the address is malformed.
@@ -79,7 +80,7 @@ class MetricsServer:
         self._refresh = refresh
         self._server: asyncio.Server | None = None
         self._scraping = asyncio.Lock()
-        self._connections: dict[asyncio.Task[None], None] = {}  # the oldest connection first
+        self._connections: dict[asyncio.Task[None], None] = {}  # the oldest connection comes first
 
     async def start(self) -> str:
         """Binds the address and starts to serve. Returns the address with the actual port.
@@ -116,8 +117,8 @@ class MetricsServer:
             writer.close()
             return
         # Any program can connect, so limit the number of connections. At the limit, close the
-        # oldest connection, which is probably idle, because a real caller sends its request at
-        # once. So idle connections cannot block health checks.
+        # oldest connection. It is probably idle, because a real caller sends its request at once.
+        # So idle connections cannot block health checks.
         if len(self._connections) >= CONNECTIONS_MAX:
             oldest = next(iter(self._connections))
             del self._connections[oldest]
@@ -125,8 +126,7 @@ class MetricsServer:
         self._connections[task] = None
         try:
             with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
-                # The timeout includes reading and writing, so that a caller that stalls is
-                # disconnected.
+                # The timeout includes reading and writing. So a caller that stalls is disconnected.
                 async with asyncio.timeout(REQUEST_TIME_MAX_S):
                     await self._serve(reader, writer)
         finally:

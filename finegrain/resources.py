@@ -249,7 +249,8 @@ def shortfall(need: Amounts, free: Amounts) -> dict[str, int]:
 
 def round_up(amount: int, grain: int) -> int:
     """Returns the smallest multiple of `grain` that is not below `amount`."""
-    # Integer division rounds down. With a negation before and after it, the result is rounded up.
+    # Integer division rounds down. With a negation before it and another one after it, the result
+    # is rounded up.
     return -(-amount // grain) * grain
 
 

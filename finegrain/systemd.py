@@ -1,6 +1,6 @@
 """Reports the state of the process to systemd by the sd_notify protocol: one datagram per message.
 
-Without systemd (no NOTIFY_SOCKET), the functions do nothing.
+Without systemd, NOTIFY_SOCKET is not set, and the functions do nothing.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ that exist:
 1. the credentials that the caller names;
 2. the file that the environment variable FINEGRAIN_CREDENTIALS names;
 3. the credentials with the role `operator` of a resource manager that this user runs on this host
-   (`finegrain up`, `finegrain rm serve`), if it is the only one or has the wanted address;
+   (`finegrain up`, `finegrain rm serve`). They are used if it is the only such manager, or if it
+   has the wanted address;
 4. the user's own file, see `default_credentials_file`.
 
 The addresses are those that the caller names. If the caller names no addresses, they come from
@@ -36,7 +37,8 @@ class Target:
     Attributes:
         addresses: "host:port" of the resource managers.
         credentials: the identity.
-        file: the file that the credentials come from, which a renewal replaces; None: no file.
+        file: the file that the credentials come from. A renewal replaces this file; None: there is
+            no file.
     """
 
     addresses: tuple[str, ...]
@@ -53,13 +55,14 @@ def resolve_target(
     """Determines the addresses and credentials by the rules at the top of this module.
 
     Args:
-        address: "host:port", several separated by commas, or a sequence; None or empty: not named.
-        credentials: a credentials file or its content; None or empty: not named.
+        address: "host:port", several of them separated by commas, or a sequence; None or empty: no
+            address was named.
+        credentials: a credentials file or its content; None or empty: no credentials were named.
         state_dir: state directory of another resource manager that may run on this host.
 
     Raises:
         Unauthenticated: there are no credentials.
-        ConfigurationError: the credentials file cannot be used, or no address was named although
+        ConfigurationError: the credentials file cannot be used. Or no address was named, and
             several resource managers of this user run on this host.
         InvalidArgument: there is no address.
     """
@@ -84,8 +87,8 @@ def local_managers(state_dir: Path | None = None) -> list[LocalManager]:
     """Returns the resource managers that this user runs on this host.
 
     Args:
-        state_dir: state directory of one more resource manager that may run; None: no other
-            directory.
+        state_dir: state directory of one more resource manager that may run; None: there is no
+            other directory.
     """
     found = find_local_managers()
     other = endpoint_in(state_dir) if state_dir is not None else None

@@ -26,7 +26,7 @@ def check_id(field: str, value: str) -> str:
 
 
 def check_text(field: str, value: str, *, longest: int, empty_ok: bool = False) -> str:
-    """Returns the value unchanged, if it is printable text that is not too long.
+    """Checks that a value is printable text and not too long. Returns it unchanged.
 
     Args:
         field: name of the field, for errors.

@@ -3,8 +3,8 @@
 All classes are immutable. Ids that kernels print (core_id, physical_package_id, node ids) are only
 labels, which may repeat, have gaps or be -1. So code must rely on the sets of cpus. A part refers
 to another part by its position in a tuple: ``Core.package`` is an index into
-``HostTopology.packages``. Only NUMA nodes are referred to by id, because their ids are unique and
-cpusets use them.
+``HostTopology.packages``. NUMA nodes are an exception: parts refer to them by id, because their ids
+are unique and cpusets use them.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class GpuHealth(StrEnum):
 
     OK = "ok"
     LOST = "lost"  # no longer on the bus: every query fails until the host is reset
-    UNKNOWN = "unknown"  # the GPU reports no memory size, so no slot can use it
+    UNKNOWN = "unknown"  # the GPU does not report its memory size, so no slot can use it
     FAULTY = "faulty"  # the driver asks for a repair; `problem` names the repair
 
 
@@ -55,9 +55,9 @@ class Core:
     """
 
     cpus: CpuSet
-    core_id: int | None = None  # label; may repeat within a package (dies, clusters, s390)
+    core_id: int | None = None  # label; it may repeat within a package (dies, clusters, s390)
     package: int = 0  # index into HostTopology.packages
-    numa_node: int | None = None  # node id; None if no node lists these cpus
+    numa_node: int | None = None  # id of the node; None: no node lists these cpus
     l3_group: int | None = None  # index into HostTopology.l3_groups
     kind: int | None = None  # index into HostTopology.cpu_kinds; None if all cores are alike
 
@@ -73,7 +73,7 @@ class Package:
 @dataclass(frozen=True, slots=True)
 class Die:
     cpus: CpuSet
-    die_id: int  # label; unique only within its package, or not at all
+    die_id: int  # label; it is unique only within its package, and sometimes not even there
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +109,11 @@ class HugePages:
 @dataclass(frozen=True, slots=True)
 class NumaNode:
     id: int
-    cpus: CpuSet  # online cpus
+    cpus: CpuSet  # the online cpus of the node
     memory_bytes: int | None  # MemTotal of the node, with huge pages; None: unknown
     hugepages: tuple[HugePages, ...] = ()
-    distances: tuple[int, ...] = ()  # distance to each online node, sorted by id; () if unknown
+    # Distance to each online node, sorted by id; (): the distances are not known.
+    distances: tuple[int, ...] = ()
     memory_allowed: bool = True  # True if the cpuset allows the memory of the node
     nearest_cpus: CpuSet = EMPTY  # for a node without cpus: the cpus nearest to it
 
@@ -157,7 +158,7 @@ class PciDevice:
     mic: tuple[str, ...] = ()
     pcie_group: str = ""  # bus id of the switch or root port above the device; empty: unknown
     physical_function: str = ""  # for a virtual function: bus id of its card
-    # why slots cannot use the device, such as no active port; empty: no problem known
+    # the reason why slots cannot use the device, such as no active port; empty: no problem is known
     problem: str = ""
 
 
@@ -165,8 +166,8 @@ class PciDevice:
 class Fpga:
     """A region of an FPGA that can be programmed, of the kernel's class fpga_region."""
 
-    name: str  # name of the region, such as region0
-    minor: int  # the number in that name
+    name: str  # name of the region, for example region0
+    minor: int  # the number in the name
     pci_bus_id: str | None = None  # None: the FPGA is not on the PCI bus
     numa_node: int | None = None
     model: str = ""  # model of the region's FPGA manager
@@ -178,7 +179,7 @@ class MigInstance:
     """A part of a GPU in MIG mode. Programs select it by its UUID."""
 
     uuid: str
-    profile: str | None  # such as 1g.10gb
+    profile: str | None  # for example 1g.10gb
     memory_bytes: int | None
     multiprocessor_count: int | None
     gpu_instance: int | None = None  # number of the GPU instance on the GPU
@@ -203,15 +204,15 @@ class Gpu:
 
     uuid: str
     index: int
-    minor: int | None = None  # the N of /dev/nvidiaN
+    minor: int | None = None  # the number N of /dev/nvidiaN
     pci_bus_id: str | None = None
     name: str = "unknown"
-    memory_bytes: int | None = None  # usable memory, without `driver_bytes`
-    driver_bytes: int = 0  # memory that driver and firmware reserve
+    memory_bytes: int | None = None  # usable memory; `driver_bytes` are not included
+    driver_bytes: int = 0  # memory that the driver and the firmware reserve
     vendor: str = "nvidia"
     pcie_group: str = ""  # see PciDevice; empty: the group of its PCI device
     health: GpuHealth = GpuHealth.OK
-    problem: str = ""  # why slots cannot use the GPU, and how to repair it; may be empty
+    problem: str = ""  # the reason why slots cannot use the GPU, and the repair; it may be empty
     processes: tuple[GpuProcess, ...] = ()  # processes of all users that compute on the GPU now
     mig_enabled: bool = False
     mig_mode_pending: bool = False  # a change of the mode takes effect at the next reset
@@ -243,9 +244,11 @@ class GpuLink:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of the cgroups above this process. None: there is no limit, or no visible limit."""
+    """Limits of the cgroups above this process. None: there is no limit, or this process cannot see
+    it.
+    """
 
-    cgroup_version: str | None = None  # v1, v2, hybrid, cpuset-fs
+    cgroup_version: str | None = None  # one of v1, v2, hybrid and cpuset-fs
     cpuset_path: str | None = None  # the cgroup whose cpuset files were read
     cpuset_cpus: CpuSet | None = None  # as in the file; may contain offline cpus
     cpuset_nodes: NodeSet | None = None
@@ -279,13 +282,14 @@ class HostTopology:
     books: tuple[CpuSet, ...] = ()  # s390: for alignment, because a package can be one CPU
     drawers: tuple[CpuSet, ...] = ()
     l3_groups: tuple[L3Group, ...] = ()
-    cpu_kinds: tuple[CpuKind, ...] = ()  # fastest kind first; empty on a host that is not hybrid
-    memory_total_bytes: int | None = None  # MemTotal of the machine
+    # The fastest kind comes first; empty: the host is not hybrid.
+    cpu_kinds: tuple[CpuKind, ...] = ()
+    memory_total_bytes: int | None = None  # the MemTotal of the machine
     node_memory_grows: bool = False  # the nodes together have less memory than the machine
     hugepages: tuple[HugePages, ...] = ()  # huge pages of the whole machine
     limits: Limits = Limits()
     pci_devices: tuple[PciDevice, ...] = ()
-    pci_known: bool = False  # False: no PCI bus
+    pci_known: bool = False  # False: the host has no PCI bus
     gpus: tuple[Gpu, ...] = ()
     gpu_links: tuple[GpuLink, ...] = ()
     gpu_absence_reason: str | None = None  # why GPUs are unknown; None: the driver answered
@@ -303,7 +307,7 @@ class HostTopology:
         return tuple(core for core in self.cores if core.cpus <= self.allowed)
 
     def node(self, node_id: int) -> NumaNode | None:
-        """Returns the NUMA node with this id; None if there is no such node."""
+        """Returns the NUMA node with this id; None: there is no such node."""
         return next((node for node in self.numa_nodes if node.id == node_id), None)
 
     def to_dict(self) -> dict[str, Any]:

@@ -19,8 +19,8 @@ _WIDTH: Final = 100
 def render_topology(topology: HostTopology, capacity: Capacity | None = None) -> str:
     """Returns the host as lines of text, without a newline at the end.
 
-    If a capacity is given, the text marks cpus that slots cannot use: reserved, isolated, or "not
-    ours" (outside the cpuset or the share).
+    If a capacity is given, the text marks the cpus that slots cannot use. The marks are: reserved,
+    isolated, and "not ours" (outside the cpuset or the share).
     """
     lines = [_headline(topology)]
     if capacity is not None:
@@ -36,7 +36,7 @@ def render_topology(topology: HostTopology, capacity: Capacity | None = None) ->
         ]
         lines += [f"  {line}" for line in _caches(topology, homeless, capacity)]
     for node in topology.numa_nodes:
-        # Nodes without cpus belong to no package, so they come after all packages.
+        # Nodes without cpus belong to no package. So they come after all packages.
         if not node.cpus:
             lines += _node(topology, node, capacity, EMPTY)
     lines += _kinds(topology)

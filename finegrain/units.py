@@ -111,7 +111,7 @@ def format_duration(seconds: float) -> str:
     """Returns a duration for people: "4.2s", "3m07s", "2h05m", "3d04h"."""
     if seconds < 60:
         return f"{seconds:.1f}s"
-    # Round down, so that a duration is never shown as longer than it was.
+    # Round down. A duration must never be shown as longer than it was.
     minutes, rest = divmod(int(seconds), 60)
     if minutes < 60:
         return f"{minutes}m{rest:02d}s"

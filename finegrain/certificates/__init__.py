@@ -1,7 +1,6 @@
 """Makes and reads the certificates of a cluster: keys, requests, and the authority that signs
 certificates.
 
-Only services and the commands that make certificates import this package, because it needs the
-library `cryptography`. Calls do not need the library, because gRPC takes keys and certificates as
-PEM text.
+This package needs the library `cryptography`. So only services and the commands that make
+certificates import it. Calls do not need the library: gRPC takes keys and certificates as PEM text.
 """

@@ -2,8 +2,8 @@
 
 Keys are ECDSA keys on the curve P-256, because gRPC's TLS library refuses Ed25519 keys. The
 authority determines the names in a certificate itself, and never copies names from a request. The
-subject stays empty, because gRPC would accept the subject's common name as a host name if a
-certificate has no DNS name.
+subject stays empty: if a certificate has no DNS name, gRPC would accept the common name of its
+subject as a host name.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from finegrain.identity import CLUSTER_PATTERN, Identity
 COMMON_NAME = "finegrain cluster "
 AUTHORITY_LIFETIME = timedelta(days=3_650)
 BACKDATED = timedelta(hours=2)
-"""A new certificate is valid from this time in the past, so that a host whose clock is slow accepts
-it.
+"""A new certificate is already valid for this time when it is made. So a host accepts it even if
+its clock is slow.
 """
 
 
@@ -83,13 +83,14 @@ class Authority:
         """Reads an authority. The certificate contains the name of the cluster.
 
         Args:
-            certificate_pem: the authority's certificate as PEM text. Further certificates in the
-                text, before or after it, are those of other authorities that the cluster trusts.
+            certificate_pem: the authority's certificate as PEM text. The text may also contain
+                certificates of other authorities that the cluster trusts, before or after the
+                first.
             private_key_pem: the authority's private key as PEM text.
 
         Raises:
-            ConfigurationError: one of the texts is not PEM, the key does not belong to the
-                certificate, or the certificate is not of an authority, or names no cluster.
+            ConfigurationError: one of the texts is not PEM, or the key does not belong to the
+                certificate. Or the certificate is not that of an authority, or names no cluster.
         """
         try:
             certificates = x509.load_pem_x509_certificates(certificate_pem)

@@ -48,13 +48,13 @@ def join(token: JoinToken, key_text: str = "") -> Credentials:
     """Exchanges a token for a certificate of a key.
 
     Args:
-        token: the token. It works only for the first key with which it is used, but repeatedly for
-            this key, because an answer may be lost.
+        token: the token. It works only for the first key with which it is used. For this key it
+            works repeatedly, because an answer may be lost.
         key_text: the private key as PEM text; empty: a new key.
 
     Raises:
         Unavailable: no address of the token can be reached.
-        Unauthenticated: the token was used, has expired, or was revoked; or the server at the
+        Unauthenticated: the token was used, has expired, or was revoked. Or the server at the
             token's address is not a resource manager of the token's cluster.
     """
     return _join(token, key_from_pem(key_text.encode()) if key_text else new_key())[0]

@@ -64,7 +64,7 @@ def key_of_request(data: bytes) -> ec.EllipticCurvePublicKey:
         data: the request in DER.
 
     Raises:
-        InvalidArgument: the data is too long, is not a request or has a wrong signature, or the key
+        InvalidArgument: the data is too long, is no request, or has a wrong signature. Or the key
             is not on P-256.
     """
     expected = "a PKCS #10 request with an ECDSA key on P-256"

@@ -19,7 +19,7 @@ class PeerCertificate:
         identity: the identity of the holder.
         serial: serial number of the certificate, in hexadecimal.
         not_before_s: the time from which the certificate is valid, in seconds since 1970 (UTC).
-        not_after_s: the time until which the certificate is valid, in seconds since 1970 (UTC).
+        not_after_s: the end of the certificate's validity, in seconds since 1970 (UTC).
         public_key: the holder's key.
     """
 

@@ -83,7 +83,7 @@ class DeviceCondition(Value):
 
     @property
     def foreign_text(self) -> str:
-        """The foreign uses as text for people; empty if there is no foreign use."""
+        """The foreign uses as text for people; empty: there is no foreign use."""
         shown = [each.text for each in self.foreign_uses[:USES_SHOWN]]
         if more := len(self.foreign_uses) - len(shown):
             shown.append(f"{more} more")

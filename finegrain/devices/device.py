@@ -68,7 +68,7 @@ class Device:
         local_cpus: cpus near to the device, as a cpu list.
         levels: for each dimension, the level at which the executor can enforce a share, and in
             "whole" the level for the whole device; see `finegrain/devices/levels.py`.
-        parking: how slots with the device can be parked: "same-gpu" or "any-gpu"; empty: they
+        parking: how slots with the device can be parked: "same-gpu" or "any-gpu"; empty: such slots
             cannot be parked. See `finegrain/devices/parking.py`.
     """
 
@@ -125,7 +125,7 @@ class HostDevices:
 
     Attributes:
         devices: the devices, sorted by type and minor.
-        links: links between GPUs. A pair of GPUs that is not listed has no NVLink.
+        links: links between GPUs. If a pair of GPUs is not listed, it has no NVLink.
         partitions: sets of GPUs to choose from; empty: a slot may have any set.
         partitions_only: True if a slot with several whole GPUs must get one of these sets.
         fake: True if the devices do not really exist.

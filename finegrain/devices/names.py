@@ -13,8 +13,9 @@ Examples, in hundredths of a device unless noted:
     rdma 100, fpga 200                   one RDMA NIC, two FPGAs
 
 Source: `ValidateDeviceRequest` of Koordinator's deviceshare. There are two differences from
-Koordinator. A request may name `gpu-core` alone; the memory is then not limited. A request whose
-dimensions mean different numbers of GPUs is rejected, because no host could ever serve it.
+Koordinator. If a request names only `gpu-core`, the memory is not limited. The dimensions of a
+request may mean different numbers of GPUs. Such a request is rejected, because no host could ever
+serve it.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def device_requests(
         field: path of `resources`, for errors.
 
     Raises:
-        InvalidArgument: a name or amount is not allowed, or no host could ever serve the request.
+        InvalidArgument: a name or amount is not allowed. Or no host could ever serve the request.
     """
     by_type: dict[str, dict[str, int]] = {}
     for name, given in resources.items():
@@ -142,7 +143,7 @@ def resized_requests(
         whole = _merged(request, asked) if request.type == GPU else asked
         for each in device_requests(whole, field):
             # The slot cannot get another number of devices. If the number changes, return the new
-            # request as it is: the resource manager then rejects it with an error.
+            # request unchanged. The resource manager then rejects it with an error.
             kept = each.count == request.count
             found[request.type] = replace(request, amounts=each.amounts) if kept else each
     others = {name: each for its in named.values() for name, each in its.items()}

@@ -1,5 +1,5 @@
-"""Defines how slots are parked: a parked slot gives back its GPUs but keeps its processes, and
-later gets GPUs again.
+"""Defines how slots are parked. A parked slot gives back its GPUs but keeps its processes. Later it
+gets GPUs again.
 
 While a slot is parked, the host's memory contains the contents of the GPU's memory. A parked slot
 has a profile without GPUs. Its assignment names its previous GPUs (`parked_devices`).

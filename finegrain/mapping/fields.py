@@ -21,7 +21,7 @@ class Attribute:
     """One field or property of a class."""
 
     name: str
-    hint: Any  # type of the field, without `| None`
+    hint: Any  # type of the field; `| None` is removed
     optional: bool  # True: None is allowed
     default: Any  # MISSING: the field has no default
     default_factory: Any  # MISSING: the field has no default factory

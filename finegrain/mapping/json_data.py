@@ -56,7 +56,7 @@ def refuse_unknown(keys: frozenset[str], data: Mapping[str, Any], where: str) ->
 def read_member(kind: type[Enum], members: Mapping[Any, Enum], data: Any, where: str) -> Any:
     """Returns the enum member whose value is `data`."""
     try:
-        # Lists and objects cannot be hashed. They raise TypeError, not KeyError.
+        # Lists and objects cannot be hashed. For them, the lookup raises TypeError, not KeyError.
         return members[data]
     except (KeyError, TypeError):
         known = ", ".join(str(member.value) for member in kind)

@@ -1,9 +1,9 @@
 """Converts dataclasses to JSON data and back.
 
-Keys are the names of the fields. Enums are written by value, tuples as lists, mappings and tuples
-of (text, value) pairs as objects, times as RFC 3339 in UTC ("Z"), bytes as text (with replacements
-for undecodable bytes). For a class that differs from these rules, the `forms` of the `JsonCodec`
-contain a `JsonForm`.
+Keys are the names of the fields. Enums are written by value, tuples as lists, times as RFC 3339 in
+UTC ("Z"), and bytes as text (with replacements for undecodable bytes). Mappings are written as
+objects, and so are tuples of (text, value) pairs. If a class does not follow these rules, the
+`forms` of the `JsonCodec` contain a `JsonForm` for it.
 """
 
 from __future__ import annotations
@@ -55,14 +55,15 @@ class JsonForm:
     An attribute of type str contains names, separated by spaces.
 
     Attributes:
-        omit: which fields are left out: "nothing", fields that are None ("none"), or fields that
-            have their default ("default").
-        always: fields that are written even if `omit` would leave them out.
+        omit: the fields that are left out. "nothing": no field. "none": fields that are None.
+            "default": fields that have their default.
+        always: fields that are always written, whatever `omit` says.
         names: JSON keys by attribute, for attributes whose key differs from their name.
-        hidden: attributes that are never written, and that get their default when data is read.
+        hidden: attributes that are never written. When data is read, they get their default.
         inline: attributes whose value is an object. The members of this object are written as
             members of the outer object.
-        as_list: if true, a value is written as a list of its fields in order, not as an object.
+        as_list: if true, a value is written as a list of its fields in order. If false, it is
+            written as an object.
         ignore_unknown: if true, unknown keys are ignored even if the codec rejects unknown keys.
         write: a function that returns the JSON data of a value, instead of the rules above.
         read: a function of the data and its path, instead of the rules above. It returns the value
@@ -170,7 +171,7 @@ class JsonCodec:
         if form.as_list:
             items = ", ".join(self._written(source, each) for each in shown)
             return source.compile("write(value)", [f"return [{items}]"])
-        # If no field is left out, use one dict literal, which is faster than a statement per field.
+        # If no field is left out, use one dict literal. It is faster than one statement per field.
         if form.omit == "nothing":
             entries = (
                 ("**" if each.name in form.inline.split() else f"{keys[each.name]!r}: ")
@@ -201,8 +202,7 @@ class JsonCodec:
     def _written(self, source: Source, each: Attribute, name: str = "") -> str:
         """Returns the expression that writes one field.
 
-        `name` is the variable that already has the field's value; empty if there is no such
-        variable.
+        `name` is the variable that already has the field's value; empty: there is no such variable.
         """
         access = name or f"value.{each.name}"
         if each.hint in PLAIN:
@@ -294,7 +294,9 @@ class JsonCodec:
     def _object_checks(
         self, source: Source, kind: type, form: JsonForm, keys: Sequence[str]
     ) -> list[str]:
-        """Returns the lines that check an object before its fields are read: its type and keys."""
+        """Returns the lines that check the type and the keys of an object before its fields are
+        read.
+        """
         if form.as_list:
             check = source.bind(partial(check_list, len(keys)), "check_list")
             return [f"if type(data) is not list or len(data) > {len(keys)}: {check}(data, w)"]
@@ -311,8 +313,8 @@ class JsonCodec:
     ) -> list[str]:
         """Returns the lines that check and convert one present item.
 
-        If `first` is true, the lines begin with `if`. Otherwise they begin with `elif` or `else`,
-        and continue an `if` for the same item.
+        If `first` is true, the lines begin with `if`. If it is false, they begin with `elif` or
+        `else`, and continue an `if` for the same item.
         """
         # This expression gives the path that `join_path` returns. The generated code evaluates the
         # path only if the item must be converted or is wrong.
@@ -345,7 +347,9 @@ def _same(value: Any) -> Any:
 
 
 def _differs(source: Source, each: Attribute, item: str) -> str:
-    """Returns the expression that is true if an item differs from the default of its field."""
+    """Returns an expression that compares an item with the default of its field. The expression is
+    true if they differ.
+    """
     default = each.default if each.default is not MISSING else each.default_factory()
     # Compare None and enum members by identity, which is faster.
     if default is None or isinstance(default, Enum):

@@ -40,9 +40,9 @@ class RowCodec(Generic[T]):
         kind: the dataclass.
         columns: names of the columns, in order. Each name is the name of an attribute.
         texts: converters for values of other types, by type (without `| None`).
-        exceptions: columns whose attribute has another name, or a converter that is not in `texts`.
-            The value is the path of the attribute ("spec.request.allocation_id"), or a pair of this
-            path and a `Text`.
+        exceptions: columns for which the attribute has another name, or a converter that is not in
+            `texts`. The value is the path of the attribute ("spec.request.allocation_id"), or a
+            pair of this path and a `Text`.
         parts: paths of nested dataclasses, each field of which has a separate column ("spec").
         unstored: paths of attributes that have no column ("booked spec.gang_id").
     """
@@ -70,8 +70,8 @@ class RowCodec(Generic[T]):
         Attributes without a column get their default.
 
         Raises:
-            MappingError: a column has no attribute, or an attribute that is not in `unstored` has
-                no column.
+            MappingError: a column has no attribute. Or an attribute has no column, and is not in
+                `unstored`.
         """
         return _compile_decode(self)
 
@@ -130,7 +130,7 @@ def _located(codec: RowCodec[Any]) -> dict[str, tuple[Attribute, str]]:
     for column in codec.columns:
         exception = codec.exceptions.get(column, column)
         path = exception if isinstance(exception, str) else exception[0]
-        # If the column is not a field of the class itself, it must be a field of one of the parts.
+        # A column that is no field of the class itself must be a field of one of the parts.
         if path == column and path not in attributes_of(codec.kind):
             holders = [part for part in parts if path in attributes_of(owners[part])]
             if not holders:
@@ -178,7 +178,7 @@ def _loaded(
         # Some databases return 0 and 1 for booleans.
         value = f"{source.bind(bool, 'bool')}({access})"
     elif isinstance(hint, type) and issubclass(hint, Enum):
-        # Use a dict of members, because a call of the enum costs as much as the rest of the row.
+        # Use a dict of members: a call of the enum costs as much as the rest of the row.
         value = f"{source.bind({each.value: each for each in hint}, 'members')}[{access}]"
     else:
         return access

@@ -1,7 +1,7 @@
 """Defines the access rules: which roles may call each method, and how large a request may be.
 
 A method that is not in an access table is denied. The tables state which roles may call a method at
-all. The handlers also check the object of the call: a job master may use only its own jobs, and an
+all. The handlers also check the object of the call. A job master may use only its own jobs, and an
 executor may report only for itself.
 """
 

@@ -47,15 +47,16 @@ _KEEPALIVE = (
 )
 
 HANDSHAKE_TIMEOUT_MS = 10_000
-"""After this time a server closes a connection that has not completed its handshake."""
+"""If a connection has not completed its handshake after this time, the server closes it."""
 
 CONNECTION_AGE_MAX_MS = 3_600_000
-"""After this time (±10 %, so that not all clients return at once) a server asks a client to open a
-new connection. So a certificate that was renewed or that has expired is soon looked at again.
+"""After this time, a server asks a client to open a new connection. The time varies by ±10 %, so
+that not all clients return together. So if a certificate was renewed or has expired, the server
+soon sees this.
 """
 CONNECTION_AGE_GRACE_MS = 600_000
-"""Time that open calls of an old connection get. Streams that are open then end with UNAVAILABLE,
-and their callers resume them.
+"""After a connection has become too old, its open calls may continue for this time. Streams that
+are open then end with UNAVAILABLE, and their callers resume them.
 """
 CONNECTION_IDLE_MAX_MS = 900_000
 """After this time without a call, a server closes a connection; the next call opens another."""
@@ -90,7 +91,7 @@ SERVER_OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.max_send_message_length", ANSWER_BYTES_MAX),
     ("grpc.max_concurrent_streams", 10_000),  # per connection; one caller may watch many tasks
     # By default, gRPC cancels further calls while 1,000 calls wait for their handlers. This is too
-    # few, because thousands of executors call at once when a resource manager restarts.
+    # few: when a resource manager restarts, thousands of executors call it at the same time.
     ("grpc.server.max_pending_requests", 20_000),
     ("grpc.server.max_pending_requests_hard_limit", 40_000),
 )
@@ -150,7 +151,7 @@ CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.max_receive_message_length", ANSWER_BYTES_MAX),
     ("grpc.max_send_message_length", ANSWER_BYTES_MAX),  # the server rejects larger messages
     ("grpc.enable_http_proxy", 0),
-    ("grpc.use_local_subchannel_pool", 1),  # so that one channel's backoff does not delay others
+    ("grpc.use_local_subchannel_pool", 1),  # then the backoff of one channel does not delay others
     ("grpc.enable_retries", 1),
     ("grpc.service_config", SERVICE_CONFIG),
 )
@@ -210,7 +211,7 @@ def _options(
 
 
 class _Call:
-    """A gRPC multi-callable that adds a deadline if one is configured.
+    """A gRPC multi-callable. If a deadline is configured, it adds the deadline to each call.
 
     An interceptor could do the same, but grpc.aio runs every intercepted call in a separate task,
     which is slower.

@@ -5,9 +5,9 @@ its message. Then the wrapper reads the message as raw bytes, checks the number 
 the message. Last, it runs the handler, and converts an error of the handler to the status of the
 call. It also ends open streams when the server stops.
 
-gRPC reads the message of a unary method before the handler runs, but it runs the handler of a
-streaming method before it reads a message. So this module registers every method as a method that
-takes a stream of raw bytes. Clients do not notice the difference.
+For a unary method, gRPC reads the message before the handler runs. For a streaming method, it runs
+the handler before it reads a message. So this module registers every method as a method that takes
+a stream of raw bytes. Clients do not notice the difference.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class ServerLifecycle:
             stream.end()
 
     def end_denied_streams(self) -> None:
-        """Ends the streams of callers that were denied after they had opened a stream."""
+        """Ends streams whose callers were denied after they had opened the stream."""
         for stream in list(self.streams):
             try:
                 self.trust.check_not_denied(stream.caller)
@@ -236,8 +236,8 @@ class GuardedMethod:
                 await self._fail(stream.error or error, context, started)
                 raise
             finally:
-                # Close the generator now. Otherwise the cleanup of the handler would run only when
-                # the generator is garbage collected.
+                # Close the generator now. Otherwise the handler would be cleaned up only when the
+                # generator is garbage collected.
                 if hasattr(messages, "aclose"):
                     await messages.aclose()
         self._done("OK", started)
@@ -245,7 +245,7 @@ class GuardedMethod:
     def _admit(self, context: Any) -> Caller:
         """Identifies the caller, before any part of the request's message is read."""
         caller = self._lifecycle.trust.identify(context.auth_context(), context.peer())
-        enter_call(caller)  # before the role is checked, so that a refusal has its caller
+        enter_call(caller)  # before the role is checked: a refusal then knows its caller
         check_role(caller, self._method, self._allowed)
         if self._gated and (refusal := self._lifecycle.gate()) is not None:
             raise refusal
@@ -259,9 +259,8 @@ class GuardedMethod:
         """Reads and parses the one message of a request."""
         if self._bytes_max < LARGE_BYTES:
             return self._parse(await context.read())
-        # Keep the permit until the message is parsed, because the parsed message needs much more
-        # memory than its bytes. The time limit ensures that a caller that stalls does not keep the
-        # permit.
+        # Keep the permit until the message is parsed: the parsed message needs much more memory
+        # than its bytes. Because of the time limit, a caller that stalls does not keep the permit.
         async with self._lifecycle.large_reads[str(caller.role)]:
             try:
                 data = await asyncio.wait_for(context.read(), READ_TIME_MAX_S)
@@ -300,8 +299,8 @@ class GuardedMethod:
             self._done("ABORTED", started)
             return
         if isinstance(error, asyncio.CancelledError):
-            # If the caller has cancelled the call, send no status, because the caller would not
-            # read it. Otherwise `end_streams` has cancelled the handler, and the status asks the
+            # If the caller has cancelled the call, send no status: the caller would not read it. If
+            # the caller has not, `end_streams` has cancelled the handler, and the status asks the
             # caller to try again.
             if not self._lifecycle.stopping or context.cancelled():
                 self._done("CANCELLED", started)

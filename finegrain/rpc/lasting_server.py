@@ -1,4 +1,4 @@
-"""A gRPC server that listens again after it has ended by itself.
+"""A gRPC server. If it ends by itself, it listens again.
 
 The servers of gRPC 1.84 and 1.85 stop to listen when a caller sends a path that is not UTF-8. The
 process and its open connections stay, but a new connection is refused.
@@ -20,7 +20,8 @@ _log = logging.getLogger("finegrain.rpc")
 
 
 class LastingServer:
-    """Starts a server, and replaces it by a new one at the same address if it ends by itself.
+    """Starts a server. If the server ends by itself, replaces it by a new one at the same
+    address.
 
     Args:
         make: makes a server with all its handlers, which does not listen yet.

@@ -27,7 +27,8 @@ class Leaders:
         self._last_listed = self._current
         # hints that the client has followed since the last successful call
         self._followed: set[str] = set()
-        # False after a failure, until the current address answers or a standby names it as leader
+        # False after a failure. It becomes True again when the current address answers, or when a
+        # standby names it as the leader
         self._current_confirmed = True
 
     @property
@@ -56,8 +57,8 @@ class Leaders:
             error: the error of the call, which may name the leader.
 
         Returns:
-            True if the caller should call the current address without delay, because a standby
-            named it as the leader, or because it has answered another call.
+            True: the caller should call the current address without delay. A standby has named it
+            as the leader, or it has answered another call.
         """
         if address != self._current:
             # Another call to this address failed earlier and has already switched.
@@ -67,8 +68,8 @@ class Leaders:
             self._current_confirmed = False
             return False
         if hint and hint not in self._followed:
-            # Follow a hint only once, because two standbys may name each other until one of them
-            # becomes the leader.
+            # Follow a hint only once: two standbys may name each other until one of them becomes
+            # the leader.
             self._followed.add(hint)
             self._switch_to(hint)
             self._current_confirmed = True
@@ -92,8 +93,8 @@ class Leaders:
         return hint if hint in self._addresses or self._is_safe(hint) else ""
 
     def _is_safe(self, hint: str) -> bool:
-        # A false hint does no harm: a server that cannot prove to be a resource manager of this
-        # cluster receives nothing.
+        # A false hint does no harm. If a server cannot prove that it is a resource manager of this
+        # cluster, it receives nothing.
         try:
             check_dialable(hint)
         except InvalidArgument:

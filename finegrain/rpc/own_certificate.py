@@ -1,8 +1,8 @@
 """Provides the certificate of this process as TLS credentials for its channels and its server.
 
 A renewal replaces the certificate while the process runs. A server shows the new certificate to
-each new connection. A channel keeps the credentials with which it was opened, so the owner of a
-channel opens a new channel when `version` has changed.
+each new connection. A channel keeps the credentials with which it was opened. So when `version` has
+changed, the owner of a channel opens a new channel.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class OwnCertificate:
         shown = self.version
 
         # gRPC frees each configuration that it gets. So make a new configuration for each server
-        # and for each change. Otherwise gRPC would use freed memory, and the process would crash.
-        # gRPC calls this function from its own threads at each new connection.
+        # and for each change. Without this, gRPC would use freed memory, and the process would
+        # crash.
         def changed_configuration() -> grpc.ServerCertificateConfiguration | None:
             nonlocal shown
             if shown == self.version:

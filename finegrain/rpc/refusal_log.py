@@ -52,7 +52,7 @@ class RefusalLog:
         left_out = 0
         if window is None or now_s - window.since_s >= WINDOW_S:
             left_out = window.left_out if window is not None else 0
-            # Methods and reasons are both fixed sets, so this dict cannot grow without end.
+            # There is a fixed number of methods and reasons. So this dict cannot grow without end.
             window = self._windows[key] = _Window(now_s)
         if window.lines >= LINES_MAX:
             window.left_out += 1

@@ -59,7 +59,7 @@ class GuardedServer:
 
     Args:
         listen: the address at which to listen. With port 0, the kernel chooses the port.
-        access: the roles that may call each method; `add` fails for a method that is not listed.
+        access: the roles that may call each method; if a method is not listed, `add` fails.
         own: the certificate that the server shows.
         trust: how the server identifies its callers.
         observe: a function that is called after every call.
@@ -158,10 +158,10 @@ class GuardedServer:
     async def stop(self, grace_s: float = 1.0) -> None:
         """Stops the server: ends streams at once, and unary calls after `grace_s` seconds.
 
-        If a stream is still sending a message, because its client does not read, the stream also
-        ends after `grace_s` seconds.
+        A stream may still be sending a message, because its client does not read. Such a stream
+        also ends after `grace_s` seconds.
         """
-        # Set this before the streams end, so that a handler that is cancelled below ends with
+        # Set this before the streams end. A handler that is cancelled below then ends with
         # UNAVAILABLE.
         self._lifecycle.stopping = True
         await self.set_serving(False)
@@ -215,8 +215,8 @@ class GuardedServer:
         serve = getattr(
             call, f"{kinds[handler.request_streaming]}_{kinds[handler.response_streaming]}"
         )
-        # Set no deserializer, because the wrapper reads the raw bytes only after it has identified
-        # the caller (see guard.py).
+        # Set no deserializer: the wrapper reads the raw bytes, and only after it has identified the
+        # caller (see guard.py).
         make = (
             grpc.stream_stream_rpc_method_handler
             if handler.response_streaming

@@ -17,7 +17,7 @@ from finegrain.rpc.own_certificate import OwnCertificate
 def presenting_context(own: OwnCertificate) -> ssl.SSLContext:
     """Returns a context that always shows the present certificate of this process.
 
-    The context requests a certificate from clients. A client may show no certificate, but it must
+    The context requests a certificate from clients. A client may show no certificate. But it must
     not show a certificate of another authority.
 
     Args:

@@ -50,7 +50,7 @@ class Words(Generic[WordT]):
         """Returns the word of a number, with `unspecified` for 0.
 
         Raises:
-            InvalidArgument: this version does not know the number, or the number is 0 and there is
+            InvalidArgument: this version does not know the number. Or the number is 0, and there is
                 no word `unspecified`.
         """
         word = self.optional_word(number, field) or self._unspecified

@@ -1,6 +1,6 @@
-"""Converts CPU policies and assignments from and to messages (cpus.proto), and checks them.
+"""Converts CPU policies and assignments from and to messages (cpus.proto). Also checks them.
 
-The functions set defaults for fields that a message does not set, and reject words that only a
+If a message does not set a field, the functions set its default. They reject words that only a
 newer version knows. The resource manager checks which policies a request may combine.
 """
 
@@ -53,7 +53,7 @@ DEFAULT_BINDS = (BindPolicy.NONE, BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PC
 """Bind policies that a host may set as the default for requests without a bind policy."""
 
 STRICT_BY_DEFAULT = frozenset({NumaPolicy.RESTRICTED, NumaPolicy.SINGLE_NUMA_NODE})
-"""NUMA policies that are required unless the message sets another strength."""
+"""These NUMA policies are required, unless the message sets another strength."""
 
 _STRENGTHS: dict[int, bool] = {pb.STRENGTH_PREFERRED: False, pb.STRENGTH_REQUIRED: True}
 

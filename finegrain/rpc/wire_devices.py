@@ -1,4 +1,4 @@
-"""Converts devices, device requests and device shares from and to messages (devices.proto), and
+"""Converts devices, device requests and device shares from and to messages (devices.proto). Also
 checks them.
 """
 
@@ -57,7 +57,7 @@ def requests_from_proto(
         cpu and memory.
 
     Raises:
-        InvalidArgument: a name, amount, hint or level is not allowed, or no host could ever serve
+        InvalidArgument: a name, amount, hint or level is not allowed. Or no host could ever serve
             the request.
     """
     found = _device_requests(message, field)

@@ -146,7 +146,7 @@ def _checked_isolation(message: resources_pb2.IsolationReport, field: str) -> Is
 
 
 def check_cpu_list(text: str, field: str, *, longest: int = _CPU_LIST_LENGTH_MAX) -> str:
-    """Returns `text` unchanged if it is a cpu list that is not too long (empty: no cpus).
+    """Checks that `text` is a cpu list and not too long (empty: no cpus). Returns it unchanged.
 
     Args:
         text: the list.

@@ -1,7 +1,7 @@
 """Defines the largest numbers that the cluster accepts from programs and people.
 
 Resource manager, executors, helper and client check the same bounds. If one of them accepted a
-larger number, the number would fail later, and its sender would get no error.
+larger number, another would fail later, and the sender of the number would get no error.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COUNTER_MAX = 2**53
 """Highest epoch, generation or number that is accepted in a message."""
 
 RAISED_EPOCH_MAX = 2**52
-"""Highest value to which an administrator can raise the epoch of a database, so that later epochs
+"""The highest value to which an administrator can raise the epoch of a database. Later epochs then
 stay below `COUNTER_MAX`.
 """
 

@@ -36,5 +36,5 @@ class Counterfactual(Value):
 class GangSpot(Value):
     """A possible place for a gang: an executor, or a value of the gang's label."""
 
-    name: str  # empty: the whole cluster
+    name: str  # name of the place; empty: the whole cluster
     placeable: int  # number of the gang's members that fit there now

@@ -30,21 +30,21 @@ class Isolation(Value):
     report the dimension. IsolationReport (resources.proto) explains the words.
     """
 
-    cpu: str = ""  # "quota", "cpus"
-    cpuset: str = ""  # "cgroup", "affinity"
-    memory: str = ""  # "hard"
-    pids: str = ""  # "hard"
-    kill: str = ""  # "cgroup.kill", "freezer", "process tree"
-    driver: str = ""  # "v1", "v2"
+    cpu: str = ""  # "quota" or "cpus" if it is enforced
+    cpuset: str = ""  # "cgroup" or "affinity" if it is enforced
+    memory: str = ""  # "hard" if it is enforced
+    pids: str = ""  # "hard" if it is enforced
+    kill: str = ""  # "cgroup.kill", "freezer" or "process tree"
+    driver: str = ""  # "v1" or "v2"
     notes: tuple[str, ...] = ()  # a sentence for each dimension that is not enforced, with the fix
     # of a slot: "declared" (only booked), "hard"; empty: the slot has no countable resources
     countable: str = ""
-    # the weakest of `device_levels`
+    # the weakest level in `device_levels`
     gpu_core: str = ""
     gpu_memory: str = ""
     devices: str = ""  # of devices other than GPUs
-    # "cgroup" (tasks can open only the device files of their slot), "none"; empty: there are no
-    # devices
+    # "cgroup": tasks can open only the device files of their slot. "none": they can open others.
+    # Empty: there are no devices
     device_access: str = ""
     device_levels: tuple[DeviceIsolation, ...] = ()  # the levels of each device of a slot
     ports: tuple[int, ...] = ()  # network ports of the slot, ascending

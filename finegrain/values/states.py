@@ -12,7 +12,7 @@ class RequestState(StrEnum):
     """State of a slot request."""
 
     PENDING = "PENDING"  # durable and queued
-    ALLOCATING = "ALLOCATING"  # placed; the executor is carving its slot
+    ALLOCATING = "ALLOCATING"  # placed; the executor is carving the slot
     GRANTED = "GRANTED"  # its slot exists
     CANCELLED = "CANCELLED"  # ended: cancelled before it was granted
     REJECTED = "REJECTED"  # ended: could not be served
@@ -28,7 +28,7 @@ class RequestState(StrEnum):
 class SlotState(StrEnum):
     """State of a slot at the resource manager. In every state, its capacity is booked."""
 
-    PENDING = "PENDING"  # ordered; the executor has not confirmed it
+    PENDING = "PENDING"  # ordered; the executor has not confirmed the slot
     ALLOCATED = "ALLOCATED"  # carved and enforced on its host
     FREEING = "FREEING"  # being removed, or its executor's true state is unknown
 
@@ -47,7 +47,7 @@ class TaskState(StrEnum):
     STARTING = "STARTING"  # its process is being created
     RUNNING = "RUNNING"  # its process runs
     EXITED = "EXITED"  # the task and all its child processes have ended
-    FAILED = "FAILED"  # the task never ran
+    FAILED = "FAILED"  # the task has never run
 
     @property
     def has_ended(self) -> bool:
@@ -69,7 +69,7 @@ class GangPlacement(StrEnum):
     ANYWHERE = "ANYWHERE"  # on any executors where they fit
     SAME_EXECUTOR = "SAME_EXECUTOR"  # all members on one executor
     SAME_LABEL = "SAME_LABEL"  # on executors with the same value of a label
-    SPREAD = "SPREAD"  # each member on a different executor
+    SPREAD = "SPREAD"  # each member is on a different executor
 
 
 class ResizeState(StrEnum):
@@ -77,13 +77,13 @@ class ResizeState(StrEnum):
 
     # the growth of the slot does not fit yet, or the slot uses more than its new size
     WAITING = "WAITING"
-    ORDERED = "ORDERED"  # sent to the executor; the larger of both sizes is booked
+    ORDERED = "ORDERED"  # sent to the executor; the larger of the old and the new size is booked
 
 
 class ProvidedExecutorState(StrEnum):
     """State of an executor that was requested from a provider."""
 
-    ASKED = "ASKED"  # durable; it is unknown whether its provider started it
+    ASKED = "ASKED"  # stored; its provider may or may not have started it
     STARTED = "STARTED"  # started by its provider; not registered yet
     REGISTERED = "REGISTERED"  # registered with the resource manager
     STOPPING = "STOPPING"  # being stopped, until its provider reports that nothing is left

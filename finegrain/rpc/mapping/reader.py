@@ -66,8 +66,8 @@ class Reading:
     Attributes:
         kind: the dataclass.
         message: the message.
-        exceptions: the differences, by attribute. The value is the path of the field if the field
-            has another name ("request.pids_max"), or a `Via` or `FromMessage` that computes the
+        exceptions: the differences, by attribute. If the field has another name, the value is its
+            path ("request.pids_max"). Otherwise it is a `Via` or `FromMessage` that computes the
             attribute.
         given: attributes that the caller passes by name.
         kept: attributes without a field, which get their default.
@@ -204,7 +204,7 @@ class Reader:
         if each.optional and described.has_presence:
             return f"{value} if {parent}.HasField({described.name!r}) else None"
         if each.optional and described.enum_type is not None:
-            # An enum field that is absent reads as 0 (UNSPECIFIED).
+            # If an enum field is absent, it reads as 0 (UNSPECIFIED).
             return f"{value} if {read} else None"
         if each.optional and convert is None:
             raise MappingError(

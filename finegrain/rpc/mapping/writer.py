@@ -232,8 +232,8 @@ _MOMENTS: dict[tuple[str, Any], str] = {
 
 
 def _attribute_path(writing: Writing, described: FieldDescriptor) -> str:
-    """Returns the path of a field's attribute: in the value itself, otherwise in the first part
-    that has the attribute.
+    """Returns the path of a field's attribute. The attribute is in the value itself, or else in the
+    first part that has it.
     """
     suffixes = UNIT_SUFFIXES.get(message_name(described), ("",))
     owners = {"": writing.kind} | {
