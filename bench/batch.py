@@ -5,9 +5,9 @@
 
 This process also simulates the cluster: it grants slots, agrees to the reuse of slots, and ends
 each task after `--seconds`. The state file is a real file on disk, and every commit is synced. The
-benchmark prints the CPU time of this process per thread of work (including the simulated cluster),
-threads per second, the growth of the memory of this process, the number of its open files, and the
-size of the state file.
+benchmark prints the CPU time of this process per thread of work (including the simulated cluster)
+and the threads per second. It also prints the growth of the memory of this process, the number of
+its open files, and the size of the state file.
 """
 
 from __future__ import annotations

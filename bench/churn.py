@@ -1,5 +1,5 @@
-"""Measures how many requests placement policies refuse, and how much capacity they strand, while
-slots come and go for a long time.
+"""Slots come and go for a long time. Measures how many requests the placement policies refuse
+meanwhile, and how much capacity they strand.
 
     python -m bench.churn [--slots 10000] [--load 0.9] [--turnovers 3] [--seed 1]
         [--policy first-fit --policy best-fit --policy pack --policy spread --policy balanced]
@@ -9,12 +9,12 @@ exponentially. On average, the slots need the fraction `--load` of the scarcer r
 for which no host has room is refused, and is not repeated. First, the number `--slots` of slots
 arrives at once; then slots come and go. One turnover is the mean duration of a slot.
 
-The benchmark prints a line for each policy at every half turnover: the number of slots, the
-fraction of arrivals that was refused since the previous line, allocated capacity, and stranded
-capacity (free cpu and memory of hosts where no size of the trace fits). It also prints the CPU time
-of the placement per arrival. This module implements `best-fit`, which compares all hosts and takes
-the host with the least sum of free fractions. The other policies use the whole engine, with
-commands and answers.
+The benchmark prints a line for each policy at every half turnover. The line has the number of
+slots, the fraction of arrivals that was refused since the previous line, the allocated capacity,
+and the stranded capacity. Stranded capacity is the free cpu and memory of hosts where no size of
+the trace fits. It also prints the CPU time of the placement per arrival. This module implements
+`best-fit`, which compares all hosts and takes the host with the least sum of free fractions. The
+other policies use the whole engine, with commands and answers.
 
 The sizes of slots and hosts come from the Alibaba GPU cluster trace of 2023, without GPUs: the 24
 most frequent requests (7,363 of 8,152 requests) and the six most frequent kinds of nodes (Q. Weng
@@ -52,7 +52,7 @@ Amounts = npt.NDArray[np.int64]
 
 
 class Size(NamedTuple):
-    """Cpu and memory of a slot or host, and the number of its occurrences in the trace."""
+    """Cpu and memory of a slot or host. Also how often this size occurs in the trace."""
 
     cpu_milli: int
     memory_mib: int
@@ -111,7 +111,7 @@ class Policy(Protocol):
     """Chooses hosts. A host is a position in the list of hosts."""
 
     def place(self, name: str, size: Size) -> int | None:
-        """Places a slot and returns its host, or None if no host has room."""
+        """Places a slot and returns its host; None: no host has room."""
 
     def release(self, name: str, size: Size, host: int) -> None:
         """Removes a slot."""

@@ -2,15 +2,16 @@
 
     python -m bench.cpus [--repeat 20] [--seed 1] [--by-need]
 
-There are three hosts: a host with two packages of 64 cores with two threads each (256 cpus, 2 NUMA
-nodes); a host with the same cpus on 8 NUMA nodes; and a host with 8 NUMA nodes and eight threads
-per core (1,024 cpus). The benchmark measures each host empty, half full (slots of 4 cpus, node
-after node) and fragmented (half of the threads, chosen at random, are in use). It prints the CPU
-time of this process per decision, for slots of 2 to 200 cpus, including slots that do not fit:
+There are three hosts. The first has two packages of 64 cores with two threads each (256 cpus, 2
+NUMA nodes). The second has the same cpus on 8 NUMA nodes. The third has 8 NUMA nodes and eight
+threads per core (1,024 cpus). The benchmark measures each host in three states: empty, half full
+(slots of 4 cpus, node after node) and fragmented (half of the threads are in use, chosen at
+random). It prints the CPU time of this process per decision, for slots of 2 to 200 cpus, including
+slots that do not fit:
 
 - choice of cpus: only `take`, for each bind policy and NUMA strategy;
-- whole decision: `assign`, which makes an assignment or a refusal from a request and the ledger of
-  the host, for each NUMA alignment policy; "shared pool" is a slot without dedicated cpus;
+- whole decision: `assign`, for each NUMA alignment policy. `assign` makes an assignment or a
+  refusal from a request and the ledger of the host. "shared pool" is a slot without dedicated cpus;
 - first decision of a kind: `assign` before the results for an empty host are in the cache. Equal
   hosts share the cached results.
 

@@ -1,18 +1,20 @@
-"""Measures how quickly shares follow a change, and how much shares oscillate, for several
-lookaheads.
+"""Measures two things for several lookaheads: how quickly shares follow a change, and how much
+shares oscillate.
 
     python -m bench.damping [--threads 10,60,120] [--lookahead 0,15,30,60,120] [--alike]
 
 A cluster has 60 slots in virtual time. Usage is counted in slots, with a half-life of 15 minutes.
-DEFAULT1 has all slots when MED1 arrives, whose group has weight 4 (fair shares: 12 and 48 slots).
-Then DEFAULT2 arrives in the group of DEFAULT1 (fair shares: 6, 48 and 6 slots), and ends later
-(fair shares: 12 and 48 slots). Threads of work take 0.5 to 1.5 times the mean duration. With
-`--alike`, all threads take the mean duration, so threads that began together end together.
+First DEFAULT1 has all slots. Then MED1 arrives; its group has weight 4, so the fair shares are 12
+and 48 slots. Then DEFAULT2 arrives in the group of DEFAULT1, and the fair shares are 6, 48 and 6
+slots. Later DEFAULT2 ends, and the fair shares are 12 and 48 slots again. Threads of work take 0.5
+to 1.5 times the mean duration. With `--alike`, all threads take the mean duration, so threads that
+began together end together.
 
-The benchmark prints a row of Markdown for each mean duration and lookahead. The row has, for each
-of the three changes, the seconds until every job stays within 5 % of its share in every window of
-60 s; "-" means that a job did not converge before the next change. The row also has the largest
-error in any window of 60 s that begins at least a minute plus three mean durations after a change.
+The benchmark prints a row of Markdown for each mean duration and lookahead. For each of the three
+changes, the row has the seconds until every job stays within 5 % of its share in every window of 60
+s; "-" means that a job did not converge before the next change. The row also has the largest error
+in a window of 60 s. Only windows count that begin at least a minute plus three mean durations after
+a change.
 """
 
 from __future__ import annotations

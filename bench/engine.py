@@ -10,9 +10,9 @@ The benchmark prints the CPU time of this process, for each strategy:
   entries with counts. The output is the number of slots of each entry on each host. The time
   includes the correction of the indexes at the end. The figure is the least time of several passes,
   each on a new cluster.
-- expanded: a pass with events and effects, which makes a request, a slot and an order for each
-  slot, from the submission until the commands are written. The benchmark also shows the steps
-  before and after the pass.
+- expanded: a pass with events and effects. For each slot it makes a request, a slot and an order.
+  It is measured from the submission until the commands are written. The benchmark also shows the
+  steps before and after the pass.
 - arrivals: jobs with 10 slots arrive at the full cluster, one at a time. The slots of each job are
   granted and then released. The benchmark also shows a full report of every host, an explanation,
   and the sums of the cluster.
@@ -20,9 +20,9 @@ The benchmark prints the CPU time of this process, for each strategy:
 
 Both passes call the same function (`Placer.place`). "hosts used" is the number after the pass.
 
-`gen_workload` makes the workload from a fixed seed: N equal hosts of 16 cores and 64 GiB with a
-pool per memory part, 24 slot profiles, and jobs of 5 to 100 slots with 2 to 5 of these profiles.
-With `--workload`, the benchmark reads the workload from a file of the same format
+`gen_workload` makes the workload from a fixed seed. It has N equal hosts of 16 cores and 64 GiB
+with a pool per memory part, 24 slot profiles, and jobs of 5 to 100 slots. Each job uses 2 to 5 of
+the profiles. With `--workload`, the benchmark reads the workload from a file of the same format
 ("finegrain-wl-1") instead.
 """
 

@@ -4,13 +4,15 @@
         [--decisions 2000] [--order fair] [--shapes 1 --shapes 10] [--alone 100000] [--profile]
 
 Each group has the same number of jobs, and each job waits with a range of requests. Executors are
-simulated and accept every order at once. The benchmark prints the CPU time of this process, for one
-slot profile that all jobs request, and for ten profiles of which each job requests one profile:
+simulated and accept every order at once. The benchmark prints the CPU time of this process in two
+cases: all jobs request the same slot profile, or there are ten profiles and each job requests one
+of them:
 
 - submission: all jobs with their ranges;
 - burst: the time per slot of one pass that fills the empty cluster;
-- steady: the cluster is full. One slot ends, another slot is placed, and time passes in between.
-  "choose and place" is `place_waiting`; the other work of a slot is shown separately;
+- steady: the cluster is full. One slot ends, another slot is placed, and some time passes before
+  the next slot ends. "choose and place" is `place_waiting`. The other work of a slot is shown
+  separately;
 - side by side: `--alone` requests are placed in one pass, first as requests of one job, then of 2
   jobs and of 10 jobs.
 

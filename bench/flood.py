@@ -7,14 +7,14 @@ Three real processes take part:
 
 - a resource manager;
 - a job master, the flooder. The flooder requests `--requests` slots that fit on no host, in large
-  parallel calls, and opens streams but never reads from them. When a call is refused, the flooder
-  waits as long as the error says; with `--rude` it does not wait;
-- a process with light executors that send heartbeats, and with another job, which requests one slot
-  at a time, waits for the grant, and releases the slot.
+  parallel calls. It also opens streams, and never reads from them. When a call is refused, the
+  flooder waits as long as the error says. With `--rude` it does not wait;
+- a process with light executors that send heartbeats, and with another job. This job requests one
+  slot at a time, waits for the grant, and releases the slot.
 
-The benchmark prints the time from a request of the other job to its grant: without the flood,
-during the flood, and while the flooder's job ends. It also prints the memory of the resource
-manager.
+The benchmark prints the time from a request of the other job to its grant. It measures this time
+without the flood, during the flood, and while the flooder's job ends. It also prints the memory of
+the resource manager.
 """
 
 from __future__ import annotations

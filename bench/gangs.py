@@ -8,10 +8,11 @@ prints the CPU time of this process, for each size of the cluster and each of th
 
 - for each placement, a gang of 4 arrives: the time until its commands are written. The gang is then
   released;
-- gangs of different kinds arrive that do not fit (8 to 40 members, each of which needs most of a
-  host): the submission, which checks if the gangs could ever fit, and the first decision;
+- gangs of different kinds arrive that do not fit. They have 8 to 40 members, and each member needs
+  most of a host. Measured are the submission, which checks whether the gangs could ever fit, and
+  the first decision;
 - a slot is released: the decision skips all gangs, because no member fits into the free capacity.
-  Then a host is emptied, and the first gang that fits is placed;
+  Then a host is emptied, and the decision places the first gang that fits;
 - the two previous steps, with an equal number of gangs of one kind;
 - a gang of 1,000 different members arrives and does not fit.
 """

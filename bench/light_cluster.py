@@ -1,9 +1,9 @@
 """Implements light executors and job masters, for benchmarks of the resource manager.
 
 Both use the whole protocol over real gRPC, with separate channels, but do as little work as
-possible: an executor only stores the message that ordered a slot, and answers at once. So a
-measurement shows the cost of the resource manager. All executors share one address, because every
-command names its executor. The resource manager opens one channel to this address for each
+possible. For example, an executor only stores the message that ordered a slot, and answers at once.
+So a measurement shows the cost of the resource manager. All executors share one address, because
+every command names its executor. The resource manager opens one channel to this address for each
 executor.
 """
 
@@ -55,8 +55,8 @@ ACKNOWLEDGE_INTERVAL_S = 1.0
 
 @dataclass
 class LightExecutor:
-    """An executor that keeps the messages that ordered its slots, and the counters of the
-    protocol.
+    """An executor that keeps the messages with the orders for its slots. It also keeps the counters
+    of the protocol.
     """
 
     executor_id: str

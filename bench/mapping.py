@@ -2,12 +2,11 @@
 
     python -m bench.mapping [--repeat 2000]
 
-The benchmark measures the conversions that calls, heartbeats and restarts make most often: the
-client reads a slot from a message, the resource manager writes a request and an event to messages,
-and the store converts a request to and from a row of its table. The compiled version and the
-version written by hand run in turn. The least time of all turns counts, because other work on the
-host only makes a turn longer. The benchmark prints the microseconds of both versions, and their
-ratio.
+The benchmark measures the conversions that calls, heartbeats and restarts make most often. The
+client reads a slot from a message. The resource manager writes a request and an event to messages.
+The store converts a request to and from a row of its table. The compiled version and the version
+written by hand run in turn. The least time of all turns counts, because other work on the host only
+makes a turn longer. The benchmark prints the microseconds of both versions, and their ratio.
 """
 
 from __future__ import annotations

@@ -8,13 +8,13 @@ hosts are nearly full: a pinned slot has one thread of each core, and a plain sl
 other threads. For each number of hosts, the benchmark prints the CPU time of this process per slot,
 from the call until the command is written:
 
-- slots that are placed and released one after the other: plain slots, pinned slots, slots with
-  whole cores, and slots on one NUMA node (median and maximum);
+- slots that are placed and released one after the other (median and maximum). There are four kinds:
+  plain slots, pinned slots, slots with whole cores, and slots on one NUMA node;
 - many pinned slots of one job at once;
 - a slot that the index excludes on all hosts;
-- a slot that the index admits on all hosts, although the slot fits on no host: the first search,
-  and the end of a slot with the search that follows;
-- the rejection of a request that would not fit on any host, even if the host were empty.
+- a slot that fits on no host, although the index admits it on all hosts. Measured are the first
+  search, and the end of a slot with the search that follows;
+- the rejection of a request that would not fit even on an empty host.
 
 With `--strict N`, N hosts align all slots. Requests that name only amounts are also placed on these
 hosts.

@@ -3,15 +3,16 @@
     python -m bench.planning [--requests 10000] [--shapes 20] [--passes 5]
 
 For each backlog, the benchmark prints the least and the median CPU time of this process for one
-plan, the number of executors that the plan requests, and their cost compared with a lower bound
-(the linear relaxation, in which executors and requests can be divided). The backlogs are:
+plan. It also prints the number of executors that the plan requests, and compares their cost with a
+lower bound. The bound is the linear relaxation, in which executors and requests can be divided. The
+backlogs are:
 
-- equal requests; 24 and 1,000 different requests; requests that are all different;
-- requests that are all different, with a tenth of the executors already requested, and with all
+- three backlogs: equal requests; 24 and 1,000 different requests; requests that are all different;
+- requests that are all different: with a tenth of the executors already requested, and with all
   executors requested;
-- requests that are all different, with limits on the totals that let the plan serve about a third
-  of them; the same backlog with a tenth of the executors already requested; and the same backlog in
-  three zones, where every second request names a zone;
+- requests that are all different, with limits on the totals: the plan can serve about a third of
+  them. Then the same backlog with a tenth of the executors already requested. Then the same backlog
+  in three zones, where every second request names a zone;
 - large requests that nearly fill an executor.
 
 At the end, the whole engine plans for requests that are all different. The benchmark prints the
@@ -115,9 +116,9 @@ def _runs(line: list[tuple[int, int]]) -> list[tuple[int, int]]:
 def bound(asked: Backlog, plan: Plan) -> float:
     """Returns a lower bound of the cost of executors that serve what the plan serves.
 
-    The function solves the dual of the linear relaxation: it finds the largest value of the served
-    amounts, at prices of cpu and memory for which no executor is worth more than its cost. At the
-    optimum, two of these conditions are equalities.
+    The function solves the dual of the linear relaxation. It looks for prices of cpu and memory at
+    which no executor is worth more than its cost. Among these prices, it finds those at which the
+    served amounts have the largest value. At the optimum, two of these conditions are equalities.
     """
     cpu = memory = 0
     for new in plan.new:

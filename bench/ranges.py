@@ -1,5 +1,5 @@
-"""Measures a range of very many requests: its submission, its memory, its restoration and its
-service.
+"""Measures a range of very many requests. The measured values are its submission, its memory, its
+restoration and its service.
 
     .venv/bin/python -m bench.ranges [--members 1000000] [--through 100000] [--running 5000]
         [--json]
@@ -98,7 +98,7 @@ class Process:
     calls: int
     call_s: float = 0.0  # wall time of all calls
     cpu_s: float = 0.0
-    rss_bytes: int = 0  # growth of resident memory
+    rss_bytes: int = 0  # growth of the resident memory
     ready_s: float = 0.0  # from a kill until the process serves
     ready_empty_s: float = 0.0
 

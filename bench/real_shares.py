@@ -5,16 +5,16 @@
 A resource manager has one executor with two cores, divided into slots of equal size. MED1 (group
 medium, weight 4), DEFAULT1 and DEFAULT2 (group default, weight 1) each have far more threads of
 work than there are slots. A thread of work uses `--thread-cpu` seconds of cpu time and ends. The
-benchmark queues all threads before the executor gets its first slot, because a job that is alone
+benchmark queues all threads before the executor gets its first slot. Otherwise a job that is alone
 would get all slots, and this usage would count against the job. After each period of `--seconds`,
 the benchmark cancels one job: first DEFAULT2, then MED1, then DEFAULT1. So there are three phases.
 The shares by weight are 8:1:1 in the first phase and 8:2 in the second phase; in the third phase,
 one job gets everything.
 
-The benchmark prints a row of Markdown for each phase, without the first fifth of the phase, in
-which shares settle. The row has the cpu seconds of each job, measured by the control groups of its
-tasks, the share of each job, the shares by weight, and the load of the host. A thread that overlaps
-the beginning or end of a phase counts in proportion.
+The benchmark prints a row of Markdown for each phase. The first fifth of the phase is left out,
+because shares settle in this time. The row has the cpu seconds of each job (measured by the control
+groups of its tasks), the share of each job, the shares by weight, and the load of the host. A
+thread that overlaps the beginning or end of a phase counts in proportion.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
-"""Measures how soon a resource manager serves calls after a restart, and how much memory it needs.
+"""Measures two things: the time until a resource manager serves calls after a restart, and the
+memory that it needs.
 
     .venv/bin/python -m bench.restart [--executors 10000] [--slots 100000] [--queued 200000]
         [--returning 2000] [--database sqlite|postgresql] [--seconds 20] [--json]
 
 The benchmark fills databases through the store (`filled_books.py`), starts the real process on each
-database, and measures the time until the process has registered a job. It also measures the growth
-of the resident memory: the growth with executors, compared with an empty database; and the growth
-with waiting requests, compared with no requests. The process once restores the waiting requests
-from the database, and once receives them over the network. At the end, `--returning` executors (0:
-no executors) of a second process register at the same time, and send heartbeats for `--seconds`.
-The longest time without a heartbeat must stay below the lost timeout.
+database, and measures the time until the process has registered a job. It also measures two kinds
+of growth of the resident memory: with executors, compared with an empty database; and with waiting
+requests, compared with no requests. The process once restores the waiting requests from the
+database, and once receives them over the network. At the end, `--returning` executors (0: no
+executors) of a second process register at the same time, and send heartbeats for `--seconds`. The
+longest time without a heartbeat must stay below the lost timeout.
 """
 
 from __future__ import annotations

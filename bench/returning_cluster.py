@@ -1,9 +1,10 @@
 """Simulates executors that return to a restarted resource manager at once, for benchmarks.
 
 The executors run in a separate process, and each executor has its own connection. An executor sends
-a report, gets the answer to register again, registers with its topology and slots, and then sends a
-heartbeat every `REPORT_INTERVAL_S`. The process carves no slots and runs no server, because the
-resource manager sends no commands to executors whose slots agree with its state.
+a report, and gets the answer that it must register again. It registers with its topology and slots,
+and then sends a heartbeat every `REPORT_INTERVAL_S`. The process carves no slots and runs no
+server: if an executor's slots agree with the resource manager's state, the resource manager sends
+the executor no commands.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ class _Executor:
         self._authority = authority
         self._registration = registration
         self._registered = registered
-        self._number = 0  # number of the last report
+        self._number = 0  # number of the last sent report
         self._heard_s = 0.0
         self.longest_silence_s = 0.0
         self.failed_calls = 0

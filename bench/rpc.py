@@ -206,7 +206,7 @@ def measure(kind: str, seconds: float, concurrency: int, messages: int = 20_000)
         spent: float = ours.recv()
         return spent
 
-    asyncio.run(load(address, kind, 0.5, concurrency))  # warm up
+    asyncio.run(load(address, kind, 0.5, concurrency))  # run once to warm up
     before = cpu()
     times = sorted(asyncio.run(load(address, kind, seconds, concurrency)))
     between = cpu()

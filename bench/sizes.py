@@ -8,8 +8,8 @@ have work until the end, so each job should get half of the cores. The core of a
 ends is too little for a large thread, so only reservations make room for large threads. A
 reservation begins after `starvation_timeout`, which is 1 or 5 minutes in this benchmark. For each
 size and timeout, the benchmark prints the mean cores of the job with large threads in each quarter
-of the time, the fair share of this job, the number of reservations, and the fraction of the
-capacity in use.
+of the time. It also prints the fair share of this job, the number of reservations, and the fraction
+of the capacity in use.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ database and RPC. Simulated executors accept every order.
     python -m bench.steps [--hosts 5000] [--requests 1000000] [--classes 10] [--slowest 8] [--each]
 
 For each part of a scripted run, the benchmark prints the kinds of events whose steps took the most
-CPU time: the number of steps, the longest step and the sum. Steps above 20 ms are marked. As in the
-service, the benchmark divides calls into events, applies `Decide` after each call until no work is
-left, and checks one slice of the invariants after each decision.
+CPU time. For each kind it prints the number of steps, the longest step and the sum. Steps above 20
+ms are marked. The benchmark works like the service: it divides calls into events, applies `Decide`
+after each call until no work is left, and checks one slice of the invariants after each decision.
 
 Lists, explanations and the collection of changed rows are shown as further kinds. The benchmark
 does not measure the start and the restoration from the database.

@@ -3,9 +3,9 @@ transaction.
 
     .venv/bin/python -m bench.stoppable_rm JSON     (what `StoppableManager.start` does)
 
-The process is an ordinary resource manager with `--standby`, with one difference: if the stop file
-names a place in a write transaction, the process stops itself (SIGSTOP) the next time it reaches
-this place.
+The process is an ordinary resource manager with `--standby`, with one difference. If the stop file
+names a place in a write transaction, the process stops itself (SIGSTOP) when it reaches this place
+the next time.
 """
 
 from __future__ import annotations

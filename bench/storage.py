@@ -3,9 +3,9 @@
     .venv/bin/python -m bench.storage [--seconds 2] [--url URL ...] [--json]
 
 Each batch is one `Store.commit`. The rows are those that the service writes when it places
-requests: of every four rows, one row is a request, one row a slot, one row an entry of a job's log,
-and one row an update of an earlier request. Without `--url`, the benchmark measures an SQLite file
-in the file system of the working directory, and a PostgreSQL server that the benchmark starts. Both
+requests. Of every four rows, one is a request, one is a slot, one is an entry of a job's log, and
+one is an update of an earlier request. Without `--url`, the benchmark measures an SQLite file in
+the file system of the working directory, and a PostgreSQL server that the benchmark starts. Both
 databases have full durability. One writer commits one batch after the other, whereas the real
 service fills the next batch during a commit.
 """

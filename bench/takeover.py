@@ -1,4 +1,4 @@
-"""Measures how long a cluster has no leader, and checks that a replaced leader changes nothing
+"""Measures how long a cluster has no leader. Checks that a replaced leader changes nothing any
 more.
 
     .venv/bin/python -m bench.takeover [--trials 100] [--sqlite-trials 20] [--json]
@@ -9,11 +9,11 @@ kills the leader, stops the leader (SIGSTOP), and stops the leader inside a writ
 benchmark continues a stopped leader after the other resource manager has taken over. On SQLite, the
 benchmark kills the leader.
 
-The benchmark prints the seconds from the fault until the new leader has committed its epoch, and
-until the new leader acknowledges the first request of the job master, which keeps its list of
-addresses. The following events count as violations: a row that was written while another process
-led (a trigger in the database checks it), an epoch that falls, a command of an older epoch that an
-executor executed, and a gap or a repeated event in the job's stream.
+The benchmark prints two times from the fault, in seconds: until the new leader has committed its
+epoch, and until the new leader acknowledges the first request of the job master. The job master
+keeps its list of addresses. Four events count as violations: a row that was written while another
+process led (a trigger in the database checks this), an epoch that falls, a command of an older
+epoch that an executor executed, and a gap or a repeated event in the job's stream.
 """
 
 from __future__ import annotations
@@ -181,7 +181,9 @@ class Asker:
         self.violations: list[str] = []
 
     async def after(self, moment: float) -> float:
-        """Waits for the first acknowledgement after a moment; returns its time."""
+        """Waits for the first acknowledgement after a moment. Returns the time of this
+        acknowledgement.
+        """
         await until(lambda: self.acknowledged[-1] > moment, "requests are acknowledged")
         return next(each for each in self.acknowledged if each > moment)
 
@@ -260,7 +262,9 @@ class Books:
         self.leadership = leadership
 
     async def led_above(self, epoch: int) -> tuple[int, str, float]:
-        """Waits for a leader with a higher epoch; returns its epoch, its address and the time."""
+        """Waits for a leader with a higher epoch. Returns this epoch, the address of the leader,
+        and the time.
+        """
         until = time.monotonic() + PATIENCE_S
         while True:
             found, address = await asyncio.to_thread(self.leadership)

@@ -9,13 +9,14 @@ may have, so root measures cgroups.
 
 1. batch: one batch of `--tasks` threads of `true` in `--slots` slots, which are used again. The
    result has tasks per second, and CPU milliseconds per task by process.
-2. single: `--single` slots of their own, one after the other, each with one task: from the request
-   to the exit that the client sees.
+2. single: `--single` slots, requested one after the other, each with one task. The time is measured
+   from the request to the exit that the client sees.
 3. helper: `--tasks` tasks of `true` in one slot, one and eight at a time, started by the client of
    the helper alone, without a resource manager. `--executor-only` measures only this part.
 
-CPU seconds of a process include all its threads and all processes that it has waited for, so tasks
-count for the supervisor. Wall times depend on other work on the machine; compare CPU times.
+The CPU seconds of a process include all its threads, and all processes for which it has waited. So
+tasks count for the supervisor. Wall times depend on other work on the machine, so compare CPU
+times.
 """
 
 from __future__ import annotations
@@ -153,7 +154,7 @@ async def measure_batch(tasks: int, slots: int, root: int, helpers: list[int]) -
 
 
 async def measure_single(count: int, root: int, helpers: list[int]) -> dict[str, Any]:
-    """Requests a slot, runs one task in it and releases it, again and again."""
+    """Repeats these steps: requests a slot, runs one task in it, and releases it."""
     slot = fg.SlotSpec(cpu_milli=1000, memory_bytes=32 * fg.MIB)
     took_s: list[float] = []
     async with fg.connect() as cluster, cluster.job("bench") as job:

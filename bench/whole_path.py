@@ -10,14 +10,15 @@ process simulates the executors and the job masters over real gRPC (`light_clust
 shows its own cost. Without a URL of a database, this process starts PostgreSQL.
 
 1. throughput: `--jobs` job masters request and release batches of `--batch` slots, one batch after
-   the other, until `--slots` slots have ended; the time ends when no slot is left.
+   the other, until `--slots` slots have ended. The measured time ends when no slot is left.
 2. latency: a job master requests `--single` slots, one at a time; the time is from the call to the
    event "granted" on the stream.
 3. heartbeats: `--heartbeats` executors report every 5 s for `--seconds`.
-4. graph (only with `--graph N`): N slots of a job graph whose regions run one after the other, each
-   with `--batch` slots in one gang, with managed and network memory.
-5. gpus: `--jobs` job masters at once request `--gpus` slots with one GPU each, on as many hosts
-   with 8 GPUs as the slots need; the time is from the first call to the last event "granted".
+4. graph (only with `--graph N`): N slots of a job graph with managed and network memory. Its
+   regions run one after the other, each with `--batch` slots in one gang.
+5. gpus: `--jobs` job masters at the same time request `--gpus` slots with one GPU each. There are
+   as many hosts with 8 GPUs as the slots need. The time is measured from the first call to the last
+   event "granted".
 
 Each part starts from an empty database. CPU seconds are the time of all threads of a process. Wall
 time depends on other work on the machine, so compare `rm us/slot`.
@@ -64,7 +65,7 @@ class Result:
     wall_s: float = 0.0
     rm_cpu_s: float = 0.0
     load_cpu_s: float = 0.0
-    server_cpu_s: float = 0.0  # PostgreSQL
+    server_cpu_s: float = 0.0  # CPU time of PostgreSQL
     more: dict[str, float] = field(default_factory=dict)
 
 
@@ -183,7 +184,7 @@ async def throughput(database: Database, arguments: argparse.Namespace) -> Resul
     async with running(database) as (cluster, meter):
         await cluster.register(arguments.executors)
         jobs = [await cluster.job() for _ in range(arguments.jobs)]
-        # warm up
+        # run once to warm up
         await jobs[0].live([new_id() for _ in range(min(200, arguments.batch))], profile())
         await cluster.until_empty()
         rounds = max(1, round(arguments.slots / arguments.batch / arguments.jobs))
@@ -264,7 +265,8 @@ async def heartbeats(database: Database, arguments: argparse.Namespace) -> Resul
     """Measures executors that only report."""
     async with running(database) as (cluster, meter):
         await cluster.register(arguments.heartbeats)
-        await cluster.heartbeats(HEARTBEAT_INTERVAL_S, HEARTBEAT_INTERVAL_S)  # connect and warm up
+        # Connect, and run once to warm up.
+        await cluster.heartbeats(HEARTBEAT_INTERVAL_S, HEARTBEAT_INTERVAL_S)
         meter.mark()
         sent = await cluster.heartbeats(HEARTBEAT_INTERVAL_S, arguments.seconds)
         meter.mark()
@@ -282,7 +284,7 @@ async def gpus(database: Database, arguments: argparse.Namespace) -> Result:
         await cluster.register(arguments.gpus // GPUS_PER_HOST, host_devices(GPUS_PER_HOST))
         jobs = [await cluster.job() for _ in range(arguments.jobs)]
         wanted = profile(gpu=100)
-        await jobs[0].live([new_id() for _ in range(100)], wanted)  # warm up
+        await jobs[0].live([new_id() for _ in range(100)], wanted)  # run once to warm up
         await cluster.until_empty()
         share = arguments.gpus // arguments.jobs
         meter.mark()

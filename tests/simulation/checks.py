@@ -1,4 +1,5 @@
-"""Checks properties that must always hold, whatever fails; it reads all state and changes none.
+"""Checks properties that must always hold, whatever fails. It reads the whole state and changes
+nothing.
 
 After every batch with changes it checks all invariants of the engine's state. It checks requests
 that ended earlier only from time to time. With many hosts, it checks only the entities that the
@@ -245,7 +246,9 @@ class Checks:
                 )
 
     def stored(self, changes: Changes) -> None:
-        """A transaction is durable. It may delete jobs, whose names may then be used again."""
+        """A transaction is now durable. It may have deleted jobs. Then their names may be used
+        again.
+        """
         self.require(self.resizes.stored(changes))
         self.require(self.provisions.stored(changes))
         self.usage.stored(changes)
@@ -329,7 +332,7 @@ class Checks:
         real = total_of(in_use(executor, key) for key in executor.on_host)
         before = self._in_use.get(executor.name, {})
         self._in_use[executor.name] = real
-        # A share that was reduced in a restart may be exceeded by slots that already exist.
+        # If a restart has reduced a share, slots that already exist may use more than the share.
         if any(amount > max(total.get(n, 0), before.get(n, 0)) for n, amount in real.items()):
             raise Violation(f"{executor.name} really has {real} of {dict(total)} in use")
         self.require(enforced_beyond_books(executor))
@@ -343,11 +346,12 @@ class Checks:
                 raise Violation(f"{key} is on {executor.name} and was on {self._placed[key]}")
 
     def recovered(self, executor: Executor) -> None:
-        """An executor has read its checkpoint, and must know what its identity has reported.
+        """An executor has read its checkpoint. It must now know everything that its identity has
+        reported.
 
         Slots in the database belong to the identity that registered last. A new identity has
-        reported nothing before it registers, and may find slots of the former one at more than one
-        start.
+        reported nothing before it registers. So it may find slots of the former identity at several
+        starts.
         """
         epoch = self._admitted.get((executor.name, executor.instance_id), 0)
         if executor.fence.rm_epoch < epoch:
@@ -375,7 +379,8 @@ class Checks:
 
         Args:
             executor: the executor.
-            reported_ms: when it sent the report that was accepted; None: none was.
+            reported_ms: the time at which it sent the accepted report; None: no report was
+                accepted.
         """
         self._contact_ms[executor.name] = self.now_ms
         if reported_ms is not None:

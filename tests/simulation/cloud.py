@@ -39,9 +39,9 @@ class CloudTroubles:
     start_fails: float = 0.0  # half of the time the machine runs all the same
     start_hangs: float = 0.0
     late: float = 0.0  # it starts around its start timeout
-    mute: float = 0.0  # it runs, and contacts no RM until the cluster heals
+    mute: float = 0.0  # it runs, but contacts no RM until the cluster heals
     smaller: float = 0.0
-    ends: float = 0.0  # by itself, some time later
+    ends: float = 0.0  # it ends by itself some time later
     stop_fails: float = 0.0
     disobeys: float = 0.0  # a start that was stopped continues
 
@@ -51,11 +51,11 @@ STORMY = CloudTroubles(0.08, 0.05, 0.08, 0.05, 0.1, 0.08, 0.35, 0.5)
 
 @dataclass(eq=False)
 class Machine:
-    """A machine that was started; `executor` is set once it runs there."""
+    """A machine that was started. `executor` is set when an executor runs on the machine."""
 
     executor_id: str
     shape: ExecutorShape
-    stopped: bool = False  # before or after it began to run
+    stopped: bool = False  # True also if it was stopped before it began to run
     executor: Executor | None = None
 
     @property
@@ -190,7 +190,7 @@ class Cloud:
             self.checks.destroyed(machine.executor)
 
     def heal(self) -> None:
-        """Ends all trouble; machines that contacted no RM now start their executors."""
+        """Ends all trouble. Machines that contacted no RM now start their executors."""
         self.troubles = CloudTroubles()
         for machine in self._mute:
             self._run(machine)

@@ -79,7 +79,7 @@ def exclusive(executor: SlotHost) -> Iterator[str]:
     books = executor.table.cpus
     seen = books.conditions
     if seen.offline or seen.kubelet_cpus or books.policy.strictly_reserved_cpus:
-        return  # a slot that has lost all of its cpus keeps running where it is
+        return  # a slot that has lost all its cpus continues to run where it is
     for slot in executor.table:
         if not books.binding_of(slot.spec).cpus:
             yield f"slot {slot.key} has no cpu left to run on at {executor.name}"

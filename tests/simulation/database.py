@@ -1,8 +1,9 @@
 """A database in memory: the same rows as in the real stores, and one lease row.
 
-It follows `resource_manager/storage`. With a lease it behaves like a server with its own clock: a
-process that takes the lease waits for open transactions, and a transaction with a silent client is
-aborted. Without a lease it behaves like a file: leadership ends with the leader's process.
+It follows `resource_manager/storage`. With a lease, the database behaves like a server with its own
+clock. A process that takes the lease waits for open transactions. A transaction whose client is
+silent is aborted. Without a lease, it behaves like a file: leadership ends with the leader's
+process.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ if TYPE_CHECKING:
     from tests.simulation.checks import Checks
 
 LEASE_MS = 1_000
-IDLE_MS = 400  # a client that is silent within a transaction for longer is disconnected
+IDLE_MS = 400  # a client that is silent in a transaction for longer than this is disconnected
 CALL_WAIT_MS = 1_200  # a client gives up a call after this time
 LOCK_WAIT_MS = (
     CALL_WAIT_MS // 2
-)  # of a statement; shorter, so that no statement succeeds after its caller gave up
+)  # a statement waits this long; the time is shorter, so that it fails before its caller gives up
 
 
 STOP_MS = 2_500
@@ -38,9 +39,9 @@ AROUND_COMMIT = ("die before", "die after", "fail before", "fail after", "stop a
 class Client(Node):
     """A process that uses the database."""
 
-    cut_off: bool = False  # from the database
-    epoch: int = 0  # the epoch that it leads at, as far as it knows; 0: it never led
-    next_commit: str = ""  # fault of the next commit: see `Database.commit`
+    cut_off: bool = False  # True: it cannot reach the database
+    epoch: int = 0  # the epoch at which it leads, as far as it knows; 0: it has never led
+    next_commit: str = ""  # the fault of the next commit: see `Database.commit`
 
     @property
     def holder(self) -> str:
@@ -48,7 +49,7 @@ class Client(Node):
         return f"{self.name} (life {self.life})"
 
     def stop_for(self, stop_ms: int) -> None:
-        """Stops the process as SIGSTOP does; it continues after `stop_ms`."""
+        """Stops the process in the same way as SIGSTOP. The process continues after `stop_ms`."""
         self.next_commit = ""
         self.stopped_until_ms = self.loop.now_ms + stop_ms
 
@@ -59,7 +60,7 @@ class Client(Node):
 
 @dataclass(eq=False)
 class Transaction:
-    """A batch in transit, with its rows as they were when it was submitted."""
+    """A batch on its way to the database. Its rows are kept as they were when it was submitted."""
 
     client: Client
     holder: str
@@ -163,9 +164,10 @@ class Database:
     def commit(self, client: Client, changes: Changes, answer: Reply) -> None:
         """Stores a batch in one transaction; answers with None.
 
-        `client.next_commit` names a fault, which strikes once: "die before" or "die after" the
-        commit, "fail before" or "fail after" it; "stop before", "stop inside" or "stop after" the
-        transaction, for seconds.
+        `client.next_commit` names a fault, which happens once. "die before" and "die after": the
+        client dies before or after the commit. "fail before" and "fail after": the commit fails
+        before or after it was made. "stop before", "stop inside" and "stop after": the client stops
+        for seconds before, in or after the transaction.
 
         Errors: NotLeader; StoreError, after which the outcome is unknown.
         """

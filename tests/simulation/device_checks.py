@@ -1,4 +1,5 @@
-"""Checks that slots get no device beyond its amount, none twice, and none that is out of use.
+"""Checks the devices of slots. No slot gets more of a device than there is, no device is given out
+twice, and no slot gets a device that is out of use.
 
 It uses only the assignments of slots and the hardware, not the ledgers of devices of engine or
 executor.
@@ -48,7 +49,7 @@ class DeviceChecks:
     ended: int = 0
     cordoned: set[str] = field(default_factory=set)
     uncordons: Counter[str] = field(default_factory=Counter)
-    _hardware: dict[str, Device] = field(default_factory=dict)  # by UUID
+    _hardware: dict[str, Device] = field(default_factory=dict)  # the devices by UUID
     _seen: set[Key] = field(default_factory=set)
 
     def adds(self, host: HostDevices) -> None:
@@ -80,7 +81,7 @@ class DeviceChecks:
             )
 
     def lost_work(self, state: State, changes: Changes) -> Iterator[str]:
-        """Checks that a failed device ended exactly the slots whose requests wanted this."""
+        """Checks that a failed device has ended exactly those slots whose requests wanted this."""
         for event in changes.job_events:
             if event.reason != Reason.DEVICE_LOST:
                 continue
@@ -99,7 +100,7 @@ class DeviceChecks:
                 if request is None or not request.spec.restart_on_device_loss:
                     continue
                 its = {each.uuid for each in _both(slot.assignment, slot.ordered)}
-                # A slot that is not confirmed yet is ended when the next report shows it.
+                # A slot that is not confirmed yet is ended later, when the next report shows it.
                 if its & lost and slot.state is SlotState.ALLOCATED and not slot.ordered:
                     yield f"slot {key} goes on with {its & lost}, which no work can use"
 
@@ -197,7 +198,7 @@ def _parked(
 ) -> Iterator[str]:
     """Checks that engine, executor and kernel agree whether a slot is parked.
 
-    A slot that wants its GPUs back must not wait if it could have them.
+    If a slot wants its GPUs back and could have them, it must not wait.
     """
     name = f"slot {slot.allocation_id} of {executor.name}"
     if listed is None or slot.assignment is None or listed.spec.assignment is None:

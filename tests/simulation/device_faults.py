@@ -1,7 +1,7 @@
 """Faults of devices: devices vanish, return under other numbers, or fail; operators cordon them.
 
-An executor looks for devices when it starts, so a device that vanishes restarts its front. The
-executor reports health and foreign use of devices while it runs.
+An executor looks for devices only when it starts. So if a device vanishes, the front of the
+executor restarts. The executor reports health and foreign use of devices while it runs.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ def _give_devices(
 
 
 def heal_devices(world: World) -> None:
-    """Brings all devices back; executors find them at their next start."""
+    """Brings all devices back. Executors find them at their next start."""
     for executor in _with_devices(world):
         executor.see_devices(())
         if executor.absent or executor.problems:
@@ -251,6 +251,6 @@ def _cordons(world: World) -> list[tuple[str, str]]:
 
 
 def _restart(executor: Executor, *, reboot: bool = False) -> None:
-    # A front that is down looks for devices anyway when it starts.
+    # A front that is down looks for devices when it starts. So it needs no restart.
     if executor.up:
         executor.crash(reboot=reboot)

@@ -40,7 +40,7 @@ class Executor(CommandedHost):
     """The executor of one host."""
 
     report_ms = REPORT_MS
-    provided_as = ""  # executor shape as which a provider started it
+    provided_as = ""  # the executor shape of the provider that started it
     is_destroyed = False  # together with its machine
 
     # -- starts and ends ---------------------------------------------------------------------
@@ -105,7 +105,7 @@ class Executor(CommandedHost):
         self.table.withhold(key, known, cpus)
 
     def _settle(self, since_ms: int) -> None:
-        """Waits for the removal of unknown slots, up to a limit; then saves the slots that are
+        """Waits for the removal of unknown slots, up to a time limit. Then saves the slots that are
         left.
         """
         if self._cleaning and self.loop.now_ms < since_ms + DESTROY_WAIT_MS:

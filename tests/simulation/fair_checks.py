@@ -309,7 +309,7 @@ def _is_passed_over(
     """Returns whether `line` belongs to a group below its minimum, unlike the placed request's.
 
     Both must be of the same scheduling class. Their groups are compared at the first level where
-    they differ, with the usage before the placement for the placed request's group.
+    they differ. For the placed request's group, the usage from before the placement is compared.
     """
     shape = line.scheduling_class
     if shape.key != scheduling_key(request.spec):

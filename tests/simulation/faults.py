@@ -87,7 +87,7 @@ def cut_between_manager_and_job_master(world: World, rng: Random) -> bool:
 
 
 def cut_between_executor_and_job_master(world: World, rng: Random) -> bool:
-    """Cuts one way or both, so that direct offers are lost."""
+    """Cuts one direction or both. So direct offers are lost."""
     master = some_master(world, rng)
     return master is not None and _cut(world, rng, some_executor(world, rng), master)
 
@@ -184,7 +184,7 @@ def job_ends(world: World, rng: Random) -> bool:
 
 
 def job_master_dies(world: World, rng: Random) -> bool:
-    """Kills a job master; after its return it remembers only its name and secret."""
+    """Kills a job master. After its return it remembers only its name and its secret."""
     master = some_master(world, rng)
     if master is None:
         return False
@@ -275,5 +275,6 @@ IN_DEVICE_STORM: dict[str, int] = {
     "operator parks a slot": 8,
     "operator unparks a slot": 5,
 }
-"""Kinds that a storm of devices adds to the others, with their weights. Most leave executors
-running, so that slots have their devices for a while."""
+"""A storm of devices adds these kinds of faults to the others, with these weights. Most of them
+leave executors running, so slots have their devices for some time.
+"""

@@ -72,7 +72,7 @@ class Follower(Node):
         self.rng, self.network, self.managers = rng, network, managers
         self.checks, self.log, self.lease_ms = checks, log, lease_ms
         self.over = False  # the RM knows no active job of this name
-        self.given_back: set[tuple[str, int]] = set()  # (id, generation), 0 for any
+        self.given_back: set[tuple[str, int]] = set()  # (id, generation); generation 0 means any
         self._forget()
 
     def _forget(self) -> None:
@@ -93,7 +93,9 @@ class Follower(Node):
         done: Reply,
         expected: Callable[[FinegrainError], bool] = lambda _error: False,
     ) -> None:
-        """Repeats a call until it is answered; `expected` accepts refusals as answers."""
+        """Repeats a call until it is answered. Refusals that `expected` accepts count as
+        answers.
+        """
 
         def take(result: Any) -> None:
             if isinstance(result, FinegrainError) and expected(result):
@@ -208,7 +210,7 @@ class Follower(Node):
         return told is not None and told.state is RequestState.PENDING
 
     def held(self) -> dict[tuple[str, int], Told]:
-        """Returns the slots that the job has, as far as it knows."""
+        """Returns the slots of the job, as far as it knows them."""
         return {
             (name, told.generation): told
             for name, told in self.seen.items()

@@ -1,7 +1,8 @@
-"""Checks that a gang has all of its slots or none, in the state and as its job master sees it.
+"""Checks that a gang has either all of its slots or none, in the state and in the view of its job
+master.
 
-It computes without the engine whether a gang of equal members fits, to find gangs that wait beside
-free capacity.
+It computes whether a gang of equal members fits, without the engine. So it finds gangs that wait
+although there is enough free capacity.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class GangChecks:
 
     _gangs: dict[str, dict[str, tuple[GangSpec, list[str]]]] = field(default_factory=dict)
     _placed: dict[str, frozenset[tuple[str, int]]] = field(default_factory=dict)
-    _overdue: set[WaitingGang] = field(default_factory=set)  # at the last tick
+    # The gangs that were overdue at the last tick.
+    _overdue: set[WaitingGang] = field(default_factory=set)
     granted: int = 0  # number of gangs
 
     def asked(self, job_id: str, gang: GangSpec, members: list[str]) -> None:
@@ -61,11 +63,11 @@ class GangChecks:
         return wrong
 
     def late(self, state: State, now_ms: int) -> Iterator[str]:
-        """Yields gangs that wait longer than their timeout; called after a tick, with the engine's
-        clock.
+        """Yields gangs that wait for longer than their timeout. It must be called after a tick,
+        with the engine's clock.
 
-        A gang that a tick breaks up after its timeout is ended by the next tick, unless it was
-        placed in between: then it waits again.
+        A tick may break up a gang after its timeout. The next tick then ends the gang, unless the
+        gang was placed in between: then the gang waits again.
         """
         overdue = {
             waiting

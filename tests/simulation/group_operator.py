@@ -1,6 +1,6 @@
 """An operator that creates, changes, limits and deletes resource groups during the simulation.
 
-It repeats a call until it is answered, as the command line does, and relies on every answer being
+It repeats a call until it is answered, like the command line. It relies on every answer being
 durable.
 """
 

@@ -44,7 +44,8 @@ def check_healed(checks: Checks, state: State) -> None:
         if request.state is not RequestState.PENDING or shape in looked_at:
             continue
         if not limits.stop_request(request.job_id, request.spec):
-            looked_at.add(shape)  # if one of a class does not fit, none does
+            # If one request of a class does not fit, no request of the class fits.
+            looked_at.add(shape)
             _must_wait(checks, state, request)
     for master in checks.masters.values():
         if master.up and not master.over:
@@ -96,7 +97,8 @@ def _agree(state: State, executor: Executor) -> None:
 def _free(executor: Executor) -> dict[str, int]:
     """Returns the amounts that new slots can have there, without zeros.
 
-    Best-effort cpu that is not booked is not free while LSE slots hold every cpu of its pool.
+    While LSE slots hold every cpu of the best-effort pool, best-effort cpu that is not booked is
+    not free.
     """
     free = {name: amount for name, amount in executor.table.available().items() if amount > 0}
     if not executor.table.cpus.pools.best_effort:

@@ -205,7 +205,9 @@ class CommandedHost(ParkingHost):
     # -- direct offers ---------------------------------------------------------------------
 
     def _offer(self, slot: Slot) -> None:
-        """Offers a slot to the job master until it answers; frees the slot after a while."""
+        """Offers a slot to the job master until the job master answers. If it does not answer for
+        some time, frees the slot.
+        """
         master = self.checks.masters.get(slot.spec.job_id)
         if not slot.spec.target_address or slot.accepted or master is None:
             return

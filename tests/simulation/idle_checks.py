@@ -31,7 +31,8 @@ def idle_capacity(state: State) -> Iterator[str]:
         for shape, head in heads:
             if not _has_room(host, shape, free, slots) or host.refuses(shape):
                 continue
-            if not any(name == head.allocation_id for name, _ in host.slots):  # an older slot
+            # A host with an older slot of the request does not count.
+            if not any(name == head.allocation_id for name, _ in host.slots):
                 yield f"{head.allocation_id} waits, but {host.host_id} has room for it"
 
 

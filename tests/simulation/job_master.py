@@ -1,7 +1,7 @@
 """A simulated job master: requests slots and gangs, resizes and releases them, or crashes.
 
-It decides what the job requests; `follower.py` handles the calls. After a restart it remembers only
-its name and secret.
+This module decides what the job requests. `follower.py` makes the calls. After a restart, the job
+master remembers only its name and its secret.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ PROFILES = (
     ResourceProfile(500, 100 * MIB, managed_memory_bytes=30 * MIB + 1),
     ResourceProfile(3_000, 1_024 * MIB),
     ResourceProfile(250, 64 * MIB, extended=(("license", 1),)),
-    ResourceProfile(64_000, 256 * MIB),  # larger than any host
+    ResourceProfile(64_000, 256 * MIB),  # larger than every host
 )
 WEIGHTS = (6, 4, 2, 2, 1)
 GANG_SIZES = (1, 2, 2, 2, 3, 3, 4, 8)
@@ -173,7 +173,7 @@ class JobMaster(Follower):
             )
 
     def crash(self, *, back_in_ms: int | None) -> None:
-        """Crashes, and returns after `back_in_ms`; None: never, so that the lease expires."""
+        """Crashes, and returns after `back_in_ms`. None: it never returns, so the lease expires."""
         self.log(f"{self.name} {'falls silent' if back_in_ms is None else 'dies'}")
         self.up = False
         if back_in_ms is not None:
@@ -297,7 +297,8 @@ class JobMaster(Follower):
         if GANGS in self.wishes and what < 0.3 and self._waits_with_few_gangs():
             self._request_gang()
         elif RESIZES in self.wishes and what > 0.5 and held:
-            for _ in range(self.wish_rng.choice((1, 1, 1, 2, 3))):  # some before the last answer
+            # Several calls; some are made before the last answer.
+            for _ in range(self.wish_rng.choice((1, 1, 1, 2, 3))):
                 self._resize(*self.wish_rng.choice(held))
 
     def _waits_with_few_gangs(self) -> bool:

@@ -2,7 +2,7 @@
 
 It follows `resource_manager/service`: runner.py (batches, reloads, renewals), executor_link.py and
 the standby. A process that does not lead waits for the lease. It sends nothing unless its own clock
-proves that the lease is still valid.
+proves that it still has the lease.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
 TICK_MS = 200
 RENEW_MS = 250
-POLL_MS = 100  # of a standby
+POLL_MS = 100  # how often a standby polls
 COMMAND_WAIT_MS = 2_000
 FOREVER_MS = 1 << 60
 
@@ -113,7 +113,7 @@ class Manager(Client):
         self.cloud: Cloud | None = None
         self.batches = 0
         self.leading = False
-        self.held_down = False  # by an operator
+        self.held_down = False  # True: an administrator keeps it stopped
         self._books = 0  # how often the state was read
         self._sure_until_ms = -1
         self.state = restore(Snapshot(rm_epoch=0), settings, self.at)
@@ -143,7 +143,7 @@ class Manager(Client):
         self._lead()
 
     def crash(self, why: str = "dies") -> None:
-        """Ends the process at once; it is started again later."""
+        """Ends the process at once. It is started again later."""
         self.log(f"{self.name} {why}")
         self.up = self.leading = False
         self.next_commit = ""
@@ -304,7 +304,7 @@ class Manager(Client):
                 reply(StoreError("the change could not be stored"))
             for item in batch.reads:
                 item.reply(StoreError("the change could not be stored"))
-            self._books += 1  # calls in flight belong to a state that is discarded
+            self._books += 1  # calls in flight belong to the discarded state
             return self._lead()
         self.checks.durable(batch.effects, batch.decided_ms)
         return self._speak(batch)

@@ -1,8 +1,8 @@
 """Virtual time, and a network that delays, drops, duplicates and reorders messages.
 
-As with TCP, a message reaches only the run of a process that it was sent to; messages of a dead
-process may still arrive. A stopped process (SIGSTOP) does nothing. When it continues, it handles
-all waiting messages and timers at once.
+As with TCP, a message reaches only one run of a process: the run to which it was sent. Messages of
+a dead process may still arrive. A stopped process (SIGSTOP) does nothing. When it continues, it
+handles all waiting messages and timers at once.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ class Loop:
 
 @dataclass(eq=False)
 class Node:
-    """A process that can crash and restart; `life` counts its starts."""
+    """A process that can crash and restart. `life` counts its starts."""
 
     name: str
     loop: Loop
     up: bool = False
     life: int = 0
     stopped_until_ms: int = 0
-    wall_ahead_ms: int = 0  # how far its wall clock is off
+    wall_ahead_ms: int = 0  # how far its wall clock differs from the true time
 
     def after(self, delay_ms: int, action: Action) -> None:
         """Runs the action later in this run of the process, and once it is not stopped."""

@@ -1,8 +1,8 @@
 """Simulated executor: parks and unparks slots in the background, as `service/parking.py` does.
 
-The host answers the command with IN_PROGRESS, and the resource manager repeats it until a report
-shows the new size or an answer has the failure. While processes move, both sizes stay booked. The
-host undoes a failed move, in several attempts if needed.
+The host answers the command with IN_PROGRESS. The resource manager repeats the command until a
+report shows the new size, or until an answer has the failure. While processes move, both sizes stay
+booked. The host undoes a failed move, in several attempts if needed.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ParkingHost(ResizingHost):
         return then(still_moving(slot.becoming, ""))
 
     def _move(self, slot: Slot) -> None:
-        """Moves the processes of a slot; to unpark it, first opens its device files."""
+        """Moves the processes of a slot. If the slot is unparked, first opens its device files."""
         wanted = slot.becoming
         if wanted is None or not self._may_move(slot):
             return
@@ -80,7 +80,7 @@ class ParkingHost(ResizingHost):
         self.after(self.rng.choice(MOVE_MS), arrived)
 
     def _may_move(self, slot: Slot) -> bool:
-        """Returns whether a move continues; it ends if the slot is freed or vanishes."""
+        """Returns whether a move continues. A move ends if the slot is freed or vanishes."""
         now = self.table.get(slot.key)
         if now is not None and now.state is CarveState.ALLOCATED and now.becoming == slot.becoming:
             return True
@@ -92,7 +92,8 @@ class ParkingHost(ResizingHost):
             self._sizing = False
             if error is not None and error.reason is not Reason.UNREACHABLE and slot.becoming:
                 self._undo(slot, error)
-            else:  # done; or it is not known, and what follows repeats the move
+            # The move is done, or its result is not known and will be repeated by the next steps.
+            else:
                 self.checks.did["moves"] += error is None
                 self._moves.pop(slot.key, None)
             self._next_size()

@@ -1,8 +1,9 @@
-"""Planted bugs. The suite's seeds must find every one of them, or the simulation proves little.
+"""Planted bugs. The suite's seeds must find each of these bugs. Otherwise the simulation proves
+little.
 
-Each function plants one bug: it patches an engine, or the simulated shell if the engine does not
-decide; see `test_planted.py`. This file has bugs in placement, ordering and reports;
-`planted_faults.py` has those that crashes, failover and restores reveal.
+Each function plants one bug. It patches an engine. If the engine does not decide the matter, it
+patches the simulated shell; see `test_planted.py`. This file has bugs in placement, ordering and
+reports. `planted_faults.py` has bugs that show only after crashes, failover and restores.
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ def devices_are_free_before_the_processes_are_gone(patch: Patch) -> None:
 
 
 def vanished_device_keeps_nothing(patch: Patch) -> None:
-    """Slots lose a device that is absent, so the device is free when it returns."""
+    """Slots lose a device that is absent. So the device is free when it returns."""
     real = executor_side.DeviceLedger.put
 
     def put(
@@ -158,7 +158,9 @@ def vanished_device_keeps_nothing(patch: Patch) -> None:
 
 
 def conditions_of_devices_are_ignored(patch: Patch) -> None:
-    """New slots get devices that fail while the executor runs, or that have foreign uses."""
+    """New slots get two kinds of bad devices: those that fail while the executor runs, and those
+    with foreign uses.
+    """
     real = CpuLedger.set_unusable_devices
 
     def set_unusable(ledger: CpuLedger, unusable: dict[Any, str], foreign: frozenset[Any]) -> None:
@@ -178,7 +180,7 @@ def work_that_a_device_has_lost_goes_on(patch: Patch) -> None:
 
 
 def slot_that_is_confirmed_on_a_failed_device_goes_on(patch: Patch) -> None:
-    """Only slots that were confirmed before the device failed end."""
+    """When a device fails, only slots end that were confirmed before the failure."""
 
     def report(reporter: DeviceReporter, host: Host, before: tuple[DeviceCondition, ...]) -> None:
         if host.executor.device_conditions != before:

@@ -59,7 +59,9 @@ def what_shrinks_is_free_when_it_is_ordered(patch: Patch) -> None:
 
 
 def any_report_confirms_a_change(patch: Patch) -> None:
-    """Even a report that the executor sent before it received the change confirms it."""
+    """A change counts as confirmed by every report, even by one that the executor sent before it
+    received the change.
+    """
     real = ResizeMoves.adopt_reported_size
 
     def adopt_reported_size(moves: ResizeMoves, slot: Slot, seen: ReportedSlot) -> None:
@@ -137,7 +139,9 @@ def size_is_told_before_it_is_enforced(patch: Patch) -> None:
 
 
 def gang_is_granted_one_by_one(patch: Patch) -> None:
-    """Each member is granted as soon as its executor has confirmed it."""
+    """Each member is granted when its executor has confirmed it. The other members do not
+    matter.
+    """
 
     def confirm(moves: GangMoves, slot: Slot, **seen: Any) -> None:
         moves.moves.confirm(slot, **seen)
@@ -233,7 +237,7 @@ def maximum_is_about_those_who_are_there(patch: Patch) -> None:
 
 
 def latecomers_are_nobodys(patch: Patch) -> None:
-    """An executor that registers after it was given up is never stopped."""
+    """An executor that registers after the resource manager gave it up is never stopped."""
     patch.setattr(arrival, "_adopt", lambda _turn, _host, _shape: None)
 
 
@@ -243,7 +247,7 @@ def idle_executors_are_kept(patch: Patch) -> None:
 
 
 def who_was_planned_waits_like_everybody(patch: Patch) -> None:
-    """Other requests get the executor before the requests that were planned on it."""
+    """Other requests get a new executor before the requests that were planned on it."""
 
     def hand_over(state: State) -> None:
         state.elastic.plan.on.clear()

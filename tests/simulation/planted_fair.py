@@ -35,7 +35,7 @@ Patch = pytest.MonkeyPatch
 
 
 def _answered_early(patch: Patch, kind: type[Event]) -> None:
-    """Sends answers to such events before they are durable, and again when they are."""
+    """Sends answers to such events twice: before they are on disk, and again when they are."""
     answer_of, change_of = Manager._answer, Manager._change
     early: set[int] = set()
 
@@ -90,7 +90,7 @@ class _WithoutFreeing:
 
 
 def maximum_forgets_what_is_being_freed(patch: Patch) -> None:
-    """A slot that is being freed no longer counts, although its processes may still run."""
+    """A slot that is being freed does not count any more, although its processes may still run."""
     real = QuotaChecks.limited
 
     def limited(quotas: QuotaChecks, job_id: str) -> list[Any]:

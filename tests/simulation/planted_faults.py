@@ -82,7 +82,7 @@ def restored_books_begin_at_their_old_epoch(patch: Patch) -> None:
 
 
 def restored_books_use_numbers_again(patch: Patch) -> None:
-    """After a restore, placements and events get numbers that were used before."""
+    """After a restore, placements and events get numbers that have already been used."""
     patch.setattr(Rows, "leave_lost_history", lambda _rows: None)
 
 
@@ -128,7 +128,7 @@ def silence_counts_while_the_manager_is_away(patch: Patch) -> None:
 
 
 def leases_go_on_while_the_manager_is_away(patch: Patch) -> None:
-    """Leases expire soon after a start, although job masters could not renew them."""
+    """Leases expire soon after a start, although job masters had no chance to renew them."""
     real = restoring._restore_job
 
     def restore_job(state: State, job: Job) -> None:
@@ -215,7 +215,7 @@ def remains_are_left_on_the_host(patch: Patch) -> None:
 
 
 def orphans_are_kept(patch: Patch) -> None:
-    """An executor without contact never frees its slots."""
+    """An executor without contact to a resource manager never frees its slots."""
     patch.setattr(Executor, "_free_orphans", lambda _executor: None)
 
 

@@ -19,7 +19,9 @@ def infeasible_requests_wait_for_ever(patch: Patch) -> None:
 
 
 def executors_count_as_known_at_once(patch: Patch) -> None:
-    """A request is rejected although an executor that may host it has not registered again."""
+    """A request is rejected too early: an executor that may host it has not registered again
+    yet.
+    """
     patch.setattr(rejecting, "_all_known", lambda _hosts: True)
 
 

@@ -1,6 +1,6 @@
 """Faults of processes, disks and the database.
 
-A fault is a function of the world and a random source; it returns whether it took effect.
+A fault is a function of the world and a random source. It returns whether it took effect.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def manager_dies(world: World, rng: Random) -> bool:
 
 
 def around_commit(what: str) -> Fault:
-    """Returns a fault that hits the leader at its next commit; see `Database.commit`."""
+    """Returns a fault that affects the leader at its next commit; see `Database.commit`."""
 
     def fault(world: World, _rng: Random) -> bool:
         leader = world.leader()

@@ -51,7 +51,7 @@ class ProviderLink:
         self._works: dict[str, _Work] = {}
 
     def look(self) -> None:
-        """Regularly stops executors that ended by themselves, so that their remains are removed."""
+        """Regularly stops executors that ended by themselves. So their remains are removed."""
         if self.manager.leading:
             for name, each in list(self.manager.state.provisions.items()):
                 awaited = each.state in (
@@ -65,7 +65,7 @@ class ProviderLink:
         self.manager.after(LOOK_MS, self.look)
 
     def carry_out(self, order: Order) -> None:
-        """Executes an order of the engine; a stop aborts a start that is in flight."""
+        """Executes an order of the engine. An order to stop aborts a start that is in flight."""
         work = self._works.get(order.executor_id)
         if work is None:
             self._work_on(_Work(order))

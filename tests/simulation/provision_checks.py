@@ -35,7 +35,7 @@ class ProvisionChecks:
 
     cloud: Cloud | None = None
     wrong: list[str] = field(default_factory=list)  # found where no caller can raise it
-    _asked: set[str] = field(default_factory=set)  # ever durable
+    _asked: set[str] = field(default_factory=set)  # executors whose order was ever on disk
     _disobeyed: set[str] = field(default_factory=set)
     _by_hand: set[str] = field(default_factory=set)
 
@@ -55,8 +55,8 @@ class ProvisionChecks:
         self._by_hand.add(executor_id)
 
     def is_over(self, executor_id: str) -> bool:
-        """Returns whether the provider has reported the executor's end, so that it may be lost at
-        once.
+        """Returns whether the provider has reported the end of the executor. If it has, the
+        executor may be lost at once.
         """
         machines = {} if self.cloud is None else self.cloud.machines
         return executor_id in machines and machines[executor_id].stopped
@@ -140,7 +140,9 @@ class ProvisionChecks:
 
 
 def _too_many(state: State, new: list[Provision]) -> Iterator[str]:
-    """Yields requests that are planned twice, and starts while a pending executor is unused."""
+    """Yields requests that are planned twice. Also yields starts that happen while a pending
+    executor is unused.
+    """
     plan = state.elastic.plan.on
     planned: Counter[SchedulingClass] = Counter()
     for content in plan.values():
@@ -187,7 +189,9 @@ def planned_on(state: State) -> Planned:
 
 
 def served_first(state: State, planned: Planned) -> Iterator[str]:
-    """Checks after a batch that a new executor serves the requests that were planned on it."""
+    """Checks after a batch that a new executor serves the requests that were planned on this
+    executor.
+    """
     for name, content in planned.items():
         provision, host = state.provisions.get(name), state.hosts.get(name)
         if (
@@ -243,7 +247,9 @@ def _may(provisioning: Provisioning, shape: ExecutorShape, state: State, have: A
 
 
 def _totals(state: State, provisioning: Provisioning) -> dict[str, int]:
-    """Adds up all executors that are not lost, and the pending ones that have not registered."""
+    """Adds up all executors that are not lost, and all pending executors that have not
+    registered.
+    """
     shapes = {shape.name: shape.total for shape in provisioning.shapes}
 
     def to_come(each: Provision) -> bool:

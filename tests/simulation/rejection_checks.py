@@ -27,7 +27,7 @@ class RejectionChecks:
 
     def __init__(self) -> None:
         self.late = 0
-        self._knew_all: dict[int, bool] = {}  # by epoch: before the last decision
+        self._knew_all: dict[int, bool] = {}  # by epoch: the value before the last decision
         # by epoch: sum of registration numbers, and when it changed last
         self._registered: dict[int, tuple[int, int]] = {}
 

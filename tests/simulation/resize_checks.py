@@ -41,10 +41,10 @@ Size = tuple[ResourceProfile, int]
 class ResizeChecks:
     """Records of the sizes of every slot."""
 
-    _stored: dict[Key, int] = field(default_factory=dict)  # last durable number
+    _stored: dict[Key, int] = field(default_factory=dict)  # the last number that is on disk
     _asked: dict[Key, tuple[int, Size]] = field(default_factory=dict)  # last acknowledged resize
     _outlived: set[Key] = field(default_factory=set)  # slots from before a restore
-    _overdue: set[Key] = field(default_factory=set)  # at the last tick
+    _overdue: set[Key] = field(default_factory=set)  # the slots that were overdue at the last tick
     _refused: dict[Key, int] = field(default_factory=dict)  # number of the last refused resize
 
     def acknowledged(self, slot: Slot) -> None:
@@ -60,7 +60,8 @@ class ResizeChecks:
     def restored(self, slots: Iterable[Key]) -> None:
         """A backup replaced the database, so the checks forget all later changes.
 
-        A resize number of these slots may be used again; their executors may know a later one.
+        The numbers of resizes of these slots may be used again. Their executors may know later
+        numbers.
         """
         self._outlived = set(slots)
         self._stored.clear()
@@ -81,7 +82,8 @@ class ResizeChecks:
         for event in changes.job_events:
             if event.reason == Reason.RESIZE_REFUSED and event.slot is not None:
                 key = event.allocation_id, int(str(event.slot["generation"]))
-                self._refused[key] = int(event.message.split()[1])  # "change N to ..."
+                # The message begins with "change N to ...".
+                self._refused[key] = int(event.message.split()[1])
         for slot in (*changes.slots, *changes.moved_slots):
             key = slot.allocation_id, slot.generation
             before = self._stored.get(key, 0)
@@ -182,7 +184,9 @@ def _on_present_devices(
 
 
 def _without(booked: dict[str, int], shares: Iterable[DeviceShare]) -> dict[str, int]:
-    """Returns a booking without these shares. It has only one of a share's two memory amounts."""
+    """Returns a booking without these shares. A share has two memory amounts, and the booking has
+    only one of them.
+    """
     less = total_of_devices(shares)
     return subtract(booked, {name: less[name] for name in less.keys() & booked.keys()})
 

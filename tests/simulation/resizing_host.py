@@ -1,4 +1,5 @@
-"""Simulated executor: resizes a slot. It saves the intent, enforces it, saves again, then reports.
+"""A simulated executor that resizes slots. Each resize has these steps: save the intent, enforce
+it, save again, report.
 
 It follows `task_executor/service/resizing.py` and the helper, which sets all limits of a slot or
 none. The memory use of a slot's tasks is drawn at random whenever it is read.
@@ -25,7 +26,7 @@ class ResizingHost(SlotHost):
     dies_resizing = ""
 
     def _begin_sizes(self) -> None:
-        self._sizing = False  # one resize at a time
+        self._sizing = False  # True while a resize is in progress; there is only one at a time
         self._sizes_to_come: deque[Callable[[], None]] = deque()
 
     def _change_size(self, key: SlotKey, resize: Resize, then: Resized) -> None:
@@ -112,7 +113,9 @@ class ResizingHost(SlotHost):
         return self.after(self.rng.choice((1, 5, 40, 600)), enforced)
 
     def _dies(self, when: str) -> bool:
-        """Kills the front after this step if that is planned; returns whether it did."""
+        """Kills the front after this step if the plan says so. Returns whether the front was
+        killed.
+        """
         if self.dies_resizing != when:
             return False
         self.dies_resizing = ""

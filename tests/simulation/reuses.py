@@ -1,6 +1,6 @@
 """Lets a job master reuse its slots for requests that wait.
 
-It repeats a call until it is answered, and checks that answers and the job's log agree.
+It repeats a call until it is answered. It checks that the answers agree with the job's log.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class Reuses:
     """The reuse calls of one job master.
 
     Attributes:
-        specs: specs of its requests by id, or by id of their range; none of gangs.
+        specs: specs of its requests by id. For a range, the key is the id of the range. Gangs are
+            not included.
     """
 
     def __init__(self, master: JobMaster, rng: Random) -> None:

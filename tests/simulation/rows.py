@@ -1,7 +1,7 @@
-"""All durable rows, in the store's own tables in memory; transactions are atomic.
+"""All rows on disk. They are in the store's own tables in memory, and transactions are atomic.
 
-A write returns its problems: a request whose arrival number changed, a gap in an event log, or rows
-that contradict each other.
+A write returns the problems that it finds: a request whose arrival number changed, a gap in an
+event log, or rows that contradict each other.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ class Rows(MemoryTables):
         return sorted(events, key=lambda each: each.sequence)
 
     def leave_lost_history(self) -> None:
-        """Skips numbers as `finegrain db restore` does, so that no number denotes two things."""
+        """Skips numbers in the same way as `finegrain db restore`. So no number means two
+        things.
+        """
         memory_store.leave_lost_history(self)
         jobs = [JOBS.decode(row) for row in self.rows(tables.jobs)]
         self.last_events = {job.job_id: job.last_sequence for job in jobs}

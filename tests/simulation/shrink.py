@@ -1,4 +1,4 @@
-"""Shrinks a failing run: removes parts of its plan as long as it still fails.
+"""Shrinks a failing run: removes parts of its plan for as long as the run still fails.
 
 Every attempt is a complete run, so the search is limited by the number of runs.
 """
@@ -51,7 +51,9 @@ class _Search:
         return self.failed.at_ms
 
     def accept(self, change: Callable[[Plan], Plan]) -> bool:
-        """Tries a smaller plan; returns True if it fails too, or equals the present one."""
+        """Tries a smaller plan. Returns True if the smaller plan also fails, and if it equals the
+        present plan.
+        """
         plan = replace(change(self.failed.plan), demands_work=False)
         if plan == self.failed.plan:
             return True

@@ -10,7 +10,7 @@ from typing import Any, cast
 from finegrain.resources import MIB, ResourceProfile
 
 FACTORS = (0.5, 0.5, 1.0, 1.0, 1.5, 2.0)
-CPU_MILLI_MAX = 16_000  # larger than any host, so that some are infeasible
+CPU_MILLI_MAX = 16_000  # larger than every host, so some requests are infeasible
 CPU_MILLI_MIN = 100
 MEMORY_MIN = 8 * MIB
 

@@ -53,7 +53,8 @@ class Troubles:
     offer_declined: float = 0.0
     resized: float = 0.0  # of a host, between two starts
     use: float = 0.0  # largest share of its memory that a slot may be found to use
-    move_fails: float = 0.0  # of a slot that is parked or unparked, and of each attempt to undo it
+    # Chance that parking or unparking a slot fails; also the chance for each attempt to undo it.
+    move_fails: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,8 @@ class HostPlan:
     slots_max: int
     orphan_ms: int | None
     executor_id: str = ""  # empty: the host's name
-    machine: HostMachine | None = None  # None: it reports no cpu topology
-    devices: HostDevices = NO_DEVICES  # the hardware
+    machine: HostMachine | None = None  # None: the host does not report its cpu topology
+    devices: HostDevices = NO_DEVICES  # the devices of the hardware
 
 
 def some_host(rng: Random) -> HostPlan:
@@ -113,7 +114,7 @@ class SlotHost(Node):
         if self.machine is not None:
             cpus = self.machine.host_cpus()
             self.share = HostShare(plan.total, cpus.slot_cpus, plan.slots_max, cpus)
-        self.offline = self.kubelets = EMPTY  # cpus
+        self.offline = self.kubelets = EMPTY  # sets of cpus
         self.hardware = plan.devices  # under the present minor numbers
         self.absent: set[str] = set()  # UUIDs of devices
         self.problems: dict[str, str] = {}  # of devices, by UUID
@@ -125,9 +126,9 @@ class SlotHost(Node):
         self.fence: CommandFence[Any] = CommandFence()
         self.instance_id = ""
         self.boots = self.identities = self.starts = 0
-        self.checkpoint = ""  # the text on disk
-        self.epoch_kept = 0  # on disk
-        self.dies_saving = False  # at the next checkpoint
+        self.checkpoint = ""  # the text of the checkpoint on disk
+        self.epoch_kept = 0  # the epoch on disk
+        self.dies_saving = False  # True: the front dies at the next checkpoint
         self.full_until_ms = 0  # writes to disk fail until then
         self.helper_until_ms = 0  # the helper is down until then
         self.helper_lives = 0
@@ -179,7 +180,7 @@ class SlotHost(Node):
         )
 
     def _save(self, then: Saved = lambda _ok: None) -> None:
-        """Saves the state; one write serves all callers that called before it began."""
+        """Saves the state. One write serves all callers that called before it began."""
         self._to_save.append(then)
         if self._writing is None:
             self._write()
@@ -248,7 +249,7 @@ class SlotHost(Node):
             self._save()
 
     def see_devices(self, conditions: tuple[DeviceCondition, ...]) -> None:
-        """Changes the conditions of its devices, which a front that starts sees as well."""
+        """Changes the conditions of its devices. A front that starts sees these conditions, too."""
         self.device_conditions = conditions
         if self.up and self.machine is not None:
             self._look_at_devices()
@@ -258,7 +259,7 @@ class SlotHost(Node):
             self._change()
 
     def look_for_devices(self) -> None:
-        """Finds the devices that are there now; it happens once, when the front starts."""
+        """Finds the devices that are there now. The front does this once, when it starts."""
         if self.hardware.devices:
             found = detected(self.hardware, self.absent, self.problems)
             total = total_with(self.share.total, found)

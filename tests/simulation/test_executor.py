@@ -64,7 +64,7 @@ def test_what_a_former_identity_told_is_not_held_against_a_new_one() -> None:
             executor.helper_until_ms = world.loop.now_ms + DESTROY_WAIT_MS + 1_000
             executor.after(DESTROY_WAIT_MS + 500, executor.crash)  # its identity is saved by then
 
-        for manager in world.managers:  # so that no manager declares it lost in this time
+        for manager in world.managers:  # then no manager declares it lost in this time
             manager.stopped_until_ms = world.loop.now_ms + 20_000
         executor.crash()
         executor.checkpoint = ""

@@ -53,7 +53,7 @@ def request(name: str, qos: QosClass, cpu_milli: int) -> RequestSpec:
 def crowded_world(monkeypatch: pytest.MonkeyPatch, lse_cpus: int, policy: HostPolicy) -> World:
     """Returns a world of one host whose LSE slot takes `lse_cpus` cpus.
 
-    A best-effort slot is requested after that.
+    After that, a best-effort slot is requested.
     """
     host = HostMachine(machine("1s1n4c1t"), policy)
     monkeypatch.setattr("tests.simulation.world.some_machine", lambda _rng: host)

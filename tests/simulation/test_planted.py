@@ -115,11 +115,13 @@ FOUND_BY = {
     "executors_count_as_known_at_once": 11,
     "infeasible_requests_are_rejected_with_the_first_executor": 11,
 }
-"""A seed that finds the bug, for speed; if it no longer does, all seeds are tried."""
+"""For each bug, a seed that finds it. This makes the test fast. If the seed does not find the bug
+any more, all seeds are tried.
+"""
 
 
 def seed_that_finds(plant: Callable[[pytest.MonkeyPatch], None]) -> tuple[int, str]:
-    """Returns the first seed that fails, and its log; -1 if none does."""
+    """Returns the first seed that fails, and its log; -1: no seed fails."""
     first = FOUND_BY.get(plant.__name__, 0)
     wishes = next((found for kind, found in WISHES_OF.items() if plant in kind), WISHES)
     for seed in (first, *(seed for seed in SEEDS if seed != first)):

@@ -152,7 +152,7 @@ def test_wall_clocks_that_jump_change_nothing_but_timestamps(
 ) -> None:
     """Compares runs with correct clocks and with clocks that jump every 50 ms.
 
-    The runs have no deadlines of drains and gangs, and no fair shares: after a restart, the manager
+    The runs have no deadlines of drains and gangs, and no fair shares. After a restart, the manager
     can compute these only with the wall clock.
     """
     by_arrival = replace(some_settings.USUAL, order="arrival")
@@ -179,7 +179,7 @@ def test_wall_clocks_that_jump_change_nothing_but_timestamps(
 
 @pytest.mark.full
 def test_an_operator_ends_what_a_restore_has_brought_back_and_nobody_serves() -> None:
-    """A job without a lease ended after the backup, so its master does not end it again."""
+    """A job without a lease ended after the backup. So its master does not end it a second time."""
     plan = Plan(1, hosts=3, stormy_ms=12_000, bad_weather=False, demands_work=False)
     world = World(replace(plan, without=frozenset(FAULTS)))
     left: list[str] = []

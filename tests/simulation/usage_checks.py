@@ -1,7 +1,8 @@
-"""Checks that usage survives a restart: it differs by at most one interval of accrual, and by the
-accrual during an earlier outage that was not written before the next one.
+"""Checks that usage survives a restart. It may differ by the accrual of at most one interval. It
+may also differ by the accrual during an earlier outage, if this accrual was not written before the
+next outage.
 
-It compares only if no wall clock was changed, because only wall clocks measure the time between two
+It compares only if no wall clock was changed: only wall clocks measure the time between two
 incarnations.
 """
 
@@ -42,7 +43,7 @@ class UsageChecks:
 
     def __init__(self) -> None:
         self.compared = 0
-        self._known: dict[str, float] = {}  # usage, as of `_known_ms`
+        self._known: dict[str, float] = {}  # the usage at the time `_known_ms`
         self._known_ms = 0
         # The present manager computed the usage of this time, before `_led_ms`, from rates.
         self._gap_ms = self._led_ms = self._window_ms = 0
@@ -53,7 +54,8 @@ class UsageChecks:
     def decided(self, manager: Manager, changes: Changes) -> None:
         """Records the usage that becomes durable with these changes."""
         tree = manager.state.flows
-        # Every process has a different monotonic clock; the tree has that of its last event.
+        # Every process has a different monotonic clock. The tree has the time of its last event, by
+        # the clock of that process.
         at_ms = tree.clock.now_ms + manager.loop.now_ms - manager.at.monotonic_ms
         flows = {flow.id: (tree.usage(flow).service, flow.rate) for flow in _flows(manager.state)}
         window_ms = manager.settings.fairness.usage_interval_ms + LATE_MS
@@ -78,7 +80,7 @@ class UsageChecks:
     def _unwritten_ms(self, at_ms: int, window_ms: int) -> int:
         """Returns the time before the present manager led whose usage may not be written yet.
 
-        A manager writes it only when the first interval after its start has passed.
+        A manager writes this usage only after the first interval since its start has passed.
         """
         return self._gap_ms if at_ms - self._led_ms < window_ms else 0
 
@@ -116,7 +118,9 @@ def _flows(state: State) -> list[Flow]:
 
 
 def _decay(past_s: float, fairness: Fairness) -> tuple[float, float]:
-    """Returns the fraction of usage that still counts after `past_s`, and its integral over it."""
+    """Returns two values for the time `past_s`: the fraction of usage that still counts after this
+    time, and the integral of this fraction over this time.
+    """
     if fairness.half_life_ms is None:
         return 1.0, past_s
     half_life_s = fairness.half_life_ms / 1_000

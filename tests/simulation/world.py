@@ -1,7 +1,7 @@
 """One seeded run of a cluster: first with faults, then healed, then emptied.
 
-A `Plan` says what happens. Every part has a separate random source, so that a run with a smaller
-plan differs as little as possible.
+A `Plan` says what happens. Every part has a separate random source. So a run with a smaller plan
+differs as little as possible.
 """
 
 from __future__ import annotations
@@ -123,11 +123,11 @@ class Result:
     fair: Counter[str]  # groups set, slots reused, reservations
     faults: Counter[str]
     messages: Counter[str]
-    trace: str  # digest of the whole log
+    trace: str  # a digest of the whole log
 
 
 class Failed(AssertionError):
-    """Raised for a seed that has found a bug; has the end of its log."""
+    """Raised for a seed that has found a bug. It has the end of the seed's log."""
 
     def __init__(self, plan: Plan, error: Exception, at_ms: int, lines: list[str]) -> None:
         self.plan, self.error, self.at_ms = plan, error, at_ms
@@ -328,7 +328,7 @@ class World:
                 )
         uncordon_all(self)
         unpark_all(self)
-        # A host with a new identity is accepted only when the former one is lost.
+        # A host with a new identity is accepted only after the former identity is lost.
         self.loop.run_until(begun_ms + HEAL_MS + self.settings.lost_timeout_ms)
         self._let_orders_end()
         check_healed(self.checks, self._leader().state)

@@ -121,7 +121,7 @@ class ModuleWriter:
         return _block(head, _docstring(inner.__doc__), "\n\n".join(members))
 
     def _constructor(self, inner: type) -> Iterator[str]:
-        """Yields `__init__` if users call it: that is, if its first parameter is a handle."""
+        """Yields `__init__` if users call it. They do so if its first parameter is a handle."""
         function = vars(inner).get("__init__")
         if function is None:
             return
@@ -217,8 +217,8 @@ def formatted(text: str, path: str) -> str:
 def _base_of(inner: type) -> str:
     """Returns the name of a twin's base class.
 
-    It returns a name, not a class: the generator must not import the blocking client, so that it
-    also works while that client is missing or broken.
+    It returns a name, and not a class: the generator must not import the blocking client. So the
+    generator also works while that client is missing or broken.
     """
     if not hasattr(inner, "__aenter__"):
         return "Handle"

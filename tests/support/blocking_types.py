@@ -1,7 +1,7 @@
 """Translates types and values of the asyncio client into source text of the blocking client.
 
-An argument that is a handle is passed on as `inner` of its twin; a returned handle is wrapped in a
-twin. Async iterators become plain iterators, and callbacks must be plain functions.
+If an argument is a handle, the `inner` of the handle is passed on. A returned handle is wrapped in
+its blocking twin. Async iterators become plain iterators, and callbacks must be plain functions.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Types:
         return self.imported(module, named.__qualname__)
 
     def imported(self, module: str, name: str) -> str:
-        """Returns `name`, and adds its import from `module` if it needs one."""
+        """Returns `name`. If it needs an import, adds the import from `module`."""
         if module not in (self.module, "builtins"):
             self.imports[module].add(name)
         return name

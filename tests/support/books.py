@@ -1,6 +1,6 @@
 """Builds rows and snapshots for tests of the stored state.
 
-Every field has a sensible default, so that a test names only the fields that matter to it.
+Every field has a sensible default. So a test names only the fields that matter for the test.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def small_report(topology: dict[str, Any], slots: tuple[SlotStatus, ...]) -> Top
 def slot(number: int, qos: QosClass, cpus: str = "", **changes: Any) -> SlotStatus:
     """Returns a slot of a QoS class; `changes` overrides fields of its assignment.
 
-    Its cpu amount is that of `cpus`, or half a cpu if there are none.
+    Its cpu amount is that of `cpus`. Without cpus, it is half a cpu.
     """
     own = len(CpuSet.parse(cpus)) * 1000 or 500
     profile = ResourceProfile(cpu_milli=own, task_heap_memory_bytes=256 * MIB)
@@ -98,7 +98,7 @@ def host(
 ) -> TopologyReport:
     """Returns the report of a regular host without slots.
 
-    As on most x86 servers, sibling threads of a core have cpu numbers that are far apart.
+    The sibling threads of a core have cpu numbers that are far apart, as on most x86 servers.
 
     Args:
         packages: number of packages.

@@ -1,4 +1,5 @@
-"""Components of the machine that some tests need, how to detect them, and how to install them.
+"""Components of the machine that some tests need. For each component: how to detect it, and how to
+install it.
 
 A test says `@pytest.mark.needs("postgresql", "root")`. This module only detects components.
 `tests/support/plugin.py` leaves out the tests whose components are missing, or lets them fail if

@@ -13,8 +13,8 @@ TEXTS = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
 
 
 def answers_to_readers(module: Any, table: AccessTable) -> Iterator[Descriptor]:
-    """Yields the answers of all methods that users, viewers or administrators may call, except
-    those that only administrators may call.
+    """Yields the answers of all methods that users, viewers or administrators may call. Methods
+    that only administrators may call are left out.
     """
     for service in module.DESCRIPTOR.services_by_name.values():
         for method in service.methods:

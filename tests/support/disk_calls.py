@@ -55,7 +55,7 @@ class DiskCalls:
         return name
 
     def check_durable(self, path: Path) -> None:
-        """Asserts that the file was synced before it was named `path`, and its directory
+        """Asserts two syncs: of the file before it was named `path`, and of its directory
         afterwards.
 
         If one of the two syncs is missing, a power cut can lose the data or the name.

@@ -1,7 +1,7 @@
 """Reads the command blocks of the documentation, and the requirements of each block.
 
-The mark `sh` means that readers may copy the block. If a test cannot run a block, its first line
-has the reason, one of `REASONS`: "sh not-run=systemd".
+The mark `sh` means that readers may copy the block. If a test cannot run a block, the first line of
+the block has the reason: "sh not-run=systemd". It is one of `REASONS`.
 """
 
 from __future__ import annotations

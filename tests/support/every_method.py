@@ -1,4 +1,4 @@
-"""Calls every method that a gRPC service declares, so that tests need not list them."""
+"""Calls every method that a gRPC service declares. So tests need no list of the methods."""
 
 from __future__ import annotations
 

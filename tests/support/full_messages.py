@@ -71,7 +71,9 @@ def _scalar(described: Any) -> Any:
 
 
 def left_at_default(value: Any, path: str = "") -> Iterator[str]:
-    """Yields the paths of fields that are empty or at their default, in a value and its parts."""
+    """Yields the paths of fields that are empty or at their default. It looks in a value and in the
+    parts of the value.
+    """
     if isinstance(value, DeviceRequest):
         return
     if is_dataclass(value) and not isinstance(value, type):

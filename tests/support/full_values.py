@@ -16,7 +16,8 @@ T = TypeVar("T")
 
 
 def full_value(kind: type[T], leave: Collection[str] = (), path: str = "") -> T:
-    """Returns an instance whose fields all differ from their defaults and from each other.
+    """Returns an instance with a different value in every field. No value is the default of its
+    field.
 
     Args:
         kind: a dataclass or named tuple.

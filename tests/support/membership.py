@@ -1,4 +1,4 @@
-"""Makes daemons and people members of a cluster; in practice, an operator does this."""
+"""Makes daemons and people members of a cluster. In real clusters, an administrator does this."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def give_authority(state_dir: Path) -> None:
 
 
 def give_membership(state_dir: Path, executor_id: str) -> None:
-    """Gives an executor its certificate, as if it had joined the test cluster before."""
+    """Gives an executor its certificate. The executor then seems to have joined the test cluster
+    before.
+    """
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = credentials(f"executor/{executor_id}", life_s=LIFE_S)
     write_credentials(state_dir / "executor.credentials", found)

@@ -1,4 +1,4 @@
-"""Lets tests run as if this software knew one more migration, so that databases are outdated."""
+"""Lets tests run as if this software had one more migration. Databases are then outdated."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class Mix:
 
     groups: tuple[MixedGroup, ...]
     jobs: tuple[MixedJob, ...]
-    cores: tuple[int, ...]  # per node
+    cores: tuple[int, ...]  # cores of each node
     measure: Measure
 
 
@@ -91,7 +91,7 @@ def mixes(draw: st.DrawFn) -> Mix:
 def run_mix(
     mix: Mix, horizon_s: int = HORIZON_S, order: Order = "fair"
 ) -> tuple[Cluster, IdleCheck]:
-    """Runs a mix until `horizon_s`; all jobs still have work at that time."""
+    """Runs a mix until `horizon_s`. At that time, all jobs still have work."""
     nodes = [
         Node(f"node-{number}", {CPU_MILLI: cores * 1_000, MEMORY_BYTES: cores * 4 * GIB})
         for number, cores in enumerate(mix.cores)

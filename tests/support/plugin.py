@@ -3,7 +3,8 @@
 - `needs(*components)`: without a component the test is left out and listed with the remedy. With
   CI=true every test that is left out, for any reason, is a failure.
 - `alone`: measures time or limits of real processes; runs last, while no other test runs.
-- `slow`: takes seconds; starts before the others, so that no worker is left with it at the end.
+- `slow`: the test takes seconds. It starts before the others, so that it is not the last test of a
+  worker.
 - `full`: starts real processes or is a long property; only `./dev test --all` runs it. All of
   tests/e2e is `full`, except tests marked `quick`.
 """
@@ -30,7 +31,7 @@ LOCK = pytest.StashKey[Path]()
 
 
 def in_ci() -> bool:
-    """Returns whether tests that are left out must fail."""
+    """Returns True if tests that would be left out must fail."""
     return os.environ.get("CI") == "true"
 
 
@@ -146,7 +147,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Lists which components were missing, how many tests needed them, and how to get them."""
+    """Lists the missing components. For each: how many tests needed it, and how to get it."""
     counts = Counter(
         name
         for outcome in ("skipped", "failed", "error")

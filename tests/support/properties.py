@@ -1,6 +1,6 @@
 """Sets how many examples a property test runs.
 
-`pytest --all` runs all examples of each property; the quick run runs a part of them
+`pytest --all` runs all examples of each property. The quick run runs only a part of them
 (tests/conftest.py chooses the Hypothesis profile).
 """
 

@@ -42,7 +42,7 @@ def prose(path: str, source: str) -> Iterator[Prose]:
     """Yields the prose of one file.
 
     Args:
-        path: path of the file in the repository; its name says what kind of file it is.
+        path: path of the file in the repository. The name shows the kind of the file.
         source: the file's content.
     """
     if path.endswith(".py"):

@@ -47,7 +47,9 @@ def configuration(folder: Path, text: str) -> ProvidersConfiguration:
 
 
 def make_provider(name: str, read: ProvidersConfiguration, around: ProviderContext) -> Any:
-    """Makes a provider as a starting resource manager does; call it again to test a restart."""
+    """Makes a provider in the same way as a starting resource manager. To test a restart, call it
+    again.
+    """
     return find_kind(name).make(read.common[name], read.shapes.get(name, ()), around)
 
 

@@ -121,8 +121,8 @@ class RunningRm:
         return self.cluster_as(USER)
 
     def proof_of(self, rm_epoch: int, who: str = "rm") -> identity_pb2.EpochProof:
-        """Returns the proof of an epoch as another resource manager of this cluster would make it,
-        or a program that only has the certificate of `who`.
+        """Returns the proof of an epoch as another maker would make it: another resource manager of
+        this cluster, or a program that only has the certificate of `who`.
         """
         return EpochProofs(self.authority, self.own(who)).proof_of(rm_epoch)
 
@@ -140,7 +140,9 @@ class RunningRm:
 async def running_rm(
     state_dir: Path, *, address: str = "127.0.0.1:0", **options: Any
 ) -> AsyncIterator[RunningRm]:
-    """Runs a resource manager for the block; with the same directory, it is the same cluster."""
+    """Runs a resource manager inside the block. With the same directory, it belongs to the same
+    cluster.
+    """
     listen = ListenOptions(address=address, metrics_address="127.0.0.1:0")
     loop = asyncio.get_running_loop()
     bound: asyncio.Future[tuple[str, str]] = loop.create_future()
@@ -293,7 +295,7 @@ class ScriptedExecutor(_Servicer):
         return answer
 
     async def register_if_asked(self) -> bool:
-        """Sends one report, and registers again if the RM asks for this; returns whether it
+        """Sends one report. If the RM asks for a registration, registers again. Returns whether it
         registered.
         """
         if (await self.send_report()).register_again:
@@ -432,7 +434,7 @@ async def next_events(stream: Any, count: int) -> list[rm_pb2.JobEvent]:
 
 
 async def refusal(call: Any) -> FinegrainError:
-    """Returns the error that a call ends with; fails if it succeeds."""
+    """Returns the error with which a call ends. Fails if the call succeeds."""
     with pytest.raises(grpc.RpcError) as caught:
         await call
     return error_from_rpc(caught.value)

@@ -6,9 +6,9 @@ Daemons under test detach on purpose, so killing a process group misses them. Th
     guard      in a separate process group: waits for pytest, then kills what is left
     pytest     in the front's process group, so that the terminal treats it as before
 
-Front and guard are child subreapers: every orphan becomes a child of the guard, or of the front if
-the guard was killed. If any of the three processes, or their process group, is killed, the whole
-run ends.
+Front and guard are child subreapers: every orphan becomes a child of the guard. If the guard was
+killed, it becomes a child of the front. If any of the three processes, or their process group, is
+killed, the whole run ends.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Process:
 
 
 def guard_run() -> None:
-    """Continues in a new, guarded process; the calling process waits for it and ends in the same
-    way.
+    """Continues in a new, guarded process. The calling process waits for this process, and ends in
+    the same way.
 
     Call it before anything is started. A second call in one process does nothing.
     """
@@ -96,7 +96,9 @@ def _watch(child: int) -> None:
 
 
 def _reap(child: int, status: int | None) -> int | None:
-    """Reaps ended children; returns the status of `child` if it was among them, else `status`."""
+    """Reaps children that have ended. If `child` was among them, returns its status. Otherwise
+    returns `status`.
+    """
     with suppress(ChildProcessError):
         while (dead := os.waitpid(-1, os.WNOHANG))[0]:
             status = dead[1] if dead[0] == child else status
@@ -104,7 +106,8 @@ def _reap(child: int, status: int | None) -> int | None:
 
 
 def _end_descendants(patience_s: float) -> list[Process]:
-    """Kills all descendants and removes their executors' control groups; returns the killed ones.
+    """Kills all descendants, and removes the control groups of their executors. Returns the killed
+    processes.
 
     Processes that end by themselves within `patience_s` are not killed.
     """

@@ -1,7 +1,7 @@
 """Collects the texts that users read: all help pages, and the templates of all errors.
 
-They are kept in `tests/data/texts`, so that a review shows each change of wording. A test fails
-when they are out of date; `python -m tests.support.texts` writes them again.
+They are kept in `tests/data/texts`. So a review shows each change of wording. If they are out of
+date, a test fails. `python -m tests.support.texts` writes them again.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _name(function: ast.expr) -> str:
 
 
 def _text(node: ast.expr) -> str | None:
-    """Returns a text with the names of its placeholders; None: it is not a literal."""
+    """Returns a text with the names of its placeholders; None: the node is not a literal."""
     match node:
         case ast.Constant(value=str(text)):
             return text.replace("\n", "\\n")

@@ -15,7 +15,7 @@ _SOURCE: Final = Path(__file__).with_name("program.py")
 
 
 class CudaProcesses:
-    """Processes that use CUDA, and the program that moves them off their GPUs and back."""
+    """Processes that use CUDA. A program moves them off their GPUs and back."""
 
     def __init__(self) -> None:
         # Not below the folder of a test: helper and tasks of other users must reach it.

@@ -1,7 +1,9 @@
-"""The program. FAKE_CUDA_FOLDER is replaced when it is written; standard library only.
+"""The program. FAKE_CUDA_FOLDER is replaced when the program is written. The program uses only the
+standard library.
 
-With a profile of the driver for tests, a process that is checkpointed leaves the list of processes
-of its GPU, and one that is restored is on the list again, on the GPU that the device map names.
+There may be a profile of the driver for tests. Then a process that is checkpointed leaves the list
+of processes of its GPU. A process that is restored is on a list again: on that of the GPU that the
+device map names.
 """
 
 import os

@@ -54,7 +54,7 @@ class Calls(Conversation):
     # Job masters.
 
     def job(self, *names: str, group: str = "default", lease_ms: int | None = None) -> None:
-        """Registers jobs; without a lease they need no keep-alive calls."""
+        """Registers jobs. A job without a lease needs no keep-alive calls."""
         for name in names or (JOB,):
             self.apply(JobRegistered(self.at, name, name, group, lease_ms, "user/alice", "r"))
 
@@ -202,9 +202,8 @@ class Calls(Conversation):
         """Asks to reuse slots for other requests of the job.
 
         Args:
-            slots: allocation id of the slot, its generation (default: the current one), and
-                allocation id
-                of the request.
+            slots: for each slot: its allocation id, its generation (default: the current
+                generation), and the allocation id of the request.
             job: the job that owns the slots.
         """
         named = tuple(

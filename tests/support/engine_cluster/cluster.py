@@ -50,7 +50,7 @@ class EngineCluster(Calls):
         Args:
             executors: the first executors, in this order.
             jobs: the first jobs, without a lease, in the default group.
-            settings: the settings that `values` modify; by default those of `EngineSettings()`.
+            settings: the settings to which `values` are applied; default: `EngineSettings()`.
             auto_settle: whether `settle` runs after each call and each time step.
             values: settings by name, including those of `Fairness`.
         """
@@ -62,9 +62,10 @@ class EngineCluster(Calls):
 
     @classmethod
     def settled(cls, *executors: FakeExecutor, **values: Any) -> Self:
-        """Starts a cluster whose executors answer at once; checks the invariants after each call.
+        """Starts a cluster whose executors answer at once. Checks the invariants after each
+        call.
 
-        Neither an executor nor a job is lost because it is silent, unless `values` says so.
+        Executors and jobs that are silent are not lost, unless `values` says so.
         """
         values = {"lost_timeout_ms": FOREVER_MS, "lease_default_ms": FOREVER_MS} | values
         return cls(*executors, auto_settle=True, **values)

@@ -1,4 +1,4 @@
-"""Connects the engine with executors in memory; the test controls every message between them.
+"""Connects the engine with executors in memory. The test controls every message between them.
 
 No message arrives by itself: a test delivers or loses each command, or lets `settle` deliver all.
 """
@@ -51,8 +51,8 @@ class Conversation:
         wire: commands that have not arrived.
         effects: effects of the last batch.
         providers: the calls of the engine to providers.
-        sweeps: whether the invariants are checked in pauses between batches; not where a test makes
-            a state that contradicts itself.
+        sweeps: whether the invariants are checked in pauses between batches. A test must turn this
+            off if it makes a state that contradicts itself.
     """
 
     def __init__(self, settings: EngineSettings, *, auto_settle: bool = False) -> None:
@@ -105,7 +105,7 @@ class Conversation:
         assert [finding for finding in some if finding is not None] == []
 
     def apply(self, event: Event) -> Any:
-        """Steps one event as a batch, and settles if `auto_settle` is set; returns the answer."""
+        """Steps one event as a batch. If `auto_settle` is set, also settles. Returns the answer."""
         answer = self.batch(event)
         if self.auto_settle:
             self.settle()
@@ -203,7 +203,9 @@ class Conversation:
         return next(sent for sent in self.wire if sent.command.executor_id == executor_id)
 
     def deliver(self, sent: OnTheWire, *, lose_answer: bool = False) -> None:
-        """Delivers a command; the answer is lost if `lose_answer` or if the sender was replaced."""
+        """Delivers a command. Its answer is lost in two cases: `lose_answer` is set, or the sender
+        was replaced.
+        """
         self.wire.remove(sent)
         executor = self.executors.get(sent.command.executor_id)
         if executor is None:  # the executor has vanished, and the resource manager learns it now
@@ -220,8 +222,8 @@ class Conversation:
             self.batch(answer)
 
     def deliver_all(self, most: int = DELIVERIES_MAX) -> None:
-        """Delivers commands until none is in transit; fails after `most` of them, or four for each
-        executor if that is more.
+        """Delivers commands until none is in transit. Fails after `most` commands. If four commands
+        for each executor are more than `most`, this is the limit.
         """
         for _ in range(max(most, 4 * len(self.executors))):
             if not self.wire:

@@ -56,8 +56,8 @@ class FakeExecutor:
         frees_slowly: slots stay FREEING until `finish_frees`.
         broken: allocation ids that it can neither carve nor resize.
         used: memory that slots use, in bytes.
-        moving: how it answers an order to park or unpark a slot: IN_PROGRESS or PARK_FAILED; empty:
-            it is done.
+        moving: how it answers an order to park or unpark a slot: IN_PROGRESS or PARK_FAILED. Empty:
+            it has done it.
         base: number and content of the last acknowledged report.
         sent: number and content of the last report, and the number of ended slots in it.
         hidden: amounts in use that the resource manager does not know.
@@ -184,7 +184,9 @@ class FakeExecutor:
         self.follow(answer.host_policy, answer.host_policy_number)
 
     def follow(self, policy: HostPolicy | None, number: int) -> None:
-        """Adopts the operators' settings; the next full report confirms their number."""
+        """Adopts the settings of the administrators. The next full report confirms the number of
+        these settings.
+        """
         self.host_policy = policy
         self.cpu_state = replace(self.cpu_state, host_policy_number=number)
 
@@ -204,7 +206,7 @@ class FakeExecutor:
             self.ended.append(EndedSlot(key[0], key[1], reason))
 
     def finish_frees(self) -> None:
-        """Removes all slots that are FREEING, as if their processes had ended."""
+        """Removes all FREEING slots, as if their processes had ended."""
         for key in [key for key, slot in self.slots.items() if slot.state is SlotState.FREEING]:
             del self.slots[key]
 

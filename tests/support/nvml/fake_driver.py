@@ -55,7 +55,7 @@ class FakeDriver:
             is_old: leave out the functions that came with version 615.
 
         Raises:
-            RuntimeError: there is no compiler, or it does not accept the source.
+            RuntimeError: there is no compiler, or the compiler does not accept the source.
         """
         compiler = shutil.which("gcc") or shutil.which("cc")
         if compiler is None:
