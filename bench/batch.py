@@ -97,7 +97,11 @@ class Slots:
             self._news.put_nowait(RequestFinished(key[0], member, RequestState.RELEASED, "", ""))
         self._grant()
 
-    async def reuse(self, pairs: Sequence[tuple[SlotKey, int]]) -> list[bool]:
+    async def reuse(
+        self, pairs: Sequence[tuple[SlotKey, int]], new: tuple[int, int] | None = None
+    ) -> list[bool]:
+        if new is not None:
+            self._waiting |= dict.fromkeys(range(new[0], new[0] + new[1]))
         agreed = [self._waiting.pop(member, 0) is None for _, member in pairs]
         await self.release([key for (key, _), yes in zip(pairs, agreed, strict=True) if not yes])
         return agreed

@@ -418,6 +418,7 @@ class ReuseSlotsRequest(google.protobuf.message.Message):
     JOB_ID_FIELD_NUMBER: builtins.int
     SLOTS_FIELD_NUMBER: builtins.int
     GRACE_FIELD_NUMBER: builtins.int
+    RANGES_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     """The job that owns the slots."""
     @property
@@ -430,15 +431,22 @@ class ReuseSlotsRequest(google.protobuf.message.Message):
         default.
         """
 
+    @property
+    def ranges(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.slots_pb2.RequestRange]:
+        """Ranges of equal requests, which the RM queues before it decides about the slots. So the slots can serve these
+        requests before they get slots of their own. At most 500 slots are allowed in a call with ranges.
+        """
+
     def __init__(
         self,
         *,
         job_id: builtins.str = ...,
         slots: collections.abc.Iterable[global___SlotReuse] | None = ...,
         grace: google.protobuf.duration_pb2.Duration | None = ...,
+        ranges: collections.abc.Iterable[finegrain.v1.slots_pb2.RequestRange] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["grace", b"grace"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["grace", b"grace", "job_id", b"job_id", "slots", b"slots"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["grace", b"grace", "job_id", b"job_id", "ranges", b"ranges", "slots", b"slots"]) -> None: ...
 
 global___ReuseSlotsRequest = ReuseSlotsRequest
 
@@ -477,18 +485,24 @@ class ReuseSlotsResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     RESULTS_FIELD_NUMBER: builtins.int
+    RANGE_RESULTS_FIELD_NUMBER: builtins.int
     @property
     def results(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.slots_pb2.ItemResult]:
         """An item without error: the RM agreed, the slot stays, and the waiting request has ended. An item with an error: the
         executor is freeing the slot or has freed it before, and the request still waits.
         """
 
+    @property
+    def range_results(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.slots_pb2.ItemResult]:
+        """One result per range, as in RequestResourceResponse. An RM that does not know ranges in this call sends none."""
+
     def __init__(
         self,
         *,
         results: collections.abc.Iterable[finegrain.v1.slots_pb2.ItemResult] | None = ...,
+        range_results: collections.abc.Iterable[finegrain.v1.slots_pb2.ItemResult] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["results", b"results"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["range_results", b"range_results", "results", b"results"]) -> None: ...
 
 global___ReuseSlotsResponse = ReuseSlotsResponse
 

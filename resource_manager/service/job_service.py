@@ -223,13 +223,19 @@ class JobCalls:
         """See the protocol."""
         job_id = check_id("job_id", request.job_id)
         grace_ms = decoding.grace_ms(request.grace, present=request.HasField("grace"))
-        slots = slot_reuses(request.slots)
+        slots, ranges = slot_reuses(request.slots), request_ranges(request.ranges)
+        # Slots of a later event would be judged after the new requests may have got other slots.
+        if ranges and len(slots) > CHUNK_ITEMS_MAX:
+            raise InvalidArgument("slots", len(slots), f"at most {CHUNK_ITEMS_MAX} with ranges")
         await self._owners.check(job_id)
         with self._admission.entered(Kind.CALL, job_id):
-            makes = reuse_events(job_id, chunks_of(slots), grace_ms)
-            outcomes = await self._in_chunks(makes, len(slots), job_id)
+            makes = reuse_events(job_id, chunks_of(slots), grace_ms, ranges)
+            outcomes = await self._in_chunks(makes, len(slots) + len(ranges), job_id)
+        of_ranges, of_slots = outcomes[: len(ranges)], outcomes[len(ranges) :]
+        self._count(of_ranges, [each.count for each in ranges])
         return rm_pb2.ReuseSlotsResponse(
-            results=encoding.write.each(slots_pb2.ItemResult, outcomes)
+            results=encoding.write.each(slots_pb2.ItemResult, of_slots),
+            range_results=encoding.write.each(slots_pb2.ItemResult, of_ranges),
         )
 
     async def ResizeSlot(

@@ -241,7 +241,9 @@ class Scripted(_Servicer):
     async def ReuseSlots(self, request: Any, context: Any) -> Any:
         """Agrees, unless `others_first`."""
         await self._begin("ReuseSlots", request, context)
-        answer = rm.ReuseSlotsResponse()
+        answer = rm.ReuseSlotsResponse(
+            range_results=[slots_pb2.ItemResult(id=each.range_id) for each in request.ranges]
+        )
         for each in request.slots:
             result = answer.results.add(id=each.allocation_id)
             if self.others_first:

@@ -75,9 +75,10 @@ async def run(
         return outcome, list(batch.results())
 
 
-async def test_slots_go_on_to_the_next_thread(small: Small, tmp_path: Path) -> None:
+@pytest.mark.parametrize("slots_max", [0, 2])
+async def test_slots_go_on_to_the_next_thread(small: Small, tmp_path: Path, slots_max: int) -> None:
     """No other job waits, so what is granted is used until nothing is left to do."""
-    spec = fg.BatchSpec(30, ["true"], slot=SLOT)
+    spec = fg.BatchSpec(30, ["true"], slot=SLOT, slots_max=slots_max)
     async with small.connect() as cluster:
         batch = fg.BatchJob(cluster, spec, state_file=tmp_path / "state")
         (await batch.run()).check()

@@ -406,15 +406,17 @@ class ScriptedJob:
         )
         return list(answer.results)
 
-    async def reuse(self, *wishes: tuple[str, int, str]) -> list[slots_pb2.ItemResult]:
+    async def reuse(
+        self, *wishes: tuple[str, int, str], ranges: Sequence[slots_pb2.RequestRange] = ()
+    ) -> list[slots_pb2.ItemResult]:
         slots = [
             rm_pb2.SlotReuse(allocation_id=slot, generation=generation, for_allocation_id=waiting)
             for slot, generation, waiting in wishes
         ]
         answer = await self.stub.ReuseSlots(
-            rm_pb2.ReuseSlotsRequest(job_id=self.job_id, slots=slots)
+            rm_pb2.ReuseSlotsRequest(job_id=self.job_id, slots=slots, ranges=ranges)
         )
-        return list(answer.results)
+        return [*answer.range_results, *answer.results]
 
     def watch(self, from_sequence: int = 0, rm: RunningRm | None = None) -> Any:
         return (

@@ -48,6 +48,9 @@ slot exists.
 
 REUSES_AT_ONCE_MAX = 5_000
 
+NEW_REUSES_MAX = 500
+"""Maximum number of new requests in a call that reuses slots."""
+
 
 class BatchScheduler:
     """Schedules the threads of one batch while one job exists.
@@ -318,19 +321,28 @@ class BatchScheduler:
         return thread
 
     def _reuse(self, need: int) -> None:
-        awaiting = self._by_phase[Phase.AWAITING_REUSE]
+        awaiting, first_new = self._by_phase[Phase.AWAITING_REUSE], self._next_member
         for held in list(self._by_phase[Phase.USED].values()):
             # Each reused slot serves one thread, so do not request more reuses than threads.
             wanted = need > len(awaiting) and len(awaiting) < REUSES_AT_ONCE_MAX
-            if not (wanted and self.waiting):
+            if wanted and self.waiting:
+                # Indexes ascend over time, so the first member is usually the oldest request.
+                member = self.waiting.first
+                self.waiting.remove(member)
+            elif wanted and self._next_member - first_new < NEW_REUSES_MAX:
+                # No request waits, for example because the batch has `slots_max` slots. So a new
+                # request is submitted in the same call.
+                member = self._next_member
+                self._next_member += 1
+            else:
                 self._set_phase(held, Phase.SPENT)
                 continue
-            # Indexes ascend over time, so the first member is usually the oldest request.
-            member = self.waiting.first
-            self.waiting.remove(member)
             self._reuse_members[member] = False
             self._set_phase(held, Phase.AWAITING_REUSE)
             self._actions.reuse.append((held.key, member))
+        if count := self._next_member - first_new:
+            self._actions.reuse_new = first_new, count
+            self._actions.changes.submitted.append(SubmittedRow(first_new, count))
         for held in list(self._by_phase[Phase.SPENT].values()):
             self._release(held)
 

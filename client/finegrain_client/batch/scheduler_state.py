@@ -95,6 +95,8 @@ class Actions:
     start: list[Start] = field(default_factory=list)
     cancel: list[AttemptKey] = field(default_factory=list)
     reuse: list[tuple[SlotKey, int]] = field(default_factory=list)  # pairs of slot and member
+    # members of `reuse` that are requested in the same call: first, count
+    reuse_new: tuple[int, int] | None = None
     release: list[SlotKey] = field(default_factory=list)
     ask: tuple[int, int] | None = None  # members to request: first, count
     give_up: list[tuple[int, int]] = field(

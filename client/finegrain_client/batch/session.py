@@ -40,6 +40,7 @@ from finegrain_client.batch.scheduler_state import (
 from finegrain_client.batch.slots import (
     BatchSlots,
     Granted,
+    NewMembersRefused,
     RequestFinished,
     Requeued,
     WatchEnded,
@@ -274,8 +275,15 @@ class Session:
             work = self._unless_over(partial(self.slots.release, actions.release))
             self._releases.add(task := self._run_in_background(work))
             task.add_done_callback(self._releases.discard)
-        if actions.reuse:
-            self._run_in_background(self._reuse(actions.reuse))
+        new, waiting = actions.reuse_new, actions.reuse
+        if new is not None:
+            # A call with new members may contain fewer slots, so it names only their slots.
+            fresh = range(new[0], new[0] + new[1])
+            waiting = [each for each in actions.reuse if each[1] not in fresh]
+            pairs = [each for each in actions.reuse if each[1] in fresh]
+            self._run_in_background(self._reuse(pairs, new))
+        if waiting:
+            self._run_in_background(self._reuse(waiting))
 
     def _begin_attempt(self, start: Start) -> None:
         key = start.thread, start.attempt
@@ -314,15 +322,28 @@ class Session:
             return
         self._inbox.put_nowait(SubmissionFailed(first, count, error))
 
-    async def _reuse(self, pairs: list[tuple[SlotKey, int]]) -> None:
+    async def _reuse(
+        self, pairs: list[tuple[SlotKey, int]], new: tuple[int, int] | None = None
+    ) -> None:
+        refused: SubmissionFailed | None = None
         try:
-            agreed = await self.slots.reuse(pairs)
+            agreed = await self.slots.reuse(pairs, new)
+        except NewMembersRefused as refusal:
+            agreed = [False] * len(pairs)
+            refused = SubmissionFailed(*new, refusal.error) if new is not None else None
         except FinegrainError as error:
             if is_over(error):
                 return
-            raise
+            if new is None:
+                raise
+            agreed, refused = [False] * len(pairs), SubmissionFailed(*new, error)
+        if new is not None and refused is None:
+            await self._on_disk(partial(self._state.taken_in, self.row.number, new[0]))
         answers = [(*pair, each) for pair, each in zip(pairs, agreed, strict=True)]
         self._inbox.put_nowait(ReuseAnswered(answers))
+        # The answers come first: they make the members wait again, and this removes them.
+        if refused is not None:
+            self._inbox.put_nowait(refused)
 
     async def _unless_over(self, work: Callable[[], Awaitable[None]]) -> None:
         try:

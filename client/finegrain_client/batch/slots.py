@@ -16,13 +16,15 @@ from typing import TypeVar
 from finegrain.errors import FinegrainError, Unavailable
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.v1 import slots_pb2
+from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.states import RequestState
 from finegrain_client.batch.rows import JobRow
 from finegrain_client.batch.scheduler_state import SlotKey
-from finegrain_client.errors import SlotLost
+from finegrain_client.errors import Rejection, SlotLost, rejected
 from finegrain_client.job.events import JobEvents
 from finegrain_client.job.job import Job
 from finegrain_client.retry import Backoff, RetryPolicy
+from finegrain_client.slot.reusing import Reuse
 from finegrain_client.slot.slot import Slot
 from finegrain_client.specs import SlotSpec
 from finegrain_client.types.status import JobEvent, SlotStatus
@@ -90,6 +92,16 @@ async def retry_until_answered(work: Callable[[], Awaitable[T]], what: str) -> T
         except Unavailable as error:
             log.warning("%s: %s; trying again", what, error.message)
         await asyncio.sleep(backoff.next_s())
+
+
+class NewMembersRefused(Exception):
+    """The resource manager did not accept the new members of a call of `BatchSlots.reuse`, and has
+    released the slots. `error` is None if the members may be requested again.
+    """
+
+    def __init__(self, error: FinegrainError | None) -> None:
+        super().__init__(error)
+        self.error = error
 
 
 class BatchSlots:
@@ -180,21 +192,50 @@ class BatchSlots:
         if slots:
             await retry_until_answered(lambda: self._job.release(slots), "releasing slots")
 
-    async def reuse(self, pairs: Sequence[tuple[SlotKey, int]]) -> list[bool]:
+    async def reuse(
+        self, pairs: Sequence[tuple[SlotKey, int]], new: tuple[int, int] | None = None
+    ) -> list[bool]:
         """Returns for each slot whether it may be reused for its member. The resource manager
         releases a slot if it rejects the reuse.
+
+        Args:
+            pairs: slots, each with a member.
+            new: members that the same call requests: first, count; None: all members wait already.
+
+        Raises:
+            NewMembersRefused: the new members were not accepted, and none of the slots is reused.
+            FinegrainError: the resource manager refused the call.
         """
         # A slot may have been lost in the meantime. Such a slot cannot be reused, so the call must
         # not name it.
         there = {key: slot for key, _ in pairs if (slot := self.slot(key)) is not None}
         reuses = [(there[key], self._id(member)) for key, member in pairs if key in there]
         if not reuses:
+            if new is not None:
+                raise NewMembersRefused(None)
             return [False] * len(pairs)
-        outcomes = await retry_until_answered(
-            lambda: self._job.reuse(reuses), "requesting the reuse of slots"
-        )
+        if new is not None:
+            outcomes = await self._reuse_for_new(reuses, *new)
+        else:
+            outcomes = await retry_until_answered(
+                lambda: self._job.reuse(reuses), "requesting the reuse of slots"
+            )
         agreed = {each.id for each in outcomes if each.ok}
         return [key in there and key[0] in agreed for key, _ in pairs]
+
+    async def _reuse_for_new(
+        self, reuses: Sequence[Reuse], first: int, count: int
+    ) -> list[ItemOutcome]:
+        spec = replace(self._spec, count=count)
+        outcomes, of_new = await retry_until_answered(
+            lambda: self._job._submission.reuse_for_new(reuses, spec, self._range_id, first),
+            "requesting the reuse of slots",
+        )
+        if of_new is None:
+            raise NewMembersRefused(None)
+        if not of_new.ok:
+            raise NewMembersRefused(rejected([Rejection.of(self._range_id, of_new)]))
+        return outcomes
 
     def _message_of(self, event: JobEvent) -> SlotMessage | None:
         member = self._member(event.allocation_id)

@@ -21,6 +21,7 @@ from finegrain_client.job.ranges import RequestRange, range_message
 from finegrain_client.job.request import Request
 from finegrain_client.job.watch import JobWatch
 from finegrain_client.retry import REFUSALS
+from finegrain_client.slot.reusing import Reuse, reuse_once
 from finegrain_client.specs import BATCH_BYTES_MAX, BATCH_ITEMS_MAX, SlotSpec, id_batches
 from finegrain_client.types.status import Gang
 
@@ -161,6 +162,35 @@ class Submission:
             known.reject(Rejection.of(range_id, outcome))
         self._watch.ranges.drop_if_ended(known)
         return known
+
+    async def reuse_for_new(
+        self, pairs: Sequence[Reuse], spec: SlotSpec, range_id: str, first: int
+    ) -> tuple[list[ItemOutcome], ItemOutcome | None]:
+        """Submits members of a range, and reuses slots for them in the same call. The call may be
+        repeated.
+
+        Args:
+            pairs: slots, each with the allocation id of a new member.
+            spec: the request of each member; `count` is the number of new members.
+            range_id: id of the range.
+            first: index of the first new member.
+
+        Returns:
+            The outcomes of the pairs, and the outcome of the new members; None: the resource
+            manager has an older version, which ignores new members.
+        """
+        (template,) = replace(spec, count=1, allocation_id=range_id).messages()
+        # Add the members before the call, because the watch stream may be faster than the answer.
+        known = self._watch.ranges.by_id.setdefault(range_id, RequestRange(self._context, template))
+        members = first, first + spec.count
+        known.add(*members)
+        message = range_message(template, first, spec.count)
+        outcomes, of_ranges = await reuse_once(self._context, pairs, ranges=[message])
+        known.acknowledged = True
+        if not of_ranges or not of_ranges[0].ok:
+            known.forget(*members)
+        self._watch.ranges.drop_if_ended(known)
+        return outcomes, of_ranges[0] if of_ranges else None
 
     def _withdraw_members(self, range_id: str, first: int, end: int) -> None:
         members = slots_pb2.RangeMembers(range_id=range_id, first_index=first, count=end - first)

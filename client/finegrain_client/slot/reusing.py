@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
 from finegrain.v1 import resource_manager_pb2 as rm
+from finegrain.v1 import slots_pb2
 from finegrain.values.outcomes import ItemOutcome
 from finegrain_client.decoding import read
 from finegrain_client.durations import duration
@@ -46,29 +47,51 @@ async def reuse(
     outcomes: list[ItemOutcome] = []
     for start in range(0, len(pairs), BATCH_ITEMS_MAX):
         some = pairs[start : start + BATCH_ITEMS_MAX]
-        message = rm.ReuseSlotsRequest(
-            job_id=context.job_id,
-            slots=[
-                rm.SlotReuse(
-                    allocation_id=slot.allocation_id,
-                    generation=slot.generation,
-                    for_allocation_id=_id_of(request),
-                )
-                for slot, request in some
-            ],
-            grace=duration(grace_s),
-        )
-        answer = await context.connection.call_manager(
-            lambda manager, timeout_s, message=message: manager.ReuseSlots(  # type: ignore[misc]
-                message, timeout=timeout_s
-            )
-        )
-        for (slot, _), result in zip(some, answer.results, strict=True):
-            outcome = read(ItemOutcome, result)
-            if not outcome.ok:
-                slot.mark_released()
-            outcomes.append(outcome)
+        outcomes += (await reuse_once(context, some, grace_s))[0]
     return outcomes
+
+
+async def reuse_once(
+    context: JobContext,
+    pairs: Sequence[Reuse],
+    grace_s: float | None = None,
+    ranges: Sequence[slots_pb2.RequestRange] = (),
+) -> tuple[list[ItemOutcome], list[ItemOutcome]]:
+    """Reuses slots in one call, also for requests of new ranges.
+
+    Args:
+        context: the job.
+        pairs: as many pairs as one call may contain.
+        grace_s: see `Job.reuse`.
+        ranges: ranges that are submitted in the same call.
+
+    Returns:
+        The outcomes of the pairs, and the outcomes of the ranges. The latter are missing if the
+        resource manager has an older version, which ignores the ranges.
+    """
+    message = rm.ReuseSlotsRequest(
+        job_id=context.job_id,
+        slots=[
+            rm.SlotReuse(
+                allocation_id=slot.allocation_id,
+                generation=slot.generation,
+                for_allocation_id=_id_of(request),
+            )
+            for slot, request in pairs
+        ],
+        grace=duration(grace_s),
+        ranges=ranges,
+    )
+    answer = await context.connection.call_manager(
+        lambda manager, timeout_s: manager.ReuseSlots(message, timeout=timeout_s)
+    )
+    outcomes: list[ItemOutcome] = []
+    for (slot, _), result in zip(pairs, answer.results, strict=True):
+        outcome = read(ItemOutcome, result)
+        if not outcome.ok:
+            slot.mark_released()
+        outcomes.append(outcome)
+    return outcomes, [read(ItemOutcome, each) for each in answer.range_results]
 
 
 def _id_of(request: Reusable | str) -> str:

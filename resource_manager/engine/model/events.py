@@ -122,13 +122,15 @@ class SlotsReuseRequested:
     slots for other, pending requests of the job.
 
     Each item is (id, generation, id of the pending request). A slot that may not be reused is given
-    back. Answer: list[ItemOutcome]; an outcome without a reason means that the slot is reused.
+    back. Answer: list[ItemOutcome], first of the ranges, then of the slots. An outcome without a
+    reason means that the slot is reused.
     """
 
     at: Instant
     job_id: str
     slots: tuple[tuple[str, int, str], ...]
     grace_ms: int | None = None
+    ranges: tuple[RangeSpec, ...] = ()  # queued before the slots are judged
 
 
 @dataclass(frozen=True, slots=True)

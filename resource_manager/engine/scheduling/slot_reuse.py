@@ -28,9 +28,10 @@ from resource_manager.engine.hosts.slots import Slots
 from resource_manager.engine.lifecycle.journal import Journal
 from resource_manager.engine.lifecycle.known import known_job
 from resource_manager.engine.model.entities import ENDED_REQUEST_STATES, Job, Request, Slot
-from resource_manager.engine.model.events import SlotsReuseRequested
+from resource_manager.engine.model.events import RequestsSubmitted, SlotsReuseRequested
 from resource_manager.engine.model.state_tables import RequestInput
 from resource_manager.engine.placement.hosts import Hosts
+from resource_manager.engine.requests.submission import submit_requests
 from resource_manager.engine.scheduling.next_in_order import NextInOrder
 from resource_manager.engine.state import State
 
@@ -55,12 +56,21 @@ def reuse_slots(state: State, event: SlotsReuseRequested) -> list[ItemOutcome]:
     """Reuses slots for other requests of their job where this is fair. Gives back the other
     slots.
 
+    Returns:
+        One outcome for each new range, then one outcome for each slot.
+
     Raises:
         NotFound: the job is not known.
+        FailedPrecondition, InvalidArgument, ResourceExhausted: the new ranges are not accepted; see
+            `submit_requests`.
     """
     known_job(state.jobs, event.job_id)
+    outcomes: list[ItemOutcome] = []
+    if event.ranges:
+        new = RequestsSubmitted(event.at, event.job_id, (), ranges=event.ranges)
+        outcomes = submit_requests(state, new)
     following = NextInOrder(state)
-    return [_reuse_or_free(state, event, following, each) for each in event.slots]
+    return outcomes + [_reuse_or_free(state, event, following, each) for each in event.slots]
 
 
 def _reuse_or_free(

@@ -11,7 +11,7 @@ from functools import partial
 from finegrain.errors import InvalidArgument
 from finegrain.ids import check_id
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
-from resource_manager.engine.model.entities import Instant
+from resource_manager.engine.model.entities import Instant, RangeSpec
 from resource_manager.engine.model.events import Event, SlotsReuseRequested
 from resource_manager.service.wire import decoding
 
@@ -46,7 +46,10 @@ def slot_reuses(messages: Sequence[rm_pb2.SlotReuse]) -> ReusePart:
 
 
 def reuse_events(
-    job_id: str, parts: Sequence[ReusePart], grace_ms: int | None
+    job_id: str,
+    parts: Sequence[ReusePart],
+    grace_ms: int | None,
+    ranges: tuple[RangeSpec, ...] = (),
 ) -> list[Callable[[Instant], Event]]:
     """Returns a function for each part of the batch, which creates the event from the current time.
 
@@ -54,7 +57,9 @@ def reuse_events(
         job_id: the job that calls.
         parts: the batch, in parts.
         grace_ms: milliseconds between SIGTERM and SIGKILL; None: the executor's default.
+        ranges: new ranges; with ranges, the batch has only one part.
     """
     return [
-        partial(SlotsReuseRequested, job_id=job_id, slots=part, grace_ms=grace_ms) for part in parts
+        partial(SlotsReuseRequested, job_id=job_id, slots=part, grace_ms=grace_ms, ranges=ranges)
+        for part in parts
     ]

@@ -9,13 +9,18 @@ from hypothesis import strategies as st
 
 import finegrain_client as fg
 from finegrain.intervals import IntervalSet
-from finegrain_client.batch.rows import AttemptRow, Known
-from finegrain_client.batch.scheduler import LOSSES_MAX, REFUSALS_MAX, USES_MAX, BatchScheduler
+from finegrain_client.batch.rows import AttemptRow, Known, SubmittedRow
+from finegrain_client.batch.scheduler import (
+    LOSSES_MAX,
+    NEW_REUSES_MAX,
+    REFUSALS_MAX,
+    USES_MAX,
+    BatchScheduler,
+)
 from finegrain_client.batch.scheduler_state import (
     Actions,
     AttemptOutcome,
     Ending,
-    Phase,
     SlotKey,
     Start,
     take_last,
@@ -324,9 +329,53 @@ def test_no_more_slots_than_wished_are_asked_for() -> None:
     assert scenario.decide().ask == (0, 3)
     scenario.grant(0, 1, 2)
     actions = scenario.end(1, 1, OK)
-    assert (actions.release, actions.ask) == ([slot(1)], None)
+    assert (actions.release, actions.ask) == ([], None)
+    assert scenario.scheduler.slots == 3
+
+
+def test_a_slot_is_reused_for_a_new_request_if_no_request_waits() -> None:
+    """Three slots are all that the batch may have, so no request waits."""
+    scenario = Scenario(10, slots_max=3)
+    scenario.decide()
+    scenario.grant(0, 1, 2)
+    actions = scenario.end(1, 1, OK)
+    assert (actions.reuse, actions.reuse_new) == ([(slot(1), 3)], (3, 1))
+    assert [(each.first_index, each.count) for each in actions.changes.submitted] == [(3, 1)]
+    scenario.scheduler.reuse_answered(slot(1), 3, agreed=True)
+    assert scenario.decide().start == [Start(slot(1), 3, 1)]
+
+
+def test_a_new_request_that_gets_no_slot_again_waits_for_another_one() -> None:
+    scenario = Scenario(10, slots_max=3)
+    scenario.decide()
+    scenario.grant(0, 1, 2)
+    scenario.end(1, 1, OK)
+    scenario.scheduler.reuse_answered(slot(1), 3, agreed=False)
+    assert scenario.decide().ask is None  # request 3 waits, and there are two slots
     scenario.scheduler.request_ended("r.1", 1)
-    assert scenario.decide().ask == (3, 1)
+    assert scenario.grant(3).start == [Start(slot(3), 3, 1)]
+
+
+def test_new_requests_that_were_refused_with_a_reuse_are_made_again() -> None:
+    scenario = Scenario(10, slots_max=3)
+    scenario.decide()
+    scenario.grant(0, 1, 2)
+    scenario.end(1, 1, OK)
+    scenario.scheduler.reuse_answered(slot(1), 3, agreed=False)
+    scenario.scheduler.submission_refused(3, 1)
+    scenario.scheduler.request_ended("r.1", 1)
+    assert scenario.decide().ask == (4, 1)
+
+
+def test_a_call_reuses_a_limited_number_of_slots_for_new_requests() -> None:
+    scenario = Scenario(2_000, slots_max=NEW_REUSES_MAX + 20)
+    scenario.decide()
+    scenario.grant(*range(NEW_REUSES_MAX + 20))
+    for thread in range(NEW_REUSES_MAX + 20):
+        scenario.scheduler.attempt_ended((thread, 1), OK, scenario.now)
+    actions = scenario.decide()
+    assert actions.reuse_new == (NEW_REUSES_MAX + 20, NEW_REUSES_MAX)
+    assert (len(actions.reuse), len(actions.release)) == (NEW_REUSES_MAX, 20)
 
 
 def test_requests_that_were_not_taken_in_are_made_again() -> None:
@@ -345,6 +394,7 @@ def test_a_runner_that_comes_back_takes_up_what_runs_and_repeats_what_is_lost() 
             AttemptRow(2, 1, 0, "r.2", 1, "host-a", 900.0),
         ],
         used={slot(0), slot(1), slot(2)},
+        submitted=[SubmittedRow(0, 3)],
     )
     scenario = Scenario(3, known)
     scenario.scheduler.restore_attempts(known.open, known.lost, known.used)
@@ -356,10 +406,8 @@ def test_a_runner_that_comes_back_takes_up_what_runs_and_repeats_what_is_lost() 
     assert actions.changes.ended == [
         (2, 1, "lost", "its slot had ended when the runner was started again")
     ]
-    assert (
-        scenario.scheduler.held_slots["r.0"].phase is Phase.RELEASING
-    )  # it ran a thread, and no thread waits
-    assert actions.ask == (0, 1)
+    # Slot 0 has run a thread and serves thread 2 next. No request waits, so a new one is submitted.
+    assert (actions.reuse, actions.reuse_new) == ([(slot(0), 3)], (3, 1))
 
 
 @given(st.sets(st.integers(0, 40)), st.integers(0, 45))

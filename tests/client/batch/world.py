@@ -24,7 +24,14 @@ from finegrain.values.states import RequestState
 from finegrain_client.batch import runner
 from finegrain_client.batch.rows import Changes, JobRow
 from finegrain_client.batch.scheduler_state import SlotKey
-from finegrain_client.batch.slots import Granted, RequestFinished, Requeued, SlotMessage, WatchEnded
+from finegrain_client.batch.slots import (
+    Granted,
+    NewMembersRefused,
+    RequestFinished,
+    Requeued,
+    SlotMessage,
+    WatchEnded,
+)
 from finegrain_client.batch.state_file import StateFile
 from finegrain_client.types.status import OutputChunk, TaskResult
 
@@ -313,9 +320,19 @@ class WorldSlots:
             self.world.release(self.job, int(allocation_id.rpartition(".")[2]), generation)
         self.life.step()
 
-    async def reuse(self, pairs: Sequence[tuple[SlotKey, int]]) -> list[bool]:
+    async def reuse(
+        self, pairs: Sequence[tuple[SlotKey, int]], new: tuple[int, int] | None = None
+    ) -> list[bool]:
         await self._call()
         answers = []
+        if new is not None and self.world.chance(8) == 0:  # an older resource manager
+            for key, _ in pairs:
+                self.world.release(self.job, int(key[0].rpartition(".")[2]), key[1])
+            raise NewMembersRefused(None)
+        for member in range(new[0], new[0] + new[1]) if new is not None else ():
+            if member not in self.job.asked and not self.job.over:
+                self.job.asked.add(member)
+                self.job.waiting[member] = None
         for key, wanted in pairs:
             there = self.slot(key) is not None and wanted in self.job.waiting
             agreed = there and self.world.agrees and self.world.chance(4) > 0

@@ -89,6 +89,29 @@ async def test_members_of_ranges_are_reused_and_reused_for(tmp_path: Path) -> No
         assert still_waits.flow.waiting == 960
 
 
+async def test_a_slot_is_reused_for_a_range_of_the_same_call(tmp_path: Path) -> None:
+    async with running_rm(tmp_path) as rm, ScriptedExecutor(rm) as executor:
+        job = await ScriptedJob(rm).register()
+        stream = job.watch()
+        await job.request(*threads("t0"))
+        await next_events(stream, 1)
+        asked = slots_pb2.SlotRequest(profile=profile(1_000))
+        new = slots_pb2.RequestRange(range_id="r", first_index=7, count=2, request=asked)
+        accepted, agreed = await job.reuse(("t0", 1, "r.7"), ranges=[new])
+        assert (accepted.id, agreed.id) == ("r", "t0")
+        assert not accepted.HasField("error")
+        assert not agreed.HasField("error")
+        (told, granted) = await next_events(stream, 2)
+        assert (told.allocation_id, told.reason) == ("r.7", Reason.REUSED)
+        assert (granted.allocation_id, granted.state) == ("r.8", GRANTED)
+        assert set(executor.slots) == {"t0", "r.8"}
+        many = [(f"t{n}", 1, f"r.{n}") for n in range(501)]
+        error = await refusal(job.reuse(*many, ranges=[new]))
+        assert isinstance(error, InvalidArgument)
+        assert error.field == "slots"
+        stream.cancel()
+
+
 async def test_calls_that_make_no_sense_are_refused_as_a_whole(tmp_path: Path) -> None:
     async with running_rm(tmp_path) as rm:
         job = await ScriptedJob(rm).register()

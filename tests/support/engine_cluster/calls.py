@@ -197,7 +197,10 @@ class Calls(Conversation):
         return answer
 
     def reuse(
-        self, *slots: tuple[str, str] | tuple[str, int, str], job: str = JOB
+        self,
+        *slots: tuple[str, str] | tuple[str, int, str],
+        job: str = JOB,
+        ranges: tuple[RangeSpec, ...] = (),
     ) -> list[ItemOutcome]:
         """Asks to reuse slots for other requests of the job.
 
@@ -205,12 +208,14 @@ class Calls(Conversation):
             slots: for each slot: its allocation id, its generation (default: the current
                 generation), and the allocation id of the request.
             job: the job that owns the slots.
+            ranges: ranges that the same call submits.
         """
         named = tuple(
             each if len(each) == 3 else (each[0], self.state.requests[each[0]].generation, each[1])
             for each in slots
         )
-        answer: list[ItemOutcome] = self.apply(SlotsReuseRequested(self.at, job, named))
+        event = SlotsReuseRequested(self.at, job, named, ranges=ranges)
+        answer: list[ItemOutcome] = self.apply(event)
         return answer
 
     def resize(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from finegrain.resources import MIB, ResourceProfile
 from finegrain.values.states import GangPlacement
+from resource_manager.engine.model.entities import RangeSpec
 from resource_manager.engine.scheduling import next_in_order, slot_reuse
 from tests.support.engine_cluster import EngineCluster
 
@@ -45,6 +48,44 @@ def test_a_job_alone_keeps_its_slots() -> None:
     durations = cluster.state.jobs["job"].durations
     assert durations is not None
     assert durations.handed_on == 2
+
+
+def new_member(cluster: EngineCluster, index: int) -> RangeSpec:
+    """Returns member `index` of a range whose members need the same as request r0."""
+    spec = replace(cluster.state.requests["r0"].spec, allocation_id="m")
+    return RangeSpec(spec, index, 1)
+
+
+def test_a_slot_is_reused_for_a_request_of_the_same_call() -> None:
+    """Another slot would fit, but the request never gets one."""
+    cluster = EngineCluster.settled()
+    cluster.host("host-0")
+    cluster.submit("r0")
+    accepted, reused = cluster.reuse(("r0", "m.0"), ranges=(new_member(cluster, 0),))
+    assert (accepted.id, accepted.reason, reused.id, reused.reason) == ("m", "", "r0", "")
+    assert cluster.running() == ["r0"]
+    again = cluster.reuse(("r0", "m.0"), ranges=(new_member(cluster, 0),))
+    assert again == [accepted, reused]
+    cluster.check()
+
+
+def test_a_request_of_the_same_call_waits_if_other_jobs_come_first() -> None:
+    cluster = alone(waiting=0)
+    cluster.job("newcomer")
+    cluster.submit("n0", job="newcomer")
+    cluster.wait(60_000)
+    accepted, reused = cluster.reuse(("r0", "m.0"), ranges=(new_member(cluster, 0),))
+    assert (accepted.reason, reused.reason) == ("", "FAIR_SHARE")
+    assert cluster.where("n0") == "host-0"
+    assert cluster.state_of("m.0") == "PENDING"
+
+
+def test_requests_that_are_not_accepted_reuse_nothing() -> None:
+    cluster = alone(waiting=0)
+    cluster.submit("m")  # takes the id of the range
+    accepted, reused = cluster.reuse(("r0", "m.0"), ranges=(new_member(cluster, 0),))
+    assert (accepted.reason, reused.reason) == ("ALREADY_EXISTS", "NOT_REUSABLE")
+    assert cluster.state_of("r0") == "RELEASED"
 
 
 def test_two_jobs_of_one_group_take_turns() -> None:
