@@ -12,6 +12,7 @@ from finegrain.errors import InvalidArgument, NotFound, Reason
 from finegrain_cli.last import LAST, last_allocation_id, last_job_id
 
 if TYPE_CHECKING:
+    from finegrain.values.dependencies import JobDependency
     from finegrain_client.blocking import Cluster
     from finegrain_client.types.status import JobStatus
 
@@ -70,6 +71,32 @@ def full_job_id(cluster: Cluster, text: str) -> str:
             "JOB", text, f"the id of one of the jobs with this name: {_described(named)}"
         )
     return named[0].job_id
+
+
+def dependencies(texts: Iterable[str]) -> tuple[JobDependency, ...]:
+    """Returns the jobs that `--after JOB[:CONDITION]` names, with their full ids.
+
+    Raises:
+        InvalidArgument: a condition is not known, or several jobs match.
+        NotFound: there is no such job.
+    """
+    texts = tuple(texts)
+    if not texts:
+        return ()
+    from finegrain.values.dependencies import JobDependency
+    from finegrain.values.states import JobCondition
+    from finegrain_cli.connection import open_cluster
+
+    found = []
+    with open_cluster() as cluster:
+        for text in texts:
+            # A name may contain colons, so only a known word after the last colon is a condition.
+            name, _, word = text.rpartition(":")
+            if not name or word.upper() not in set(JobCondition):
+                name, word = text, "ok"
+            job_id = full_job_id(cluster, name)
+            found.append(JobDependency(job_id, JobCondition(word.upper())))
+    return tuple(found)
 
 
 def _last_not_here(what: str, full_id: str, reason: Reason) -> NotFound:

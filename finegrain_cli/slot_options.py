@@ -225,6 +225,16 @@ ExpectedRunTimeOption = Annotated[
         "default: --time-limit, or what earlier slots of the job took.",
     ),
 ]
+AfterOption = Annotated[
+    list[str],
+    typer.Option(
+        "--after",
+        metavar="JOB[:ok|any|failed]",
+        autocompletion=completing.jobs,
+        help="Wait until this job has ended: successfully (ok, default), with any outcome (any), "
+        "or with a failure (failed). If it ends in another way, this job ends, too. Repeatable.",
+    ),
+]
 AllowPendingOption = Annotated[
     bool,
     typer.Option("--allow-pending", help="Wait even if no known executor could host the slot."),

@@ -45,12 +45,15 @@ from finegrain.errors import (
     Unavailable,
 )
 from finegrain.resources import GIB, KIB, MIB, ResourceProfile
+from finegrain.values.dependencies import JobDependency
 from finegrain.values.explanations import Counterfactual, Dimension, GangSpot
 from finegrain.values.isolation import Isolation
 from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.states import (
     ExecutorState,
     GangPlacement,
+    JobCondition,
+    JobOutcome,
     ProvidedExecutorState,
     RequestState,
     ResizeState,
@@ -201,11 +204,14 @@ __all__ = [
     "Isolation",
     "ItemOutcome",
     "Job",
+    "JobCondition",
+    "JobDependency",
     "JobEnded",
     "JobEvent",
     "JobEvents",
     "JobGraph",
     "JobOptions",
+    "JobOutcome",
     "JobStatus",
     "NewToken",
     "NodeShare",

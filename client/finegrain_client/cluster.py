@@ -19,6 +19,7 @@ from finegrain.targets import resolve_target
 from finegrain.v1 import cluster_pb2 as pb
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.v1 import slots_pb2
+from finegrain.values.dependencies import JobDependency
 from finegrain.values.states import RequestState
 from finegrain_client.admin.identities import Identities
 from finegrain_client.admin.operations import Operations
@@ -110,6 +111,7 @@ class Cluster(Operations, Identities):
         group: str = "",
         lease_s: float = LEASE_DEFAULT_S,
         detached: bool = False,
+        after: Iterable[JobDependency | str] = (),
     ) -> Job:
         """Returns a new job. `async with` registers it on entry and ends it on exit.
 
@@ -120,14 +122,27 @@ class Cluster(Operations, Identities):
                 1 s to 1 day.
             detached: if true, the job has no lease, and leaving `async with` does not end the job.
                 Only `Job.end` ends it.
+            after: jobs that must end before this job gets its first slot. A `JobDependency` says
+                how the other job must end; the id of a job alone means that it must succeed. If a
+                job ends in another way, this job ends, too (DEPENDENCY_FAILED).
 
         Raises:
-            InvalidArgument: the name or the lease is not allowed.
+            InvalidArgument: the name, the lease or an id is not allowed.
         """
         check_text("name", name, longest=200)
         if not detached and not 1 <= lease_s <= 86_400:
             raise InvalidArgument("lease_s", lease_s, "1 to 86400 seconds")
-        return Job(self._connection, name, group=group, lease_s=lease_s, detached=detached)
+        dependencies = [JobDependency(each) if isinstance(each, str) else each for each in after]
+        for each in dependencies:
+            check_id("after", each.job_id)
+        return Job(
+            self._connection,
+            name,
+            group=group,
+            lease_s=lease_s,
+            detached=detached,
+            after=dependencies,
+        )
 
     def attach_job(self, job_id: str, *, lease_s: float = LEASE_DEFAULT_S) -> Job:
         """Returns an existing job of this client's identity, opened by its id.

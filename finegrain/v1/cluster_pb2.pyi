@@ -273,6 +273,9 @@ class JobStatus(google.protobuf.message.Message):
     SHARE_NOW_FIELD_NUMBER: builtins.int
     OLDEST_WAIT_TIME_FIELD_NUMBER: builtins.int
     OWNER_FIELD_NUMBER: builtins.int
+    OUTCOME_FIELD_NUMBER: builtins.int
+    DEPENDS_ON_FIELD_NUMBER: builtins.int
+    AWAITED_JOB_IDS_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     """Identity of the job."""
     name: builtins.str
@@ -282,7 +285,9 @@ class JobStatus(google.protobuf.message.Message):
     ended: builtins.bool
     """True: the job has ended. The RM still remembers the ids of the job and of its requests for a while."""
     end_reason: builtins.str
-    """Why the job ended: "ENDED" (its job master ended it), "LEASE_EXPIRED", "TERMINATED" (an administrator ended it)."""
+    """Why the job ended: "ENDED" (its job master ended it), "LEASE_EXPIRED", "TERMINATED" (an administrator ended it),
+    "DEPENDENCY_FAILED" (a job on which it depended ended in the wrong way).
+    """
     detached: builtins.bool
     """True: the job has no lease."""
     pending_requests: builtins.int
@@ -297,6 +302,8 @@ class JobStatus(google.protobuf.message.Message):
     """The job's part of the present usage of all running slots; 0 to 1."""
     owner: builtins.str
     """Identity that registered the job, as `ROLE/NAME`."""
+    outcome: finegrain.v1.resource_manager_pb2.JobOutcome.ValueType
+    """Whether the job succeeded; unspecified: it has not ended."""
     @property
     def lease(self) -> google.protobuf.duration_pb2.Duration:
         """Lease of the job; absent for a detached job."""
@@ -316,6 +323,14 @@ class JobStatus(google.protobuf.message.Message):
     @property
     def oldest_wait_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """Since when the longest-waiting request of the job waits; absent: no request waits."""
+
+    @property
+    def depends_on(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.resource_manager_pb2.JobDependency]:
+        """The jobs that must end before this job gets its first slot."""
+
+    @property
+    def awaited_job_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Ids of those of these jobs that have not ended yet."""
 
     def __init__(
         self,
@@ -337,9 +352,12 @@ class JobStatus(google.protobuf.message.Message):
         share_now: builtins.float = ...,
         oldest_wait_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         owner: builtins.str = ...,
+        outcome: finegrain.v1.resource_manager_pb2.JobOutcome.ValueType = ...,
+        depends_on: collections.abc.Iterable[finegrain.v1.resource_manager_pb2.JobDependency] | None = ...,
+        awaited_job_ids: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["allocated", b"allocated", "create_time", b"create_time", "end_time", b"end_time", "lease", b"lease", "oldest_wait_time", b"oldest_wait_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allocated", b"allocated", "create_time", b"create_time", "detached", b"detached", "end_reason", b"end_reason", "end_time", b"end_time", "ended", b"ended", "group", b"group", "job_id", b"job_id", "last_sequence", b"last_sequence", "lease", b"lease", "name", b"name", "oldest_wait_time", b"oldest_wait_time", "owner", b"owner", "pending_requests", b"pending_requests", "service", b"service", "share_now", b"share_now", "slots", b"slots"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocated", b"allocated", "awaited_job_ids", b"awaited_job_ids", "create_time", b"create_time", "depends_on", b"depends_on", "detached", b"detached", "end_reason", b"end_reason", "end_time", b"end_time", "ended", b"ended", "group", b"group", "job_id", b"job_id", "last_sequence", b"last_sequence", "lease", b"lease", "name", b"name", "oldest_wait_time", b"oldest_wait_time", "outcome", b"outcome", "owner", b"owner", "pending_requests", b"pending_requests", "service", b"service", "share_now", b"share_now", "slots", b"slots"]) -> None: ...
 
 global___JobStatus = JobStatus
 

@@ -25,6 +25,62 @@ else:
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
+class _JobOutcome:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _JobOutcomeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_JobOutcome.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    JOB_OUTCOME_UNSPECIFIED: _JobOutcome.ValueType  # 0
+    """In EndJob, this value means SUCCEEDED. In JobStatus: the job has not ended."""
+    JOB_OUTCOME_SUCCEEDED: _JobOutcome.ValueType  # 1
+    """The job master ended the job, and reported no failure."""
+    JOB_OUTCOME_FAILED: _JobOutcome.ValueType  # 2
+    """The job master reported a failure, the lease expired, an administrator ended the job, or a job on which it depends
+    ended in the wrong way.
+    """
+
+class JobOutcome(_JobOutcome, metaclass=_JobOutcomeEnumTypeWrapper):
+    """Whether the work of an ended job succeeded."""
+
+JOB_OUTCOME_UNSPECIFIED: JobOutcome.ValueType  # 0
+"""In EndJob, this value means SUCCEEDED. In JobStatus: the job has not ended."""
+JOB_OUTCOME_SUCCEEDED: JobOutcome.ValueType  # 1
+"""The job master ended the job, and reported no failure."""
+JOB_OUTCOME_FAILED: JobOutcome.ValueType  # 2
+"""The job master reported a failure, the lease expired, an administrator ended the job, or a job on which it depends
+ended in the wrong way.
+"""
+global___JobOutcome = JobOutcome
+
+class _JobCondition:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _JobConditionEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_JobCondition.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    JOB_CONDITION_UNSPECIFIED: _JobCondition.ValueType  # 0
+    """This value means OK."""
+    JOB_CONDITION_OK: _JobCondition.ValueType  # 1
+    """The other job must succeed."""
+    JOB_CONDITION_ANY: _JobCondition.ValueType  # 2
+    """The other job must end, with any outcome."""
+    JOB_CONDITION_FAILED: _JobCondition.ValueType  # 3
+    """The other job must fail."""
+
+class JobCondition(_JobCondition, metaclass=_JobConditionEnumTypeWrapper):
+    """The end of another job for which a job waits."""
+
+JOB_CONDITION_UNSPECIFIED: JobCondition.ValueType  # 0
+"""This value means OK."""
+JOB_CONDITION_OK: JobCondition.ValueType  # 1
+"""The other job must succeed."""
+JOB_CONDITION_ANY: JobCondition.ValueType  # 2
+"""The other job must end, with any outcome."""
+JOB_CONDITION_FAILED: JobCondition.ValueType  # 3
+"""The other job must fail."""
+global___JobCondition = JobCondition
+
 class _WhenInUse:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: typing_extensions.TypeAlias = ValueType
@@ -61,6 +117,7 @@ class RegisterJobRequest(google.protobuf.message.Message):
     GROUP_FIELD_NUMBER: builtins.int
     LEASE_FIELD_NUMBER: builtins.int
     DETACHED_FIELD_NUMBER: builtins.int
+    DEPENDS_ON_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     """Identity of the job, chosen by the job master (UUIDv7). Required."""
     request_id: builtins.str
@@ -79,6 +136,14 @@ class RegisterJobRequest(google.protobuf.message.Message):
     def lease(self) -> google.protobuf.duration_pb2.Duration:
         """How long the job master may be silent before the RM ends the job; 0: 30 s. At least 1 s, at most 1 day."""
 
+    @property
+    def depends_on(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___JobDependency]:
+        """Jobs that must end before this job gets its first slot: up to 100, each named once. The job can already submit
+        requests, which wait (reason "WAITING_DEPENDENCY"), and it must keep its lease. If a job is not known, the call fails
+        with NOT_FOUND, reason "JOB_UNKNOWN". When a job ends in another way than its condition says, this job ends, too, with
+        the outcome FAILED and the reason "DEPENDENCY_FAILED".
+        """
+
     def __init__(
         self,
         *,
@@ -88,11 +153,34 @@ class RegisterJobRequest(google.protobuf.message.Message):
         group: builtins.str = ...,
         lease: google.protobuf.duration_pb2.Duration | None = ...,
         detached: builtins.bool = ...,
+        depends_on: collections.abc.Iterable[global___JobDependency] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["lease", b"lease"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["detached", b"detached", "group", b"group", "job_id", b"job_id", "lease", b"lease", "name", b"name", "request_id", b"request_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["depends_on", b"depends_on", "detached", b"detached", "group", b"group", "job_id", b"job_id", "lease", b"lease", "name", b"name", "request_id", b"request_id"]) -> None: ...
 
 global___RegisterJobRequest = RegisterJobRequest
+
+@typing.final
+class JobDependency(google.protobuf.message.Message):
+    """What a job needs of another job before it gets slots."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    CONDITION_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    """The other job; a job of any owner. Required."""
+    condition: global___JobCondition.ValueType
+    """How the other job must end."""
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        condition: global___JobCondition.ValueType = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["condition", b"condition", "job_id", b"job_id"]) -> None: ...
+
+global___JobDependency = JobDependency
 
 @typing.final
 class RegisterJobResponse(google.protobuf.message.Message):
@@ -172,8 +260,11 @@ class EndJobRequest(google.protobuf.message.Message):
 
     JOB_ID_FIELD_NUMBER: builtins.int
     GRACE_FIELD_NUMBER: builtins.int
+    OUTCOME_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     """The job."""
+    outcome: global___JobOutcome.ValueType
+    """Whether the work of the job succeeded; see RegisterJobRequest.depends_on. The first end of a job decides."""
     @property
     def grace(self) -> google.protobuf.duration_pb2.Duration:
         """Time between SIGTERM and SIGKILL for tasks that still run; absent: the executor's default."""
@@ -183,9 +274,10 @@ class EndJobRequest(google.protobuf.message.Message):
         *,
         job_id: builtins.str = ...,
         grace: google.protobuf.duration_pb2.Duration | None = ...,
+        outcome: global___JobOutcome.ValueType = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["grace", b"grace"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["grace", b"grace", "job_id", b"job_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["grace", b"grace", "job_id", b"job_id", "outcome", b"outcome"]) -> None: ...
 
 global___EndJobRequest = EndJobRequest
 

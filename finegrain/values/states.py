@@ -25,6 +25,27 @@ class RequestState(StrEnum):
         return self not in (RequestState.PENDING, RequestState.ALLOCATING, RequestState.GRANTED)
 
 
+class JobOutcome(StrEnum):
+    """Whether the work of an ended job succeeded."""
+
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+
+
+class JobCondition(StrEnum):
+    """The end of another job for which a job waits."""
+
+    OK = "OK"  # the other job must succeed
+    ANY = "ANY"  # the other job must end, with any outcome
+    FAILED = "FAILED"  # the other job must fail
+
+    def is_met(self, outcome: JobOutcome | None) -> bool:
+        """Returns True if the outcome of the other job meets this condition."""
+        if self is JobCondition.ANY:
+            return True
+        return (outcome is JobOutcome.SUCCEEDED) == (self is JobCondition.OK)
+
+
 class SlotState(StrEnum):
     """State of a slot at the resource manager. In every state, its capacity is booked."""
 

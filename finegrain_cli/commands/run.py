@@ -23,6 +23,7 @@ from finegrain_cli.device_options import DeviceOptions
 from finegrain_cli.exit_codes import ExitCode
 from finegrain_cli.option_errors import name_options
 from finegrain_cli.slot_options import (
+    AfterOption,
     AllowPendingOption,
     CpuBindOption,
     CpuExclusiveOption,
@@ -120,6 +121,7 @@ def run(
         ),
     ] = "",
     group: GroupOption = "",
+    after: AfterOption = [],  # noqa: B006
     timeout: Annotated[
         str,
         typer.Option(
@@ -232,10 +234,12 @@ def run(
       finegrain run --cpu 0.5 --memory 256M -- hostname
       finegrain run --gang 2 --cpu 0.5 -- hostname
       finegrain run --gpu 1 --timeout 1h -- nvidia-smi
+      finegrain run --after last:any -- ./report.sh
     """
     typed = dict(locals())  # all parameters, for errors
     enter_command(OutputFormat.TABLE, manager, credentials, config)
     try:
+        from finegrain_cli.naming import dependencies
         from finegrain_cli.run.options import RunOptions
         from finegrain_cli.run.running import run_command
 
@@ -276,6 +280,7 @@ def run(
             # All users see the name, so it has no folders and no arguments.
             name=name or Path(command[0]).name[:200] or "run",
             group=group,
+            after=dependencies(after),
             timeout_s=seconds("--timeout", timeout),
             wait_timeout_s=seconds("--wait-timeout", wait_timeout),
             grace_s=seconds("--grace", grace) or 0.0,

@@ -60,11 +60,15 @@ async def _run_to(
         await cluster.info()  # a wrong address fails after 5 s, not after OUTAGE_S
     async with (
         open_cluster_async(OUTAGE_S) as cluster,
-        cluster.job(options.name, group=options.group) as job,
+        cluster.job(options.name, group=options.group, after=options.after) as job,
     ):
         if options.gang is not None:
-            return await run_gang(job, target, options, options.gang, environment, signals)
-        return await _run_one(job, target, options, environment, signals)
+            code = await run_gang(job, target, options, options.gang, environment, signals)
+        else:
+            code = await _run_one(job, target, options, environment, signals)
+        if code != ExitCode.OK:
+            job.fail()
+        return code
 
 
 async def _run_one(

@@ -314,9 +314,12 @@ REQUESTS = (
 
 def _job_state(row: Mapping[str, Any]) -> str:
     if not row["ended"]:
-        return "ACTIVE"
+        awaited = len(row["awaited_job_ids"])
+        return f"WAITS FOR {awaited} JOB{'S' * (awaited > 1)}" if awaited else "ACTIVE"
     # If its own job master ended the job, the reason is ENDED, which need not be repeated.
-    return "ENDED" if row["end_reason"] in ("", "ENDED") else f"ENDED {row['end_reason']}"
+    if row["end_reason"] in ("", "ENDED"):
+        return "ENDED FAILED" if row["outcome"] == "FAILED" else "ENDED"
+    return f"ENDED {row['end_reason']}"
 
 
 JOBS = (

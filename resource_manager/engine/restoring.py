@@ -97,6 +97,9 @@ def restore(snapshot: Snapshot, settings: EngineSettings, at: Instant) -> State:
         # determines the capacity that the slots book.
         host.adopt_registration()
         state.hosts.in_use += bool(host.slots)
+    for job in state.jobs.values():
+        if job.depends_on and job.state is JobState.ACTIVE:
+            state.dependency_moves.adopt(job)
     # This step comes after all bookings are final and all flows exist, because it charges bookings
     # to flows.
     state.usage.adopt()

@@ -13,6 +13,7 @@ from resource_manager.engine.fairness.flows import FlowTree
 from resource_manager.engine.hosts.slots import Slots
 from resource_manager.engine.lifecycle.awaited import AwaitedExecutors
 from resource_manager.engine.lifecycle.departures import Departures
+from resource_manager.engine.lifecycle.dependency_moves import DependencyMoves
 from resource_manager.engine.lifecycle.gangs import GangMoves
 from resource_manager.engine.lifecycle.journal import Journal
 from resource_manager.engine.lifecycle.members import MemberRows
@@ -41,6 +42,7 @@ from resource_manager.engine.model.transitions import Transitions
 from resource_manager.engine.placement.elastic import Elastic
 from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.placement.reserved import Reservations
+from resource_manager.engine.queue.dependencies import JobDependencies
 from resource_manager.engine.queue.gangs import GangLedger
 from resource_manager.engine.queue.queue import WaitingQueue
 from resource_manager.engine.queue.ranges import Part, RangeLedger
@@ -72,6 +74,7 @@ class State:
         # Derived.
         self.live_jobs = 0
         self.endings: dict[str, Ending] = {}  # jobs that have ended and still have live requests
+        self.dependencies = JobDependencies()
         fairness = settings.fairness
         self.flows = FlowTree(fairness, at.monotonic_ms)
         self.costs = Costs(fairness.usage_measure)
@@ -155,6 +158,14 @@ class State:
             queue=self.queue,
             reservations=self.reservations,
         )
+        self.dependency_moves = DependencyMoves(
+            journal=self.journal,
+            dependencies=self.dependencies,
+            endings=self.endings,
+            flows=self.flows,
+            jobs=self.jobs,
+            queue=self.queue,
+        )
         self.moves = RequestMoves(
             journal=self.journal,
             changes=self.changes,
@@ -231,7 +242,8 @@ class State:
         """True if this `Decide` has not tried the whole queue, so that the next `Decide` must
         continue.
         """
-        return bool(self.endings or self.flows.freed_groups) or self.queue.in_pass
+        started = self.endings or self.dependencies.ended or self.flows.freed_groups
+        return bool(started) or self.queue.in_pass
 
     @property
     def unfinished(self) -> bool:

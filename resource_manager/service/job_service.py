@@ -42,6 +42,7 @@ from resource_manager.service.submission import (
 )
 from resource_manager.service.watch import WatchHub
 from resource_manager.service.wire import decoding, encoding
+from resource_manager.service.wire.jobs import dependencies, job_outcome
 from resource_manager.service.wire.ranges import range_members, request_ranges
 from resource_manager.service.wire.slot_reuse import reuse_events, slot_reuses
 
@@ -85,10 +86,11 @@ class JobCalls:
         name = check_text("name", request.name, longest=decoding.NAME_LENGTH_MAX)
         group = check_id("group", request.group or DEFAULT_GROUP)
         lease_ms = self._lease_ms(request)
+        depends_on = dependencies(request.depends_on)
         caller, request_id_sha256 = current_caller(), sha256_hex(request_id)
         answer = await self._runner.submit(
             lambda at: JobRegistered(
-                at, job_id, name, group, lease_ms, caller.name, request_id_sha256
+                at, job_id, name, group, lease_ms, caller.name, request_id_sha256, depends_on
             ),
             lambda job: rm_pb2.RegisterJobResponse(
                 lease=_lease(job), rm_epoch=self._runner.rm_epoch
@@ -120,9 +122,10 @@ class JobCalls:
         """See the protocol."""
         job_id = check_id("job_id", request.job_id)
         grace_ms = decoding.grace_ms(request.grace, present=request.HasField("grace"))
+        outcome = job_outcome(request.outcome)
         await self._owners.check(job_id)
         return await self._runner.submit(
-            lambda at: JobEndRequested(at, job_id, Reason.ENDED, grace_ms),
+            lambda at: JobEndRequested(at, job_id, Reason.ENDED, grace_ms, outcome),
             lambda _job: rm_pb2.EndJobResponse(),
             owner=job_id,
         )

@@ -27,7 +27,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA_VERSION = 10
+SCHEMA_VERSION = 11
 """Number of the last migration; a file `migrations/versions/000N_*.py` with this N must exist."""
 
 APPLICATION_ID = 0x4647524D
@@ -111,6 +111,8 @@ jobs = _table(
     _number("trimmed_sequence"),
     _flag("specified", nullable=True),
     _text("witness_allocation_id"),
+    _text("outcome", nullable=True),
+    _text("depends_on", server_default=text("'[]'")),
 )
 
 requests = _table(

@@ -18,6 +18,7 @@ from finegrain.mapping.json_form import JsonCodec, JsonForm
 from finegrain.mapping.rows import FLOAT, Text
 from finegrain.mapping.stored import FORMS
 from finegrain.resources import ResourceProfile
+from finegrain.values.dependencies import JobDependency
 from finegrain.values.isolation import Isolation
 from finegrain.values.states import RequestState
 from resource_manager.engine.model.entities import Cordon, Ended, Resize
@@ -130,12 +131,16 @@ def _member(name: str, value: object) -> str:
     return f"{_quoted(name)}:{text}"
 
 
-def _cordons_text(cordons: tuple[Cordon, ...]) -> str:
-    return json_text([_JSON.to_json(each) for each in cordons])
+def _list_of(kind: type[T]) -> Text:
+    """Returns the JSON text form of a tuple of values of one class."""
 
+    def write(values: tuple[T, ...]) -> str:
+        return json_text([_JSON.to_json(each) for each in values])
 
-def _cordons_of(text: str) -> tuple[Cordon, ...]:
-    return tuple(_JSON.from_json(Cordon, each) for each in json.loads(text))
+    def read(text: str) -> tuple[T, ...]:
+        return tuple(_JSON.from_json(kind, each) for each in json.loads(text))
+
+    return Text(write, read)
 
 
 SLOT_OF_EVENT = Text(_slot_text, json.loads)
@@ -150,7 +155,8 @@ TEXTS: Mapping[Any, Text] = {
     Isolation: _shared(_json_of(Isolation)),
     Resize: _json_of(Resize),
     HostPolicy: _json_of(HostPolicy),
-    tuple[Cordon, ...]: Text(_cordons_text, _cordons_of),
+    tuple[Cordon, ...]: _list_of(Cordon),
+    tuple[JobDependency, ...]: _list_of(JobDependency),
     Mapping[str, int]: Text(_amounts_text, json.loads),
     dict[Ended, IntervalSet]: Text(_ended_text, _ended_of),
 }

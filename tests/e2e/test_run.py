@@ -239,6 +239,44 @@ def test_signals_that_ask_for_no_end_are_passed_on(small: Small) -> None:
     assert finish(process) == Outcome(1, b"", "got it\n")
 
 
+def test_a_run_waits_for_other_jobs(small: Small, tmp_path: Path) -> None:
+    cli, file = small.cli, tmp_path / "first"
+    names = unique("first"), unique("second"), unique("third")
+    options = ("run", "--cpu", "0.1", "--memory", "32M", "--name")
+    first = cli.start(
+        *options, names[0], "--", "sh", "-c", f"until [ -e {file} ]; do sleep 0.1; done; exit 3"
+    )
+    eventually(lambda: names[0] in cli("jobs").text, "the first job is registered")
+    wait = cli.start(*options, names[1], "--after", f"{names[0]}:any", "--", "echo", "second")
+    fails = cli.start(*options, names[2], "--after", names[0], "--", "echo", "third")
+
+    def both_wait() -> bool:
+        return cli("requests").text.count("WAITING_DEPENDENCY") == 2
+
+    eventually(both_wait, "two jobs wait for the first")
+    assert cli("jobs").text.count("WAITS FOR 1 JOB") == 2
+    (waiting,) = [each for each in cli.json("jobs")["items"] if each["name"] == names[1]]
+    (request,) = cli.json("requests", "--job", names[1])["items"]
+    told = cli("explain", request["allocation_id"]).text
+    assert f"its job waits for the end of job {waiting['awaited_job_ids'][0]}" in told
+    file.touch()
+    assert finish(first).code == 3
+    waited = finish(wait)
+    assert (waited.code, waited.stdout) == (0, b"second\n")
+    assert "waiting for a slot: its job waits for the end of job" in waited.stderr
+    refused = finish(fails)
+    assert (refused.code, refused.stdout) == (125, b"")
+    assert "DEPENDENCY_FAILED" in refused.stderr
+    ends = {each["name"]: each for each in cli.json("jobs", "--all")["items"]}
+    assert [ends[name]["outcome"] for name in names] == ["FAILED", "SUCCEEDED", "FAILED"]
+
+
+def test_a_run_after_an_unknown_job_is_refused(small: Small) -> None:
+    outcome = small.cli.run("--after", "no-such-job", "--", "true")
+    assert outcome.code == 125
+    assert "no job has the name or id 'no-such-job'" in outcome.stderr
+
+
 def test_two_runs_at_once(small: Small) -> None:
     command = ("run", "-i", "--cpu", "0.2", "--", "sh", "-c", "echo up; cat")
     both = [small.cli.start(*command, stdin=subprocess.PIPE) for _ in range(2)]

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from finegrain.resources import MIB, ResourceProfile
-from finegrain.values.states import GangPlacement
+from finegrain.values.dependencies import JobDependency
+from finegrain.values.states import GangPlacement, JobCondition
 from resource_manager.engine.model.entities import GangSpec, RequestSpec
 from tests.scenarios import devices, render
 from tests.scenarios.commands import Commands
@@ -20,8 +21,21 @@ class JobCommands(Commands):
     def do_job(self, words: Words) -> Iterator[str]:
         lease_ms = None if words.flag("detached") else words.number("lease", 30) * 1_000
         group = words.values.pop("group", "default")
-        self.cluster.job(*words.subjects, group=group, lease_ms=lease_ms)
+        after = [each.partition(":") for each in words.values.pop("after", "").split(",") if each]
+        depends_on = tuple(
+            JobDependency(name, JobCondition(how.upper() or "OK")) for name, _, how in after
+        )
+        self.cluster.job(*words.subjects, group=group, lease_ms=lease_ms, depends_on=depends_on)
         yield from self._effects()
+
+    def do_jobs(self, words: Words) -> Iterator[str]:
+        """Prints all jobs: for which jobs they wait, or how they ended."""
+        for job in self.cluster.state.jobs.values():
+            awaited = self.cluster.state.dependencies.awaited(job.job_id)
+            waits = ", ".join(f"{name} ({how})" for name, how in awaited.items())
+            waits = f" waits for {waits}" if waits else ""
+            ended = f" {job.end_reason} {job.outcome}" if job.outcome else ""
+            yield f"{job.job_id} {job.state}{ended}{waits}"
 
     def do_request(self, words: Words) -> Iterator[str]:
         cpu, mem = words.number("cpu"), words.number("mem")
@@ -111,5 +125,6 @@ class JobCommands(Commands):
         yield from self._effects()
 
     def do_end(self, words: Words) -> Iterator[str]:
-        self.cluster.end_job(words.subjects[0])
+        outcome = "FAILED" if words.flag("failed") else "SUCCEEDED"
+        self.cluster.end_job(words.subjects[0], outcome=outcome)
         yield from self._effects()

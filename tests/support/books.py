@@ -22,8 +22,16 @@ from finegrain.cpu_policy import (
 from finegrain.cpuset import CpuSet
 from finegrain.intervals import IntervalSet
 from finegrain.resources import GIB, ResourceProfile
+from finegrain.values.dependencies import JobDependency
 from finegrain.values.isolation import Isolation
-from finegrain.values.states import GangPlacement, ProvidedExecutorState, RequestState, SlotState
+from finegrain.values.states import (
+    GangPlacement,
+    JobCondition,
+    JobOutcome,
+    ProvidedExecutorState,
+    RequestState,
+    SlotState,
+)
 from resource_manager.engine.model.effects import Changes, Snapshot
 from resource_manager.engine.model.entities import (
     ClusterEvent,
@@ -207,6 +215,11 @@ def everything() -> Changes:
             job(
                 state=JobState.ENDED,
                 end_reason="ENDED",
+                outcome=JobOutcome.FAILED,
+                depends_on=(
+                    JobDependency("job-0"),
+                    JobDependency("job-9", JobCondition.ANY),
+                ),
                 end_time_ms=5,
                 last_sequence=9,
                 trimmed_sequence=4,

@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from finegrain.errors import FinegrainError, Reason
+from finegrain.values.states import JobOutcome
 from finegrain_client.batch.output import sweep
 from finegrain_client.batch.report import Report
 from finegrain_client.batch.rows import Changes, JobRow, Known
@@ -210,13 +211,19 @@ class Runner:
             await self._end_job(self._cluster.attach_job(row.job_id), row)
 
     async def _end_job(self, job: Job, row: JobRow) -> None:
+        known = await self._on_disk(self._state.known)
+        done = sum(each is ThreadState.DONE for each in known.final.values())
+        succeeded = done == self._state.spec.threads
+        outcome = JobOutcome.SUCCEEDED if succeeded else JobOutcome.FAILED
         # Write this before the call. If this runner is killed now, the next runner knows that the
         # job was ended by a runner, and not by an administrator.
         ending = Changes(meta={ENDING: str(row.number)})
         await self._on_disk(partial(self._state.write, row.number, ending))
         try:
             async with asyncio.timeout(ENDING_S):
-                await retry_until_answered(job.end, "ending the batch's job")
+                await retry_until_answered(
+                    partial(job.end, outcome=outcome), "ending the batch's job"
+                )
         except (FinegrainError, TimeoutError):
             # the job ends when its lease expires; until then, a new runner may take it over
             return

@@ -18,9 +18,10 @@ from finegrain.cpu_policy import (
 from finegrain.credentials import Credentials
 from finegrain.errors import FinegrainError
 from finegrain.resources import ResourceProfile
+from finegrain.values.dependencies import JobDependency
 from finegrain.values.isolation import Isolation
 from finegrain.values.outcomes import ItemOutcome
-from finegrain.values.states import GangPlacement, RequestState, TaskState
+from finegrain.values.states import GangPlacement, JobOutcome, RequestState, TaskState
 from finegrain_client.blocking.handle import ContextHandle, Handle, LoopOwner, Lost
 from finegrain_client.blocking.loop import PrivateLoop
 from finegrain_client.blocking.standard_input import async_input
@@ -895,7 +896,15 @@ class Job(ContextHandle[AsyncJob]):
         """
         return self.loop.run(self.inner.serve_offers(address))
 
-    def end(self, grace_s: float | None = None) -> None:
+    def fail(self) -> None:
+        """Lets leaving `with` end the job with the outcome FAILED. Without this call, the
+        outcome is SUCCEEDED, or FAILED after an exception.
+        """
+        self.loop.call(self.inner.fail)
+
+    def end(
+        self, grace_s: float | None = None, *, outcome: JobOutcome | str = JobOutcome.SUCCEEDED
+    ) -> None:
         """Ends the job now: cancels its requests, releases its slots, and ends their tasks.
 
         If the job has already ended, nothing happens. A detached job ends only by this call.
@@ -903,11 +912,13 @@ class Job(ContextHandle[AsyncJob]):
         Args:
             grace_s: time in seconds between SIGTERM and SIGKILL for tasks; None: the executor's
                 default.
+            outcome: SUCCEEDED or FAILED, for jobs that depend on this job (`Cluster.job`).
 
         Raises:
+            InvalidArgument: `outcome` is another word.
             FinegrainError: the call to the resource manager failed.
         """
-        self.loop.run(self.inner.end(grace_s))
+        self.loop.run(self.inner.end(grace_s, outcome=outcome))
 
 
 class Cluster(LoopOwner[AsyncCluster]):
@@ -919,7 +930,13 @@ class Cluster(LoopOwner[AsyncCluster]):
         return self.inner.address
 
     def job(
-        self, name: str, *, group: str = "", lease_s: float = 30.0, detached: bool = False
+        self,
+        name: str,
+        *,
+        group: str = "",
+        lease_s: float = 30.0,
+        detached: bool = False,
+        after: Iterable[JobDependency | str] = (),
     ) -> Job:
         """Returns a new job. `with` registers it on entry and ends it on exit.
 
@@ -930,14 +947,19 @@ class Cluster(LoopOwner[AsyncCluster]):
                 1 s to 1 day.
             detached: if true, the job has no lease, and leaving `with` does not end the job.
                 Only `Job.end` ends it.
+            after: jobs that must end before this job gets its first slot. A `JobDependency` says
+                how the other job must end; the id of a job alone means that it must succeed. If a
+                job ends in another way, this job ends, too (DEPENDENCY_FAILED).
 
         Raises:
-            InvalidArgument: the name or the lease is not allowed.
+            InvalidArgument: the name, the lease or an id is not allowed.
         """
         return Job(
             self.loop,
             self.loop.call(
-                lambda: self.inner.job(name, group=group, lease_s=lease_s, detached=detached)
+                lambda: self.inner.job(
+                    name, group=group, lease_s=lease_s, detached=detached, after=after
+                )
             ),
         )
 

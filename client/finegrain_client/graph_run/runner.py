@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from finegrain.errors import FinegrainError, Reason
-from finegrain.values.states import ExecutorState
+from finegrain.values.states import ExecutorState, JobOutcome
 from finegrain_client.batch.slots import retry_until_answered
 from finegrain_client.errors import JobEnded as JobGone
 from finegrain_client.errors import RequestRejected as SlotsRejected
@@ -383,9 +383,11 @@ class Runner:
         )
 
     async def _end_job(self, job: Job) -> None:
+        succeeded = self._state.ended is not None and self._state.ended.ok
+        outcome = JobOutcome.SUCCEEDED if succeeded else JobOutcome.FAILED
         try:
             async with asyncio.timeout(ENDING_S):
-                await retry_until_answered(job.end, "ending the job")
+                await retry_until_answered(partial(job.end, outcome=outcome), "ending the job")
         except (FinegrainError, TimeoutError):
             pass  # the job ends later when its lease expires
 

@@ -15,11 +15,12 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from finegrain.errors import FailedPrecondition, FinegrainError, NotFound
+from finegrain.errors import FailedPrecondition, FinegrainError, InvalidArgument, NotFound
 from finegrain.ids import new_id
 from finegrain.v1 import resource_manager_pb2 as rm
+from finegrain.values.dependencies import JobDependency
 from finegrain.values.outcomes import ItemOutcome
-from finegrain.values.states import GangPlacement
+from finegrain.values.states import GangPlacement, JobOutcome
 from finegrain_client.connection import Connection
 from finegrain_client.durations import duration
 from finegrain_client.errors import JobEnded, rejected
@@ -71,6 +72,7 @@ class Job:
         lease_s: float = LEASE_DEFAULT_S,
         detached: bool = False,
         job_id: str = "",
+        after: Sequence[JobDependency] = (),
     ) -> None:
         self._attached = bool(job_id)
         self._context = JobContext(connection, job_id or new_id(), registered=self._attached)
@@ -81,6 +83,8 @@ class Job:
         self.group = group
         self.lease_s = lease_s
         self.detached = detached
+        self._after = tuple(after)
+        self._failed = False
 
     def __repr__(self) -> str:
         return f"<Job {self.name!r} {self.job_id}>"
@@ -131,7 +135,9 @@ class Job:
     ) -> None:
         # Use a separate asyncio task with a shield, because the job must end even if the caller is
         # cancelled.
-        leaving = asyncio.ensure_future(self._leave())
+        failed = self._failed or error is not None
+        outcome = JobOutcome.FAILED if failed else JobOutcome.SUCCEEDED
+        leaving = asyncio.ensure_future(self._leave(outcome))
         try:
             await asyncio.shield(leaving)
         except asyncio.CancelledError:
@@ -314,7 +320,18 @@ class Job:
             self._offers = server
         return self._offers.address
 
-    async def end(self, grace_s: float | None = None) -> None:
+    def fail(self) -> None:
+        """Lets leaving `async with` end the job with the outcome FAILED. Without this call, the
+        outcome is SUCCEEDED, or FAILED after an exception.
+        """
+        self._failed = True
+
+    async def end(
+        self,
+        grace_s: float | None = None,
+        *,
+        outcome: JobOutcome | str = JobOutcome.SUCCEEDED,
+    ) -> None:
         """Ends the job now: cancels its requests, releases its slots, and ends their tasks.
 
         If the job has already ended, nothing happens. A detached job ends only by this call.
@@ -322,17 +339,32 @@ class Job:
         Args:
             grace_s: time in seconds between SIGTERM and SIGKILL for tasks; None: the executor's
                 default.
+            outcome: SUCCEEDED or FAILED, for jobs that depend on this job (`Cluster.job`).
 
         Raises:
+            InvalidArgument: `outcome` is another word.
             FinegrainError: the call to the resource manager failed.
         """
-        await self._end(self._context.connection, grace_s)
+        try:
+            found = JobOutcome(outcome.upper())
+        except ValueError:
+            raise InvalidArgument("outcome", outcome, "SUCCEEDED or FAILED") from None
+        await self._end(self._context.connection, grace_s, outcome=found)
         self._watch.close(JobEnded(f"job {self.job_id} was ended by its job master"), expected=True)
 
     async def _end(
-        self, connection: Connection, grace_s: float | None, budget_s: float | None = None
+        self,
+        connection: Connection,
+        grace_s: float | None,
+        budget_s: float | None = None,
+        *,
+        outcome: JobOutcome = JobOutcome.FAILED,
     ) -> None:
-        message = rm.EndJobRequest(job_id=self.job_id, grace=duration(grace_s))
+        message = rm.EndJobRequest(
+            job_id=self.job_id,
+            grace=duration(grace_s),
+            outcome=rm.JobOutcome.Value(f"JOB_OUTCOME_{outcome}"),
+        )
         policy = connection.policy
         if budget_s is not None:
             policy = replace(policy, budget_s=min(budget_s, policy.budget_s))
@@ -344,7 +376,7 @@ class Job:
         except (NotFound, FailedPrecondition):
             return  # the job has already ended
 
-    async def _leave(self) -> None:
+    async def _leave(self, outcome: JobOutcome) -> None:
         # Read the error before `close`, which sets an error itself.
         ended = self._watch.error is not None
         if self.detached:
@@ -360,7 +392,7 @@ class Job:
         if self.detached or ended:
             return
         try:
-            await self._end(self._context.connection, None, ENDING_BUDGET_S)
+            await self._end(self._context.connection, None, ENDING_BUDGET_S, outcome=outcome)
         except FinegrainError as error:
             log.warning(
                 "job %s could not be ended (%s); it ends when its lease of %g s expires",
@@ -378,6 +410,13 @@ class Job:
             group=self.group,
             lease=None if self.detached else duration(self.lease_s),
             detached=self.detached,
+            depends_on=[
+                rm.JobDependency(
+                    job_id=each.job_id,
+                    condition=rm.JobCondition.Value(f"JOB_CONDITION_{each.condition}"),
+                )
+                for each in self._after
+            ],
         )
         try:
             await self._register_once(message, None)

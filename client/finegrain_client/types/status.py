@@ -18,11 +18,13 @@ from finegrain.devices.condition import DeviceCondition
 from finegrain.errors import FinegrainError, Reason
 from finegrain.mapping.value import Value
 from finegrain.resources import ResourceProfile
+from finegrain.values.dependencies import JobDependency
 from finegrain.values.isolation import Isolation
 from finegrain.values.operators import OperatorStatus
 from finegrain.values.states import (
     ExecutorState,
     GangPlacement,
+    JobOutcome,
     RequestState,
     ResizeState,
     SlotState,
@@ -238,6 +240,9 @@ class JobStatus(Value):
     share_now: float = 0.0  # fraction of all current usage that the job's slots have, 0 to 1
     oldest_wait_time: datetime | None = None  # arrival time of the job's oldest waiting request
     owner: str = ""  # identity that registered the job, such as "user/alice"
+    outcome: JobOutcome | None = None  # None: the job has not ended
+    depends_on: tuple[JobDependency, ...] = ()  # jobs that must end before the job gets slots
+    awaited_job_ids: tuple[str, ...] = ()  # those of these jobs that have not ended
 
 
 @dataclass(frozen=True, slots=True)

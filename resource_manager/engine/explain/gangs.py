@@ -165,6 +165,8 @@ def _status_text(state: State, waiting: WaitingGang, spots: Sequence[GangSpot]) 
     if verdict is Feasibility.OFFLINE:
         return "could be placed only with executors that are lost, draining or unreachable"
     members = len(waiting.members)
+    if state.dependencies.awaited(waiting.gang.job_id):
+        return f"all {members} members wait, because their job waits for other jobs"
     # A quota is the cause only if all members fit.
     if spots and spots[0].placeable == members and state.quotas.gang_block(waiting) is not None:
         where = _where(waiting.kind.where, spots)

@@ -121,6 +121,7 @@ class JobView:
     pending_requests: int
     slots: int
     allocated: dict[str, int]
+    awaited_job_ids: tuple[str, ...] = ()  # jobs for which the job still waits
 
 
 def executor_view(state: State, executor_id: str) -> ExecutorView:
@@ -344,7 +345,8 @@ def job_view(state: State, job: Job) -> JobView:
     # slots.
     items = state.queue.non_batchables.of_job(job.job_id)
     growing = sum(item.kind is Kind.RESIZE for item in items)
-    return JobView(job, flow.waiting - growing, flow.running, dict(flow.used))
+    awaited = tuple(state.dependencies.awaited(job.job_id))
+    return JobView(job, flow.waiting - growing, flow.running, dict(flow.used), awaited)
 
 
 def slot_view(state: State, slot: Slot) -> SlotView:

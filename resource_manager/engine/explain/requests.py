@@ -6,12 +6,13 @@ decisions of the scheduler. It describes one moment, and reserves no capacity.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
 from finegrain.errors import Reason
 from finegrain.values.explanations import Counterfactual, Dimension
-from finegrain.values.states import RequestState, SlotState
+from finegrain.values.states import JobCondition, RequestState, SlotState
 from resource_manager.engine.explain.fairness import Step, steps
 from resource_manager.engine.explain.gangs import GangExplanation, explain_gang
 from resource_manager.engine.explain.lists import RequestView, request_view
@@ -34,7 +35,7 @@ from resource_manager.engine.fairness.flows import GROUP, ROOT
 from resource_manager.engine.fairness.quotas import QuotaBlock
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.lifecycle.known import known_host, known_request
-from resource_manager.engine.model.entities import Request, Slot
+from resource_manager.engine.model.entities import Job, Request, Slot
 from resource_manager.engine.model.host_refusal import HostRefusal
 from resource_manager.engine.model.texts import amount_text
 from resource_manager.engine.placement.device_constraint import DEVICES
@@ -44,6 +45,15 @@ from resource_manager.engine.queue.queue import WaitingQueue
 from resource_manager.engine.state import State
 
 EXECUTORS_DEFAULT = 20
+
+AWAITED_SHOWN = 5
+"""An explanation names at most this many of the jobs for which a job waits."""
+
+_CONDITIONS = {
+    JobCondition.OK: "success",
+    JobCondition.ANY: "end",
+    JobCondition.FAILED: "failure",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,16 +164,19 @@ def explain(
     reason = pending_reason(state, request)
     ahead = _requests_ahead(state.gangs, state.queue, request)
     planned = planned_on(state.queue, state.elastic, request)
-    block, others = (
-        waiting_block(state.queue, state.gangs, state.quotas, request),
-        held_for_others(state, scheduling_class),
-    )
+    block = waiting_block(state.queue, state.gangs, state.quotas, request)
+    if state.dependencies.awaited(request.job_id):
+        block = None  # the job may have no slots at all, whatever the limits of its groups
+    others = held_for_others(state, scheduling_class)
     # The texts of these reasons depend on the request. The text of any other reason is fixed.
     known = {
         Reason.WAITING_EXECUTOR: waits_for(state.provisions, state.started, planned)
         if planned
         else "",
         Reason.WAITING_GROUP_LIMIT: _quota_message(block) if block is not None else "",
+        Reason.WAITING_DEPENDENCY: _awaited_text(
+            state.dependencies.awaited(request.job_id), state.jobs
+        ),
         Reason.WAITING_RESERVATION: _reserved_text(others),
         Reason.WAITING_TOPOLOGY: _topology_text(survey),
     }
@@ -253,6 +266,16 @@ def _state_text(view: RequestView, unconfirmed: int) -> str:
         case _:
             why = f": {request.message or request.reason}" if request.reason else ""
             return f"ended as {request.state}{why}"
+
+
+def _awaited_text(awaited: Mapping[str, JobCondition], jobs: Mapping[str, Job]) -> str:
+    """Names the jobs for which a job waits."""
+    parts = [
+        f"{_CONDITIONS[condition]} of job {each} ({jobs[each].name})"
+        for each, condition in islice(awaited.items(), AWAITED_SHOWN)
+    ]
+    more = f", and for {len(awaited) - AWAITED_SHOWN} more jobs"
+    return f"its job waits for the {', the '.join(parts)}{more * (len(awaited) > AWAITED_SHOWN)}"
 
 
 def _quota_message(block: QuotaBlock) -> str:

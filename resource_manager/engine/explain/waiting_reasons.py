@@ -42,11 +42,10 @@ def pending_by_reason(state: State) -> Paused[dict[str, int]]:
         if new:
             reason = str(Reason.NOT_YET_CONSIDERED)
             counts[reason] = counts.get(reason, 0) + new
-        blocked = (yield from _blocked_by_quota(state, scheduling_class)) if limits else 0
-        if blocked:
-            reason = str(Reason.WAITING_GROUP_LIMIT)
-            counts[reason] = counts.get(reason, 0) + blocked
-        considered = max(0, scheduling_class.waiting - new - blocked)
+        blocked = (yield from _blocked(state, scheduling_class)) if limits else {}
+        for reason, count in blocked.items():
+            counts[str(reason)] = counts.get(reason, 0) + count
+        considered = max(0, scheduling_class.waiting - new - sum(blocked.values()))
         # The planned requests are the oldest requests of the class.
         if planned := min(considered, planned_count(state.queue, state.elastic, scheduling_class)):
             reason = str(Reason.WAITING_EXECUTOR)
@@ -72,6 +71,8 @@ def pending_reason(state: State, request: Request) -> str:
     # reasons.
     if request.arrival_number > state.considered_arrival:
         return Reason.NOT_YET_CONSIDERED
+    if state.dependencies.awaited(request.job_id):
+        return Reason.WAITING_DEPENDENCY
     if waiting_block(state.queue, state.gangs, state.quotas, request) is not None:
         return Reason.WAITING_GROUP_LIMIT
     if planned_on(state.queue, state.elastic, request):
@@ -99,30 +100,42 @@ def waiting_block(
     return quotas.request_block(queue.class_of(request.spec), request.job_id)
 
 
-def _blocked_by_quota(state: State, scheduling_class: SchedulingClass) -> Paused[int]:
-    """Returns the number of queued requests of a class that the maximum of a group blocks."""
+def _blocked(state: State, scheduling_class: SchedulingClass) -> Paused[dict[str, int]]:
+    """Returns the number of queued requests of a class whose jobs wait for other jobs, and of those
+    that the maximum of a group blocks, by reason.
+    """
     # The result is cached by group, because all jobs of a group have the same limits.
     blocked: dict[Flow | None, bool] = {}
-    count = 0
+    counts: dict[str, int] = {}
     for at, job_queue in enumerate(list(scheduling_class.job_queues.values()), start=1):
         if at % PART == 0:
             yield
         if (flow := state.flows.jobs.get(job_queue.job_id)) is None:
             continue  # the job has ended during a pause
+        # Requests after `considered_arrival` count as not considered yet.
+        considered = job_queue.numbers.count_within(0, state.considered_arrival + 1)
+        if state.dependencies.awaited(job_queue.job_id):
+            counts[Reason.WAITING_DEPENDENCY] = (
+                counts.get(Reason.WAITING_DEPENDENCY, 0) + considered
+            )
+            continue
         group = flow.parent
         if group not in blocked:
             blocked[group] = (
                 state.quotas.request_block(scheduling_class, job_queue.job_id) is not None
             )
         if blocked[group]:
-            # Requests after `considered_arrival` count as not considered yet.
-            count += job_queue.numbers.count_within(0, state.considered_arrival + 1)
-    return count
+            counts[Reason.WAITING_GROUP_LIMIT] = (
+                counts.get(Reason.WAITING_GROUP_LIMIT, 0) + considered
+            )
+    return counts
 
 
 def _gang_reasons(state: State, waiting: WaitingGang) -> Iterable[tuple[str, int]]:
     if waiting.gang.arrival_number > state.considered_arrival:
         return [(Reason.NOT_YET_CONSIDERED, len(waiting.members))]
+    if state.dependencies.awaited(waiting.gang.job_id):
+        return [(Reason.WAITING_DEPENDENCY, len(waiting.members))]
     if state.quotas.gang_block(waiting) is not None:
         return [(Reason.WAITING_GROUP_LIMIT, len(waiting.members))]
     if planned_on(state.queue, state.elastic, waiting.members[0]):

@@ -190,6 +190,12 @@ class FlowTree:
             self._raise(each)
             self._mark(each)
 
+    def drop_hold(self, job_id: str) -> None:
+        """Ends the effect of `hold_job` for a job that has ended."""
+        flow = self.waiting_jobs.pop(job_id, None)
+        if flow is not None:
+            flow.maximum = {}
+
     def named(self, flow_id: str) -> Flow | None:
         """Returns the flow with this id; None: it was removed."""
         if flow_id.startswith(JOB):

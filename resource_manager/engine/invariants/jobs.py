@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 from finegrain.values.states import RequestState, SlotState
 from resource_manager.engine.fairness.flows import Flow, FlowTree
@@ -11,6 +11,7 @@ from resource_manager.engine.fairness.groups import is_live
 from resource_manager.engine.hosts.slots import Slots
 from resource_manager.engine.invariants.sweep import Finding, add_up
 from resource_manager.engine.model.entities import ENDED_REQUEST_STATES, Job, JobState, SlotKey
+from resource_manager.engine.queue.dependencies import JobDependencies
 from resource_manager.engine.queue.gangs import GangLedger
 from resource_manager.engine.queue.non_batchable import Kind
 from resource_manager.engine.queue.queue import WaitingQueue
@@ -41,6 +42,31 @@ def job_problems(state: State, job_id: str) -> Iterator[Finding]:
         yield from _active(state.queue, job, flow)
     yield from _requests(state.requests, state.queue, job, flow, over=job_id in state.endings)
     yield from _slots(state.slots, job, flow)
+    yield from _dependencies(state.dependencies, job, flow)
+    yield from _awaited(state.dependencies, state.jobs, state.endings, job)
+
+
+def _dependencies(dependencies: JobDependencies, job: Job, flow: Flow | None) -> Iterator[str]:
+    """Checks that a job has no slots while it waits for other jobs."""
+    awaited = sorted(dependencies.awaited(job.job_id))
+    if awaited and (job.state is JobState.ENDED or job.slot_keys):
+        yield f"job {job.job_id} is {job.state} with slots {job.slot_keys}, but waits for {awaited}"
+    if flow is not None and bool(flow.maximum) != bool(awaited):
+        yield f"{flow.id} has the maximum {flow.maximum}, but waits for {awaited}"
+
+
+def _awaited(
+    dependencies: JobDependencies, jobs: dict[str, Job], endings: Container[str], job: Job
+) -> Iterator[str]:
+    """Checks that a job waits only for jobs that have not ended, or whose end was not handled."""
+    for awaited_id in dependencies.awaited(job.job_id):
+        other = jobs.get(awaited_id)
+        if other is None:
+            yield f"job {job.job_id} waits for job {awaited_id}, which does not exist"
+        elif other.state is JobState.ENDED and not (
+            awaited_id in endings or awaited_id in dependencies.ended
+        ):
+            yield f"job {job.job_id} waits for job {awaited_id}, which has ended"
 
 
 def job_sums(jobs: dict[str, Job], live_jobs: int, requests: Requests) -> Iterator[str]:

@@ -11,6 +11,7 @@ from finegrain.errors import (
     Reason,
     ResourceExhausted,
 )
+from finegrain.values.states import JobOutcome
 from resource_manager.engine.fairness.flows import JOB
 from resource_manager.engine.jobs.groups import known_group
 from resource_manager.engine.lifecycle.known import active_job, known_job
@@ -37,7 +38,8 @@ def register_job(state: State, event: JobRegistered) -> Job:
 
     Raises:
         AlreadyExists: the id exists with other values or another owner.
-        NotFound: the job's resource group does not exist.
+        InvalidArgument: a dependency of the job is not allowed.
+        NotFound: the job's resource group, or a job on which it depends, does not exist.
         ResourceExhausted: the maximum number of live jobs is reached.
     """
     known = state.jobs.get(event.job_id)
@@ -49,6 +51,7 @@ def register_job(state: State, event: JobRegistered) -> Job:
         return known
     # The group is checked only for new jobs, because a group with live jobs cannot be deleted.
     known_group(state.groups, event.group)
+    state.dependency_moves.check(event.job_id, event.depends_on)
     if state.live_jobs >= state.settings.jobs_max:
         raise ResourceExhausted(
             f"there are {state.live_jobs} live jobs, but at most {state.settings.jobs_max} are"
@@ -66,6 +69,7 @@ def register_job(state: State, event: JobRegistered) -> Job:
         # Jobs and requests share one counter, so that they have a common order.
         arrival_number=state.numbers.next_arrival(),
         create_time_ms=state.journal.at.time_ms,
+        depends_on=event.depends_on,
     )
     state.jobs[job.job_id] = job
     state.flows.add_job(job.job_id, job.group)
@@ -73,6 +77,7 @@ def register_job(state: State, event: JobRegistered) -> Job:
     _renew(state.timers, job, state.journal.now_ms)
     state.changes.job(job)
     state.journal.cluster_event("job_registered", job_id=job.job_id, message=job.name)
+    state.dependency_moves.adopt(job)
     return job
 
 
@@ -95,11 +100,20 @@ def request_job_end(state: State, event: JobEndRequested) -> Job:
         NotFound: no job has this id.
     """
     job = known_job(state.jobs, event.job_id)
-    end_job(state, job, event.reason, event.grace_ms)
+    # An administrator ends only jobs whose work is not done.
+    outcome = event.outcome if event.reason == Reason.ENDED else JobOutcome.FAILED
+    end_job(state, job, event.reason, event.grace_ms, outcome=outcome)
     return job
 
 
-def end_job(state: State, job: Job, reason: str, grace_ms: int | None = None) -> None:
+def end_job(
+    state: State,
+    job: Job,
+    reason: str,
+    grace_ms: int | None = None,
+    *,
+    outcome: JobOutcome = JobOutcome.FAILED,
+) -> None:
     """Ends a job: cancels queued requests and releases slots. The ids of the job and of its
     requests stay reserved for a while.
 
@@ -111,6 +125,7 @@ def end_job(state: State, job: Job, reason: str, grace_ms: int | None = None) ->
         job: the job.
         reason: the reason why the job ends, for its events and the history.
         grace_ms: the time that tasks in the job's slots have to end; None: the executor's default.
+        outcome: whether the work of the job succeeded.
     """
     if job.state is JobState.ENDED:  # the job's requests are being ended, or have ended
         return
@@ -118,6 +133,8 @@ def end_job(state: State, job: Job, reason: str, grace_ms: int | None = None) ->
     state.live_jobs -= 1
     job.end_reason = reason
     job.end_time_ms = state.journal.at.time_ms
+    job.outcome = outcome
+    state.dependency_moves.job_ended(job.job_id)
     # The job is stored as ENDED now. After a restart, `endings` is derived from its row.
     state.changes.job(job)
     state.endings[job.job_id] = Ending(grace_ms)
@@ -130,6 +147,7 @@ def continue_ending(state: State) -> None:
 
     First it removes the job queues of these jobs. So none of their requests can be placed. The cost
     of this removal depends on the number of scheduling classes and not on the number of requests.
+    Then it handles the jobs that waited for jobs that have ended.
     """
     left = DEQUEUED_AT_ONCE
     for job_id in state.endings:
@@ -140,6 +158,7 @@ def continue_ending(state: State) -> None:
         if state.journal.is_full:
             return
         _continue_ending(state, state.jobs[job_id])
+    state.dependency_moves.handle_ended(lambda job: end_job(state, job, Reason.DEPENDENCY_FAILED))
 
 
 def _continue_ending(state: State, job: Job) -> None:
@@ -177,6 +196,8 @@ def _continue_ending(state: State, job: Job) -> None:
     state.journal.cluster_event(
         "job_ended", job_id=job.job_id, reason=job.end_reason, message=job.name
     )
+    # The next `Decide` handles the jobs that wait for this one, because a chain may be long.
+    state.dependencies.note_end(job.job_id)
 
 
 def _dequeue(state: State, job_id: str, most: int) -> int:
@@ -217,13 +238,13 @@ def retention_timer_fired(state: State, job_id: str) -> None:
 
     Until all slots of the job are deleted, the job is kept. On a lost executor this can take long.
     If the job were deleted earlier, a new request with the same id could be taken for the owner of
-    an old slot.
+    an old slot. The job is also kept while another job waits for its outcome.
     """
     job = state.jobs.get(job_id)
     if job is None or job.state is not JobState.ENDED:
         return
     # The timer is armed again, because the deletion of the last slot does not call this function.
-    if job.slot_keys or job_id in state.endings:
+    if job.slot_keys or job_id in state.endings or state.dependencies.is_awaited(job_id):
         state.timers.arm(Timer.RETENTION, job_id, state.journal.now_ms + _RETENTION_RETRY_MS)
         return
     # Ranges and requests are deleted from the end. Removing the last entry is cheap, and the job
@@ -264,4 +285,5 @@ def _same(job: Job, event: JobRegistered) -> bool:
         and job.lease_ms == event.lease_ms
         and job.owner == event.owner
         and job.request_id_sha256 == event.request_id_sha256
+        and job.depends_on == event.depends_on
     )

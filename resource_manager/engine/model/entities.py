@@ -18,10 +18,12 @@ from finegrain.cpuset import EMPTY, CpuSet
 from finegrain.devices.condition import DeviceCondition
 from finegrain.intervals import IntervalSet
 from finegrain.resources import Amounts, ResourceProfile
+from finegrain.values.dependencies import JobDependency
 from finegrain.values.isolation import NOTHING_REPORTED, Isolation
 from finegrain.values.states import (
     ExecutorState,
     GangPlacement,
+    JobOutcome,
     ProvidedExecutorState,
     RequestState,
     SlotState,
@@ -210,6 +212,9 @@ class Job:
     state: JobState = JobState.ACTIVE
     end_reason: str = ""
     end_time_ms: int | None = None
+    outcome: JobOutcome | None = None  # None: the job has not ended
+    # jobs that must end before this job gets its first slot; also those that have ended
+    depends_on: tuple[JobDependency, ...] = ()
     last_sequence: int = 0  # sequence number of the last event in the job's log
     trimmed_sequence: int = 0  # events up to this number were deleted
     specified: bool | None = (

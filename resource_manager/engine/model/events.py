@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 
 from finegrain.cpu_policy import HostPolicy
 from finegrain.resources import ResourceProfile
+from finegrain.values.dependencies import JobDependency
 from finegrain.values.outcomes import ItemOutcome
+from finegrain.values.states import JobOutcome
 from resource_manager.engine.model.entities import (
     GangSpec,
     Instant,
@@ -43,6 +45,7 @@ class JobRegistered:
     lease_ms: int | None
     owner: str
     request_id_sha256: str
+    depends_on: tuple[JobDependency, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,7 @@ class JobEndRequested:
     job_id: str
     reason: str
     grace_ms: int | None = None
+    outcome: JobOutcome = JobOutcome.SUCCEEDED
 
 
 @dataclass(frozen=True, slots=True)

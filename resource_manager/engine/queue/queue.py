@@ -42,6 +42,7 @@ from resource_manager.engine.queue.scheduling_classes import (
     KnownClasses,
     SchedulingClass,
 )
+from resource_manager.engine.queue.starvation import Waiter
 
 
 class WaitingQueue:
@@ -330,6 +331,18 @@ class WaitingQueue:
             self.order.activate(job_queue)
             self._reconsider(job_queue.scheduling_class)
         return len(job_queues)
+
+    def restart_clocks(self, job_id: str) -> None:
+        """Starts the starvation clocks of a job again, because it may get slots only from now
+        on.
+        """
+        waiters: list[Waiter] = [
+            (job_queue.scheduling_class, job_id) for job_queue in self.by_job.get(job_id, ())
+        ]
+        waiters += [item.arrival_number for item in self.non_batchables.of_job(job_id)]
+        for waiter in waiters:
+            self.starvation.stop(waiter)
+            self.starvation.start(waiter)
 
     def reconsider_fitting(self) -> None:
         """Moves the classes that `block_fitting` blocked into the next pass."""

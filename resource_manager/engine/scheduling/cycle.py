@@ -87,7 +87,7 @@ def decide(state: State) -> None:
     """Runs one scheduling cycle."""
     passes = state.queue.passes
     # Remove the requests of ended jobs from the queue first, so that none of them is placed.
-    if state.endings:
+    if state.endings or state.dependencies.ended:
         continue_ending(state)
     # Do this before `place_waiting`, which would place other requests on these new executors.
     if state.elastic.arrived:

@@ -20,7 +20,7 @@ import pytest
 
 import finegrain_client as fg
 from finegrain.resources import ResourceProfile
-from finegrain.values.states import RequestState
+from finegrain.values.states import JobOutcome, RequestState
 from finegrain_client.batch import runner
 from finegrain_client.batch.rows import Changes, JobRow
 from finegrain_client.batch.scheduler_state import SlotKey
@@ -255,7 +255,7 @@ class WorldJobHandle:
     async def __aexit__(self, *_exc: object) -> None:
         assert self.detached or self.life.is_dead or not self._new
 
-    async def end(self) -> None:
+    async def end(self, *, outcome: JobOutcome) -> None:
         self.life.step()
         self.world.end_job(self.inner, "ENDED")
         self.life.step()

@@ -99,7 +99,8 @@ OF_THE_CLUSTER = {
     "ItemError": "details message reason",
     "ItemResult": "id",
     "JobEvent": "allocation_id message reason",
-    "JobStatus": "end_reason owner",
+    "JobDependency": "job_id",
+    "JobStatus": "awaited_job_ids end_reason owner",
     "KubeletContainer": "container cpus pod_uid",
     "KubeletReport": (
         "cpu_manager_options cpu_manager_policy memory_manager_policy reserved_cpus "

@@ -54,6 +54,7 @@ def test_jobs_of_version_3_keep_their_groups_whatever_these_are_called(url: str)
         migrate.migrate(connection, 3)
         values = [dict(zip(columns, JOBS.encode(row), strict=True)) for row in rows]
         for each in values:
+            del each["outcome"], each["depends_on"]  # since version 11
             each["secret_sha256"] = each.pop("owner")  # the name until version 8
         earlier = table("jobs", *map(column, values[0]))
         connection.execute(insert(earlier), values)

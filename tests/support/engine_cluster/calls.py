@@ -7,8 +7,9 @@ from typing import Any
 
 from finegrain.cpu_policy import PLAIN, CpuPolicy, HostPolicy, QosClass
 from finegrain.resources import MIB, ResourceProfile
+from finegrain.values.dependencies import JobDependency
 from finegrain.values.outcomes import ItemOutcome
-from finegrain.values.states import GangPlacement
+from finegrain.values.states import GangPlacement, JobOutcome
 from resource_manager.engine.model.entities import (
     Executor,
     GangSpec,
@@ -53,17 +54,26 @@ class Calls(Conversation):
 
     # Job masters.
 
-    def job(self, *names: str, group: str = "default", lease_ms: int | None = None) -> None:
-        """Registers jobs. A job without a lease needs no keep-alive calls."""
+    def job(
+        self,
+        *names: str,
+        group: str = "default",
+        lease_ms: int | None = None,
+        depends_on: tuple[JobDependency, ...] = (),
+    ) -> None:
+        """Registers jobs; without a lease they need no keep-alive calls."""
         for name in names or (JOB,):
-            self.apply(JobRegistered(self.at, name, name, group, lease_ms, "user/alice", "r"))
+            owner = "user/alice", "r"
+            self.apply(JobRegistered(self.at, name, name, group, lease_ms, *owner, depends_on))
 
     def keep_alive(self, job: str = JOB, acknowledged_sequence: int = 0) -> Job:
         kept: Job = self.apply(JobKeptAlive(self.at, job, acknowledged_sequence))
         return kept
 
-    def end_job(self, job: str = JOB, reason: str = "ENDED") -> None:
-        self.apply(JobEndRequested(self.at, job, reason))
+    def end_job(
+        self, job: str = JOB, reason: str = "ENDED", outcome: str = JobOutcome.SUCCEEDED
+    ) -> None:
+        self.apply(JobEndRequested(self.at, job, reason, outcome=JobOutcome(outcome)))
 
     def submit(
         self,

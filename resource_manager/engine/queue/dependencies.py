@@ -1,0 +1,61 @@
+"""Keeps which jobs wait for the end of which other jobs.
+
+A job names these jobs when it registers, so it can only wait for jobs that exist already. For this
+reason there are no cycles. A job that waits has a maximum of 0 slots (`FlowTree.hold_job`). The
+ledger is not stored: after a restart, it is derived from the rows of the jobs.
+"""
+
+from __future__ import annotations
+
+from finegrain.values.dependencies import JobDependency
+from finegrain.values.states import JobCondition
+
+
+class JobDependencies:
+    """Which jobs wait for which jobs.
+
+    Attributes:
+        ended: jobs that have ended, and whose waiting jobs have not been handled yet.
+    """
+
+    def __init__(self) -> None:
+        self._awaited: dict[str, dict[str, JobCondition]] = {}  # by the job that waits
+        self._waiting: dict[str, dict[str, None]] = {}  # by the job that is awaited
+        self.ended: dict[str, None] = {}
+
+    def add(self, job_id: str, dependency: JobDependency) -> None:
+        """Records that a job waits for another job."""
+        self._awaited.setdefault(job_id, {})[dependency.job_id] = dependency.condition
+        self._waiting.setdefault(dependency.job_id, {})[job_id] = None
+
+    def awaited(self, job_id: str) -> dict[str, JobCondition]:
+        """Returns the jobs for which a job still waits; empty: it may get slots."""
+        return self._awaited.get(job_id, {})
+
+    def is_awaited(self, job_id: str) -> bool:
+        """Returns True if a job waits for this job."""
+        return job_id in self._waiting
+
+    def first_waiting(self, job_id: str) -> str:
+        """Returns the oldest job that waits for a job."""
+        return next(iter(self._waiting[job_id]))
+
+    def note_end(self, job_id: str) -> None:
+        """Records that a job and all its requests have ended."""
+        if job_id in self._waiting:
+            self.ended[job_id] = None
+
+    def remove(self, job_id: str, awaited_id: str) -> None:
+        """Removes one dependency of a job: the other job has ended."""
+        of_job, jobs = self._awaited[job_id], self._waiting[awaited_id]
+        del of_job[awaited_id], jobs[job_id]
+        if not of_job:
+            del self._awaited[job_id]
+        if not jobs:
+            del self._waiting[awaited_id]
+            self.ended.pop(awaited_id, None)
+
+    def discard(self, job_id: str) -> None:
+        """Removes all dependencies of a job, because it has ended."""
+        for awaited_id in list(self.awaited(job_id)):
+            self.remove(job_id, awaited_id)
