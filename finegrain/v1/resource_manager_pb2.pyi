@@ -1852,6 +1852,7 @@ class ReportSlotsRequest(google.protobuf.message.Message):
     REPORT_FIELD_NUMBER: builtins.int
     USAGE_FIELD_NUMBER: builtins.int
     DENIED_NUMBER_FIELD_NUMBER: builtins.int
+    ADMIN_CALLS_FIELD_NUMBER: builtins.int
     executor_id: builtins.str
     """The executor."""
     instance_id: builtins.str
@@ -1868,6 +1869,12 @@ class ReportSlotsRequest(google.protobuf.message.Message):
     def usage(self) -> finegrain.v1.slots_pb2.UsageReport:
         """Measured use of the slots."""
 
+    @property
+    def admin_calls(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___AdminCall]:
+        """Changes by administrators that the executor has not reported yet, at most 100. The executor repeats them until a
+        report is answered.
+        """
+
     def __init__(
         self,
         *,
@@ -1877,11 +1884,38 @@ class ReportSlotsRequest(google.protobuf.message.Message):
         report: finegrain.v1.slots_pb2.SlotReport | None = ...,
         usage: finegrain.v1.slots_pb2.UsageReport | None = ...,
         denied_number: builtins.int = ...,
+        admin_calls: collections.abc.Iterable[global___AdminCall] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["report", b"report", "usage", b"usage"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["denied_number", b"denied_number", "executor_id", b"executor_id", "instance_id", b"instance_id", "registration_number", b"registration_number", "report", b"report", "usage", b"usage"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["admin_calls", b"admin_calls", "denied_number", b"denied_number", "executor_id", b"executor_id", "instance_id", b"instance_id", "registration_number", b"registration_number", "report", b"report", "usage", b"usage"]) -> None: ...
 
 global___ReportSlotsRequest = ReportSlotsRequest
+
+@typing.final
+class AdminCall(google.protobuf.message.Message):
+    """A call that an administrator has made to an executor and that has changed something, for the audit log."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    IDENTITY_FIELD_NUMBER: builtins.int
+    METHOD_FIELD_NUMBER: builtins.int
+    OBJECT_FIELD_NUMBER: builtins.int
+    identity: builtins.str
+    """Identity of the administrator, for example "operator/ann"."""
+    method: builtins.str
+    """Name of the called method."""
+    object: builtins.str
+    """What the call has changed, for example a task."""
+    def __init__(
+        self,
+        *,
+        identity: builtins.str = ...,
+        method: builtins.str = ...,
+        object: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["identity", b"identity", "method", b"method", "object", b"object"]) -> None: ...
+
+global___AdminCall = AdminCall
 
 @typing.final
 class ReportSlotsResponse(google.protobuf.message.Message):

@@ -38,16 +38,10 @@ from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.placement.hosts import ReportNumbers
 from resource_manager.engine.restoring import restore
 from resource_manager.engine.state import State
-from resource_manager.service.audit import (
-    ENTRIES_MAX,
-    OK,
-    AuditChain,
-    AuditedCall,
-    RefusalCounts,
-    outcome_of,
-)
+from resource_manager.service.audit import RefusalCounts, outcome_of
 from resource_manager.service.checking import Findings, StateCheck
 from resource_manager.service.metrics import ResourceManagerMetrics
+from resource_manager.storage.audit_log import ENTRIES_MAX, OK, AuditChain, AuditedCall
 from resource_manager.storage.store import Contested, Store
 
 _log = get_logger("finegrain.rm.state")
@@ -130,7 +124,7 @@ class EngineDriver:
         self._check = StateCheck(check or _engine_check(), check_window_s)
         self._clock = clock or now
         self.refusals = RefusalCounts(lambda: self._clock().time_ms)
-        self._audit = AuditChain(self.refusals, audit_entries_max)
+        self._audit = AuditChain(audit_entries_max)
         self._state: State | None = None
         # Numbers of the last reports in states that this process has dropped.
         self._report_numbers: ReportNumbers = {}
@@ -243,7 +237,7 @@ class EngineDriver:
             StateSuspect: a step failed, and the state must be read again.
         """
         effects: list[Effect] = []
-        if ticked or any(item.make is not None or item.metas for item in batch):
+        if ticked or any(item.make is not None or item.metas is not None for item in batch):
             effects = self._change(batch, ticked)
         # Answer calls and reads only after the commit: they must not show a change that is not on
         # disk yet.
@@ -287,7 +281,8 @@ class EngineDriver:
         if ticked:
             effects += self._step_internal(Ticked(at, after_stall=self._stalled))
             self._stalled = False
-            self._audit.add_refusals(at.time_ms)
+            for call, outcome, count in self.refusals.take():
+                self._audit.add(at.time_ms, call, outcome, count)
         # While an invariant is broken, no slots are granted. The other events are still stepped.
         if not self.broken:
             effects += self._step_internal(Decide(at))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,12 +18,16 @@ from resource_manager.engine.model.events import (
     ReportAnswer,
     SlotsReported,
 )
+from resource_manager.service.audit import short_text
 from resource_manager.service.identities.epochs import EpochClaims, EpochProofs
 from resource_manager.service.identities.members import Members
 from resource_manager.service.measured_use import MeasuredUse, check_usage
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.runner import Runner
 from resource_manager.service.wire import decoding, encoding
+from resource_manager.storage.audit_log import AuditedCall
+
+ADMIN_CALLS_MAX = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +109,7 @@ class ExecutorCalls:
         if number < 1:
             raise InvalidArgument("registration_number", number, "1 or more")
         report = decoding.report(request.report, "report")
+        await self._record(executor_id, request.admin_calls)
         believed = self._claims.reported(executor_id, report.rm_epoch)
         if believed is None:
             return rm_pb2.ReportSlotsResponse(rm_epoch=self._runner.rm_epoch, register_again=True)
@@ -148,6 +154,24 @@ class ExecutorCalls:
             epoch_proof=self._proofs.proof_of(self._runner.rm_epoch),
             authorities_sha256=self._terms.authorities_sha256,
         )
+
+    async def _record(self, executor_id: str, calls: Sequence[rm_pb2.AdminCall]) -> None:
+        """Adds changes that administrators have made at an executor to the audit log.
+
+        The log names the executor in each entry, because the executor could have invented it.
+        """
+        if len(calls) > ADMIN_CALLS_MAX:
+            raise InvalidArgument(
+                "admin_calls", f"{len(calls)} calls", f"at most {ADMIN_CALLS_MAX}"
+            )
+        for each in calls:
+            await self._runner.record(
+                AuditedCall(
+                    short_text(each.identity),
+                    short_text(each.method),
+                    short_text(f"{executor_id}: {each.object}"),
+                )
+            )
 
     async def _take_out_of_service(self, executor_id: str, claimed: int) -> None:
         """Drains an executor that has reported an epoch without proof. The slots of the executor

@@ -15,11 +15,12 @@ from finegrain.errors import FinegrainError, ResourceExhausted
 from finegrain.rpc.access import current_caller
 from resource_manager.engine.explain.paused import Paused
 from resource_manager.engine.state import State
-from resource_manager.service.audit import current_call
+from resource_manager.service.audit import call_queued, current_call
 from resource_manager.service.engine_driver import Item, MakeEvent
 from resource_manager.service.lanes import LaneLimits, Lanes
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.partial_read import PartialRead
+from resource_manager.storage.audit_log import AuditedCall
 
 T = TypeVar("T")
 
@@ -123,6 +124,15 @@ class Intake(ABC):
         call = current_call() if audited else None
         await self._enqueue(Item(self._future(), metas=metas, audited=call), None)
 
+    async def record(self, call: AuditedCall) -> None:
+        """Adds an entry to the audit log for a change that was made elsewhere.
+
+        Raises:
+            StoreError: the commit failed, or the database cannot be reached.
+            Unavailable: the resource manager is stopping.
+        """
+        await self._enqueue(Item(self._future(), metas={}, audited=call), None)
+
     async def read(
         self, fn: Callable[[State], T], *, owner: str | None = None, items: int = 1
     ) -> T:
@@ -210,6 +220,8 @@ class Intake(ABC):
             self._lanes.put_urgent(item)
         else:
             self._lanes.put(item, owner)
+        if item.audited is not None:
+            call_queued()
         self._arrived.set()
 
 

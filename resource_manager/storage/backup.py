@@ -17,6 +17,7 @@ from pathlib import Path
 from finegrain.errors import ConfigurationError, InvalidArgument, Reason, StoreError
 from finegrain.values.bounds import RAISED_EPOCH_MAX
 from resource_manager.engine.model.changes import CONTESTED_EPOCH
+from resource_manager.storage.audit_log import AuditedCall, local_actor, record_in_file
 from resource_manager.storage.creation import (
     copy_sqlite,
     remove_leftovers,
@@ -120,7 +121,7 @@ def restore(url: str, path: Path, *, above_epoch: int) -> Restored:
             copy_sqlite(path, fresh)
             _check_sound(fresh, path)
             run_migrations(fresh, path)
-            rm_epoch = _raise_epoch(fresh, above_epoch)
+            rm_epoch = _raise_epoch(fresh, above_epoch, path)
             authority_key = _authority_key(fresh)
             kept = _set_aside(target)
             put_in_place(fresh, target)
@@ -183,7 +184,7 @@ def check_above_epoch(above_epoch: int) -> None:
         raise InvalidArgument("above_epoch", above_epoch, expected)
 
 
-def _raise_epoch(database: Path, above_epoch: int) -> int:
+def _raise_epoch(database: Path, above_epoch: int, source: Path) -> int:
     with sqlite_errors(database), closing(sqlite3.connect(database)) as connection:
         connection.execute("PRAGMA synchronous = FULL")
         # In this mode the database is a single file, which can be renamed.
@@ -191,6 +192,7 @@ def _raise_epoch(database: Path, above_epoch: int) -> int:
         with connection:
             leave_lost_history(connection.execute)
             connection.execute("DELETE FROM counters WHERE name = ?", (CONTESTED_EPOCH,))
+            record_in_file(connection, AuditedCall(local_actor(), "db restore", str(source)))
             # The holder is removed, so that no former leader can continue to lead.
             connection.execute(
                 "UPDATE leadership SET holder = '', rm_epoch = max(rm_epoch, ?) + 1", (above_epoch,)

@@ -14,6 +14,7 @@ from finegrain.errors import FinegrainError
 from resource_manager.engine.model.changes import CONTESTED_EPOCH
 from resource_manager.engine.model.effects import Changes
 from resource_manager.storage import migrate
+from resource_manager.storage.audit_log import AuditedCall, local_actor, record
 from resource_manager.storage.backup import (
     Restored,
     backup,
@@ -129,7 +130,17 @@ def upgrade(url: str, *, dry_run: bool = False) -> Upgrade:
         upgrade_sqlite(location.path)
     else:
         create_sqlite(location.path)
+    if version:
+        _record(url, "db upgrade", f"schema {version} to {SCHEMA_VERSION}")
     return plan
+
+
+def _record(url: str, method: str, changed: str) -> None:
+    with open_store(url, create=False, upgrade=False) as store:
+        store.lead(f"finegrain {method}")
+        changes = Changes()
+        record(store, changes, AuditedCall(local_actor(), method, changed))
+        store.commit(changes)
 
 
 def check(url: str) -> list[Finding]:
@@ -205,5 +216,7 @@ def raise_epoch(url: str, *, above_epoch: int) -> int:
     with open_store(url, create=False, upgrade=False) as store:
         epoch = store.lead("finegrain db raise-epoch", above_epoch=above_epoch)
         store.leave_lost_history()
-        store.commit(Changes(counters={CONTESTED_EPOCH: 0}))
+        changes = Changes(counters={CONTESTED_EPOCH: 0})
+        record(store, changes, AuditedCall(local_actor(), "db raise-epoch", str(epoch)))
+        store.commit(changes)
         return epoch

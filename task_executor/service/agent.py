@@ -234,6 +234,7 @@ class Agent:
         usage = await self._measure()
         # Clear the event before the state is read. A later change then causes another report.
         self._changed.clear()
+        admin_calls = keeper.admin_calls.first()
         request = resource_manager_pb2.ReportSlotsRequest(
             executor_id=keeper.identity.executor_id,
             instance_id=keeper.identity.instance_id,
@@ -241,8 +242,10 @@ class Agent:
             report=state_to_proto(keeper.next_state()),
             usage=usage,
             denied_number=keeper.denials.number,
+            admin_calls=admin_calls,
         )
         answer = await self._link.report(request)
+        keeper.admin_calls.reported(admin_calls)
         self.state.reports_sent += 1
         return await self._handle_answer(answer)
 

@@ -67,6 +67,11 @@ class ExecutorService(task_executor_pb2_grpc.TaskExecutorServiceServicer):
         if request.HasField("grace"):
             grace_ms = duration_ms_from_proto(request.grace, "grace", largest_ms=GRACE_MS_MAX)
         await self._tasks.cancel(task, grace_ms)
+        caller = current_caller()
+        # The calls of an owner for its own tasks are not in the audit log.
+        if not caller.owns(task.owner):
+            changed = f"task {task.task_id} of job {task.job_id}"
+            self._tasks.note_admin_call(caller.name, "CancelTask", changed)
         return task_executor_pb2.CancelTaskResponse()
 
     async def SignalTask(

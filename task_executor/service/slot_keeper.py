@@ -33,6 +33,7 @@ from task_executor.host.boot_clock import boot_ms
 from task_executor.host.device_nodes import NO_NODES
 from task_executor.host.helper_messages import IsolationReport, SlotLimits
 from task_executor.host.network_ports import NetworkPorts
+from task_executor.service.admin_calls import AdminCalls
 from task_executor.service.checkpoint import SavedState, Saver, StateDirectory
 from task_executor.service.cpu_bindings import CpuBindings
 from task_executor.service.denials import Denials
@@ -137,6 +138,7 @@ class SlotKeeper:
         self.starts = 0  # number of fronts started with this identity, including this front
         self.epoch_proof = EpochProof()  # the proof of the highest epoch that an RM has proven
         self.denials = Denials()  # identities to reject, as the RM has last sent them
+        self.admin_calls = AdminCalls()
         self.fence: CommandFence[Any] = CommandFence()
         self.on_change: Callable[[], None] = lambda: None  # wakes the report loop
         # Called when a slot is removed. Its tasks are deleted some time later.

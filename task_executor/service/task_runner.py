@@ -31,6 +31,7 @@ from finegrain.resources import MEMORY_BYTES, MEMORY_PARTS
 from finegrain.rpc.access import Caller
 from finegrain.rpc.allocation_tokens import ShownToken
 from finegrain.v1 import task_executor_pb2
+from finegrain.v1.resource_manager_pb2 import AdminCall
 from finegrain.values.isolation import Isolation
 from task_executor.engine.slots import CarveState, Slot, SlotKey, SlotSpec
 from task_executor.host.helper_messages import TaskFault, TaskSpec
@@ -372,6 +373,12 @@ class TaskRunner:
             await self._save_or_log(task)
         grace_ms = self._options.task_kill_grace_ms if grace_ms is None else grace_ms
         await self._unless_ended(self._helper.kill_task(task.task_id, grace_ms))
+
+    def note_admin_call(self, identity: str, method: str, changed: str) -> None:
+        """Reports a change by an administrator to the resource manager, for its audit log."""
+        call = AdminCall(identity=identity, method=method, object=changed)
+        self._keeper.admin_calls.add(call)
+        self._keeper.on_change()
 
     async def end_for(self, task: Task, fault: TaskFault) -> None:
         """Kills a task because it broke a rule. The executor reports the end of the task with the

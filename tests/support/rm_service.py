@@ -282,7 +282,9 @@ class ScriptedExecutor(_Servicer):
             available=pooled(self.cpu_milli - used_cpu, self.memory_bytes - used_memory),
         )
 
-    async def send_report(self) -> rm_pb2.ReportSlotsResponse:
+    async def send_report(
+        self, *, admin_calls: Sequence[rm_pb2.AdminCall] = ()
+    ) -> rm_pb2.ReportSlotsResponse:
         answer: rm_pb2.ReportSlotsResponse = await self.stub.ReportSlots(
             rm_pb2.ReportSlotsRequest(
                 executor_id=self.executor_id,
@@ -290,6 +292,7 @@ class ScriptedExecutor(_Servicer):
                 registration_number=self.registration_number,
                 report=self.report(),
                 usage=slots_pb2.UsageReport(cpu_milli=250, memory_bytes=MIB, tasks=1),
+                admin_calls=admin_calls,
             )
         )
         return answer

@@ -16,10 +16,11 @@ from finegrain.join_token import JoinToken, sha256_hex, token_id
 from finegrain.rpc.access import current_caller
 from finegrain.v1 import identity_pb2 as pb
 from finegrain.v1.identity_pb2_grpc import IdentityServiceServicer
-from resource_manager.service.audit import audited, verify
+from resource_manager.service.audit import audited
 from resource_manager.service.identities.issuing import Issuer
 from resource_manager.service.identities.members import Members
 from resource_manager.service.paging import page_size
+from resource_manager.storage.audit_log import verify
 
 _SERIAL = re.compile(r"[0-9a-f]{1,40}")
 LIFE_S_MAX = 365 * 24 * 3_600

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from finegrain.credentials import write_credentials
-from finegrain.errors import PermissionDenied, StoreError
+from finegrain.errors import InvalidArgument, PermissionDenied, StoreError
 from finegrain.identity import Role
 from finegrain.rpc.access import CLUSTER_ACCESS, IDENTITY_ACCESS, OPERATORS
 from finegrain.v1 import cluster_pb2
+from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from resource_manager.engine.model.effects import Changes
 from resource_manager.service.cluster_service import ClusterServicer
 from resource_manager.service.identities.identity_service import IdentityCalls
@@ -86,6 +87,45 @@ async def test_changes_of_an_operator_are_listed_with_object_and_outcome(
     assert {each["kind"]: each["actor"] for each in events}["executor_drained"] == "operator/ann"
     assert {each["kind"]: each["actor"] for each in events}["executor_registered"] == (
         "executor/host-a"
+    )
+
+
+async def test_changes_of_an_operator_that_were_refused_early_are_counted(
+    rm: RunningRm, operator: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resource_manager.service.audit.MINUTE_MS", 1)
+    as_ann = rm.cluster_as("operator/ann")
+    for _ in range(3):
+        bad = cluster_pb2.DrainExecutorRequest(executor_id="host a")
+        assert isinstance(await refusal(as_ann.DrainExecutor(bad)), InvalidArgument)
+    # A call that only reads is not recorded, even if it was refused.
+    await refusal(as_ann.GetExecutor(cluster_pb2.GetExecutorRequest(executor_id="host a")))
+    assert (await operator("identity", "allow", "user/nobody")).exit_code != 0
+
+    found: list[dict[str, Any]] = []
+    while sum(each["count"] for each in found) < 4:
+        await asyncio.sleep(0.05)
+        found = await operator.items("audit", "list")
+    assert {(each["method"], each["object"], each["outcome"]) for each in found} == {
+        ("DrainExecutor", "host a", "INVALID_ARGUMENT"),
+        ("AllowIdentity", "user/nobody", "IDENTITY_UNKNOWN"),
+    }
+
+
+async def test_changes_of_an_operator_at_an_executor_are_recorded(
+    rm: RunningRm, operator: Operator
+) -> None:
+    async with ScriptedExecutor(rm) as executor:
+        call = rm_pb2.AdminCall(identity="operator/ann", method="CancelTask", object="task t-1")
+        await executor.send_report(admin_calls=[call])
+        too_many = await refusal(executor.send_report(admin_calls=[call] * 101))
+        assert isinstance(too_many, InvalidArgument)
+    (found,) = await operator.items("audit", "list")
+    assert (found["actor"], found["method"], found["object"], found["outcome"]) == (
+        "operator/ann",
+        "CancelTask",
+        "host-a: task t-1",
+        "ok",
     )
 
 

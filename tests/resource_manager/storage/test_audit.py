@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import sqlalchemy as sa
 
 from finegrain.errors import FinegrainError, InvalidArgument, PermissionDenied, Reason
 from finegrain.rpc.access import Caller, enter_call
 from resource_manager.engine.model.effects import Changes
-from resource_manager.service.audit import (
-    OTHERS,
-    REFUSALS_MAX,
+from resource_manager.service.audit import OTHERS, REFUSALS_MAX, RefusalCounts
+from resource_manager.storage import schema, tables
+from resource_manager.storage.audit_log import (
     AuditChain,
     AuditedCall,
-    RefusalCounts,
     Verified,
+    local_actor,
     verify,
 )
-from resource_manager.storage import tables
+from resource_manager.storage.opening import open_store
 from resource_manager.storage.sql_store import SqlStore
 from resource_manager.storage.store import Store
 from tests.support.identities import identity
@@ -35,7 +37,7 @@ class Clock:
 
 
 def chain_of(store: Store, *, entries_max: int = 1_000) -> AuditChain:
-    chain = AuditChain(RefusalCounts(Clock()), entries_max)
+    chain = AuditChain(entries_max)
     chain.load(store)
     return chain
 
@@ -117,17 +119,16 @@ def test_a_batch_larger_than_the_limit_keeps_all_its_entries(store: Store) -> No
 def test_refused_calls_of_a_minute_are_one_entry(store: Store) -> None:
     clock = Clock()
     refusals = RefusalCounts(clock)
-    chain = AuditChain(refusals)
-    chain.load(store)
+    chain = chain_of(store)
     enter_call(Caller(identity("user/mallory")))
     for _ in range(1_000):
         refusals.add("/finegrain.v1.ClusterService/DrainExecutor", REFUSED)
     refusals.add("/finegrain.v1.ClusterService/ForgetExecutor", REFUSED)
     refusals.add("/finegrain.v1.ClusterService/DrainExecutor", InvalidArgument("a", "b", "c"))
-    chain.add_refusals(0)
-    assert store.read_audit(0, 10) == []
+    assert refusals.take() == []
     clock.now_ms = 60_000
-    chain.add_refusals(60_000)
+    for call, outcome, count in refusals.take():
+        chain.add(60_000, call, outcome, count)
     record(store, chain)
     found = [(each.actor, each.method, each.outcome, each.count) for each in store.read_audit(0, 9)]
     assert found == [
@@ -150,3 +151,29 @@ def test_refusals_of_many_callers_need_bounded_memory() -> None:
     refusals.add("/Join", FinegrainError("unrelated"))
     clock.now_ms = 120_000
     assert refusals.take() == []
+
+
+def test_commands_on_the_managers_host_are_recorded(sqlite_url: str, tmp_path: Path) -> None:
+    copy = tmp_path / "backup.db"
+    with open_store(sqlite_url) as store:
+        store.lead("first")
+        record(store, chain_of(store), ANN, BOB)
+        schema.backup(sqlite_url, copy)
+    schema.raise_epoch(sqlite_url, above_epoch=7)
+    with open_store(sqlite_url, read_only=True) as store:
+        (raised,) = store.read_audit(0, 1)
+        assert (raised.actor, raised.method, raised.object, raised.outcome) == (
+            local_actor(),
+            "db raise-epoch",
+            "8",
+            "ok",
+        )
+        assert verify(store) == Verified(3, 1, 3)
+
+    schema.restore(sqlite_url, copy, above_epoch=9)
+    with open_store(sqlite_url) as store:
+        store.lead("second")
+        (restored,) = store.read_audit(0, 1)
+        assert (restored.method, restored.object) == ("db restore", str(copy))
+        record(store, chain_of(store), ANN)
+        assert verify(store) == Verified(4, 1, 4)

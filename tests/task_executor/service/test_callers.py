@@ -228,3 +228,22 @@ async def test_watchers_that_never_read_cost_little(
 def resident_bytes(pid: int) -> int:
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+async def test_a_cancellation_by_an_administrator_is_reported_once(
+    rm: ScriptedRM, executor: Executor
+) -> None:
+    await rm.allocate(allocation())
+    await executor.job_master.submit("sleep", "1000")
+    await executor.job_master.submit("sleep", "1000", task_id="other")
+    await executor.job_master.cancel("other")
+    await JobMaster(executor.front.address, "operator/ann").cancel()
+
+    def reported() -> list[tuple[str, str, str]]:
+        calls = [each for report in rm.reports for each in report.admin_calls]
+        return [(each.identity, each.method, each.object) for each in calls]
+
+    await eventually(reported, "it is reported")
+    before = len(rm.reports)
+    await eventually(lambda: len(rm.reports) > before + 1, "it reports again")
+    assert reported() == [("operator/ann", "CancelTask", "task task of job job")]
