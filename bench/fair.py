@@ -129,7 +129,7 @@ class FairBench(Bench):
     ) -> tuple[Event, ...]:
         spec = RequestSpec(name, profile)
         return (
-            JobRegistered(self.now, name, name, group, None, "s", "r"),
+            JobRegistered(self.now, name, name, group, None, "operator/ann", "r"),
             RequestsSubmitted(self.now, name, (), ranges=(RangeSpec(spec, 0, requests),)),
         )
 

@@ -107,6 +107,7 @@ class Reason(StrEnum):
     ROLE_MISSING = "ROLE_MISSING"
     NOT_OWNER = "NOT_OWNER"
     TOKEN_REFUSED = "TOKEN_REFUSED"
+    GROUP_NOT_ALLOWED = "GROUP_NOT_ALLOWED"
     NOT_REGISTERED = "NOT_REGISTERED"
     # Reasons about the service itself.
     OVER_LIMIT = "OVER_LIMIT"

@@ -89,6 +89,7 @@ CLUSTER_ACCESS = table_of(
             "TerminateJob",
             "ResizeSlot",
             "SetGroup",
+            "ChangeGroupUsers",
             "DeleteGroup",
             "CordonDevice",
             "UncordonDevice",

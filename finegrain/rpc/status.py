@@ -93,6 +93,7 @@ _CLASS_BY_REASON: dict[Reason, type[FinegrainError]] = {
     Reason.ROLE_MISSING: errors.PermissionDenied,
     Reason.NOT_OWNER: errors.PermissionDenied,
     Reason.TOKEN_REFUSED: errors.PermissionDenied,
+    Reason.GROUP_NOT_ALLOWED: errors.PermissionDenied,
     Reason.OVER_LIMIT: errors.ResourceExhausted,
     Reason.OUT_OF_RANGE: errors.OutOfRange,
     Reason.NOT_REGISTERED: errors.Unavailable,

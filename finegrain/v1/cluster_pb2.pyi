@@ -1558,6 +1558,7 @@ class GroupStatus(google.protobuf.message.Message):
     WAITING_FIELD_NUMBER: builtins.int
     OLDEST_WAIT_TIME_FIELD_NUMBER: builtins.int
     JOBS_FIELD_NUMBER: builtins.int
+    USERS_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Name of the group."""
     parent: builtins.str
@@ -1603,6 +1604,12 @@ class GroupStatus(google.protobuf.message.Message):
     def oldest_wait_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """Since when the longest-waiting request of the group waits; absent: no request waits."""
 
+    @property
+    def users(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Users that may register jobs in this group and in groups below it, as `user/NAME`; `*`: all users. Administrators
+        may use every group.
+        """
+
     def __init__(
         self,
         *,
@@ -1621,9 +1628,10 @@ class GroupStatus(google.protobuf.message.Message):
         waiting: builtins.int = ...,
         oldest_wait_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         jobs: builtins.int = ...,
+        users: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["oldest_wait_time", b"oldest_wait_time", "used", b"used"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["description", b"description", "jobs", b"jobs", "maximum", b"maximum", "minimum", b"minimum", "name", b"name", "oldest_wait_time", b"oldest_wait_time", "parent", b"parent", "running", b"running", "service", b"service", "share_entitled", b"share_entitled", "share_now", b"share_now", "tally", b"tally", "used", b"used", "waiting", b"waiting", "weight", b"weight"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["description", b"description", "jobs", b"jobs", "maximum", b"maximum", "minimum", b"minimum", "name", b"name", "oldest_wait_time", b"oldest_wait_time", "parent", b"parent", "running", b"running", "service", b"service", "share_entitled", b"share_entitled", "share_now", b"share_now", "tally", b"tally", "used", b"used", "users", b"users", "waiting", b"waiting", "weight", b"weight"]) -> None: ...
 
 global___GroupStatus = GroupStatus
 
@@ -1732,6 +1740,57 @@ class SetGroupResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["group", b"group"]) -> None: ...
 
 global___SetGroupResponse = SetGroupResponse
+
+@typing.final
+class ChangeGroupUsersRequest(google.protobuf.message.Message):
+    """Changes which users may register jobs in a resource group. Jobs that are registered already stay."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    ALLOW_FIELD_NUMBER: builtins.int
+    REVOKE_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """Name of the group."""
+    @property
+    def allow(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Users to allow, as `user/NAME`; `*`: all users. At most 1,000."""
+
+    @property
+    def revoke(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Users to revoke, in the form in which they were allowed. At most 1,000."""
+
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        allow: collections.abc.Iterable[builtins.str] | None = ...,
+        revoke: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allow", b"allow", "name", b"name", "revoke", b"revoke"]) -> None: ...
+
+global___ChangeGroupUsersRequest = ChangeGroupUsersRequest
+
+@typing.final
+class ChangeGroupUsersResponse(google.protobuf.message.Message):
+    """The RM has stored the change."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: builtins.int
+    @property
+    def group(self) -> global___GroupStatus:
+        """The group."""
+
+    def __init__(
+        self,
+        *,
+        group: global___GroupStatus | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["group", b"group"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["group", b"group"]) -> None: ...
+
+global___ChangeGroupUsersResponse = ChangeGroupUsersResponse
 
 @typing.final
 class DeleteGroupRequest(google.protobuf.message.Message):

@@ -128,6 +128,11 @@ class ClusterServiceStub(object):
                 request_serializer=finegrain_dot_v1_dot_cluster__pb2.SetGroupRequest.SerializeToString,
                 response_deserializer=finegrain_dot_v1_dot_cluster__pb2.SetGroupResponse.FromString,
                 _registered_method=True)
+        self.ChangeGroupUsers = channel.unary_unary(
+                '/finegrain.v1.ClusterService/ChangeGroupUsers',
+                request_serializer=finegrain_dot_v1_dot_cluster__pb2.ChangeGroupUsersRequest.SerializeToString,
+                response_deserializer=finegrain_dot_v1_dot_cluster__pb2.ChangeGroupUsersResponse.FromString,
+                _registered_method=True)
         self.DeleteGroup = channel.unary_unary(
                 '/finegrain.v1.ClusterService/DeleteGroup',
                 request_serializer=finegrain_dot_v1_dot_cluster__pb2.DeleteGroupRequest.SerializeToString,
@@ -304,6 +309,13 @@ class ClusterServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ChangeGroupUsers(self, request, context):
+        """Allows users to register jobs in a resource group, or revokes this right. Administrators only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DeleteGroup(self, request, context):
         """Deletes a resource group. All its jobs must have ended, and it must have no group below it. The group "default"
         cannot be deleted.
@@ -451,6 +463,11 @@ def add_ClusterServiceServicer_to_server(servicer, server):
                     servicer.SetGroup,
                     request_deserializer=finegrain_dot_v1_dot_cluster__pb2.SetGroupRequest.FromString,
                     response_serializer=finegrain_dot_v1_dot_cluster__pb2.SetGroupResponse.SerializeToString,
+            ),
+            'ChangeGroupUsers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeGroupUsers,
+                    request_deserializer=finegrain_dot_v1_dot_cluster__pb2.ChangeGroupUsersRequest.FromString,
+                    response_serializer=finegrain_dot_v1_dot_cluster__pb2.ChangeGroupUsersResponse.SerializeToString,
             ),
             'DeleteGroup': grpc.unary_unary_rpc_method_handler(
                     servicer.DeleteGroup,
@@ -961,6 +978,33 @@ class ClusterService(object):
             '/finegrain.v1.ClusterService/SetGroup',
             finegrain_dot_v1_dot_cluster__pb2.SetGroupRequest.SerializeToString,
             finegrain_dot_v1_dot_cluster__pb2.SetGroupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeGroupUsers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/finegrain.v1.ClusterService/ChangeGroupUsers',
+            finegrain_dot_v1_dot_cluster__pb2.ChangeGroupUsersRequest.SerializeToString,
+            finegrain_dot_v1_dot_cluster__pb2.ChangeGroupUsersResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -138,6 +138,12 @@ class ClusterServiceStub:
     decision on.
     """
 
+    ChangeGroupUsers: grpc.UnaryUnaryMultiCallable[
+        finegrain.v1.cluster_pb2.ChangeGroupUsersRequest,
+        finegrain.v1.cluster_pb2.ChangeGroupUsersResponse,
+    ]
+    """Allows users to register jobs in a resource group, or revokes this right. Administrators only."""
+
     DeleteGroup: grpc.UnaryUnaryMultiCallable[
         finegrain.v1.cluster_pb2.DeleteGroupRequest,
         finegrain.v1.cluster_pb2.DeleteGroupResponse,
@@ -313,6 +319,12 @@ class ClusterServiceAsyncStub:
     """Creates or changes a resource group. The change is durable when the call returns, and applies from the next
     decision on.
     """
+
+    ChangeGroupUsers: grpc.aio.UnaryUnaryMultiCallable[
+        finegrain.v1.cluster_pb2.ChangeGroupUsersRequest,
+        finegrain.v1.cluster_pb2.ChangeGroupUsersResponse,
+    ]
+    """Allows users to register jobs in a resource group, or revokes this right. Administrators only."""
 
     DeleteGroup: grpc.aio.UnaryUnaryMultiCallable[
         finegrain.v1.cluster_pb2.DeleteGroupRequest,
@@ -523,6 +535,14 @@ class ClusterServiceServicer(metaclass=abc.ABCMeta):
         """Creates or changes a resource group. The change is durable when the call returns, and applies from the next
         decision on.
         """
+
+    @abc.abstractmethod
+    def ChangeGroupUsers(
+        self,
+        request: finegrain.v1.cluster_pb2.ChangeGroupUsersRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[finegrain.v1.cluster_pb2.ChangeGroupUsersResponse, collections.abc.Awaitable[finegrain.v1.cluster_pb2.ChangeGroupUsersResponse]]:
+        """Allows users to register jobs in a resource group, or revokes this right. Administrators only."""
 
     @abc.abstractmethod
     def DeleteGroup(

@@ -38,10 +38,15 @@ if TYPE_CHECKING:
 WATCH_INTERVAL_S = 1.0
 CLEAR_SCREEN = "\x1b[H\x1b[2J"
 NONE = "none"
+ALL_USERS = "*"
 
 _AMOUNT = re.compile(r"[0-9]{1,18}")  # the client rejects amounts that are too large
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", autocompletion=completing.groups)]
+UsersArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="[USER]...", help="Users, such as alice.")
+]
+AllUsersOption = Annotated[bool, typer.Option("--all-users", help="All users of the cluster.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, as -o json does.")]
 
 
@@ -50,9 +55,11 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(invoke_without_command=True)
     group.callback()(reporting_errors(show))
     group.command(name="set")(reporting_errors(set_))
+    group.command()(reporting_errors(allow))
+    group.command()(reporting_errors(revoke))
     group.command()(reporting_errors(delete))
     app.add_typer(
-        group, name="groups", help="Show or change resource groups: shares, weights, limits."
+        group, name="groups", help="Show or change resource groups: shares, weights, limits, users."
     )
 
 
@@ -213,6 +220,55 @@ def set_(
     print_object("Group", group.to_dict(), output, _described(group))
 
 
+def allow(
+    name: NameArgument,
+    users: UsersArgument = None,
+    all_users: AllUsersOption = False,
+    output: OutputOption = OutputFormat.TABLE,
+    manager: ManagerOption = "",
+    credentials: CredentialsOption = "",
+    config: ConfigOption = "",
+) -> None:
+    """Allow users to register jobs in a group and in the groups below it.
+
+    Administrators may use every group.
+
+    \b
+    Examples:
+      finegrain groups allow critical alice bob
+      finegrain groups allow medium --all-users
+    """
+    enter_command(output, manager, credentials, config)
+    named = _identities(users, all_users=all_users)
+    with open_cluster() as cluster:
+        group = cluster.change_group_users(name, allow=named)
+    print_object("Group", group.to_dict(), output, _used_by(group))
+
+
+def revoke(
+    name: NameArgument,
+    users: UsersArgument = None,
+    all_users: AllUsersOption = False,
+    output: OutputOption = OutputFormat.TABLE,
+    manager: ManagerOption = "",
+    credentials: CredentialsOption = "",
+    config: ConfigOption = "",
+) -> None:
+    """Revoke the right of users to register jobs in a group. Their jobs in the group continue.
+
+    With --all-users, users that were allowed by name keep their right.
+
+    \b
+    Examples:
+      finegrain groups revoke critical bob
+    """
+    enter_command(output, manager, credentials, config)
+    named = _identities(users, all_users=all_users)
+    with open_cluster() as cluster:
+        group = cluster.change_group_users(name, revoke=named)
+    print_object("Group", group.to_dict(), output, _used_by(group))
+
+
 def delete(
     name: NameArgument,
     yes: YesOption = False,
@@ -267,6 +323,20 @@ def _described(group: GroupStatus) -> str:
     parts += [f"minimum {limits_text(group.minimum)}"] if group.minimum else []
     parts += [f"maximum {limits_text(group.maximum)}"] if group.maximum else []
     return ", ".join(parts)
+
+
+def _identities(users: list[str] | None, *, all_users: bool) -> list[str]:
+    if bool(users) is all_users:
+        raise InvalidArgument("USER", " ".join(users or ()) or "no user", "names, or --all-users")
+    if all_users:
+        return [ALL_USERS]
+    return [each if "/" in each else f"user/{each}" for each in users or ()]
+
+
+def _used_by(group: GroupStatus) -> str:
+    from finegrain_cli.text.groups import users_text
+
+    return f"{group.name}: users {users_text(group.users)}"
 
 
 def _limits(

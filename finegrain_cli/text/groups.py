@@ -57,6 +57,13 @@ def limits_text(amounts: Mapping[str, int]) -> str:
     return ", ".join(parts) or "-"
 
 
+def users_text(users: Sequence[str]) -> str:
+    """Returns the users of a group in one line: "alice, bob", or "all"; "-" if there are none."""
+    if "*" in users:
+        return "all"
+    return ", ".join(each.removeprefix("user/") for each in users) or "-"
+
+
 def used_text(amounts: Mapping[str, int]) -> str:
     """Returns the amounts of slots in the form of `limits_text`, with the sum of all memory
     parts.
@@ -97,6 +104,7 @@ def _job_row(job: JobStatus, indent: str, short: ShortIds) -> Row:
         "used": data["allocated"],
         "minimum": {},
         "maximum": {},
+        "users": None,
         "description": "",
     }
 
@@ -134,6 +142,12 @@ COLUMNS = (
     Column("allocated", lambda row: used_text(row["used"]), rank=8, shrinks=True),
     Column("minimum", lambda row: limits_text(row["minimum"]), rank=10, shrinks=True),
     Column("maximum", lambda row: limits_text(row["maximum"]), rank=7, shrinks=True),
+    Column(
+        "users",
+        lambda row: "" if row["users"] is None else users_text(row["users"]),
+        rank=11,
+        shrinks=True,
+    ),
     Column("virtual time", _number("tally"), wide=True, right=True),
     Column("jobs", _number("jobs"), wide=True, right=True),
     Column("description", lambda row: row["description"] or "-", wide=True),

@@ -19,7 +19,7 @@ from resource_manager.service.audit import audited
 from resource_manager.service.engine_driver import now
 from resource_manager.service.runner import Runner
 from resource_manager.service.wire.encoding import groups_message, write
-from resource_manager.service.wire.groups import group_set_event
+from resource_manager.service.wire.groups import group_set_event, group_users_event
 
 T = TypeVar("T")
 
@@ -51,6 +51,15 @@ class GroupCalls:
         group_set_event(request, now())  # rejects a malformed call before it is queued
         await self._runner.submit(lambda at: group_set_event(request, at), _nothing)
         return cluster_pb2.SetGroupResponse(group=await self._group(request.name))
+
+    @audited(lambda request: request.name)
+    async def ChangeGroupUsers(
+        self, request: cluster_pb2.ChangeGroupUsersRequest, context: Any
+    ) -> cluster_pb2.ChangeGroupUsersResponse:
+        """See the protocol."""
+        group_users_event(request, now())  # rejects a malformed call before it is queued
+        await self._runner.submit(lambda at: group_users_event(request, at), _nothing)
+        return cluster_pb2.ChangeGroupUsersResponse(group=await self._group(request.name))
 
     @audited(lambda request: request.name)
     async def DeleteGroup(

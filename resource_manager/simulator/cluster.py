@@ -48,6 +48,7 @@ from resource_manager.simulator.nodes import Command, Labels, Node, SimulatedExe
 from resource_manager.simulator.plan import Effort, Kind, Submitted, simulated
 
 ONE_CPU = ResourceProfile(1_000)
+OWNER = "operator/simulator"  # owner of all jobs, who may use every group
 """Default profile of a thread: one core."""
 
 START_TIME_MS = 1_700_000_000_000
@@ -317,7 +318,7 @@ class Cluster:
         # The first job of a group without settings creates the group.
         if record.group not in self.state.groups:
             yield GroupSet(at, record.group)
-        yield JobRegistered(at, record.job_id, record.job_id, record.group, None, "", "")
+        yield JobRegistered(at, record.job_id, record.job_id, record.group, None, OWNER, "")
         if record.gang or record.threads == 1:
             gang_id = record.job_id if record.gang else ""
             names = [f"{record.job_id}.{thread}" for thread in range(record.threads)]

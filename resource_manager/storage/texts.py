@@ -157,6 +157,7 @@ TEXTS: Mapping[Any, Text] = {
     HostPolicy: _json_of(HostPolicy),
     tuple[Cordon, ...]: _list_of(Cordon),
     tuple[JobDependency, ...]: _list_of(JobDependency),
+    tuple[str, ...]: _list_of(str),
     Mapping[str, int]: Text(_amounts_text, json.loads),
     dict[Ended, IntervalSet]: Text(_ended_text, _ended_of),
 }

@@ -35,6 +35,13 @@ async def test_only_what_is_given_is_sent(servant: Scripted, cluster: fg.Cluster
     assert servant.calls["DeleteGroup"][0].name == "nightly"
 
 
+async def test_users_are_allowed_and_revoked(servant: Scripted, cluster: fg.Cluster) -> None:
+    group = await cluster.change_group_users("nightly", allow=["user/alice"], revoke=["*"])
+    assert group.users == ("user/alice",)
+    (sent,) = servant.calls["ChangeGroupUsers"]
+    assert (sent.name, list(sent.allow), list(sent.revoke)) == ("nightly", ["user/alice"], ["*"])
+
+
 async def test_an_amount_below_zero_is_no_limit_by_mistake(
     servant: Scripted, cluster: fg.Cluster
 ) -> None:

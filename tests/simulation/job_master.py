@@ -144,7 +144,9 @@ class JobMaster(Follower):
             return False
 
         self.until_answered(
-            lambda at: JobRegistered(at, self.name, self.name, group, self.lease_ms, "s", "r"),
+            lambda at: JobRegistered(
+                at, self.name, self.name, group, self.lease_ms, "operator/ann", "r"
+            ),
             self._begin,
             expected,
         )

@@ -280,7 +280,16 @@ def everything() -> Changes:
         ],
         groups=[
             Group("default", create_time_ms=4),
-            Group("deep", "default", 2.5, {"cpu_milli": 1}, {"cpu_milli": 9}, "for people", 5),
+            Group(
+                "deep",
+                "default",
+                2.5,
+                {"cpu_milli": 1},
+                {"cpu_milli": 9},
+                "for people",
+                5,
+                ("*", "user/a"),
+            ),
         ],
         usage_records=[UsageRecord("group/default", "slots", 0.1, 1 / 3, 6, '{"count":1}')],
         host_settings=[

@@ -203,6 +203,7 @@ GROUPS = Groups(
             waiting=1,
             oldest_wait_time=MOMENT,
             jobs=1,
+            users=("*",),
         ),
         GroupStatus(
             name="nightly",
@@ -220,6 +221,7 @@ GROUPS = Groups(
             waiting=0,
             oldest_wait_time=None,
             jobs=0,
+            users=("user/alice", "user/bob"),
         ),
     ),
     service_measure="dominant",
@@ -521,6 +523,10 @@ class FakeCluster:
     def set_group(self, name: str, **fields: Any) -> GroupStatus:
         self.done.append(("set_group", name, fields))
         return replace(GROUPS.groups[1], name=name, weight=fields["weight"] or 1.0)
+
+    def change_group_users(self, name: str, **fields: Any) -> GroupStatus:
+        self.done.append(("change_group_users", name, fields))
+        return replace(GROUPS.groups[1], name=name, users=tuple(fields.get("allow", ())))
 
     def host_policy(self, executor_id: str | None) -> HostPolicyStatus:
         if executor_id:

@@ -221,6 +221,28 @@ class Operations:
         )
         return read(GroupStatus, answer.group)
 
+    async def change_group_users(
+        self, name: str, *, allow: Sequence[str] = (), revoke: Sequence[str] = ()
+    ) -> GroupStatus:
+        """Changes which users may register jobs in a resource group and in the groups below it.
+
+        Jobs that are registered already stay. Administrators may use every group.
+
+        Args:
+            name: name of the group.
+            allow: users to allow, such as "user/alice"; "*": all users.
+            revoke: users whose right ends, in the form in which they were allowed.
+
+        Raises:
+            InvalidArgument: an entry is not a user.
+            NotFound: GROUP_UNKNOWN: there is no such group.
+        """
+        message = pb.ChangeGroupUsersRequest(name=name, allow=allow, revoke=revoke)
+        answer = await self._connection.call_cluster(
+            lambda cluster, timeout_s: cluster.ChangeGroupUsers(message, timeout=timeout_s)
+        )
+        return read(GroupStatus, answer.group)
+
     async def delete_group(self, name: str) -> None:
         """Deletes a resource group. The group must have no jobs and no child groups.
 

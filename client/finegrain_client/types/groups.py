@@ -29,6 +29,7 @@ class GroupStatus(Value):
     waiting: int  # number of queued requests
     oldest_wait_time: datetime | None  # arrival time of the group's oldest queued request
     jobs: int  # number of active jobs, including jobs of child groups
+    users: tuple[str, ...] = ()  # identities that may use the group; "*": all users
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,9 @@ from resource_manager.engine.model.entities import Group, Job, JobState
 DEFAULT_GROUP = "default"
 """The group of jobs that do not name a group."""
 
+ALL_USERS = "*"
+"""The entry of a group's users that admits all users."""
+
 DELIVERED_COUNTER = "groups_delivered"
 """A counter that is 1 after the delivered groups were created. An administrator may have deleted
 some of these groups later.
@@ -24,7 +27,9 @@ DELIVERED = (
     ("high", 16.0, "Priority 30 (High)"),
     ("critical", 64.0, "Priority 40 (Critical)"),
 )
-"""The name, weight and description of each group of a new cluster."""
+"""The name, weight and description of each group of a new cluster. Only the default group admits
+all users.
+"""
 
 
 def adopt_groups(
@@ -39,8 +44,8 @@ def adopt_groups(
 
     The delivered groups are created once, at the first start. The default group is created whenever
     it is missing. The group of a live job may be missing in the store, because earlier versions
-    stored only names of groups. Such a group is created at the top level, with weight 1. New groups
-    are added to `changes`.
+    stored only names of groups. Such a group is created at the top level, with weight 1. A new
+    group admits the owners of the live jobs in it. New groups are added to `changes`.
 
     Args:
         stored: the groups in the store.
@@ -50,10 +55,21 @@ def adopt_groups(
         time_ms: the current wall clock time.
     """
     groups = {group.name: group for group in stored}
+    live = [job for job in jobs if is_live(job)]
+    owners: dict[str, set[str]] = {DEFAULT_GROUP: {ALL_USERS}}
+    for job in live:
+        # The owners of jobs of earlier versions are not known.
+        owners.setdefault(job.group, set()).add(job.owner or ALL_USERS)
 
     def make(name: str, weight: float = 1.0, description: str = "") -> None:
         if name not in groups:
-            group = Group(name, weight=weight, description=description, create_time_ms=time_ms)
+            group = Group(
+                name,
+                weight=weight,
+                description=description,
+                create_time_ms=time_ms,
+                users=tuple(sorted(owners.get(name, ()))),
+            )
             groups[name] = group
             changes.group(group)
 
@@ -64,9 +80,8 @@ def adopt_groups(
         make(name, weight, description)
     if not delivered:
         changes.counter(DELIVERED_COUNTER, 1)
-    for job in jobs:
-        if is_live(job):
-            make(job.group)
+    for job in live:
+        make(job.group)
     for group in groups.values():
         # A group that has children cannot be deleted. So if a parent is missing, the stored data is
         # incomplete, and the group moves to the top level.

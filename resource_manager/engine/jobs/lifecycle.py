@@ -13,6 +13,7 @@ from finegrain.errors import (
 )
 from finegrain.values.states import JobOutcome
 from resource_manager.engine.fairness.flows import JOB
+from resource_manager.engine.jobs.group_users import check_may_use
 from resource_manager.engine.jobs.groups import known_group
 from resource_manager.engine.lifecycle.known import active_job, known_job
 from resource_manager.engine.lifecycle.range_ends import Why
@@ -40,6 +41,7 @@ def register_job(state: State, event: JobRegistered) -> Job:
         AlreadyExists: the id exists with other values or another owner.
         InvalidArgument: a dependency of the job is not allowed.
         NotFound: the job's resource group, or a job on which it depends, does not exist.
+        PermissionDenied: the owner may not use the group.
         ResourceExhausted: the maximum number of live jobs is reached.
     """
     known = state.jobs.get(event.job_id)
@@ -51,6 +53,7 @@ def register_job(state: State, event: JobRegistered) -> Job:
         return known
     # The group is checked only for new jobs, because a group with live jobs cannot be deleted.
     known_group(state.groups, event.group)
+    check_may_use(state.groups, event.group, event.owner)
     state.dependency_moves.check(event.job_id, event.depends_on)
     if state.live_jobs >= state.settings.jobs_max:
         raise ResourceExhausted(

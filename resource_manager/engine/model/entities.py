@@ -148,6 +148,8 @@ class Group:
     maximum: Amounts = field(default_factory=dict)
     description: str = ""
     create_time_ms: int = 0
+    # identities that may use the group and the groups below it; "*": all users
+    users: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)

@@ -155,6 +155,18 @@ class GroupSet:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupUsersChanged:
+    """An administrator allows users to use a resource group, or revokes this right. Answer: the
+    `Group`.
+    """
+
+    at: Instant
+    name: str
+    allow: tuple[str, ...] = ()
+    revoke: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class GroupDeleted:
     """An administrator deletes a resource group. Answer: None."""
 
@@ -460,6 +472,7 @@ Event = (
     | ForgetRequested
     | GroupSet
     | GroupDeleted
+    | GroupUsersChanged
     | HostPolicySet
     | DeviceCordoned
     | DeviceUncordoned

@@ -10,10 +10,13 @@ from finegrain.resources import DEVICE_PREFIX, EXTENDED_PREFIX
 from finegrain.rpc.wire import EXTENDED_NAME_PATTERN
 from finegrain.v1 import cluster_pb2
 from resource_manager.engine.model.entities import Instant
-from resource_manager.engine.model.events import GroupSet
+from resource_manager.engine.model.events import GroupSet, GroupUsersChanged
 
 NO_LIMIT = -1
 """An amount that removes a limit."""
+
+USERS_MAX = 1_000
+"""Maximum number of users in one call."""
 
 DIMENSIONS_MAX = 64
 """Maximum number of resources that one group may limit."""
@@ -34,6 +37,22 @@ def group_set_event(request: cluster_pb2.SetGroupRequest, at: Instant) -> GroupS
         minimum=_limits("minimum", request.minimum),
         maximum=_limits("maximum", request.maximum),
     )
+
+
+def group_users_event(
+    request: cluster_pb2.ChangeGroupUsersRequest, at: Instant
+) -> GroupUsersChanged:
+    """Decodes a ChangeGroupUsers request. The engine makes the semantic checks.
+
+    Raises:
+        InvalidArgument: there is no user, or there are too many.
+    """
+    for field, users in (("allow", request.allow), ("revoke", request.revoke)):
+        if len(users) > USERS_MAX:
+            raise InvalidArgument(field, f"{len(users)} users", f"at most {USERS_MAX}")
+    if not request.allow and not request.revoke:
+        raise InvalidArgument("allow", "no user", "at least one user to allow or to revoke")
+    return GroupUsersChanged(at, request.name, tuple(request.allow), tuple(request.revoke))
 
 
 def _limits(field: str, given: Mapping[str, int]) -> dict[str, int | None]:

@@ -23,7 +23,8 @@ def test_the_tree_shows_shares_backlog_and_limits(
     assert default.split()[:8] == ["default", "1", "20.0", "%", "25.0", "%", "12.5", "1"]
     assert "cpu 0.5, memory 256Mi" in default
     assert nightly.startswith("  nightly ")
-    assert nightly.endswith("cpu 8    cpu 64, memory 1Gi, licence 0")
+    assert nightly.endswith("cpu 8    cpu 64, memory 1Gi, licence 0  alice, bob")
+    assert default.endswith("  all")
     assert legend == "usage: shares of the cluster x seconds; past usage counts half after 15m00s"
     assert "Priority 10 (Default)" in finegrain("groups", "-o", "wide").stdout
 
@@ -74,6 +75,30 @@ def test_only_what_is_given_is_set(finegrain: Finegrain, cluster: FakeCluster) -
     )
     nothing: dict[str, object] = {"parent": None, "description": None, "minimum": {}, "maximum": {}}
     assert cluster.done == [("set_group", "medium", {"weight": 4.0, **nothing})]
+
+
+@pytest.mark.parametrize(
+    ("typed", "sent", "shown"),
+    [
+        (["alice", "user/bob"], ["user/alice", "user/bob"], "alice, bob"),
+        (["--all-users"], ["*"], "all"),
+    ],
+)
+def test_users_are_allowed_and_revoked(
+    finegrain: Finegrain, cluster: FakeCluster, typed: list[str], sent: list[str], shown: str
+) -> None:
+    assert finegrain("groups", "allow", "critical", *typed).stdout == f"critical: users {shown}\n"
+    assert finegrain("groups", "revoke", "critical", *typed).stdout == "critical: users -\n"
+    assert cluster.done == [
+        ("change_group_users", "critical", {"allow": sent}),
+        ("change_group_users", "critical", {"revoke": sent}),
+    ]
+
+
+@pytest.mark.parametrize("typed", [[], ["alice", "--all-users"]])
+def test_users_are_either_named_or_all(finegrain: Finegrain, typed: list[str]) -> None:
+    result = finegrain("groups", "allow", "critical", *typed)
+    assert (result.exit_code, "--all-users" in result.stderr) == (2, True)
 
 
 def test_limits_are_written_as_people_write_them(

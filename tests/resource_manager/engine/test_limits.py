@@ -24,7 +24,7 @@ def cluster_of(*jobs: str, **settings: Any) -> EngineCluster:
     return EngineCluster(small, jobs=jobs, **settings)
 
 
-def register(cluster: EngineCluster, job_id: str, owner: str = "user/alice") -> None:
+def register(cluster: EngineCluster, job_id: str, owner: str = "operator/ann") -> None:
     cluster.batch(JobRegistered(cluster.at, job_id, job_id, "default", None, owner, "r"))
 
 

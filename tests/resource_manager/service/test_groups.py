@@ -70,6 +70,9 @@ async def test_who_may_look_and_who_may_set(tmp_path: Path) -> None:
         for call in (
             rm.cluster_as_user.SetGroup(pb.SetGroupRequest(name="x")),
             rm.cluster_as_user.DeleteGroup(pb.DeleteGroupRequest(name="low")),
+            rm.cluster_as_user.ChangeGroupUsers(
+                pb.ChangeGroupUsersRequest(name="critical", allow=["user/alice"])
+            ),
         ):
             assert (await refused(call)).reason is Reason.ROLE_MISSING
         assert "x" not in await groups(rm)
@@ -100,6 +103,28 @@ async def test_what_is_refused_names_field_value_and_way_out(tmp_path: Path) -> 
         await ScriptedJob(rm).register()
         error = await refused(rm.cluster.DeleteGroup(pb.DeleteGroupRequest(name="default")))
         assert error.reason is Reason.GROUP_IN_USE
+
+
+async def test_a_user_registers_only_where_an_administrator_has_allowed_it(tmp_path: Path) -> None:
+    async with running_rm(tmp_path) as rm:
+        register = rm_pb2.RegisterJobRequest(
+            job_id="j", request_id="r" * 16, name="n", group="critical"
+        )
+        error = await refused(rm.rm.RegisterJob(register))
+        assert error.reason is Reason.GROUP_NOT_ALLOWED
+        assert "finegrain groups allow critical user/alice" in error.message
+        assert not (await rm.cluster.ListJobs(pb.ListJobsRequest())).jobs
+        nobody = pb.ChangeGroupUsersRequest(name="critical")
+        assert "no user" in (await refused(rm.cluster.ChangeGroupUsers(nobody))).message
+        crowd = pb.ChangeGroupUsersRequest(name="critical", allow=["user/a"] * 1_001)
+        assert "at most 1000" in (await refused(rm.cluster.ChangeGroupUsers(crowd))).message
+        allow = pb.ChangeGroupUsersRequest(name="critical", allow=["user/alice"])
+        answer = await rm.cluster.ChangeGroupUsers(allow)
+        assert list(answer.group.users) == ["user/alice"]
+    async with running_rm(tmp_path) as rm:
+        assert list((await groups(rm))["critical"].users) == ["user/alice"]
+        await rm.rm.RegisterJob(register)
+        await refused(rm.rm_as("user/bob").RegisterJob(register))
 
 
 async def test_a_group_shows_what_it_has_and_who_waits_in_it(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from sqlalchemy import column, create_engine, insert, table
@@ -39,6 +40,39 @@ def test_groups_and_tallies_are_replaced_and_struck(store: Store) -> None:
         )
     )
     assert (store.load().groups, store.load().usage_records) == ([group], [tally])
+
+
+def test_version_12_admits_the_users_of_today(url: str) -> None:
+    """Groups without jobs admit no users; a job of an earlier version may be of any user."""
+    location = DatabaseUrl.parse(url)
+    owners = {"high": "user/alice", "old": "", "default": "user/bob", "low": "operator/ann"}
+    jobs = [
+        job(f"job-{name}", group=name, owner=owner, arrival_number=number)
+        for number, (name, owner) in enumerate(owners.items())
+    ]
+    jobs.append(job("second", group="high", owner="user/bob", arrival_number=9))
+    columns = tables.jobs.columns.keys()
+    engine = create_engine(location.url)
+    with engine.begin() as connection:
+        migrate.migrate(connection, 11)
+        rows = [dict(zip(columns, JOBS.encode(each), strict=True)) for each in jobs]
+        connection.execute(insert(table("jobs", *map(column, rows[0]))), rows)
+        groups = [
+            {"name": name, "parent": "", "weight": "1.0", "minimum": "{}", "maximum": "{}"}
+            | {"description": "", "create_time_ms": 1}
+            for name in (*owners, "empty")
+        ]
+        connection.execute(insert(table("groups", *map(column, groups[0]))), groups)
+        migrate.migrate(connection, 12)
+        found = connection.exec_driver_sql("SELECT name, users FROM groups").all()
+    engine.dispose()
+    assert {name: json.loads(users) for name, users in found} == {
+        "high": ["user/alice", "user/bob"],
+        "old": ["*"],
+        "default": ["*", "user/bob"],
+        "low": [],
+        "empty": [],
+    }
 
 
 ODD = ["Team A/β", "default", "high", "x" * 128]

@@ -25,6 +25,7 @@ from resource_manager.engine.model.events import (
     ForgetRequested,
     GroupDeleted,
     GroupSet,
+    GroupUsersChanged,
     HostPolicySet,
     JobEndRequested,
     JobKeptAlive,
@@ -60,11 +61,12 @@ class Calls(Conversation):
         group: str = "default",
         lease_ms: int | None = None,
         depends_on: tuple[JobDependency, ...] = (),
+        owner: str = "operator/ann",
     ) -> None:
         """Registers jobs; without a lease they need no keep-alive calls."""
         for name in names or (JOB,):
-            owner = "user/alice", "r"
-            self.apply(JobRegistered(self.at, name, name, group, lease_ms, *owner, depends_on))
+            event = JobRegistered(self.at, name, name, group, lease_ms, owner, "r", depends_on)
+            self.apply(event)
 
     def keep_alive(self, job: str = JOB, acknowledged_sequence: int = 0) -> Job:
         kept: Job = self.apply(JobKeptAlive(self.at, job, acknowledged_sequence))
@@ -272,6 +274,13 @@ class Calls(Conversation):
 
     def delete_group(self, name: str) -> None:
         self.apply(GroupDeleted(self.at, name))
+
+    def change_group_users(
+        self, name: str, *, allow: tuple[str, ...] = (), revoke: tuple[str, ...] = ()
+    ) -> Group:
+        """Changes who may use a group, as an administrator does."""
+        group: Group = self.apply(GroupUsersChanged(self.at, name, allow, revoke))
+        return group
 
     def set_host_policy(
         self, executor_id: str, *clear: str, policy: HostPolicy | None = None, **fields: Any

@@ -83,7 +83,7 @@ class Life:
             name = f"j{number}.{self.made}"
             self.jobs[name] = 0
             group = ("one", "four", "default")[number % 3]
-            self.batch(JobRegistered(self.cluster.at, name, name, group, None, "s", "r"))
+            self.batch(JobRegistered(self.cluster.at, name, name, group, None, "operator/ann", "r"))
         return name
 
     def take(self, what: str, number: int, amount: int) -> None:
@@ -186,7 +186,7 @@ def test_a_burst_gets_nobody_ahead_by_more_than_a_run(seed: int) -> None:
     for number in range(10):
         name, group = f"job{number}", f"g{rng.randrange(4)}"
         life.jobs[name] = 0
-        life.batch(JobRegistered(life.cluster.at, name, name, group, None, "s", "r"))
+        life.batch(JobRegistered(life.cluster.at, name, name, group, None, "operator/ann", "r"))
         count = rng.choice([5, 100, 3_000])
         request = RequestSpec(f"{name}r", ResourceProfile(1_000_000 + rng.randrange(2), 64 * MIB))
         request = replace(request, allow_pending=True)
@@ -244,7 +244,7 @@ def test_a_group_that_is_full_has_no_turn_and_nobody_in_it_is_stopped_one_by_one
     for number in range(30):
         name = f"j{number}"
         life.jobs[name] = 0
-        life.batch(JobRegistered(life.cluster.at, name, name, "one", None, "s", "r"))
+        life.batch(JobRegistered(life.cluster.at, name, name, "one", None, "operator/ann", "r"))
         life.ask(name, PROFILES[1], 2)
     state = life.cluster.state
     assert len(life.granted()) == 2

@@ -67,7 +67,7 @@ class Shared:
         )
         for number in range(8):
             name = f"job{number}"
-            self.batch(JobRegistered(at, name, name, GROUPS[number % 4], None, "s", "r"))
+            self.batch(JobRegistered(at, name, name, GROUPS[number % 4], None, "operator/ann", "r"))
         self.asked = 0
 
     def batch(self, *events: Event) -> None:
