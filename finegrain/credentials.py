@@ -59,7 +59,8 @@ class Credentials:
         return hashlib.sha256(self.authorities.encode()).hexdigest()
 
     def problem_at(self, now_s: float) -> str:
-        """Returns why the certificate is not valid at a time; empty: the certificate is valid.
+        """Returns the reason why the certificate is not valid at a time; empty: the certificate is
+        valid.
 
         Servers refuse an invalid certificate during the handshake without a reason. So callers
         check the certificate first.

@@ -65,7 +65,7 @@ class Reason(StrEnum):
     DEVICES_UNAVAILABLE = "DEVICES_UNAVAILABLE"
     FAIR_SHARE = "FAIR_SHARE"
     NOT_REUSABLE = "NOT_REUSABLE"
-    # Why a slot or a request ended.
+    # The reason why a slot or a request ended.
     GANG_BROKEN = "GANG_BROKEN"
     GANG_TIMEOUT = "GANG_TIMEOUT"
     RESIZED = "RESIZED"

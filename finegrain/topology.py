@@ -171,7 +171,7 @@ class Fpga:
     pci_bus_id: str | None = None  # None: the FPGA is not on the PCI bus
     numa_node: int | None = None
     model: str = ""  # model of the region's FPGA manager
-    problem: str = ""  # why slots cannot use the region; empty: the region works
+    problem: str = ""  # the reason why slots cannot use the region; empty: the region works
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +292,8 @@ class HostTopology:
     pci_known: bool = False  # False: the host has no PCI bus
     gpus: tuple[Gpu, ...] = ()
     gpu_links: tuple[GpuLink, ...] = ()
-    gpu_absence_reason: str | None = None  # why GPUs are unknown; None: the driver answered
+    # The reason why GPUs are unknown; None: the driver answered.
+    gpu_absence_reason: str | None = None
     fpgas: tuple[Fpga, ...] = ()
     warnings: tuple[str, ...] = ()
 

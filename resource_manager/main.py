@@ -181,7 +181,8 @@ async def serve(
 
     Args:
         options: the configuration.
-        ready: called with the addresses when the resource manager serves calls or stands by.
+        ready: a function that is called when the resource manager serves calls or stands by. It
+            gets the addresses.
         handle_signals: True: stop as planned on SIGTERM and SIGINT.
 
     Returns:

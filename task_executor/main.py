@@ -138,7 +138,7 @@ async def _serve(prepared: Prepared, *, ready: Ready | None, stop: asyncio.Event
 
 
 async def _until_first(*works: Coroutine[Any, Any, object]) -> None:
-    """Runs all coroutines until one of them ends, then cancels the others.
+    """Runs all coroutines until one of them ends. Then cancels the others.
 
     If that coroutine ended with an exception, this function raises the exception.
     """

@@ -38,7 +38,7 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class JoinRecord:
-    """How this executor has joined.
+    """A record of how this executor has joined.
 
     Attributes:
         addresses: "host:port" of the resource managers' join ports.

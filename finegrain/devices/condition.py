@@ -65,7 +65,8 @@ class DeviceCondition(Value):
         type: type of the device.
         uuid: UUID of the device.
         health: health of the device.
-        problem: why the device is not healthy, and what to do; empty: the device is healthy.
+        problem: the reason why the device is not healthy, and what to do; empty: the device is
+            healthy.
         work_lost: True if work on the device cannot continue. The slots that have the device may
             then be ended.
         failures: number of failures within the last hour.

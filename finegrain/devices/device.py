@@ -62,7 +62,7 @@ class Device:
         functions: virtual functions of the device.
         parent_uuid: for a MIG instance, the UUID of its GPU.
         whole_only: True if no slot can have only a part of the device.
-        problem: why the device gets no new work; empty: the device is healthy.
+        problem: the reason why the device gets no new work; empty: the device is healthy.
         memory_bytes: memory of the device according to its vendor.
         driver_bytes: memory that the driver reserves and that is not in `capacity`.
         local_cpus: cpus near to the device, as a cpu list.

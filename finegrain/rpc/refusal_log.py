@@ -44,7 +44,7 @@ class RefusalLog:
 
         Args:
             method: full name of the method.
-            error: why the call was refused.
+            error: the reason why the call was refused.
             peer: address of the caller.
         """
         key, now_s = (method, error.reason.value), self._clock()

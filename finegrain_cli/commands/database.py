@@ -224,7 +224,7 @@ def _url(given: str, *, make: bool = False) -> str:
 
 
 def _authority_problem(database_key: str) -> str:
-    """Returns why the authority of this host does not fit a database; empty: it fits."""
+    """Returns the reason why the authority of this host does not fit a database; empty: it fits."""
     if not database_key:
         return ""
     from finegrain_cli.authority_files import trusted_keys

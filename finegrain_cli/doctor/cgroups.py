@@ -135,7 +135,9 @@ def _v2(own: Path) -> Iterator[Finding]:
 
 
 def _cannot_make(parent: Path) -> str:
-    """Returns why no group can be created below `parent`; empty if a group can be created."""
+    """Returns the reason why no group can be created below `parent`; empty if a group can be
+    created.
+    """
     probe = parent / f"finegrain-doctor-{os.getpid()}"
     try:
         probe.mkdir()

@@ -55,7 +55,7 @@ def restore(snapshot: Snapshot, settings: EngineSettings, at: Instant) -> State:
     Args:
         snapshot: all stored rows.
         settings: settings of the engine.
-        at: now.
+        at: the current time.
 
     Raises:
         InvariantBroken: the rows contradict each other.
@@ -123,7 +123,7 @@ def fresh(settings: EngineSettings, rm_epoch: int, at: Instant) -> State:
     Args:
         settings: settings of the engine.
         rm_epoch: epoch of this process as the leader.
-        at: now.
+        at: the current time.
     """
     return restore(Snapshot(rm_epoch=rm_epoch), settings, at)
 

@@ -1,7 +1,7 @@
 """The whole state of the resource manager: all ledgers, side by side.
 
-Only `step` changes it. Parts that are not stored (free capacity, the queue, indexes, timers) are
-derived at the start. `check_invariants` derives these parts again and compares.
+Only `step` changes the state. Parts that are not stored (free capacity, the queue, indexes, timers)
+are derived at the start. `check_invariants` derives these parts again and compares.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ from resource_manager.engine.queue.requests import Requests
 
 
 class State:
-    """Jobs, requests, slots and hosts, with all data that is derived from them."""
+    """All jobs, requests, slots and hosts, and all data that is derived from them."""
 
     def __init__(self, settings: EngineSettings, rm_epoch: int, at: Instant) -> None:
         self.settings = settings
         self.rm_epoch = rm_epoch
         self.started = at
-        # Durable state: it is in the store, too.
+        # Durable state. It is also in the store.
         self.jobs: dict[str, Job] = {}
         self.ranges = RangeLedger()
         self.requests = Requests(self.ranges)

@@ -106,7 +106,7 @@ def step(state: State, event: Event) -> StepResult:
 
     Args:
         state: the state; changed in place.
-        event: the event, with its time.
+        event: the event. It has the current time.
 
     Returns:
         The answer to the event, and effects in order.

@@ -367,7 +367,9 @@ class CommandProvider:
             self._note_file(executor_id).unlink(missing_ok=True)
 
     def _keep_output(self, executor_id: str, what: str, outcome: Outcome) -> None:
-        """Saves the output for people. If it cannot be written, it is dropped."""
+        """Saves the output, so that people can read it. If the output cannot be written, it is
+        dropped.
+        """
         folder = self.directory / "output"
         text = (
             f"command: {json.dumps(outcome.argv)}\n{outcome.summary}\n"

@@ -70,7 +70,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a command ended.
+    """The end of a command.
 
     `exit_code` is as in subprocess: negative for a signal. `ended_because` is the reason why the
     provider killed the command; empty: the command ended by itself.
@@ -106,7 +106,7 @@ def run_command(
     started: Callable[[Process], None] = lambda _process: None,
     secret: str = "",
 ) -> Outcome:
-    """Runs a command until it ends; blocks.
+    """Runs a command until it ends. The caller is blocked in this time.
 
     Args:
         argv: the program, found in PATH, and its arguments.

@@ -53,7 +53,7 @@ class ProvidersConfiguration:
         look_interval_ms: interval at which the resource manager gets the status of executors from
             providers.
         common: for each provider, the decoded table that its shapes share.
-        shapes: for each provider, its shapes.
+        shapes: the shapes of each provider.
     """
 
     file: Path | None = None
@@ -110,7 +110,7 @@ def no_providers() -> ProvidersConfiguration:
 
 
 def make_providers(read: ProvidersConfiguration, context: ProviderContext) -> dict[str, Provider]:
-    """Creates every provider of the file, by name.
+    """Creates all providers of the file. The key is the name of the provider.
 
     The built-in providers are always created, so that they can stop executors of an earlier
     configuration.

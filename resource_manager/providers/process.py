@@ -237,7 +237,8 @@ class ProcessProvider:
     def _status(self, executor_id: str, shape: str, handle: str) -> Observation:
         executor = self._executor(executor_id, shape)
         if not executor.exists():
-            # Without a directory, only the handle tells whether the executor could be here.
+            # Without a directory, only the handle can say whether the executor was started on this
+            # host.
             if self._elsewhere(handle):
                 return Observation(Presence.UNKNOWN, f"it was started on another host: {handle}")
             if executor.front() is not None:

@@ -350,7 +350,9 @@ class ExecutorDirectory:
         return read_json(self.path / FRONT_FILE)
 
     def _keep_output(self) -> None:
-        """Saves the output for people. If it cannot be saved, it is dropped."""
+        """Saves the output, so that people can read it. If the output cannot be saved, it is
+        dropped.
+        """
         with suppress(OSError):
             self._kept_output.mkdir(mode=0o700, exist_ok=True)
             (self.path / OUTPUT_FILE).replace(self._kept_output / f"{self.executor_id}.log")

@@ -58,10 +58,10 @@ class Process:
 
         Args:
             timeout_s: the longest wait.
-            cancellation: ends the wait early when it is set.
+            cancellation: when it is set, the wait ends early.
 
         Returns:
-            Whether the process has ended.
+            True: the process has ended.
         """
         try:
             descriptor = os.pidfd_open(self.pid)
@@ -196,7 +196,7 @@ def end_forcibly(processes: Iterable[Process], groups: Iterable[Path], patience_
 
     Args:
         processes: the processes to kill.
-        groups: control groups, with all groups below them.
+        groups: control groups. All groups below them are included.
         patience_s: longest wait for each process, and for all groups together. Groups that are
             still left after this time are not ended.
     """

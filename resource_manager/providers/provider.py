@@ -44,7 +44,7 @@ class ProviderFailed(FinegrainError):
 
 
 class Presence(StrEnum):
-    """What a provider knows about an executor: whether it runs."""
+    """A provider's knowledge about an executor: does the executor run?"""
 
     RUNS = "RUNS"  # the executor runs, or is starting
     # the executor ended by itself; `stop` removes its remaining processes and files
@@ -144,7 +144,7 @@ class Provider(Protocol):
         """
 
     async def stop(self, executor_id: str, shape: str, handle: str) -> str:
-        """Stops an executor, and removes all parts of it. Returns when no part is left.
+        """Stops an executor, and removes all parts of it. Returns only when no part is left.
 
         Args:
             executor_id: the executor to stop.

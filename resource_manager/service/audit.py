@@ -123,7 +123,9 @@ class RefusalCounts:
             self._counts[key] = self._counts.get(key, 0) + 1
 
     def take(self) -> list[tuple[AuditedCall, str, int]]:
-        """Returns and forgets the calls of earlier minutes, with their outcomes and counts."""
+        """Returns the calls of earlier minutes, with their outcomes and counts. Then forgets
+        them.
+        """
         minute = self._now_ms() // MINUTE_MS
         with self._lock:
             ended = [key for key in self._counts if key[0] != minute]

@@ -60,7 +60,7 @@ _STATES = members_of(RequestState, slots_pb2.RequestState.DESCRIPTOR)
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """Facts about the resource manager itself, for GetCluster."""
+    """Facts about the resource manager itself; the answer of GetCluster contains them."""
 
     software_version: str
     start_time_ms: int
@@ -399,7 +399,7 @@ class ClusterServicer(DeviceCalls, GroupCalls, HostPolicyCalls, ClusterServiceSe
 
 
 def _nothing(_answer: Executor | None) -> None:
-    """Returns nothing.
+    """Ignores the executor: the answer of the call is empty.
 
     The engine's answer is a live entity, so callers read the state afterwards.
     """

@@ -20,8 +20,8 @@ from finegrain.errors import (
 
 
 class Obstacle(Enum):
-    """Why the resource manager cannot connect to an executor. The value is the administrator's
-    hint.
+    """The reason why the resource manager cannot connect to an executor. The value is the
+    administrator's hint.
     """
 
     REFUSED = (
@@ -69,7 +69,7 @@ _WORDS = (
 
 
 def obstacle_of(error: FinegrainError) -> Obstacle:
-    """Returns why a call to an executor failed."""
+    """Returns the reason why a call to an executor failed."""
     if isinstance(error, Unauthenticated):
         return Obstacle.CERTIFICATE
     if error.reason is Reason.VERSION_MISMATCH:

@@ -95,7 +95,7 @@ class EngineDriver:
         address: the address at which other processes call this process. This address is stored with
             the lease.
         step: replaces the engine's step, for tests.
-        check: replaces the check of all invariants, for tests.
+        check: a function that replaces the check of all invariants; tests use it.
         check_window_s: the time in which all invariants must be checked once, in seconds.
         clock: replaces the clock, for tests.
         audit_entries_max: number of entries that the audit log keeps.

@@ -96,7 +96,8 @@ class ExecutorLinks:
         self._metrics = metrics
         self._options = options
         self._channels: dict[str, _Link] = {}
-        self._proven: dict[str, int] = {}  # by executor id: the epoch whose proof the executor has
+        # For each executor id, the epoch of which the executor has the proof.
+        self._proven: dict[str, int] = {}
         # by executor id: the obstacle that was last logged
         self._obstacles: dict[str, Obstacle] = {}
         self._slots = asyncio.Semaphore(COMMANDS_IN_FLIGHT_MAX)

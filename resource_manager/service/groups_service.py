@@ -94,7 +94,7 @@ def views_at(state: State, clock: Callable[[], Instant]) -> Paused[list[GroupVie
 
 
 def _nothing(_answer: Group | None) -> None:
-    """Returns nothing.
+    """Ignores the group: the answer of the call is empty.
 
     The engine's answer is a live entity, so callers read the state afterwards.
     """

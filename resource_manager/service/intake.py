@@ -99,8 +99,8 @@ class Intake(ABC):
         """
         first, *rest = (self._event(each, render, items) for each in makes)
         self._let_in(owner, items * len(makes))
-        # While the first event is stepped, the other events count as admitted. So other calls of
-        # the owner cannot use their places.
+        # While the first event is stepped, the other events are counted as admitted. So other calls
+        # of the owner cannot use their places.
         with self._lanes.promised(owner, items * len(rest)):
             self._put(first, owner)
             result: T = await first.future
@@ -115,7 +115,8 @@ class Intake(ABC):
 
         Args:
             metas: the values by key.
-            audited: False: the values are a consequence, and not what the caller has ordered.
+            audited: False: the values follow from another change, and the caller has not ordered
+                them.
 
         Raises:
             StoreError: the commit failed, or the database cannot be reached.

@@ -42,8 +42,8 @@ class _Host:
     """The measurements of one executor.
 
     Attributes:
-        received_ms: when the last report arrived.
-        report: the last report, as it arrived.
+        received_ms: the time at which the last report arrived.
+        report: the last report, as the executor sent it.
         by_slot: the use of each slot in `report`; None: no call has read it yet.
         times_ms: the times of the samples of the host.
         samples: four numbers for each time: cpu and memory of the slots, cpu and memory of the

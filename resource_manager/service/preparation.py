@@ -35,7 +35,7 @@ def settings_of(
         raise InvalidArgument("strategy", options.strategy, "pack, spread or balanced")
     if options.report_interval_ms < 1:
         raise InvalidArgument("report_interval_ms", options.report_interval_ms, "1 or more")
-    # If only one report comes late, its executor must not count as lost.
+    # A single late report must not make its executor count as lost.
     if options.lost_timeout_ms < 2 * options.report_interval_ms:
         raise InvalidArgument(
             "lost_timeout_ms",

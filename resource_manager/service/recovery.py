@@ -31,7 +31,9 @@ class RecoveryLimits:
 
 
 class Recovery:
-    """Counts failures. `moment` is always a time in seconds of a monotonic clock."""
+    """Counts the failures of the writer. `moment` is always a time in seconds of a monotonic
+    clock.
+    """
 
     def __init__(self, limits: RecoveryLimits) -> None:
         self._limits = limits

@@ -258,7 +258,7 @@ class WatchHub:
             self._metrics.watch_streams.dec()
             feed.watchers -= 1
             feed.positions.pop(stream, None)
-            # If a job has no watchers, its events are not kept in memory.
+            # The events of a job without watchers are not kept in memory.
             if not feed.watchers:
                 del self._feeds[job_id]
 

@@ -221,7 +221,7 @@ def compared(set_up: SetUp, log: RunLog) -> Comparison:
 
 
 def tolerated() -> str:
-    """Returns the definition of "served fairly", as text."""
+    """Returns the definition of "served fairly" as a text for people."""
     return f"every window of {WINDOW_S:g} s within {TOLERANCE:.0%} of its share"
 
 

@@ -198,7 +198,9 @@ class _Message:
         return value
 
     def whole(self, field: str) -> int:
-        """Returns a whole number, at least 0; 0 if it is absent."""
+        """Returns a field as a whole number, which must be at least 0; if the field is absent,
+        returns 0.
+        """
         value = self._data.get(field, 0)
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise self.wrong(field, value, "a whole number, at least 0")

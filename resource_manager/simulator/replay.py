@@ -45,7 +45,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a log is replayed.
+    """The settings for the replay of a log.
 
     `weights` has the weights of resource groups by name. With `moldable`, the parts of a job need
     not start together.

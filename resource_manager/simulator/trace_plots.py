@@ -37,7 +37,7 @@ def slices(steps: Steps, begin_ms: int, end_ms: int, count: int) -> list[float]:
     """Returns the means of a quantity over `count` equal slices of an interval.
 
     Args:
-        steps: the quantity.
+        steps: the steps of the quantity.
         begin_ms: begin of the interval.
         end_ms: end of the interval.
         count: number of slices.

@@ -25,7 +25,7 @@ class Given:
     Args:
         table: the table of the columns.
         names: the names of the columns, in the order of the rows' values.
-        rows: the rows; at least one.
+        rows: the rows. There must be at least one.
         arrays: the number of leading columns that are always sent as arrays. They are arrays even
             if all rows have the same values in them.
 

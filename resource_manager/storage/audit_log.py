@@ -136,7 +136,7 @@ class Verified:
         entries: number of entries whose digests are right.
         first_sequence: number of the first entry; 0: there is none.
         last_sequence: number of the last entry; 0: there is none.
-        problem: what is wrong with the first wrong entry; empty: nothing.
+        problem: the problem of the first wrong entry; empty: no entry is wrong.
     """
 
     entries: int

@@ -106,7 +106,7 @@ def restore(url: str, path: Path, *, above_epoch: int) -> Restored:
         ConfigurationError: the database is not a file.
         InvalidArgument: `above_epoch` is negative.
         StoreError: another process leads (STORE_IN_USE). Or the backup is damaged, was written by
-            newer software, or belongs to another program. Then nothing has changed.
+            newer software, or belongs to another program. In all these cases, nothing has changed.
     """
     target = _file(url, "pg_restore, then finegrain db raise-epoch")
     path = path.absolute()

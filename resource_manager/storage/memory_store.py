@@ -203,7 +203,7 @@ class MemoryStore(Store):
 
 
 def snapshot_of(of: MemoryTables, rm_epoch: int) -> Snapshot:
-    """Returns all rows as entities, as `Store.load` does."""
+    """Returns all rows as entities, in the same way as `Store.load`."""
     return Snapshot(
         rm_epoch=rm_epoch,
         jobs=_all(of, rows.JOBS),

@@ -1,6 +1,6 @@
 """Tables in memory, with the same keys, references and integer bounds as tables of a database.
 
-A transaction has one writer. If it fails, all its changes are undone.
+A transaction has one writer. If the transaction fails, all its changes are undone.
 """
 
 from __future__ import annotations

@@ -43,7 +43,9 @@ def _config(connection: Connection | None = None) -> Config:
 
 
 def steps(from_version: int) -> list[str]:
-    """Returns the migrations above this version, the oldest first, as "0002 what it does"."""
+    """Returns the migrations above this version, the oldest first. Each is a text such as "0002
+    what it does".
+    """
     from alembic.script import ScriptDirectory
 
     script = ScriptDirectory.from_config(_config())

@@ -17,13 +17,14 @@ def open_store(
     """Opens the database at `url`: sqlite:////absolute/path.db or postgresql://user@host/name.
 
     Args:
-        url: the database; postgres:// and postgresql+psycopg:// mean postgresql://.
+        url: the database. postgres:// and postgresql+psycopg:// mean the same as postgresql://.
         create: True: create the database or its schema if it does not exist. With `read_only`,
             nothing is ever created.
         upgrade: True: upgrade an older schema if no process leads. False: an older schema is an
             error.
         read_only: True: never write. `lead` and `commit` then raise an error.
-        lease_ms: for PostgreSQL: how long a leadership is valid without renewal, at least 100.
+        lease_ms: only for PostgreSQL: time for which a leadership is valid without renewal; at
+            least 100.
 
     Returns:
         The store. The caller must close it.

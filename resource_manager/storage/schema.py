@@ -146,7 +146,7 @@ def _record(url: str, method: str, changed: str) -> None:
 def check(url: str) -> list[Finding]:
     """Returns everything that is wrong or risky about the database at `url`.
 
-    Reads the whole database; changes nothing.
+    Reads the whole database, and changes nothing in it.
     """
     location = DatabaseUrl.parse(url)
     try:

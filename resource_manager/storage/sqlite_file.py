@@ -51,7 +51,7 @@ def sqlite_engine(path: Path, *, read_only: bool, connections: int) -> Engine:
     SQLITE_BUSY at once, without waiting for the timeout.
 
     Args:
-        path: the database file; it must exist.
+        path: the database file. The file must exist.
         read_only: True: open the file read-only.
         connections: size of the connection pool.
     """

@@ -84,7 +84,7 @@ class Store(ABC):
         wait_s: float | None = None,
         address: str = "",
     ) -> int:
-        """Takes leadership. If this store already leads, raises its epoch.
+        """Takes leadership. If this store already leads, it raises its epoch.
 
         Args:
             holder: names this process to people and to other processes, for instance "host:port
@@ -143,7 +143,7 @@ class Store(ABC):
         batch contains a new job with the same id.
 
         Raises:
-            NotLeader: another process took over; nothing was written.
+            NotLeader: another process has taken over. Nothing was written.
             InvariantBroken: the rows contradict each other, such as a request without its job.
                 Nothing was written.
             StoreError: any other problem, such as DISK_FULL. The class `Store` says what the caller
@@ -211,8 +211,8 @@ class Store(ABC):
         Args:
             before_sequence: only entries with a lower sequence number; 0: all entries.
             limit: maximum number of entries.
-            actor: only entries of this identity; empty: all.
-            method: only entries of this method; empty: all.
+            actor: return only entries of this identity; empty: return all entries.
+            method: return only entries of this method; empty: return all entries.
         """
 
     @abstractmethod

@@ -84,7 +84,8 @@ class CpuLedger:
     conditions: CpuConditions = CpuConditions()
     version: int = 0
     _slots: dict[SlotKey, tuple[CpuAssignment, ...]] = field(default_factory=dict)
-    _pools: tuple[int, Pools] | None = None  # cached pools, with their version
+    # Cached pools, and the version for which they are valid.
+    _pools: tuple[int, Pools] | None = None
 
     @property
     def pools(self) -> Pools:

@@ -44,7 +44,7 @@ class Observation:
 
     Attributes:
         health: the health that the driver reports; never PROBING.
-        problem: why the device is not healthy, and how to repair it.
+        problem: the reason why the device is not healthy, and how to repair it.
         work_lost: True if work on the device cannot continue because of the problem.
         wait_ms: the minimum time between the end of the problem and the next use of the device.
     """
@@ -64,7 +64,7 @@ class HealthRecord:
 
     Attributes:
         health: the present health.
-        problem: why the device is not healthy; empty: the device is healthy.
+        problem: the reason why the device is not healthy; empty: the device is healthy.
     """
 
     health: DeviceHealth = DeviceHealth.HEALTHY
@@ -106,7 +106,7 @@ class HealthRecord:
 
         Args:
             now_ms: the time of the result.
-            problem: why the device failed the probe; empty: the device works.
+            problem: the reason why the device failed the probe; empty: the device works.
         """
         # If the device has failed again during the probe, the result is no longer valid.
         if self.health is not DeviceHealth.PROBING:

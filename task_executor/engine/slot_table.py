@@ -378,7 +378,7 @@ class SlotTable:
 
         Args:
             key: the slot.
-            end_reason: why the slot ends, if the RM did not order it.
+            end_reason: the reason why the slot ends; empty: the RM ordered the end.
 
         Returns:
             The slot. None: the slot does not exist (it was already freed), or it is still being
@@ -392,7 +392,8 @@ class SlotTable:
         # ordered.
         if slot.state is CarveState.FREEING:
             if slot.end_reason and not end_reason:
-                return self._put(replace(slot, end_reason=""))  # the RM has ordered it by now
+                # The RM has ordered the end in the meantime.
+                return self._put(replace(slot, end_reason=""))
             return slot
         return self._put(slot.with_state(CarveState.FREEING, end_reason=end_reason))
 

@@ -135,7 +135,7 @@ class Slot:
     isolation: Isolation = NOTHING_REPORTED
     # wall clock time at which the slot became ALLOCATED, only for display
     allocated_time_ms: int = 0
-    end_reason: str = ""  # why the slot is FREEING, if the RM did not order it
+    end_reason: str = ""  # the reason why the slot is FREEING; empty: the RM ordered it
     accepted: bool = False  # True: the job master at the target address has accepted the slot
     becoming: SlotSpec | None = None  # the new size during a resize, booked in addition to `spec`
     limited_since_ms: int | None = None  # boot clock time at which the time limit started

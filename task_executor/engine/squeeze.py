@@ -94,7 +94,7 @@ def pick(count: int, locations: Iterable[CpuLocation]) -> list[int]:
     takes single cpus, beginning with the group after the last pair.
 
     Example: cpus 0-3 are on node 0, cpus 4-7 are on node 1, and each core has two threads. With a
-    count of 5, the function takes 0 and 1, then 4 and 5, then 2.
+    count of 5, the function first takes 0 and 1, then 4 and 5, and then 2.
     """
     groups = _groups(locations)
     if count < 1 or count > sum(map(len, groups)):

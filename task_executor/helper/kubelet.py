@@ -125,7 +125,7 @@ def _answer(
 
 
 def _flags(command: list[str]) -> dict[str, str]:
-    """Returns the flags with absolute paths, by name."""
+    """Returns the flags with absolute paths. The key is the name of the flag."""
     found = {}
     for at, word in enumerate(command):
         name, equals, value = word.lstrip("-").partition("=")

@@ -167,7 +167,7 @@ class OutputLog:
 
     def lost(self) -> None:
         """Records that the kernel could not write all bytes. Their number is unknown."""
-        self.dropped = max(1, self.dropped)  # count at least one byte
+        self.dropped = max(1, self.dropped)  # the number is not known, but it is at least one byte
 
     def close(self) -> None:
         for each in self._segments:

@@ -92,10 +92,10 @@ class RunningTask:
     # -- start -----------------------------------------------------------------------------------
 
     def start(self) -> Job:
-        """Starts the program. The job ends when it runs.
+        """Starts the program. The job ends when the program runs.
 
         Raises:
-            Fault: the program did not start. Nothing of it is left, except its directory.
+            Fault: the program did not start. Only its directory is left.
         """
         try:
             # This reserves the disk space of the exit record before the task starts.

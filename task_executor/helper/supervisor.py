@@ -26,7 +26,7 @@ _SPARES_OF_SLOT, _SPARED_SLOTS = 8, 256
 
 
 class Setup(NamedTuple):
-    """What a supervisor needs to start.
+    """The data that a supervisor needs to start.
 
     Attributes:
         control: the path of the socket for helpers that start later.
@@ -89,10 +89,11 @@ class Supervisor:
         self.syncer = Syncer(self.loop)
         self._is_served = True
         self._running: dict[str, RunningTask] = {}
-        self._ended: dict[str, RunningTask] = {}  # only their directories are still removed
+        # Ended tasks whose directories must still be removed.
+        self._ended: dict[str, RunningTask] = {}
         self._by_pid: dict[int, RunningTask] = {}
-        # By slot: the groups of ended tasks, for its next tasks. When the slot is removed, so are
-        # they.
+        # For each slot, the groups of ended tasks. The next tasks of the slot use them. When the
+        # slot is removed, they are removed, too.
         self._spares: dict[str, list[Group]] = {}
         listener = listen(setup.control, os.geteuid(), os.getegid())
         uids = {0, os.geteuid()}

@@ -34,7 +34,7 @@ class Ended(Unanswered):
 
 
 class SupervisorLink:
-    """A supervisor, as the helper sees it.
+    """The helper's view of a supervisor.
 
     Args:
         loop: the event loop.

@@ -40,11 +40,11 @@ _TAKEOVERS, _TAKEOVERS_S = 8, 10.0  # no supervisor takes over tasks more often 
 
 
 class Task:
-    """One task, with its directory below `tasks`.
+    """One task. It has a directory below `tasks`.
 
     Attributes:
         record: the content of task.json.
-        exit: the content of exit.json, when it exists.
+        exit: the content of exit.json, after this file was written.
         link: the supervisor of the task, while it is known and runs.
         pipes: copies of the read ends of stdout and stderr, for a supervisor that is killed.
     """
@@ -88,7 +88,7 @@ class Task:
 
         Args:
             supervisor: the process of the supervisor.
-            pipes: the supervisor's descriptors of stdout and stderr, with their inodes.
+            pipes: the supervisor's descriptors of stdout and stderr. Each comes with its inode.
         """
         self.close_pipes()
         stdout, stderr = (_copy_pipe(supervisor, *each) for each in pipes)
@@ -174,7 +174,7 @@ class Tasks:
         try:
             answer = yield from link.ask("state", {"task_id": task.id}, _START_S)
         except (Fault, Unanswered):
-            # If it has ended, `_supervisor_ended` has found what became of the task.
+            # If the task has ended, `_supervisor_ended` has already found its outcome.
             return
         if task.exit:
             return

@@ -50,7 +50,7 @@ _GONE_ON: Final = frozenset({1, 2, 6, 7})  # recovery actions after which no wor
 
 
 class ProcessKind(StrEnum):
-    """How a process uses a GPU."""
+    """The way in which a process uses a GPU."""
 
     COMPUTE = "compute"
     MPS = "mps"  # the process is a client of an MPS daemon
@@ -125,8 +125,8 @@ class GpuReading:
             answer.
         at_s: the time of the driver's answer, in seconds of `time.monotonic`.
         gpus: the GPUs by UUID. MIG instances have separate entries.
-        problem: why the driver did not answer; empty: the driver answered. If there is a problem,
-            `gpus` contains the last answer.
+        problem: the reason why the driver did not answer; empty: the driver answered. If there is a
+            problem, `gpus` contains the last answer.
     """
 
     number: int = 0

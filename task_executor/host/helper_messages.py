@@ -135,11 +135,11 @@ class IsolationReport:
         memory: hard or none.
         pids: hard or none.
         kill: how the processes of a slot are killed: cgroup.kill, freezer or process tree.
-        reason: why a dimension is not enforced.
+        reason: the reason why a dimension is not enforced.
         fix: how to make the kernel enforce this dimension.
         hugepages: hard or none.
         devices: cgroup if device files can be closed to a slot, otherwise none.
-        devices_problem: why device files cannot be closed to a slot, and what to do.
+        devices_problem: the reason why device files cannot be closed to a slot, and what to do.
     """
 
     driver: str
@@ -189,7 +189,8 @@ class TaskFault:
 
 @dataclass(frozen=True)
 class ExitRecord:
-    """How a task ended. The supervisor writes the record and syncs it before the end is reported.
+    """The end of a task. The supervisor writes the record and syncs it before the end is
+    reported.
 
     Exactly one of `exit_code`, `signal` and `error` is set. `oom_kills` counts processes of the
     task that the kernel killed because of memory. `oom_killed` is True if the task failed because

@@ -21,7 +21,8 @@ class NumaCapacity:
 
     id: int
     memory_bytes: int  # a multiple of 64 KiB
-    extended: tuple[tuple[str, int], ...]  # countable resources by name, sorted, without zeros
+    # Countable resources, sorted by name; amounts of 0 are left out.
+    extended: tuple[tuple[str, int], ...]
     default_memory: bool  # False: another kind of memory, which slots get only on request
 
 

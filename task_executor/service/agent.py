@@ -59,7 +59,7 @@ log = get_logger(__name__)
 
 
 class _NextStep(Enum):
-    """What the agent does after a report."""
+    """The next step of the agent after a report."""
 
     WAIT = "wait"  # wait for the end of the report interval, or for a change
     AT_ONCE = "at once"  # another report must be sent at once

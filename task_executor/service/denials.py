@@ -26,6 +26,6 @@ class Denials:
 
         Args:
             identity: the identity.
-            serial: serial number of its certificate, in hexadecimal.
+            serial: serial number of the identity's certificate, in hexadecimal.
         """
         return bool(self.subjects) and (str(identity) in self.subjects or serial in self.subjects)

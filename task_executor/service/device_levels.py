@@ -45,7 +45,7 @@ class DeviceEnforcement:
         under_mps: the levels of GPUs that slots share under MPS, by UUID and dimension.
         limited: UUIDs of the GPUs whose memory the kernel or the driver can limit for each slot.
         obstacles: the reason why a GPU is not in `limited`, by UUID.
-        unlimited: why the memory of a GPU was not limited for a slot, by slot and UUID.
+        unlimited: the reason why the memory of a GPU was not limited for a slot, by slot and UUID.
     """
 
     nodes: DeviceNodes = NO_NODES
@@ -110,7 +110,7 @@ class DeviceEnforcement:
         return tuple(found)
 
     def not_limited(self, key: SlotKey | None = None) -> Mapping[str, str]:
-        """Returns why the memory of GPUs is not limited for a slot, by UUID.
+        """Returns the reason why the memory of GPUs is not limited for a slot, by UUID.
 
         Args:
             key: the slot; None: all slots.
@@ -142,7 +142,7 @@ def unmet_levels(profile: ResourceProfile, isolation: Isolation, reasons: Mappin
     Args:
         profile: the requested profile.
         isolation: the isolation of the slot.
-        reasons: why the memory of devices is not limited, by UUID.
+        reasons: the reason why the memory of devices is not limited, by UUID.
     """
     unmet = [
         f"{name} of {device.uuid} is enforced by {dict(device.levels).get(name, NONE)},"

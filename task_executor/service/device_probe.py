@@ -55,7 +55,7 @@ class DeviceProbe:
         the driver can then report whether the GPU works.
 
         Returns:
-            Why the GPU failed the test; empty if the GPU passed.
+            The reason why the GPU failed the test; empty: the GPU passed.
         """
         async with self._lock:
             key = SlotKey(f"{PROBE_PREFIX}{device.name}", next(self._numbers))

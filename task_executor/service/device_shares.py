@@ -37,8 +37,8 @@ class ShareChanges:
         self._measurement = measurement
 
     def refusal(self, current: SlotSpec, wanted: SlotSpec) -> FinegrainError | None:
-        """Returns why the slot must keep its shares; None: the shares can change, or do not
-        change.
+        """Returns the reason why the slot must keep its shares; None: the shares can change, or do
+        not change.
         """
         before = {each.uuid: each for each in shares_of(current)}
         changed = [

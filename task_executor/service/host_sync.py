@@ -66,8 +66,8 @@ async def recover(keeper: SlotKeeper, saved: SavedState) -> None:
     # Stage 2: compare the checkpoint with the host, and adopt the slots that are in both.
     state = await keeper.helper.inspect()
     on_host = {_slot_key(each.limits) for each in state.slots}
-    # If the host has rebooted, report its slots as missing, not as broken. Then the job need not
-    # avoid this host when it restarts the work.
+    # If the host has rebooted, report its slots as missing, and not as broken. The job can then use
+    # this host when it restarts the work.
     rebooted = saved.boot_id not in ("", keeper.identity.boot_id)
     why_missing = Reason.SLOT_MISSING if rebooted else Reason.SLOT_BROKEN
     for slot in saved.slots:
@@ -143,7 +143,7 @@ def _ended_with_its_slot(record: TaskRecord | None) -> bool:
     being freed or no longer exists.
     """
     if record is None or record.exit is None:
-        # Without a record it is unknown how the task ended. Most likely it ended with its slot.
+        # Without a record, it is not known how the task ended. Most likely it ended with its slot.
         return True
     how = record.exit
     return how.signal in (SIGTERM, SIGKILL) and not (how.oom_killed or how.timed_out)

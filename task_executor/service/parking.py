@@ -272,8 +272,8 @@ class Parking:
 
 
 def parking_problem(host: HostDevices, mode: str) -> str:
-    """Returns why slots cannot be parked although the configuration allows parking; empty: they can
-    be parked.
+    """Returns the reason why slots cannot be parked although the configuration allows parking;
+    empty: they can be parked.
     """
     if mode == OFF:
         return ""

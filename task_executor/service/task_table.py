@@ -46,7 +46,7 @@ class Task:
     submit_number: int  # tasks are numbered in the sequence of their submission
     cancelled: bool = False  # CancelTask or the freeing of its slot ended the task
     fault: TaskFault | None = None  # the reason why the task never ran
-    ended_for: TaskFault | None = None  # why the executor killed the task
+    ended_for: TaskFault | None = None  # the reason why the executor killed the task
     operator_task: OperatorTask | None = None  # the operators of a job graph that the task runs
     registered: tuple[TaskOperator, ...] = ()  # operators that the task has registered while it ran
     owner: str = ""  # identity of the job's owner; empty: an earlier version has saved the task

@@ -148,7 +148,7 @@ COMPONENTS: dict[str, Component] = {
 
 @functools.cache
 def reason_missing(name: str) -> str | None:
-    """Returns why component `name` cannot be used here, or None.
+    """Returns the reason why component `name` cannot be used here, or None.
 
     Raises:
         KeyError: no component has this name.

@@ -43,7 +43,7 @@ class Block:
 
     @property
     def reason(self) -> str:
-        """Returns why tests do not run the block; empty: they run it."""
+        """Returns the reason why tests do not run the block; empty: they run it."""
         return self.mark.removeprefix("not-run=") if self.mark else ""
 
     def __str__(self) -> str:

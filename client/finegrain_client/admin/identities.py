@@ -69,7 +69,7 @@ class Identities:
 
         Args:
             subject: "ROLE/NAME", or the serial number of one certificate in hexadecimal.
-            reason: why the identity is denied, for other administrators.
+            reason: the reason why the identity is denied, for other administrators.
         """
         message = pb.DenyIdentityRequest(subject=subject, reason=reason)
         await self._connection.call_identities(

@@ -373,7 +373,7 @@ def is_over(error: FinegrainError) -> bool:
 
 
 def why_refused(error: FinegrainError) -> str:
-    """Returns why requests were rejected.
+    """Returns the reason why requests were rejected.
 
     All requests of a batch are equal, so one reason is enough.
     """

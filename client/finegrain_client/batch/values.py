@@ -69,7 +69,7 @@ def unknown_result(thread: int, message: str, reason: str = "") -> ThreadResult:
 
     Args:
         thread: index of the thread.
-        message: why the thread is not tried again, for people.
+        message: the reason why the thread is not tried again, as a text for people.
         reason: stable code of the reason, or empty.
     """
     return ThreadResult(

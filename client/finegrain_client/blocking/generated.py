@@ -582,7 +582,8 @@ class RequestRange(Handle[AsyncRequestRange]):
         requests: members that were granted a slot and have not ended, by index.
         ended: number of ended members, by state.
         acknowledged: True if the resource manager has stored the range durably.
-        rejection: why the range was rejected as a whole; None: the range was not rejected.
+        rejection: the reason why the range was rejected as a whole; None: the range was not
+            rejected.
     """
 
     @property
@@ -1496,7 +1497,7 @@ class Cluster(LoopOwner[AsyncCluster]):
 
         Args:
             subject: "ROLE/NAME", or the serial number of one certificate in hexadecimal.
-            reason: why the identity is denied, for other administrators.
+            reason: the reason why the identity is denied, for other administrators.
         """
         self.loop.run(self.inner.deny_identity(subject, reason=reason))
 

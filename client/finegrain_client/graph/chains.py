@@ -14,7 +14,7 @@ from finegrain_client.graph.values import EdgeSpec, Exchange, GraphSpec, Operato
 
 
 class Obstacle(StrEnum):
-    """Why the two operators of an edge are not chained.
+    """The reason why the two operators of an edge are not chained.
 
     If there are several obstacles, the edge has the first of these obstacles in the order below.
     """

@@ -177,7 +177,9 @@ class JobSlots:
 
 
 def rejection_text(plan: Plan, effect: RequestSlots, error: RequestRejected) -> str:
-    """Returns why a region cannot get its slots, with the operators whose slots were rejected."""
+    """Returns the reason why a region cannot get its slots, with the operators whose slots were
+    rejected.
+    """
     number = int(error.rejections[0].allocation_id.rpartition("-")[2])
     group = effect.places[number - effect.first_slot].group
     names = [

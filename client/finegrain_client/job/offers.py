@@ -109,7 +109,9 @@ class OfferServer(job_master_pb2_grpc.JobMasterServiceServicer):
         )
 
     def _refusal(self, context: Any) -> FinegrainError | None:
-        """Returns why the caller may not offer slots; None: the caller may offer slots."""
+        """Returns the reason why the caller may not offer slots; None: the caller may offer
+        slots.
+        """
         shown = context.auth_context().get(IDENTITY_KEY, ())
         try:
             caller = Identity.parse(shown[0].decode()) if shown else None

@@ -42,7 +42,8 @@ class RequestRange:
         requests: members that were granted a slot and have not ended, by index.
         ended: number of ended members, by state.
         acknowledged: True if the resource manager has stored the range durably.
-        rejection: why the range was rejected as a whole; None: the range was not rejected.
+        rejection: the reason why the range was rejected as a whole; None: the range was not
+            rejected.
     """
 
     range_id: str

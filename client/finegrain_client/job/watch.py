@@ -50,7 +50,7 @@ class JobWatch:
             only once it has had a slot.
         ranges: ranges with members that have not ended.
         sequence: sequence number of the last applied event.
-        error: why the stream has ended; None while the stream runs.
+        error: the reason why the stream has ended; None while the stream runs.
     """
 
     def __init__(self, context: JobContext, *, from_snapshot: bool = False) -> None:

@@ -26,7 +26,7 @@ class DeviceStatus(Value):
     """One device, and the slots that have it."""
 
     device: Device
-    problem: str  # why no new slot gets the device; empty: new slots can get it
+    problem: str  # the reason why no new slot gets the device; empty: new slots can get it
     cordoned: bool  # True: an administrator prevents that new slots get the device
     allocated: Mapping[str, int]  # amounts that all slots together have
     available: Mapping[str, int]  # amounts for new slots; empty if no new slot gets the device

@@ -16,7 +16,7 @@ from finegrain_client.types.status import Gang, RequestStatus, SlotResize, SlotS
 
 @dataclass(frozen=True, slots=True)
 class CpuVerdict(Value):
-    """Why the cpus and NUMA nodes of an executor do not suit a request."""
+    """The reason why the cpus and NUMA nodes of an executor do not suit a request."""
 
     code: str  # a stable code, for example "NUMA_UNALIGNED"
     numbers: Mapping[str, int]  # the numbers that belong to the code, by name
@@ -50,7 +50,9 @@ class GangExplanation(Value):
 
 @dataclass(frozen=True, slots=True)
 class ResizeExplanation(Value):
-    """Why a resize of a slot waits. In each dimension, `asked` is the growth of the slot."""
+    """The reason why a resize of a slot waits. In each dimension, `asked` is the growth of the
+    slot.
+    """
 
     resize: SlotResize
     dimensions: tuple[Dimension, ...]
@@ -59,8 +61,8 @@ class ResizeExplanation(Value):
 
 @dataclass(frozen=True, slots=True)
 class Explanation(Value):
-    """Why a request waits, or how it ended. An explanation describes one moment, and reserves
-    nothing.
+    """The reason why a request waits, or how it ended. An explanation describes one moment, and
+    reserves nothing.
 
     Attributes:
         gang: the request's gang, while the gang waits.

@@ -38,7 +38,7 @@ class ProvidedExecutor(Value):
     executor_id: str
     shape: str
     state: ProvidedExecutorState
-    cause: str  # why the executor was requested
+    cause: str  # the reason why the executor was requested
     message: str  # the latest event of the executor, for people
     ask_time: datetime | None
     # the executor is given up if it has not registered before this time

@@ -44,7 +44,7 @@ class SlotResize(Value):
     memory_bytes: int
     cpu_limit_milli: int
     state: ResizeState
-    message: str = ""  # why the resize waits
+    message: str = ""  # the reason why the resize waits
     # The assignment, as in SlotStatus; None: it is not decided yet.
     assignment: CpuAssignment | None = None
 
@@ -293,7 +293,7 @@ class TaskStatus(Value):
     start_time: datetime | None
     argv: tuple[str, ...]
     result: TaskResult | None  # set only in state EXITED
-    reason: str = ""  # why the task never ran; set in state FAILED
+    reason: str = ""  # the reason why the task never ran; set in state FAILED
     message: str = ""
     operators: tuple[OperatorStatus, ...] = ()  # operators of a job graph that the task runs
     memory_limit_bytes: int = 0  # limit of the task within the slot's limit; 0: no such limit
@@ -332,7 +332,8 @@ class TaskResult(Value):
     dropped_bytes: int
     stdout: bytes = b""
     stderr: bytes = b""
-    end_reason: str = ""  # why the executor ended the task, such as "GPU_MEMORY_EXCEEDED"
+    # The reason why the executor ended the task, such as "GPU_MEMORY_EXCEEDED".
+    end_reason: str = ""
     end_message: str = ""  # `end_reason` as a sentence that people read
     peak_gpu_memory_bytes: int = 0  # peak of the slot while the task ran; 0: not measured
 

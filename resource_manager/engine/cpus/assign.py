@@ -36,7 +36,7 @@ from resource_manager.engine.model.host_refusal import HostRefusal
 
 def assign(ledger: CpuLedger | None, request: CpuRequest) -> CpuAssignment | HostRefusal:
     """Returns the cpus, nodes and devices of one more slot, or why the host cannot have the slot.
-    Changes nothing.
+    The function does not change the ledger.
 
     The result depends only on the request and on the present assignments of slots.
 
@@ -81,7 +81,7 @@ def assign_many(
     ledger: CpuLedger, requests: Iterable[CpuRequest]
 ) -> list[CpuAssignment | HostRefusal]:
     """Returns the assignments of several slots, which are chosen one after the other. The list ends
-    with the first refusal. Changes nothing.
+    with the first refusal. The function does not change the ledger.
     """
     scratch = ledger.scratch()
     found: list[CpuAssignment | HostRefusal] = []
@@ -99,7 +99,7 @@ def assign_together(
     ledger: CpuLedger, requests: Sequence[CpuRequest]
 ) -> list[CpuAssignment] | None:
     """Returns the assignments of all slots of a gang on one host. The GPUs of all slots are chosen
-    together, and not for one slot after the other. Changes nothing.
+    together, and not for one slot after the other. The function does not change the ledger.
 
     Returns:
         The assignments. None: there are no GPUs to choose together, or `assign_many` meets more of

@@ -77,8 +77,8 @@ class CpuLayout:
 
     Attributes:
         cores: all cores. `layout_of` orders them by lowest cpu.
-        nodes: all NUMA nodes, in order of their ids.
-        packages: all packages, in order of their labels.
+        nodes: all NUMA nodes, sorted by id.
+        packages: all packages, sorted by label.
         pinnable: cpus that can be dedicated to slots.
         isolated: pinnable cpus that are in no shared pool.
         kept_back: cpus that are in shared pools but cannot be dedicated (are not pinnable), because
@@ -144,12 +144,12 @@ class CpuLayout:
 
     @cached_property
     def cores_of_node(self) -> tuple[tuple[int, ...], ...]:
-        """For each node, the masks of its cores."""
+        """The masks of the cores of each node."""
         return self._grouped([core.node for core in self.cores], len(self.nodes))
 
     @cached_property
     def cores_of_package(self) -> tuple[tuple[int, ...], ...]:
-        """For each package, the masks of its cores."""
+        """The masks of the cores of each package."""
         return self._grouped([core.package for core in self.cores], len(self.packages))
 
     @cached_property
@@ -358,7 +358,7 @@ def _memory_node(at: int, nodes: Sequence[Node], with_cpus: set[int]) -> int:
     else the nearest node with memory. Among equally near nodes, a node with cpus comes first.
     """
     home = nodes[at]
-    # If no node reports memory, each node counts as using its own memory.
+    # If no node reports memory, each node counts as if it used its own memory.
     if home.memory_bytes or not any(node.memory_bytes for node in nodes):
         return at
     distances_known = len(home.distances) == len(nodes)

@@ -10,7 +10,7 @@ tries all combinations of nodes, and all choices of the nodes that give the rema
 chooses the result that leaves the most equal numbers of free cpus on the nodes (the lowest standard
 deviation). This result always uses the nodes with the most free cpus, because a cpu from such a
 node lowers the sum of squares most. So this module chooses the nodes with the most free cpus
-directly. On a tie, it chooses the earlier nodes.
+directly. If several nodes have equally many, it chooses the earlier nodes.
 
 There is one difference. Here each node gives at most one group of the remainder, so the numbers of
 two nodes differ by at most one group. The kubelet loops over the nodes, so one node may give two
@@ -77,7 +77,7 @@ def take_share(layout: CpuLayout, free: int, share: NodeShare) -> int:
     Args:
         layout: the host.
         free: the cpus to choose from.
-        share: the node, and how many cpus it gives.
+        share: the node, and the number of cpus that it gives.
     """
     free &= share.node
     # The caller has checked that the node has enough, so `or 0` is never needed.

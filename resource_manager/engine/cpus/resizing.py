@@ -58,7 +58,7 @@ def resized(
     ledger: CpuLedger, key: SlotKey, current: CpuAssignment, request: CpuRequest
 ) -> CpuAssignment | HostRefusal:
     """Returns the cpus and NUMA nodes of a slot after a resize, or why the resize is impossible.
-    Changes nothing.
+    The function does not change the ledger.
 
     Args:
         ledger: the cpu ledger of the slot's host.

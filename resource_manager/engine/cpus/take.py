@@ -78,8 +78,8 @@ class ShortOf(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Short:
-    """Why no cpus can be taken: the slot needs `needed` of the resource `of`, but only `suitable`
-    of it exist.
+    """The reason why no cpus can be taken: the slot needs `needed` of the resource `of`, but only
+    `suitable` of it exist.
     """
 
     of: ShortOf

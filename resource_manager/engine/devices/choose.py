@@ -107,7 +107,8 @@ def choose_devices(
     *,
     among: int | None = None,
 ) -> tuple[DeviceShare, ...] | HostRefusal:
-    """Returns the devices for one more slot, or why the slot cannot get them. Changes nothing.
+    """Returns the devices for one more slot, or why the slot cannot get them. The function does not
+    change the ledger.
 
     Args:
         ledger: the device ledger of the host.

@@ -108,7 +108,9 @@ class DeviceLedger:
         return self._gpu_parts
 
     def problem(self, position: int) -> str:
-        """Returns why a device gets no new slots; empty: the device may get new slots."""
+        """Returns the reason why a device gets no new slots; empty: the device may get new
+        slots.
+        """
         device = self.layout.devices[position]
         return self.unusable.get((device.type, device.uuid), "")
 

@@ -16,8 +16,8 @@ from resource_manager.engine.model.host_refusal import HostBlocker, HostRefusal
 
 
 class DeviceBlocker(HostBlocker):
-    """Why a host refuses a slot. Reasons of the first group stay while request and host are the
-    same. Reasons of the second group may disappear when other slots end or devices recover.
+    """The reason why a host refuses a slot. Reasons of the first group stay while request and host
+    are the same. Reasons of the second group may disappear when other slots end or devices recover.
     """
 
     # the host has no devices of the type that meet the conditions
@@ -57,8 +57,8 @@ def shortage(
     allowed: Sequence[int],
     suited: Sequence[int],
 ) -> HostRefusal:
-    """Returns why too few devices have enough free capacity. The text names the device with the
-    smallest lack.
+    """Returns the reason why too few devices have enough free capacity. The text names the device
+    with the smallest lack.
 
     Args:
         ledger: the device ledger of the host.

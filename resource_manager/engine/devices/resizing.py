@@ -29,8 +29,8 @@ def with_devices_of(
     profile: ResourceProfile,
     ledger: DeviceLedger,
 ) -> CpuAssignment | HostRefusal:
-    """Returns the assignment of a slot after a resize, or why the slot cannot have it. Changes
-    nothing.
+    """Returns the assignment of a slot after a resize, or why the slot cannot have it. The function
+    does not change the ledger.
 
     Args:
         assignment: the present assignment of the slot.

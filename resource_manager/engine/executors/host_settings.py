@@ -58,7 +58,7 @@ def known_setting(
         NotFound: the executor is unknown and has no settings.
     """
     setting = host_settings.get(executor_id)
-    # Settings are kept longer than their executor. So an unknown executor is an error only if it
+    # Settings may exist longer than their executor. So an unknown executor is an error only if it
     # has no settings.
     if setting is None and executor_id != CLUSTER:
         known_host(hosts, executor_id)

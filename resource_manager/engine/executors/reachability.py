@@ -34,7 +34,7 @@ def delivery_overdue(journal: Journal, settings: EngineSettings, host: Host) -> 
     Called after a report of the executor. An executor that does not report becomes lost instead.
 
     Args:
-        journal: the journal; it has the current time.
+        journal: the journal, which has the current time.
         settings: the settings, with the limit `unreachable_after_ms`.
         host: the executor.
     """
@@ -83,7 +83,7 @@ def unreachable_registered(
     """Plans the next probe of an unreachable executor that has registered.
 
     Args:
-        journal: the journal; it has the current time.
+        journal: the journal, which has the current time.
         settings: the settings, with the limits of the pause between probes.
         timers: the timers, where the timer of the probe is armed.
         host: the executor.

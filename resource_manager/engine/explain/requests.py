@@ -95,7 +95,7 @@ class Explanation:
     steps: tuple[Step, ...] = ()  # rank of the job at each level of the fairness tree
     limits: list[QuotaBlock] = field(default_factory=list)  # the maxima that block the request
     reservation: ReservationView | None = None  # the capacity that is reserved for the request
-    # reservations of other owners, on hosts where the request would fit without them
+    # reservations of other owners; without them, the request would fit on their hosts
     held_for_others: list[ReservationView] = field(default_factory=list)
     more_fit: int = 0  # number of further equal slots that fit now, on all executors
     more_may_fit: bool = False  # True if some executors were not counted

@@ -156,7 +156,7 @@ class Survey:
             lack = max(lack, each.lack)
         distance = hard, lack, host_id
         self.distances.append(distance)
-        # On an unchecked host, it is unknown whether the request fits.
+        # If a host was not checked, the request may or may not fit on it.
         if is_known:
             if not obstacles:
                 self.fitting += 1

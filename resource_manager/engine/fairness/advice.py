@@ -76,7 +76,7 @@ class Observed:
     finished: Durations
     running: int = 0
     waiting: int = 0
-    running_longest_ms: int = 0  # how long the oldest running thread has run until now
+    running_longest_ms: int = 0  # the run time of the oldest running thread until now
 
     @property
     def threads(self) -> int:

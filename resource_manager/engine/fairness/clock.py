@@ -39,7 +39,7 @@ class Rescaling:
     """
 
     factor: float
-    offset: float  # H / ln 2
+    offset: float  # the constant H / ln 2
 
     def tau(self, tau: float) -> float:
         """Converts a warped time to the new landmark."""

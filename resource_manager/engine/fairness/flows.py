@@ -122,9 +122,8 @@ class FlowTree:
         Args:
             name: the name of the group.
             parent: the name of the group that contains the new group; empty: the root.
-            weight: the weight of the group relative to its siblings, from now on. Its usage per
-                weight stays the same, so past usage under another weight gives no advantage or
-                penalty.
+            weight: the new weight of the group, relative to its siblings. Its usage per weight
+                stays the same, so past usage under another weight gives no advantage or penalty.
             limits: the maximum and the minimum of the group.
 
         Raises:
@@ -165,7 +164,7 @@ class FlowTree:
         return flow
 
     def remove_job(self, job_id: str) -> None:
-        """Removes a job. Its past usage still counts in its groups."""
+        """Removes a job. The past usage of the job still counts in its groups."""
         self.waiting_jobs.pop(job_id, None)
         self._remove(self.jobs.pop(job_id))
 

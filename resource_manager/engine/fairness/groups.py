@@ -40,7 +40,8 @@ def adopt_groups(
     *,
     time_ms: int,
 ) -> dict[str, Group]:
-    """Returns all groups at a start, by name. A parent comes before its children.
+    """Returns all groups by name, when the resource manager starts. A parent comes before its
+    children.
 
     The delivered groups are created once, at the first start. The default group is created whenever
     it is missing. The group of a live job may be missing in the store, because earlier versions

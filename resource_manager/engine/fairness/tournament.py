@@ -63,7 +63,7 @@ class Tournament(Generic[EntryT]):
         self.count = 0
         self._leaves = 0
         self._empty: list[int] = []  # free seats, the lowest last
-        # by node: its winner; node 1 is the root, and the leaves come last
+        # for each node, its winner; node 1 is the root, and the leaves come last
         self._winner: list[EntryT | None] = []
         self._until: list[float] = []
 
@@ -131,7 +131,7 @@ class Tournament(Generic[EntryT]):
         return best
 
     def entries(self) -> list[EntryT]:
-        """Returns all entries, in order of their seats."""
+        """Returns all entries in the order of their seats."""
         return [entry for entry in self._winner[self._leaves :] if entry is not None]
 
     def rebuild(self, tau: float) -> None:
@@ -192,7 +192,7 @@ class Tournament(Generic[EntryT]):
             return
         # `one` is lower while closing * tau < apart. The lines cross at tau = apart / closing.
         apart, closing = two.level - one.level, one.slope - two.slope
-        ahead = apart - closing * tau  # by how much `one` is lower now
+        ahead = apart - closing * tau  # the difference between the two lines now
         if ahead > 0 or (ahead == 0 and one.tie < two.tie):
             winner[node] = one
             closes = closing > 0

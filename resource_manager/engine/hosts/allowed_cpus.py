@@ -85,7 +85,7 @@ def host_cpus(
     """Returns the settings, cpus and amounts of a host that apply now.
 
     Args:
-        registration: the registration of the executor, with its announcement.
+        registration: the registration of the executor, which contains its announcement.
         state: the state of its cpus that the executor reported last.
         operator: the settings that administrators made for this host.
         cluster: the settings that administrators made for the whole cluster.

@@ -448,7 +448,7 @@ class Host(CpuAllocator):
 
         Args:
             free: the free amounts.
-            slots: how many more slots the host may have.
+            slots: the number of further slots that the host may have.
         """
         # If a default slot needs no amounts, any number would fit. So default slots are not
         # counted.

@@ -35,7 +35,7 @@ def score_columns(
         total: the total amounts of the host, in the units of the index.
         free: the free amounts of the host, in the units of the index.
         slots_max: the largest number of slots that the host may have; 0: no limit.
-        slots: how many more slots the host may have.
+        slots: the number of further slots that the host may have.
     """
     match strategy:
         case "spread":

@@ -126,7 +126,7 @@ def end_job(
     Args:
         state: the state.
         job: the job.
-        reason: the reason why the job ends, for its events and the history.
+        reason: the reason why the job ends. It is shown in the job's events and in the history.
         grace_ms: the time that tasks in the job's slots have to end; None: the executor's default.
         outcome: whether the work of the job succeeded.
     """
@@ -263,8 +263,8 @@ def retention_timer_fired(state: State, job_id: str) -> None:
         state.changes.delete_request(request)
         if (gang := state.gangs.forget(request)) is not None:
             state.changes.delete_gang(gang)
-    # If entries are left, the next `Decide` continues. The job's row is deleted last, because other
-    # rows refer to this row.
+    # If some entries are still there, the next `Decide` continues. The job's row is deleted last,
+    # because other rows refer to this row.
     if job.arrivals or job_id in state.ranges.by_job:
         state.timers.put_off(Timer.RETENTION, job_id)
         return

@@ -18,10 +18,10 @@ from resource_manager.engine.placement.hosts import Hosts
 
 
 class AwaitedExecutors:
-    """Keeps who is awaited, also in the database.
+    """Keeps the list of the awaited executors, in memory and in the database.
 
     Attributes:
-        until_ms: when the wait ends, by the monotonic clock; 0: it was never begun.
+        until_ms: the end of the wait, by the monotonic clock; 0: the wait has never begun.
     """
 
     def __init__(self, journal: Journal, changes: ChangeTracker, hosts: Hosts) -> None:
@@ -38,7 +38,7 @@ class AwaitedExecutors:
         """Begins to wait for all known executors that are not lost.
 
         Args:
-            for_ms: how long to wait, in milliseconds.
+            for_ms: duration of the wait, in milliseconds.
 
         Returns:
             The ids of these executors.
@@ -62,7 +62,7 @@ class AwaitedExecutors:
 
         Args:
             counters: the stored counters.
-            at: now.
+            at: the current time.
         """
         left_ms = counters.get(AWAITED_UNTIL, 0) - at.time_ms
         if left_ms > 0:

@@ -146,7 +146,7 @@ class GangMoves:
 
         Args:
             waiting: the gang.
-            requests: the requests of its members, from `current_requests`.
+            requests: the requests of its members, as `current_requests` returned them.
             found: the shares. Each share has a host, a request of `requests` and a number of
                 members. The caller must have checked that all members fit.
         """

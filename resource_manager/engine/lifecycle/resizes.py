@@ -451,7 +451,7 @@ class ResizeMoves:
         available there (see `assignment_for`).
 
         Args:
-            slot: the slot; its `wanted` becomes `ordered`.
+            slot: the slot. Its `wanted` becomes `ordered`.
             assignment: the cpus and NUMA nodes that the slot gets with the resize.
 
         Raises:

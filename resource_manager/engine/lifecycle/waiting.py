@@ -83,7 +83,8 @@ class WaitingReasons:
     _gang_verdicts_as_of: tuple[int, int] = (-1, -1)
 
     def waiting_reason(self, scheduling_class: SchedulingClass) -> Reason:
-        """Returns why requests of a scheduling class wait. The indexes must be up to date.
+        """Returns the reason why requests of a scheduling class wait. The indexes must be up to
+        date.
 
         The result is cached until the next event.
         """
@@ -165,7 +166,7 @@ class WaitingReasons:
         return Feasibility(kind.verdict[1])
 
     def member_reason(self, request: Request) -> Reason:
-        """Returns why a member of a gang waits. The indexes must be up to date."""
+        """Returns the reason why a member of a gang waits. The indexes must be up to date."""
         spec = request.spec
         waiting = self.gangs.waiting.get(spec.gang_id)
         if waiting is None:  # the job has ended, so the gang is not queued
@@ -264,7 +265,7 @@ class WaitingReasons:
     def gang_refusals(
         self, gang: GangSpec, members: Sequence[RequestSpec], problems: list[ItemOutcome]
     ) -> list[ItemOutcome]:
-        """Returns why a gang cannot be accepted, or can never be placed.
+        """Returns the reason why a gang cannot be accepted, or can never be placed.
 
         Args:
             gang: the gang.
@@ -285,7 +286,9 @@ class WaitingReasons:
         return _impossible(gang, members) if verdict is Feasibility.NEVER else []
 
     def infeasible_members(self, waiting: WaitingGang) -> list[ItemOutcome]:
-        """Returns why a queued gang can never be placed, by the same rules as for a new gang."""
+        """Returns the reason why a queued gang can never be placed, by the same rules as for a new
+        gang.
+        """
         # The members are checked one by one only if the whole gang, or one kind of member, is
         # infeasible.
         if not waiting.may_reject or not (

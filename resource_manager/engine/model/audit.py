@@ -17,10 +17,11 @@ class AuditEntry:
 
     Attributes:
         sequence: 1, 2, 3, ... as long as the database exists.
-        time_ms: when the entry was written, in milliseconds since 1970.
-        actor: identity of the caller, for example "operator/ann"; "unknown" if it has none.
+        time_ms: the time at which the entry was written, in milliseconds since 1970.
+        actor: identity of the caller, for example "operator/ann"; "unknown": the caller has no
+            identity.
         method: name of the called method.
-        object: what the call changes, for example an executor id.
+        object: the object that the call changes, for example an executor id.
         outcome: "ok", or the reason code of the refusal.
         count: number of calls that the entry represents.
         digest: SHA-256 of the other fields and the previous digest, in hexadecimal.

@@ -55,7 +55,7 @@ ENDED_REQUEST_STATES = frozenset(
 
 
 Ended = tuple[RequestState, str, str]
-"""How a request ended: state, reason and message."""
+"""The end of a request: its final state, the reason and the message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,7 +342,7 @@ class Provision:
     executor_id: str  # the id with which the executor registers; no other executor gets this id
     shape: str
     number: int  # provisions are numbered in the order of their requests
-    cause: str  # reason why the executor was requested, for people
+    cause: str  # reason why the executor was requested, as a text for people
     ask_time_ms: int
     state: ProvidedExecutorState = ProvidedExecutorState.ASKED
     handle: str = ""  # the provider's id of the executor; needed to stop the executor

@@ -12,7 +12,7 @@ from typing import Literal
 from finegrain.resources import MIB, Amounts, ResourceProfile
 
 Strategy = Literal["pack", "spread", "balanced"]
-"""How a host is chosen among the hosts that fit; see `placement/policies.py`."""
+"""The way in which one of several suitable hosts is chosen; see `placement/policies.py`."""
 
 Order = Literal["fair", "arrival"]
 """The order of service. "fair": lowest usage per weight first. "arrival": first come, first served;

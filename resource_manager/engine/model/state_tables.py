@@ -237,7 +237,7 @@ REGISTRATION = StateTable(
 
 
 class DrainState(StrEnum):
-    """Whether an executor takes new slots, as set by administrators and by scaling."""
+    """Whether an executor takes new slots. Administrators and the scaling change this."""
 
     OPEN = "OPEN"
     DRAINING = "DRAINING"

@@ -111,7 +111,7 @@ class HostView:
 
     @classmethod
     def now(cls, host: Host, *, owns_reservation: bool = False) -> HostView:
-        """Returns the host as it is."""
+        """Returns a view of the host in its present state."""
         return cls(host, host.free(), host.slots_left(), owns_reservation=owns_reservation)
 
     @classmethod

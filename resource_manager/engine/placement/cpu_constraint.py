@@ -175,7 +175,7 @@ class CpusSuit(Constraint):
         return (Obstacle(self, Blocker.TOPOLOGY, not given.lasting, 1, host_refusal=given),)
 
     def obstacle(self, request: ResourceRequest, at: HostView) -> Obstacle | None:
-        """Returns why a host does not meet the condition; None: the host meets it."""
+        """Returns the reason why a host does not meet the condition; None: the host meets it."""
         return next(iter(self.obstacles(request, at.host.booking_for(request), at)), None)
 
     def text(self, obstacle: Obstacle, requested: Amounts, at: HostView) -> str:

@@ -61,7 +61,9 @@ class Backoff:
     shape before `until_ms` (monotonic).
     """
 
-    failures: int = 0  # failures in a row; all failures within one interval count as one
+    # Number of failures without a success in between; all failures within one interval count as
+    # one.
+    failures: int = 0
     until_ms: int = 0
     until_time_ms: int = 0  # `until_ms` as wall clock time, to show to people
     last_failure: str = ""
@@ -235,7 +237,7 @@ class Elastic:
         )
 
     def obstacle(self, name: str, fit: Fit, *, labels: bool = True) -> Obstacle | None:
-        """Returns why even an empty executor of a shape could not serve a request.
+        """Returns the reason why even an empty executor of a shape could not serve a request.
 
         The function assumes that the executor will have the cpus and NUMA nodes of the executor of
         this shape that registered last. If no such executor has registered, the function does not

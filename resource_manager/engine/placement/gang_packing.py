@@ -147,7 +147,7 @@ class Packing:
 
     Attributes:
         steps_left: the number of steps that the search may still make.
-        cut_off: True if the search used up its steps. Then it is unknown whether all members fit.
+        cut_off: True: the search used up its steps. Then all members may or may not fit.
     """
 
     def __init__(self, placer: TentativePlacer, members: Sequence[Members], steps: int) -> None:
@@ -164,7 +164,8 @@ class Packing:
         self._placer = placer
         self._members = [each for each in members for _ in range(each.count)]
         self._able: dict[Members, list[str]] = {}  # by members: the hosts with room at the start
-        self._served_by: dict[str, tuple[int, ...]] = {}  # by host: the members that could go there
+        # For each host, the members that could go there.
+        self._served_by: dict[str, tuple[int, ...]] = {}
 
     def run(self) -> list[Share]:
         """Returns hosts for all members; empty: no arrangement exists, or the search was cut

@@ -71,8 +71,7 @@ class GangSearch:
         members: the members to place. Equal members are one entry.
         wanted: the number of members to place.
         steps_left: the number of steps that exact searches may still make.
-        cut_off: True if the searches used up their steps. Then it is unknown whether the members
-            fit.
+        cut_off: True: the searches used up their steps. Then the members may or may not fit.
     """
 
     def __init__(

@@ -263,7 +263,7 @@ class Indexes:
                 index.remove(host.host_id)
 
     def all(self) -> dict[Labels, CapacityIndex]:
-        """Returns every index, by its selector."""
+        """Returns all indexes. The key is the selector."""
         return {(): self.main, **self.selected}
 
     def _unblock_in_main(self, queue: WaitingQueue) -> None:

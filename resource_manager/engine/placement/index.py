@@ -63,7 +63,7 @@ class CapacityIndex:
     Attributes:
         ids: the ids of the hosts, by position.
         position: the position of each host, by id.
-        columns: the tree of each column, by name.
+        columns: the tree of each column; the key is the name of the column.
         sums: the sum of each column over all hosts.
         grown: the growth log: the positions of hosts of which a free amount has risen. A class that
             found no room checks only these positions again.
@@ -72,7 +72,7 @@ class CapacityIndex:
         taken: the positions of hosts whose leaves were lowered in place since the last `settle`.
         opened: the positions of hosts that were empty and got their first slots in this pass, in
             the order of these slots.
-        journal: the overwritten numbers, for `undo`; None: changes are not recorded.
+        journal: the overwritten numbers, which `undo` needs; None: changes are not recorded.
     """
 
     def __init__(self, version: int = 0) -> None:

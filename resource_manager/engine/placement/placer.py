@@ -473,7 +473,7 @@ class Candidates:
         wanted, host = scope.scheduling_class, scope.host(position)
         cpu = BEST_EFFORT_CPU_MILLI if wanted.best_effort else CPU_MILLI
         free = scope.index.value(host.host_id, cpu)
-        # Preferred policies count first, then the free cpu. The position breaks ties.
+        # Compare preferred policies first, then the free cpu. The position breaks ties.
         return scope.ledger.cpus.unmet(wanted, host), free, -host.score(wanted), position
 
     def finish(self) -> None:

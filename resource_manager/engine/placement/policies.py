@@ -233,7 +233,7 @@ KNOWN_MAX = 16_384
 
 
 class Tier(NamedTuple):
-    """A subset of the hosts, by their index columns.
+    """A subset of the hosts. The index columns of a host say whether it belongs to the subset.
 
     Attributes:
         columns: index columns with the lowest value that a host must have, in addition to the needs

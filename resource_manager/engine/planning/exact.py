@@ -73,7 +73,7 @@ def least_cost(
     kinds = list(counts)
     usable = [at for at, offer in enumerate(offers) if allowance.copies(at, offer)]
     bound = _Bound(kinds, [offers[at] for at in usable])
-    # In the first state, all requests are left. In the last state, no request is left.
+    # The first state contains all requests. The last state contains none.
     best = {tuple(counts.values()): _Node(0, 0, allowance.limits)}
     end: _Node | None = None
     visits = 0
@@ -126,7 +126,8 @@ class _Bound:
 
     def __init__(self, kinds: Sequence[int], offers: Sequence[Offer]) -> None:
         lowest = prices(offers)
-        self._values: list[list[int]] = []  # by kind and dimension
+        # The first index is the kind, the second is the dimension.
+        self._values: list[list[int]] = []
         for kind in kinds:
             needs = [dict(need) for offer in offers if (need := offer.needs[kind]) is not None]
             self._values.append(

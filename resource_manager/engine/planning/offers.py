@@ -22,7 +22,7 @@ class Offer:
         needs: for each kind of request, the amounts that one request takes on such an executor;
             None: such an executor can never serve the kind.
         cost: the cost of one executor, in millionths.
-        counted: for each limit, the amount by which one executor reduces it.
+        counted: for each limit, how much one executor uses up of it.
     """
 
     total: Sequence[int]

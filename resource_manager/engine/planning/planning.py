@@ -50,7 +50,8 @@ class Backlog:
         pending: the executors that were requested and have not registered yet, by name, the oldest
             first.
         gangs: the queued gangs, in order of arrival.
-        hosts: the free capacity of registered executors, by name. Only gangs are planned on them.
+        hosts: the free capacity of registered executors. The key is the name of the executor. Only
+            gangs are planned on them.
         limits: the amounts that all new executors together may have, by dimension.
         kept: the requests that the previous plan put on each pending executor.
     """

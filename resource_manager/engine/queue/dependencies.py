@@ -20,7 +20,7 @@ class JobDependencies:
 
     def __init__(self) -> None:
         self._awaited: dict[str, dict[str, JobCondition]] = {}  # by the job that waits
-        self._waiting: dict[str, dict[str, None]] = {}  # by the job that is awaited
+        self._waiting: dict[str, dict[str, None]] = {}  # the key is the awaited job
         self.ended: dict[str, None] = {}
 
     def add(self, job_id: str, dependency: JobDependency) -> None:

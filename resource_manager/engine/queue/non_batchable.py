@@ -53,7 +53,7 @@ class ItemOrder:
         # By job: a heap of arrival numbers. The number of a removed item stays until it is at the
         # top.
         self._by_job: dict[str, list[int]] = {}
-        # By group: a heap of its children. The key of a child may be outdated.
+        # For each group, a heap of its children. The key of a child may be outdated.
         self._below: dict[Flow, list[tuple[SortKey, Flow]]] = {}
 
     def __len__(self) -> int:
@@ -184,7 +184,7 @@ class NonBatchables:
         Args:
             flows: the fairness tree, which counts pending items. None: items are tried in order of
                 arrival, and are not counted.
-            fair: False: items are tried in order of arrival. The tree still counts them.
+            fair: False: items are tried in order of arrival. The fairness tree still counts them.
         """
         self.starvation = StarvationClocks(flows)
         self._flows = flows

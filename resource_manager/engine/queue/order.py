@@ -228,7 +228,7 @@ class ServiceOrder:
         """Returns up to `most` arrival numbers from the head of a job queue that precede every
         other pending item of the job.
         """
-        # The queue is first in order, so its first request precedes all others.
+        # The queue is first in order. So its first request precedes all other requests.
         if most == 1:
             return [job_queue.numbers.first]
         # `most` may be infinite, and `int` does not accept infinity.

@@ -73,7 +73,8 @@ class WaitingQueue:
         Args:
             flows: the fairness tree, which must contain the job of each request that is added.
                 None: requests are served in order of arrival.
-            fair: False: requests are served in order of arrival. The tree still counts them.
+            fair: False: requests are served in order of arrival. The fairness tree still counts
+                them.
         """
         self._flows = flows
         self.order = ServiceOrder(flows, fair=fair)
@@ -184,7 +185,7 @@ class WaitingQueue:
         )
 
     def remove(self, request: Request) -> None:
-        """Removes a request, if it is pending."""
+        """Removes a request. Does nothing if the request is not pending."""
         self.remove_run(request.spec, request.job_id, request.arrival_number, 1)
 
     def remove_run(self, spec: RequestSpec, job_id: str, number: int, count: int) -> None:

@@ -124,7 +124,7 @@ class IdEnds:
             names.append(name)
 
     def discard(self, name: str) -> None:
-        """Removes an id, if it is stored."""
+        """Removes an id. Does nothing if the id is not stored."""
         key = name[-END_LENGTH:]
         names = self._names.get(key, [])
         if name in names:

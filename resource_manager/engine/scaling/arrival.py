@@ -54,7 +54,7 @@ def executor_came(state: State, executor_id: str, *, new: bool) -> None:
     if of_shape in elastic.shapes:
         elastic.seen[of_shape] = empty_like(host)
     if provision is not None:
-        # If an executor registers again, it has no plan any more.
+        # An executor that registers again has no plan any more.
         if provision.state in PENDING:
             elastic.arrived[host.host_id] = host.host_id
         state.provision_moves.registered(provision, host)

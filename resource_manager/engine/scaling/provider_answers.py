@@ -46,7 +46,7 @@ def provision_ended(state: State, event: ProvisionEnded) -> None:
     if provision is None:
         return
     message = event.message or "its provider reports that no part of it is left"
-    # If the executor never registered, further executors of its shape may fail, too.
+    # An executor of this shape never registered, so other executors of the shape may fail, too.
     if provision.state in PENDING:
         state.provision_moves.back_off(
             provision.shape, f"{provision.executor_id}: ended before it registered: {message}"

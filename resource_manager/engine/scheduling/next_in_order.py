@@ -122,7 +122,7 @@ class NextInOrder:
                 need = there.host.booking_for(scheduling_class)
                 for job_id in scheduling_class.job_queues:
                     self._left -= 1
-                    # The slot's own job is yielded only at the end, if at all.
+                    # The slot's own job comes last. It may also not be yielded at all.
                     if self._left < 0:
                         break
                     if job_id != slot.job_id:

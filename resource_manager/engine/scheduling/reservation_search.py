@@ -227,8 +227,8 @@ class ReservationSearch:
             return False
         if self._slot is not None:
             return self._may_grow()
-        # Processes outside slots may use a part of the host only for a while, so the total of the
-        # host counts. But if the host has no slots, only its free capacity counts.
+        # Processes outside slots may use a part of the host for some time. They will end, so the
+        # total of the host counts. But if the host has no slots, only its free capacity counts.
         most = host.total if host.slots or host.unowned else host.free()
         slots = host.executor.registration.slots_max or UNLIMITED
         members = _members(each.requests, each.shares[name])

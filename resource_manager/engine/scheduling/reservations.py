@@ -334,7 +334,7 @@ def _record(state: State, kind: str, about: Reservation, message: str) -> None:
 
 
 def _void(state: State, each: Reservation) -> str:
-    """Returns why a reservation is no longer valid; empty: the reservation is valid."""
+    """Returns the reason why a reservation is no longer valid; empty: the reservation is valid."""
     if not each.owner.waits_in(state.queue):
         return "it no longer waits"
     # As long as `hosts.version` is unchanged, every reserved host would still be suitable if it
@@ -350,8 +350,9 @@ def _void(state: State, each: Reservation) -> str:
 
 
 def _expired(state: State, each: Reservation) -> str:
-    """Returns why a reservation has expired; empty: the reservation has not expired. The slots that
-    did not end in time are added to `outlasting`. So other reservations do not wait for their end.
+    """Returns the reason why a reservation has expired; empty: the reservation has not expired. The
+    slots that did not end in time are added to `outlasting`. So other reservations do not wait for
+    their end.
     """
     # If the hosts have room, `serve_owners` places the owner in this cycle.
     if state.journal.now_ms < each.until_ms or has_room(state, each):

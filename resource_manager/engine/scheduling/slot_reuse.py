@@ -105,9 +105,9 @@ def _reuse_or_free(
             f" {request.generation}",
             (("generation", str(generation)), ("current", str(request.generation))),
         )
-    # Compare with other jobs. Then either reuse the slot, or give it back.
-    # The executor learns from the answers to its next reports that a time limit starts again. It
-    # must not end the slot before that.
+    # Compare with other jobs. Then either reuse the slot, or give it back. When a time limit starts
+    # again, the executor learns this from the answers to its next reports. It must not end the slot
+    # before it has learnt this.
     until_ms = state.journal.now_ms + REPORTS_LEFT_MIN * state.settings.report_interval_ms
     reason, message = _obstacle(
         state.hosts, state.slots, request, waiting, following, until_ms=until_ms
@@ -151,7 +151,7 @@ def _obstacle(
     *,
     until_ms: int,
 ) -> tuple[str, str]:
-    """Returns why a slot may not be reused.
+    """Returns the reason why a slot may not be reused.
 
     Args:
         hosts: all hosts.

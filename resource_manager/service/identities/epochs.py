@@ -42,7 +42,7 @@ class EpochProofs:
         return self._made
 
     def proven(self, proof: EpochProof) -> int:
-        """Returns the epoch that a proof proves; 0: it proves nothing."""
+        """Returns the epoch that a proof proves; 0: the proof is not valid."""
         signer = signing_manager(
             proof.certificate.encode(),
             authority_keys(self._authority.trusted),
@@ -61,7 +61,7 @@ class EpochClaims:
     """Decides what becomes of the epochs that executors report.
 
     Args:
-        proofs: checks proofs.
+        proofs: the object that checks proofs.
         own_epoch: returns the epoch of this process.
     """
 

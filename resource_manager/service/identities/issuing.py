@@ -39,9 +39,9 @@ class Issuer:
         """Signs a certificate.
 
         Args:
-            identity: whose certificate it is.
+            identity: the identity in the certificate.
             key: public key of the holder.
-            life_s: how long the certificate is valid, in seconds; 0: the default of the role.
+            life_s: duration of the certificate's validity, in seconds; 0: the default of the role.
         """
         lifetime = timedelta(seconds=life_s) if life_s else lifetime_of(identity.role)
         signed = self.authority.sign(identity, key, now=self.now(), lifetime=lifetime)

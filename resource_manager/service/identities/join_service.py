@@ -83,7 +83,7 @@ class RateLimit:
 
 
 class JoinServer:
-    """Serves joining.
+    """Serves the calls of new members that join.
 
     Args:
         listen: "host:port"; port 0 lets the kernel choose.

@@ -31,12 +31,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """What is stored of a token.
+    """The stored facts of a token.
 
     Attributes:
-        identity: URI of the identity that it is for.
+        identity: URI of the identity that the token is for.
         expires_ms: it is worthless after this time.
-        made_by: identity of the operator who made it.
+        made_by: identity of the administrator who made the token.
         life_s: life of the certificate in seconds; 0: the default of the role.
         used_key: hash of the key that it was used for; empty: it was not used.
     """
@@ -54,8 +54,8 @@ class Denied:
 
     Attributes:
         subject: the identity or the serial number.
-        reason: why, for operators.
-        denied_ms: since when.
+        reason: the reason of the denial, as a text for administrators.
+        denied_ms: the time of the denial, in milliseconds since 1970.
         denied_by: identity of the operator.
     """
 
@@ -88,7 +88,7 @@ class Members:
         self._lock = asyncio.Lock()
 
     async def load(self) -> None:
-        """Reads the denials; call it when this process has become the leader."""
+        """Reads the denials. Call it when this process has become the leader."""
         stored = await self.in_store(lambda store: store.metas(DENIAL_PREFIX))
         self._denials = {
             each.subject: each for each in (Denied(**json.loads(text)) for text in stored.values())
@@ -100,12 +100,12 @@ class Members:
     async def create_token(
         self, identity: Identity, *, made_by: str, ttl_s: int = 0, life_s: int = 0
     ) -> tuple[str, Token]:
-        """Stores a new token. Returns its secret and what is stored.
+        """Stores a new token. Returns its secret, and its stored facts.
 
         Args:
             identity: the identity that the token is for.
             made_by: identity of the operator.
-            ttl_s: how long it can be used, in seconds; 0: the default.
+            ttl_s: time for which the token can be used, in seconds; 0: the default time.
             life_s: life of the certificate in seconds; 0: the default of the role.
 
         Raises:
@@ -211,7 +211,7 @@ class Members:
 
         Args:
             subject: "ROLE/NAME", or the serial number of a certificate.
-            reason: why, for operators.
+            reason: the reason of the denial, as a text for administrators.
             denied_by: identity of the operator.
 
         Raises:

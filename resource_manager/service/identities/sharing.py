@@ -29,8 +29,8 @@ _log = get_logger("finegrain.rm")
 def check_authority_shared(own: OwnFiles, leader: str) -> None:
     """Checks that a standby can have the authority of its leader.
 
-    If this start has created an authority, it differs from the leader's. Then this deletes its
-    files again.
+    A start may have created an authority that differs from the leader's authority. Then this
+    function deletes the files of the new authority again.
 
     Args:
         own: the files of this resource manager.

@@ -64,7 +64,7 @@ def slot_status(
     Args:
         slot: the slot.
         executor_address: the address at which job masters reach the executor.
-        resize_message: the reason why a resize waits, for people.
+        resize_message: the reason why a resize waits, as a text for people.
         conditions: the conditions of the slot's devices that are not healthy, or that foreign
             processes use.
     """
@@ -97,7 +97,7 @@ def resize_status(resize: Resize, *, ordered: bool, message: str = "") -> slots_
     Args:
         resize: the resize.
         ordered: True: the resize was ordered from the executor; False: the resize waits.
-        message: the reason why the resize waits, for people.
+        message: the reason why the resize waits, as a text for people.
     """
     state = ORDERED if ordered else WAITING
     return write(slots_pb2.SlotResize, resize, state=state, message=message)

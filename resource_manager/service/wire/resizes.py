@@ -40,7 +40,7 @@ class ResizeMessage(Protocol):
         """The new size of the slot, with all dimensions."""
 
     def HasField(self, field_name: Any) -> bool:
-        """Whether a field is present."""
+        """Returns True if the message has the field."""
 
 
 def resize_event(

@@ -415,7 +415,7 @@ class Driver:
         self.refuse_below_use(group, memory_bytes)
 
     def used(self, group: Group) -> int:
-        """Returns the memory in use, as the kernel counts it for the limit."""
+        """Returns the memory in use. The limit applies to this number of the kernel."""
         return max(self.count(group, self.reclaim_files[0], file) or 0 for file in self.usage_files)
 
     def refuse_below_use(self, group: Group, memory_bytes: int) -> None:

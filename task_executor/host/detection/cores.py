@@ -32,7 +32,7 @@ class CoreSet:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How the online CPUs are grouped.
+    """The groups of the online CPUs.
 
     Every online CPU is in exactly one core and one package. But a CPU may be in no L3 group.
     """

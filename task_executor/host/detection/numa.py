@@ -93,7 +93,7 @@ def grown(
 
     Args:
         reader: reads the files of the host.
-        nodes: the nodes, as they were read.
+        nodes: the nodes as they were read before.
         meminfo: the fields of /proc/meminfo.
     """
     sizes = [node.memory_bytes for node in nodes if node.memory_bytes is not None]

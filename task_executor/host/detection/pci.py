@@ -150,7 +150,8 @@ def _nearest_node(
     # A host with one node needs no search.
     if len(nodes) < 2:
         return nodes[0].id if nodes else None
-    # Try the device itself first, then the bridges above it. The first known node is the result.
+    # Try the device itself first, and then the bridges above the device. The first known node is
+    # the result.
     for place in _with_bridges(reader, path):
         reported = reader.integer(f"{place}/numa_node")
         # If the value is -1, or is a node that has no directory, the node is unknown.

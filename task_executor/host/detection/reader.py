@@ -27,11 +27,11 @@ class TreeReader:
 
     def __init__(self, root: Path) -> None:
         self._root = os.fspath(root)
-        self._warnings: dict[str, list[str]] = {}  # by the message without its numbers
+        self._warnings: dict[str, list[str]] = {}  # the key is the message without its numbers
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """All warnings, in the sequence in which they occurred.
+        """All warnings, in the order in which they occurred.
 
         If several messages differ only in numbers, for example in the number of a CPU, only the
         first message appears, with a count.

@@ -31,7 +31,7 @@ class KubeletContainer:
     pod_uid: str  # empty if the checkpoint names only containers, not pods
     container: str  # name or id of the container; empty: the whole pod
     cpus: CpuSet = EMPTY
-    memory_bytes: tuple[tuple[int, int], ...] = ()  # by NUMA node, ascending
+    memory_bytes: tuple[tuple[int, int], ...] = ()  # pairs of NUMA node and bytes, sorted by node
 
 
 @dataclass(frozen=True, slots=True)

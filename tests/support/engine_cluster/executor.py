@@ -272,7 +272,7 @@ class FakeExecutor:
         return ItemOutcome(slot.allocation_id)
 
     def _cpu_problem(self, key: Key, assignment: CpuAssignment | None) -> str:
-        """Returns why a slot cannot have these dedicated cpus; empty if it can."""
+        """Returns the reason why a slot cannot have these dedicated cpus; empty if it can."""
         if assignment is None:
             return ""
         if vanished := assignment.cpus & self.cpu_state.offline_cpus:

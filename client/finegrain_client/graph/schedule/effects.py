@@ -79,7 +79,7 @@ class JobEnded:
 
     Attributes:
         ok: True if all regions have finished.
-        message: why the job has not finished, for people; empty if `ok`.
+        message: the reason why the job has not finished, as a text for people; empty if `ok`.
     """
 
     ok: bool
