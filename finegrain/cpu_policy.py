@@ -17,7 +17,7 @@ from finegrain.mapping.value import Value
 
 
 class QosClass(StrEnum):
-    """How exclusive the cpus of a slot are."""
+    """For each class, how exclusive the cpus of a slot are."""
 
     LSE = "LSE"  # dedicated cpus that are shared with no other slot
     LSR = "LSR"  # dedicated cpus that are shared only with best-effort slots

@@ -75,7 +75,7 @@ class CpuSet:
         empty. For an empty set, kernels print ``(null)`` padded with blanks in ``nohz_full``.
 
         Raises:
-            InvalidArgument: the text is anything else.
+            InvalidArgument: the text has any other form.
         """
         text = text.strip().rstrip("\0")
         if not text or text == _NULL:
@@ -96,7 +96,7 @@ class CpuSet:
         set.
 
         Raises:
-            InvalidArgument: the text is anything else.
+            InvalidArgument: the text has any other form.
         """
         text = text.strip().rstrip("\0")
         if not text or text == _NULL:

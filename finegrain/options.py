@@ -19,7 +19,7 @@ class ListenOptions:
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """How a daemon logs."""
+    """The format and the level of a daemon's log."""
 
-    level: str = "info"  # debug, info, warning, error
+    level: str = "info"  # one of debug, info, warning and error
     format: str = "auto"  # auto: JSON unless standard error is a terminal; json; text

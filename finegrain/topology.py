@@ -27,7 +27,7 @@ class NodeKind(StrEnum):
 
 
 class GpuHealth(StrEnum):
-    """Whether slots can use a GPU."""
+    """States of a GPU. They say whether slots can use it."""
 
     OK = "ok"
     LOST = "lost"  # no longer on the bus: every query fails until the host is reset
@@ -149,8 +149,8 @@ class PciDevice:
     device: str
     # from the device's own file, otherwise from its local cpus or a bridge above
     numa_node: int | None
-    reported_numa_node: int | None  # from the device's own file; may be -1
-    local_cpus: CpuSet | None  # from the device's own file, without offline cpus
+    reported_numa_node: int | None  # id from the file of the device itself; it may be -1
+    local_cpus: CpuSet | None  # cpus from the file of the device itself, without offline cpus
     is_virtual_function: bool  # True: a function of SR-IOV, not a separate card
     net: tuple[str, ...] = ()
     infiniband: tuple[str, ...] = ()
@@ -250,7 +250,7 @@ class Limits:
 
     cgroup_version: str | None = None  # one of v1, v2, hybrid and cpuset-fs
     cpuset_path: str | None = None  # the cgroup whose cpuset files were read
-    cpuset_cpus: CpuSet | None = None  # as in the file; may contain offline cpus
+    cpuset_cpus: CpuSet | None = None  # the set in the file; it may contain offline cpus
     cpuset_nodes: NodeSet | None = None
     cpuset_directory: str | None = None  # directory of the cpuset files, relative to the root
     memory_limit_bytes: int | None = None  # the smallest limit on the path to the root

@@ -86,7 +86,7 @@ def _imported(file: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise ConfigurationError(f"{file} cannot be read as Python")
     module = importlib.util.module_from_spec(spec)
-    # Dataclasses look up their module by name.
+    # A dataclass looks up its module by name, so the module must have an entry.
     sys.modules[spec.name] = module
     sys.path.insert(0, str(file.resolve().parent))
     try:

@@ -139,7 +139,7 @@ def only(what: str, text: str, found: list[str], reason: Reason) -> str:
 
     Args:
         what: the kind of objects that the ids name, such as "request or slot", for errors.
-        text: what the user typed.
+        text: the text that the user typed.
         found: the ids that match `text`.
         reason: reason code of the error NotFound.
 

@@ -234,7 +234,7 @@ class Cluster(Operations, Identities):
 
         Raises:
             NotFound: EXECUTOR_UNKNOWN, ALLOCATION_UNKNOWN: there is no such executor or request.
-            InvalidArgument: both are empty, or neither is.
+            InvalidArgument: both are empty, or both are set.
         """
         message = pb.GetUsageRequest(executor_id=executor_id, allocation_id=allocation_id)
         answer = await self._connection.call_cluster(

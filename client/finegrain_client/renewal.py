@@ -69,7 +69,7 @@ class Renewal:
         self._own.check_valid()
 
     def start(self) -> None:
-        """Starts the renewals. Does nothing if they were already started."""
+        """Starts the renewals. If they were already started, the call does nothing."""
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run())
 

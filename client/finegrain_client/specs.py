@@ -45,7 +45,7 @@ _AMOUNTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceHint:
-    """How the devices of one type are chosen.
+    """The way in which the devices of one type are chosen.
 
     Attributes:
         type: "gpu", "rdma", "fpga", or a type from the configuration of executors.
@@ -117,7 +117,7 @@ class SlotSpec:
         devices: amounts of devices by name of the resource, in hundredths of a device: {"gpu": 50}
             is half of a GPU, {"gpu": 200} is two GPUs. "gpu-memory" is in bytes. docs/devices.md
             has all names.
-        device_hints: how the devices are chosen, with at most one hint for each type.
+        device_hints: hints for the choice of devices, at most one for each type.
         require_isolation: lowest level of enforcement that the slot accepts, by dimension:
             {"memory": "kernel", "gpu-memory": "mps"}. Hosts with a lower level are not used.
             docs/devices.md has the levels.

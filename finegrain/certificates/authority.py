@@ -221,7 +221,7 @@ def authority_keys(certificates: Iterable[x509.Certificate]) -> list[ec.Elliptic
     """Returns the public keys of authorities. A key of another kind is left out.
 
     Args:
-        certificates: their certificates.
+        certificates: the certificates of the authorities.
     """
     keys = (each.public_key() for each in certificates)
     return [key for key in keys if isinstance(key, ec.EllipticCurvePublicKey)]

@@ -116,7 +116,7 @@ class Partition:
 
     minors: tuple[int, ...]
     score: int = 1  # higher is better; partitions with equal scores form a tier
-    bandwidth: int = 0  # bandwidth of a ring over its members, in GB/s; 0: unknown
+    bandwidth: int = 0  # bandwidth of a ring over its members, in GB/s; 0: it is not known
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ SAME_GPU: Final = "same-gpu"
 ANY_GPU: Final = "any-gpu"
 
 MODES: Final = (OFF, SAME_GPU, ANY_GPU)
-"""How an executor parks slots.
+"""The ways in which an executor can park slots.
 
 off: no slot can be parked. same-gpu: a parked slot gets its previous GPUs again. any-gpu: a parked
 slot that had one GPU may also get another GPU of the same model.

@@ -58,7 +58,7 @@ class JsonForm:
         omit: the fields that are left out. "nothing": no field. "none": fields that are None.
             "default": fields that have their default.
         always: fields that are always written, whatever `omit` says.
-        names: JSON keys by attribute, for attributes whose key differs from their name.
+        names: JSON keys of attributes whose key is not their name.
         hidden: attributes that are never written. When data is read, they get their default.
         inline: attributes whose value is an object. The members of this object are written as
             members of the outer object.

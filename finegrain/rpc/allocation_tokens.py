@@ -94,7 +94,7 @@ class ShownToken:
 
         Args:
             allocation_id: the slot.
-            generation: its generation.
+            generation: generation of the slot.
 
         Raises:
             PermissionDenied: TOKEN_REFUSED or NOT_OWNER.

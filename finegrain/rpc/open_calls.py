@@ -38,7 +38,7 @@ class OpenCalls:
         """Counts a call until its `with` block ends.
 
         Args:
-            caller: who calls.
+            caller: the caller.
             method: full name of the method.
 
         Raises:
@@ -59,7 +59,7 @@ class OpenCalls:
 
 
 class OpenCall:
-    """One counted call; leaves the count at the end of its `with` block."""
+    """One counted call. At the end of its `with` block, it is not counted any more."""
 
     __slots__ = ("_key", "_open")
 

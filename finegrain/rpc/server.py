@@ -61,7 +61,7 @@ class GuardedServer:
         listen: the address at which to listen. With port 0, the kernel chooses the port.
         access: the roles that may call each method; if a method is not listed, `add` fails.
         own: the certificate that the server shows.
-        trust: how the server identifies its callers.
+        trust: the object that identifies the callers of the server.
         observe: a function that is called after every call.
         gate: a function that returns the error with which the server rejects calls at present, or
             None. The server calls it after it has identified the caller, but not for health and

@@ -26,7 +26,7 @@ class RequestState(StrEnum):
 
 
 class JobOutcome(StrEnum):
-    """Whether the work of an ended job succeeded."""
+    """The outcome of an ended job: did its work succeed?"""
 
     SUCCEEDED = "SUCCEEDED"
     FAILED = "FAILED"
@@ -77,7 +77,7 @@ class TaskState(StrEnum):
 
 
 class QuotaEnforcement(StrEnum):
-    """How an executor keeps an operator to its quota of managed memory."""
+    """The ways in which an executor keeps an operator to its quota of managed memory."""
 
     DECLARED = "DECLARED"  # not enforced: the operator only knows the number
     POOL = "POOL"  # enforced by a memory pool of the client library in the task
@@ -85,7 +85,7 @@ class QuotaEnforcement(StrEnum):
 
 
 class GangPlacement(StrEnum):
-    """How the members of a gang are placed."""
+    """Rules for the executors on which the members of a gang are placed."""
 
     ANYWHERE = "ANYWHERE"  # on any executors where they fit
     SAME_EXECUTOR = "SAME_EXECUTOR"  # all members on one executor
@@ -105,6 +105,6 @@ class ProvidedExecutorState(StrEnum):
     """State of an executor that was requested from a provider."""
 
     ASKED = "ASKED"  # stored; its provider may or may not have started it
-    STARTED = "STARTED"  # started by its provider; not registered yet
+    STARTED = "STARTED"  # started by its provider, but not registered yet
     REGISTERED = "REGISTERED"  # registered with the resource manager
-    STOPPING = "STOPPING"  # being stopped, until its provider reports that nothing is left
+    STOPPING = "STOPPING"  # being stopped, until the provider reports that nothing of it is left

@@ -26,7 +26,8 @@ class HostUsage(Value):
     Attributes:
         cpu_milli: thousandths of a core, over all online cpus.
         cpus: the online cpus, as a list such as "0-7".
-        cpu_busy_percent: how busy each cpu of `cpus` was, in rising order of cpus.
+        cpu_busy_percent: the busy part of each cpu of `cpus`, in percent, in ascending order of
+            cpus.
         memory_used_bytes: memory in use, without the page cache.
         disk_total_bytes: size of the file system of the executor's state directory.
         disk_used_bytes: used part of this file system.

@@ -81,7 +81,7 @@ def advise(
 
 
 def advice_text(advice: fg.ThreadAdvice) -> str:
-    """Returns the recommendation, then the observations from which it was computed, then
+    """Returns three parts: the recommendation, the observations from which it was computed, and
     remarks.
     """
     number = advice.threads_recommended

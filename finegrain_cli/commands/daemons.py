@@ -187,7 +187,7 @@ def up(
 
 
 def _machine(fake_gpus: str, scale: int | None) -> str:
-    """Returns the machine whose GPUs each executor pretends to have.
+    """Returns the machine whose GPUs the executors pretend to have.
 
     Raises:
         InvalidArgument: there is no such machine, or executors are started on demand.

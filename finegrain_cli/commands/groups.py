@@ -256,7 +256,7 @@ def revoke(
 ) -> None:
     """Revoke the right of users to register jobs in a group. Their jobs in the group continue.
 
-    With --all-users, users that were allowed by name keep their right.
+    With --all-users, users that were allowed by name can still use the group.
 
     \b
     Examples:

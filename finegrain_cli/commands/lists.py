@@ -206,7 +206,7 @@ def requests(
     credentials: CredentialsOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """List slot requests in queue order, with the reasons why they wait.
+    """List slot requests in the order of the queue, with the reasons why they wait.
 
     \b
     Examples:

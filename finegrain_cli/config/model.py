@@ -119,7 +119,7 @@ class Section(BaseModel):
 
 
 class ClientSection(Section):
-    """How commands find the resource manager."""
+    """The settings with which commands find the resource manager."""
 
     manager: Words = Field(
         [], description="addresses of resource managers, HOST:PORT, tried one after another"
@@ -130,7 +130,7 @@ class ClientSection(Section):
 
 
 class LogSection(Section):
-    """How the daemons log, on standard error."""
+    """The settings of the daemons' logs, which go to standard error."""
 
     level: str = Field(
         "info",
@@ -249,8 +249,8 @@ class FairnessSection(Section):
     usage_measure: str = Field(
         _FAIRNESS.usage_measure,
         pattern="^(dominant|slots|cpu)$",
-        description="usage of a slot per second: the largest of its shares of each resource of the "
-        "cluster (dominant), 1 (slots), or its cores (cpu)",
+        description="usage of a slot per second; dominant: its share of the resource of the "
+        "cluster of which it has most; slots: 1; cpu: its cores",
     )
     order: str = Field(
         _FAIRNESS.order,
@@ -385,10 +385,9 @@ class ExecutorSection(ListenSection):
     foreign_gpu_use: str = Field(
         "auto",
         pattern="^(auto|avoid|ignore)$",
-        description="what to do if a pod, or a process that belongs to no slot, uses a device: "
-        "give the device no new work (avoid), ignore the use (ignore), or avoid, but ignore "
-        "processes if the executor runs in a container, where process ids differ from the ids on "
-        "the host (auto)",
+        description="reaction when a pod, or a process of no slot, uses a device; avoid: give the "
+        "device no new work; ignore: ignore the use; auto: avoid, but ignore processes if the "
+        "executor runs in a container (process ids there differ from the ids on the host)",
     )
     open_devices: Words = Field(
         [], description="types of devices that every task can open, such as rdma; default: none"
@@ -412,9 +411,9 @@ class ExecutorSection(ListenSection):
         "off",
         pattern="^(off|same-gpu|any-gpu)$",
         description="whether slots can give up NVIDIA GPUs while their processes stay (finegrain "
-        "slot park), with NVIDIA's cuda-checkpoint: no (off); yes, and each slot later gets the "
-        "same GPUs again (same-gpu); or yes, and a slot with one GPU may later get another GPU of "
-        "the same model (any-gpu)",
+        "slot park), with NVIDIA's cuda-checkpoint; off: no; same-gpu: yes, and each slot later "
+        "gets the same GPUs again; any-gpu: yes, and a slot with one GPU may later get another "
+        "GPU of the same model",
     )
     fake_gpus: str = Field(
         "",

@@ -14,7 +14,7 @@ from finegrain.errors import FinegrainError
 
 
 class Grade(StrEnum):
-    """How serious a finding is."""
+    """The severity of a finding."""
 
     OK = "ok"
     WARN = "warn"  # works, but could be better

@@ -42,7 +42,7 @@ IDLE_TIMEOUT_MS = 60_000
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How a local cluster grows and shrinks.
+    """The settings with which a local cluster grows and shrinks.
 
     `executors_max` is the maximum number of executors at a time. `idle_timeout_ms` is the time
     after which an executor without slots is stopped.

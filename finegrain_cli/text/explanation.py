@@ -42,7 +42,7 @@ def dimension_name(dimension: str) -> str:
 
 
 def explanation_text(found: Explanation) -> str:
-    """Returns the whole explanation, as `finegrain explain` prints it."""
+    """Returns the whole explanation. `finegrain explain` prints this text."""
     # Stage 1: the request, and the sums of the cluster.
     request = found.request.to_dict()
     state = found.request.state

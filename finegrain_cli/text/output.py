@@ -40,7 +40,9 @@ class ColorChoice(StrEnum):
 
 
 class Style(StrEnum):
-    """How a word is highlighted. The value is the parameter of the terminal's SGR sequence."""
+    """The way in which a word is highlighted. The value is the parameter of the terminal's SGR
+    sequence.
+    """
 
     BOLD = "1"
     GOOD = "32"

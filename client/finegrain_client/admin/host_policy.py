@@ -37,7 +37,7 @@ def policy_message(
     """Returns a message with the settings to change. A setting that is None stays unchanged.
 
     Args:
-        words: settings whose value is a word, by name.
+        words: settings whose value is a word. The key is the name of the setting.
         reserved_cpus: reserved cpus as a cpu list; empty: no reserved cpus.
         reserved_strict: True if the shared pools must not contain the reserved cpus.
 

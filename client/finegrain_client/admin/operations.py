@@ -135,7 +135,7 @@ class Operations:
         )
 
     async def check_operator(self) -> None:
-        """Checks that this client may change the cluster. Changes nothing.
+        """Checks that this client may change the cluster. The call does not change the cluster.
 
         Raises:
             PermissionDenied: the caller does not have the role `operator`.
@@ -231,7 +231,8 @@ class Operations:
         Args:
             name: name of the group.
             allow: users to allow, such as "user/alice"; "*": all users.
-            revoke: users whose right ends, in the form in which they were allowed.
+            revoke: users that must lose the right. They are named in the same form in which they
+                were allowed.
 
         Raises:
             InvalidArgument: an entry is not a user.

@@ -122,15 +122,15 @@ class BatchJob:
     ) -> BatchOutcome:
         """Works on the batch until every thread has its result, or the batch is stopped.
 
-        If this call is cancelled, it first cancels the batch, as `cancel` does. If it raises
-        another error, slots and tasks stay for the next runner.
+        If this call is cancelled, it first cancels the batch, in the same way as `cancel`. If it
+        raises another error, slots and tasks stay for the next runner.
 
         Args:
             on_progress: a function that is called at most five times a second. It must not block.
             retry_failed: if true, failed threads without remaining retries run again.
 
         Returns:
-            How the batch ended.
+            The outcome of the batch.
 
         Raises:
             AlreadyExists: another runner works on the batch (STORE_IN_USE), or the state file
@@ -169,8 +169,7 @@ class BatchJob:
         await self._end("cancel")
 
     async def leave(self) -> None:
-        """Ends this runner, and leaves slots and tasks as they are. Returns when the runner has
-        ended.
+        """Ends this runner. Its slots and tasks continue. Returns when the runner has ended.
 
         A runner that starts before the lease ends takes over the slots and tasks.
         """

@@ -57,7 +57,7 @@ class RunningAttempt:
 
 
 class Ending(Enum):
-    """How an attempt ended."""
+    """The end of an attempt."""
 
     OK = auto()
     FAILED = auto()

@@ -117,7 +117,7 @@ class BatchSpec:
         Args:
             batch_id: id of the batch.
             index: index of the thread.
-            attempt: number of the attempt, from 1 on.
+            attempt: number of the attempt; the first attempt is 1.
         """
         return {name: self._filled(value, index, attempt) for name, value in self.env.items()} | {
             "FINEGRAIN_BATCH_ID": batch_id,

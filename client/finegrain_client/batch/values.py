@@ -22,7 +22,7 @@ class ThreadState(StrEnum):
 class BatchState(StrEnum):
     """The state of a batch."""
 
-    OPEN = "OPEN"  # in progress, by the current runner or by the next one
+    OPEN = "OPEN"  # in progress: the current runner or the next one works on it
     STOPPING = "STOPPING"  # no more threads are started; running threads finish
     # stopped by its policy, or because the runner could not continue; a new runner can resume the
     # batch
@@ -45,7 +45,7 @@ class ThreadResult(Value):
     timed_out: bool
     # The reason why the command never ran (COMMAND_NOT_FOUND, ...) or was ended; otherwise empty.
     reason: str
-    message: str  # how the thread ended, for people
+    message: str  # the end of the thread, as a text for people
     executor_id: str
     start_time: datetime | None
     end_time: datetime | None

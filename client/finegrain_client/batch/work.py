@@ -70,7 +70,7 @@ def task_id_of(batch_id: str, thread: int, attempt: int) -> str:
 
 @dataclass(slots=True)
 class Attempt:
-    """An attempt and, after its submission, its task."""
+    """An attempt. After its submission, it also has its task."""
 
     spec: BatchSpec
     batch_id: str

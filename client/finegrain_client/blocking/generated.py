@@ -1025,7 +1025,7 @@ class Cluster(LoopOwner[AsyncCluster]):
 
         Raises:
             NotFound: EXECUTOR_UNKNOWN, ALLOCATION_UNKNOWN: there is no such executor or request.
-            InvalidArgument: both are empty, or neither is.
+            InvalidArgument: both are empty, or both are set.
         """
         return self.loop.run(self.inner.usage(executor_id=executor_id, allocation_id=allocation_id))
 
@@ -1212,7 +1212,7 @@ class Cluster(LoopOwner[AsyncCluster]):
         self.loop.run(self.inner.forget(executor_id))
 
     def check_operator(self) -> None:
-        """Checks that this client may change the cluster. Changes nothing.
+        """Checks that this client may change the cluster. The call does not change the cluster.
 
         Raises:
             PermissionDenied: the caller does not have the role `operator`.
@@ -1286,7 +1286,8 @@ class Cluster(LoopOwner[AsyncCluster]):
         Args:
             name: name of the group.
             allow: users to allow, such as "user/alice"; "*": all users.
-            revoke: users whose right ends, in the form in which they were allowed.
+            revoke: users that must lose the right. They are named in the same form in which they
+                were allowed.
 
         Raises:
             InvalidArgument: an entry is not a user.

@@ -24,7 +24,7 @@ def producers_of(pattern: Pattern, index: int, producers: int, consumers: int) -
     """Returns the indexes of the producer subtasks from which one consumer subtask reads.
 
     Args:
-        pattern: how the subtasks are connected.
+        pattern: the pattern by which the subtasks are connected.
         index: subtask of the consumer.
         producers: parallelism of the producer.
         consumers: parallelism of the consumer.

@@ -157,13 +157,13 @@ class JobGraph:
 
     @property
     def spec(self) -> GraphSpec:
-        """The graph as it is now, as an immutable value."""
+        """The present state of the graph, as an immutable value."""
         empty = self._empty
         operators, edges = tuple(self._operators.values()), tuple(self._edges.values())
         return GraphSpec(empty.name, empty.mode, operators, edges, empty.options)
 
     def compile(self) -> Plan:
-        """Returns the plan of the graph as it is now.
+        """Returns the plan of the present graph.
 
         Raises:
             GraphError: the graph cannot be compiled. The message names the operators and what to

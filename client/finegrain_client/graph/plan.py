@@ -41,7 +41,7 @@ class ChainPlan:
 
     Attributes:
         name: names of its operators, joined by "+".
-        operators: its operators, in order along the edges.
+        operators: its operators, sorted along the edges.
         parallelism: number of tasks.
         region: number of its pipelined region.
         group: name of its slot sharing group.
@@ -138,7 +138,7 @@ class GroupPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartPolicy:
-    """How failed regions are restarted.
+    """The rules by which failed regions are restarted.
 
     Attributes:
         restarts_max: maximum number of restarts of one region after failures of its tasks.

@@ -38,7 +38,7 @@ class JobState:
         host_of_slot: executor of each granted slot, by slot number.
         slot_of_task: slot number of each attempt in `latest`.
         latest: latest attempt of each subtask, by chain and subtask.
-        ended: how the job ended; None: it has not ended yet.
+        ended: the end of the job; None: the job has not ended yet.
         cancelled: True if a user cancelled the job.
     """
 

@@ -36,7 +36,7 @@ class GraphProgress(Value):
 
 @dataclass(frozen=True, slots=True)
 class GraphOutcome(Value):
-    """How a job ended."""
+    """The end of a job."""
 
     state: GraphState
     message: str  # the reason why the job did not finish; empty: the job finished

@@ -18,7 +18,7 @@ class DeviceUse(Value):
     allocation_id: str
     generation: int
     job_id: str
-    amounts: Mapping[str, int]  # by dimension; see docs/devices.md
+    amounts: Mapping[str, int]  # amounts by dimension; see docs/devices.md
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,8 @@ class Explanation(Value):
         gang: the request's gang, while the gang waits.
         planned_on: the pending executor on which the request is planned.
         resizes: pending changes of a granted slot.
-        steps: for a waiting request, its place in the fairness tree, from the top.
+        steps: the place of a waiting request in the fairness tree. Each step is one level, from the
+            top down.
         limits: maxima of resource groups that block the waiting request.
         reservation: capacity reserved for the waiting request.
         held_for_others: capacity reserved for other requests, on executors where this request would

@@ -51,7 +51,9 @@ class ProvidedExecutor(Value):
 
 @dataclass(frozen=True, slots=True)
 class Providers(Value):
-    """How the resource manager scales the cluster. Without providers, all lists are empty."""
+    """The state of scaling: which executors the resource manager can start, and has started.
+    Without providers, all lists are empty.
+    """
 
     shapes: tuple[ExecutorShape, ...]
     executors: tuple[ProvidedExecutor, ...]  # sorted by age, the oldest first

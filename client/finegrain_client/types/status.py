@@ -356,7 +356,7 @@ class TaskResult(Value):
 
     @property
     def how(self) -> str:
-        """How the task ended, as a short text for people."""
+        """The end of the task, as a short text for people."""
         if self.oom_killed:
             return (
                 f"used all memory of its slot (peak {self.peak_memory_bytes} bytes) and was killed"

@@ -46,7 +46,7 @@ class Layout:
         width: width of the picture.
         height: height of the picture.
         regions: the box of each region, by number.
-        chains: the box of each chain, by name.
+        chains: the box of each chain. The key is the name of the chain.
     """
 
     width: float

@@ -1,4 +1,6 @@
-"""Draws a plan as SVG. Regions are boxes. In a box are the chains, in the colour of their group."""
+"""Draws a plan as SVG. Regions are boxes. Each box contains the chains of the region, in the colour
+of their group.
+"""
 
 from __future__ import annotations
 

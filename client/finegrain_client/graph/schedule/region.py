@@ -58,7 +58,7 @@ class RegionRun:
         running: places of its tasks that have not ended, by task.
         hosts: for each chain, the hosts on which its tasks of the latest attempt run or ran.
         request: the outstanding request of the region for slots; None: no request.
-        message: its last failure, for people.
+        message: its last failure, as a text for people.
     """
 
     def __init__(self, plan: Plan, region: RegionPlan) -> None:
