@@ -68,6 +68,7 @@ class Reason(StrEnum):
     # The reason why a slot or a request ended.
     GANG_BROKEN = "GANG_BROKEN"
     GANG_TIMEOUT = "GANG_TIMEOUT"
+    TIMED_OUT = "TIMED_OUT"
     RESIZED = "RESIZED"
     REUSED = "REUSED"
     RESIZE_REFUSED = "RESIZE_REFUSED"

@@ -47,6 +47,7 @@ _BY_REASON: dict[errors.Reason, ExitCode] = {
     errors.Reason.WAITING_GROUP_LIMIT: ExitCode.STILL_WAITING,
     errors.Reason.WAITING_DEPENDENCY: ExitCode.STILL_WAITING,
     errors.Reason.WAITING_RESERVATION: ExitCode.STILL_WAITING,
+    errors.Reason.TIMED_OUT: ExitCode.STILL_WAITING,
     errors.Reason.GANG_TIMEOUT: ExitCode.STILL_WAITING,
     errors.Reason.TIME_LIMIT: ExitCode.TIME_LIMIT,
 }

@@ -24,6 +24,7 @@ _OPTIONS: Final = {
     "weight": "weight",
     "cpu_policy.qos": "qos",
     "time_limit_s": "time_limit",
+    "wait_timeout_s": "wait_timeout",
     "expected_run_time_s": "expected_run_time",
 }
 """The parameter of the command, by name of the field."""

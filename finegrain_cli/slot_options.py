@@ -260,6 +260,7 @@ def slot_spec(
     require_isolation: Sequence[str] = (),
     time_limit: str = "",
     expected_run_time: str = "",
+    wait_timeout: str = "",
 ) -> fg.SlotSpec:
     """Returns the slot that these options request. The texts are as the user typed them.
 
@@ -292,6 +293,7 @@ def slot_spec(
         numa=policy("--numa", numa, NumaPolicy),
         time_limit_s=seconds("--time-limit", time_limit),
         expected_run_time_s=seconds("--expected-run-time", expected_run_time),
+        wait_timeout_s=seconds("--wait-timeout", wait_timeout) or None,
     )
 
 

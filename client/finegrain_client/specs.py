@@ -147,6 +147,9 @@ class SlotSpec:
             executor ends the slot after this time. The request then ends with reason TIME_LIMIT.
         expected_run_time_s: the probable duration of the work in the slot, in seconds; at most
             `time_limit_s`. It is a hint for the scheduler; None: it is not known.
+        wait_timeout_s: longest time in seconds that the request may wait for a slot, up to 10
+            years. Then it is rejected with reason TIMED_OUT, even if this client has ended. None:
+            it waits indefinitely. Members of a gang have the timeout of the gang instead.
         count: number of such slots.
         allocation_id: id of the request, only with count 1; empty: the client generates an id.
     """
@@ -174,6 +177,7 @@ class SlotSpec:
     numa: NumaPolicy | str = ""
     time_limit_s: float | None = None
     expected_run_time_s: float | None = None
+    wait_timeout_s: float | None = None
     count: int = 1
     allocation_id: str = ""
 
@@ -192,6 +196,7 @@ class SlotSpec:
         for name, kind in _POLICIES.items():
             object.__setattr__(self, name, _policy(name, getattr(self, name), kind))
         _check_time("time_limit_s", self.time_limit_s, TIME_LIMIT_MS_MIN / 1000)
+        _check_time("wait_timeout_s", self.wait_timeout_s, 0.001)
         most_s = _check_time("expected_run_time_s", self.expected_run_time_s, 0)
         if self.time_limit_s is not None and most_s > self.time_limit_s:
             expected = f"at most time_limit_s ({self.time_limit_s:g} s)"
@@ -233,6 +238,7 @@ class SlotSpec:
                 restart_on_device_loss=self.restart_on_device_loss,
                 time_limit=duration(self.time_limit_s),
                 expected_run_time=duration(self.expected_run_time_s),
+                wait_timeout=duration(self.wait_timeout_s),
             )
             if not self.is_unknown:
                 self._fill(message)

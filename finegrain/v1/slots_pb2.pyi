@@ -203,6 +203,7 @@ class SlotRequest(google.protobuf.message.Message):
     RESTART_ON_DEVICE_LOSS_FIELD_NUMBER: builtins.int
     TIME_LIMIT_FIELD_NUMBER: builtins.int
     EXPECTED_RUN_TIME_FIELD_NUMBER: builtins.int
+    WAIT_TIMEOUT_FIELD_NUMBER: builtins.int
     allocation_id: builtins.str
     """Identity of the request and of the slot that will serve it. Required."""
     cpu_limit_milli: builtins.int
@@ -262,6 +263,13 @@ class SlotRequest(google.protobuf.message.Message):
         `time_limit` or, without a limit, the durations of earlier slots of the job.
         """
 
+    @property
+    def wait_timeout(self) -> google.protobuf.duration_pb2.Duration:
+        """How long the request may wait for a slot, from 1 ms to 10 years. If it has not been placed after this time, it ends
+        REJECTED with reason "TIMED_OUT". The time starts when the RM accepts the request, and again if a granted slot is lost
+        and the request is queued again. Not for members of gangs, see Gang.timeout. Absent: the request waits indefinitely.
+        """
+
     def __init__(
         self,
         *,
@@ -278,9 +286,10 @@ class SlotRequest(google.protobuf.message.Message):
         restart_on_device_loss: builtins.bool = ...,
         time_limit: google.protobuf.duration_pb2.Duration | None = ...,
         expected_run_time: google.protobuf.duration_pb2.Duration | None = ...,
+        wait_timeout: google.protobuf.duration_pb2.Duration | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["cpu_policy", b"cpu_policy", "expected_run_time", b"expected_run_time", "profile", b"profile", "time_limit", b"time_limit"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "allow_pending", b"allow_pending", "cpu_limit_milli", b"cpu_limit_milli", "cpu_policy", b"cpu_policy", "expected_run_time", b"expected_run_time", "gang_id", b"gang_id", "pids_max", b"pids_max", "profile", b"profile", "required_labels", b"required_labels", "restart_on_device_loss", b"restart_on_device_loss", "restart_on_loss", b"restart_on_loss", "target_address", b"target_address", "time_limit", b"time_limit"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["cpu_policy", b"cpu_policy", "expected_run_time", b"expected_run_time", "profile", b"profile", "time_limit", b"time_limit", "wait_timeout", b"wait_timeout"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "allow_pending", b"allow_pending", "cpu_limit_milli", b"cpu_limit_milli", "cpu_policy", b"cpu_policy", "expected_run_time", b"expected_run_time", "gang_id", b"gang_id", "pids_max", b"pids_max", "profile", b"profile", "required_labels", b"required_labels", "restart_on_device_loss", b"restart_on_device_loss", "restart_on_loss", b"restart_on_loss", "target_address", b"target_address", "time_limit", b"time_limit", "wait_timeout", b"wait_timeout"]) -> None: ...
 
 global___SlotRequest = SlotRequest
 

@@ -262,6 +262,8 @@ def run(
                 numa=numa,
                 time_limit=time_limit,
                 expected_run_time=expected_run_time,
+                # A gang has a timeout of its own.
+                wait_timeout=wait_timeout if gang is None else "",
                 devices=DeviceOptions(
                     gpu,
                     gpu_core,

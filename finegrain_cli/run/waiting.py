@@ -12,7 +12,7 @@ QUIET_S = 1.5  # a shorter wait is not worth a message
 
 
 class SlotNotGranted(FinegrainError):
-    """No slot was granted within `--wait-timeout`. The request ends together with the job."""
+    """No slot was granted within `--wait-timeout`. The request has ended, or ends with the job."""
 
     default_reason = Reason.STILL_WAITING
 
@@ -36,6 +36,8 @@ async def granted(request: fg.Request, timeout_s: float | None) -> fg.Slot:
     quiet = QUIET_S if timeout_s is None else min(QUIET_S, timeout_s)
     try:
         return await request.granted(quiet)
+    except fg.RequestRejected as error:
+        raise _not_granted(error, timeout_s) from None
     except fg.StillWaiting:
         explanation = await request.explain(max_executors=1)
         # A request that is placed but not granted yet has no reason for waiting.
@@ -48,5 +50,14 @@ async def granted(request: fg.Request, timeout_s: float | None) -> fg.Slot:
         return await request.granted()
     try:
         return await request.granted(max(0.0, timeout_s - (loop.time() - started)))
+    except fg.RequestRejected as error:
+        raise _not_granted(error, timeout_s) from None
     except fg.StillWaiting:
         raise SlotNotGranted(timeout_s) from None
+
+
+def _not_granted(error: fg.RequestRejected, timeout_s: float | None) -> FinegrainError:
+    """Returns the error of a rejected request. The resource manager also applies `timeout_s`."""
+    if error.reason is Reason.TIMED_OUT and timeout_s is not None:
+        return SlotNotGranted(timeout_s)
+    return error

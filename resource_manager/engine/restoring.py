@@ -159,8 +159,10 @@ def _enqueue(state: State, at: Instant) -> None:
         waits = request.state is RequestState.PENDING and request.job_id not in state.endings
         if waits and not request.spec.gang_id:
             state.queue.add(request)
+            state.request_timeouts.start(request)
     for part in state.ranges.parts():
         if part.row.job_id not in state.endings:
+            state.request_timeouts.start_part(part)
             for run in part.waiting.runs():
                 enqueue_members(state.queue, part, *run)
     for scheduling_class in state.queue.classes():

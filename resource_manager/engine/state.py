@@ -21,6 +21,7 @@ from resource_manager.engine.lifecycle.moves import RequestMoves
 from resource_manager.engine.lifecycle.provisions import ProvisionMoves
 from resource_manager.engine.lifecycle.quota_checks import QuotaChecks
 from resource_manager.engine.lifecycle.range_ends import RangeMoves
+from resource_manager.engine.lifecycle.request_timeouts import RequestTimeouts
 from resource_manager.engine.lifecycle.resizes import ResizeMoves
 from resource_manager.engine.lifecycle.usage import UsageAccounting
 from resource_manager.engine.lifecycle.usage_checkpoints import Checkpoints, UsageCheckpoints
@@ -182,6 +183,7 @@ class State:
             rejection_clock=self.rejection_clock,
             requests=self.requests,
             slots=self.slots,
+            timers=self.timers,
             transitions=self.transitions,
             members=self.members,
             resizes=self.resizes,
@@ -208,6 +210,14 @@ class State:
             transitions=self.transitions,
             members=self.members,
             moves=self.moves,
+        )
+        self.request_timeouts = RequestTimeouts(
+            journal=self.journal,
+            moves=self.moves,
+            range_moves=self.range_moves,
+            ranges=self.ranges,
+            requests=self.requests,
+            timers=self.timers,
         )
         self.provision_moves = ProvisionMoves(
             journal=self.journal,

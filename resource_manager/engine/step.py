@@ -230,6 +230,10 @@ def _fire(state: State, timer: Timer, entity_id: str) -> None:  # noqa: C901, PL
             refusal_timer_fired(state, entity_id)
         case Timer.GANG:
             state.gang_moves.gang_timer_fired(entity_id)
+        case Timer.REQUEST:
+            state.request_timeouts.request_timer_fired(entity_id)
+        case Timer.RANGE:
+            state.request_timeouts.range_timer_fired(entity_id)
         case Timer.INFEASIBLE:
             infeasible_timer_fired(state)
         case Timer.RESIZE:

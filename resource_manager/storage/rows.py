@@ -36,7 +36,13 @@ JOBS = codec(
     unstored="lease_until_ms acknowledged_sequence arrivals live_requests slot_keys durations",
 )
 
-REQUESTS = codec(tables.requests, Request, exceptions={"reason": ("reason", WORD)}, parts="spec")
+REQUESTS = codec(
+    tables.requests,
+    Request,
+    exceptions={"reason": ("reason", WORD)},
+    parts="spec",
+    unstored="waiting_until_ms",
+)
 
 REQUEST_MOVES = move_codec(REQUESTS, "state", "reason", "message", "generation", "end_time_ms")
 

@@ -27,7 +27,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA_VERSION = 12
+SCHEMA_VERSION = 13
 """Number of the last migration; a file `migrations/versions/000N_*.py` with this N must exist."""
 
 APPLICATION_ID = 0x4647524D
@@ -138,6 +138,7 @@ requests = _table(
     _flag("restart_on_device_loss", server_default=false()),
     _number("time_limit_ms", nullable=True),
     _number("expected_run_time_ms", nullable=True),
+    _number("wait_timeout_ms", nullable=True),
 )
 # The deletion of a job finds its requests by job id.
 Index(None, requests.c.job_id)
@@ -239,6 +240,7 @@ request_ranges = _table(
     _flag("restart_on_device_loss", server_default=false()),
     _number("time_limit_ms", nullable=True),
     _number("expected_run_time_ms", nullable=True),
+    _number("wait_timeout_ms", nullable=True),
 )
 # The deletion of a job finds its ranges by job id.
 Index(None, request_ranges.c.job_id)

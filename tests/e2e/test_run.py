@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import finegrain_client as fg
 from finegrain.resources import MIB
 from tests.e2e.driving import (
     Outcome,
@@ -182,6 +183,19 @@ def test_what_no_host_can_ever_hold_is_refused_at_once(small: Small) -> None:
     assert outcome.code == 125
     assert "[INFEASIBLE_NEVER]" in small.cli.error(outcome)
     assert "finegrain executors" in outcome.stderr  # the hint
+
+
+def test_a_request_times_out_at_the_manager(small: Small) -> None:
+    with small.cli.client() as cluster, cluster.job(unique("patient")) as job:
+        spec = fg.SlotSpec(cpu_milli=640_000, allow_pending=True, wait_timeout_s=0.5, count=2)
+        requests = job.request_slots(spec)
+        for request in requests:
+            with pytest.raises(fg.RequestRejected) as found:
+                request.granted(PATIENCE_S)
+            assert found.value.reason is fg.Reason.TIMED_OUT
+        ended = cluster.requests(job_id=job.job_id, states=["REJECTED"])
+        assert [each.reason for each in ended] == ["TIMED_OUT"] * 2
+        assert [each.wait_timeout_s for each in ended] == [0.5] * 2
 
 
 def test_giving_up_on_a_slot(small: Small) -> None:

@@ -53,6 +53,7 @@ class JobCommands(Commands):
             restart_on_loss=words.flag("restart"),
             cpu_policy=cpu_policy(words),
             time_limit_ms=words.time_limit_ms(),
+            wait_timeout_ms=words.wait_timeout_ms(),
         )
         requests = [replace(common, allocation_id=name) for name in words.subjects]
         yield from self._items(self.cluster.submit(*requests, job=job_id))

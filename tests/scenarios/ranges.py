@@ -28,6 +28,7 @@ class RangeCommands(Commands):
             restart_on_loss=words.flag("restart"),
             cpu_policy=cpu_policy(words),
             time_limit_ms=words.time_limit_ms(),
+            wait_timeout_ms=words.wait_timeout_ms(),
         )
         asked = RangeSpec(spec, words.number("first"), words.number("count", 1))
         yield from self._items(self.cluster.submit(asked, job=words.job()))

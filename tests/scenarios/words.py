@@ -25,6 +25,10 @@ class Words:
     def milliseconds(self, text: str) -> int:
         return int(text.removesuffix("s")) * 1_000
 
+    def wait_timeout_ms(self) -> int | None:
+        text = self.values.pop("timeout", "")
+        return self.milliseconds(text) if text else None
+
     def time_limit_ms(self) -> int | None:
         text = self.values.pop("time_limit", "")
         return self.milliseconds(text) if text else None

@@ -208,6 +208,7 @@ def everything() -> Changes:
         cpu_policy=CPU_POLICY,
         restart_on_device_loss=True,
         time_limit_ms=60_000,
+        wait_timeout_ms=90_000,
         expected_run_time_ms=30_000,
     )
     return Changes(

@@ -127,6 +127,7 @@ class RequestStatus(Value):
     cpu_policy: CpuPolicy = PLAIN
     time_limit_s: float | None = None  # longest time of a slot in seconds; None: no limit
     expected_run_time_s: float | None = None  # hint for the scheduler; None: there is no hint
+    wait_timeout_s: float | None = None  # longest wait for a slot in seconds; None: no limit
 
 
 @dataclass(frozen=True, slots=True)

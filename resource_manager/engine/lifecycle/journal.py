@@ -149,6 +149,13 @@ class Journal:
         """Monotonic time of the event."""
         return self.at.monotonic_ms
 
+    def deadline_ms(self, timeout_ms: int, since_time_ms: int) -> int:
+        """Returns the monotonic time at which a timeout ends that began at `since_time_ms` of the
+        wall clock. If the wall clock was set back, the whole timeout remains.
+        """
+        passed_ms = max(0, self.at.time_ms - since_time_ms)
+        return self.now_ms + max(0, timeout_ms - passed_ms)
+
     @property
     def is_full(self) -> bool:
         """True if this step has changed at least `STEP_ROWS_MAX` rows.

@@ -40,6 +40,7 @@ from resource_manager.engine.model.entities import (
 )
 from resource_manager.engine.model.scheduling_key import scheduling_key
 from resource_manager.engine.model.state_tables import RequestInput, SlotInput
+from resource_manager.engine.model.timers import Timer, Timers
 from resource_manager.engine.model.transitions import Transitions
 from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.queue.gangs import GangLedger
@@ -80,6 +81,7 @@ class RequestMoves:
     rejection_clock: RejectionClock
     requests: Requests
     slots: Slots
+    timers: Timers
     transitions: Transitions
     members: MemberRows
     resizes: ResizeMoves
@@ -308,6 +310,7 @@ class RequestMoves:
         self.transitions.move_request(request, RequestInput.REQUEUE)
         if request.job_id not in self.endings and not request.spec.gang_id:
             self.queue.add(request)
+            self._arm_timeout(request, again=was_granted)
             # The rejection clock concerns only requests that may not wait for a suitable executor.
             if not request.spec.allow_pending:
                 scheduling_class = self.queue.class_of(request.spec)
@@ -315,6 +318,20 @@ class RequestMoves:
         self.members.keep_move(request)
         if was_granted:
             self.journal.job_event(request, reason=reason, message=message, slot=slot)
+
+    def _arm_timeout(self, request: Request, *, again: bool) -> None:
+        """Arms the timer of a request that is queued again. The timeout starts again after a grant.
+        Otherwise the deadline stays, but the timer may have fired while the request was placed.
+        """
+        timeout_ms = request.spec.wait_timeout_ms
+        if timeout_ms is None:
+            return
+        if again:
+            request.waiting_until_ms = self.journal.now_ms + timeout_ms
+        elif request.waiting_until_ms is None:
+            # Until now, the deadline of this member of a range was the deadline of its part.
+            request.waiting_until_ms = self.journal.deadline_ms(timeout_ms, request.create_time_ms)
+        self.timers.arm(Timer.REQUEST, request.allocation_id, request.waiting_until_ms)
 
     def lose(self, slot: Slot, reason: str, message: str) -> None:
         """Handles the loss of a request's slot.

@@ -77,6 +77,8 @@ class RequestSpec:
     time_limit_ms: int | None = None
     # hint: the probable duration of the work in the slot; None: it is not known
     expected_run_time_ms: int | None = None
+    # longest time that the request may wait for a slot; None: it waits indefinitely
+    wait_timeout_ms: int | None = None
 
 
 class GangState(StrEnum):
@@ -250,6 +252,8 @@ class Request:
     message: str = ""
     generation: int = 0
     end_time_ms: int | None = None
+    # runtime
+    waiting_until_ms: int | None = None  # monotonic; None: no timeout, or not computed yet
 
     @property
     def allocation_id(self) -> str:

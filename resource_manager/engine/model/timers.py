@@ -28,6 +28,8 @@ class Timer(StrEnum):
     REFUSAL = "REFUSAL"  # slots of a class that an executor refused may be placed there again
     INFEASIBLE = "INFEASIBLE"  # requests that no executor could host may have to be rejected
     GANG = "GANG"  # a gang may have waited for too long
+    REQUEST = "REQUEST"  # a request may have waited for too long
+    RANGE = "RANGE"  # the members of a part of a range may have waited for too long
     RESIZE = "RESIZE"  # a refused resize may be tried again
     PLAN = "PLAN"  # new executors may be needed
     PROVISION = "PROVISION"  # the order to stop a provisioned executor may be sent again

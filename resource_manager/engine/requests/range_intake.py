@@ -75,6 +75,7 @@ def submit_range(state: State, job: Job, spec: RangeSpec) -> ItemOutcome:
         state.changes.request_range(row)
         # Even if the part has very many members, it is only one interval in the queue.
         enqueue_members(state.queue, part, part.first, part.end)
+        state.request_timeouts.start_part(part)
     job.live_requests += spec.count
     state.requests.live += spec.count
     # The first request of a job decides whether all its requests have profiles; see `_refuse_mix`.

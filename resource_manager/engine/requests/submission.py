@@ -190,6 +190,8 @@ def _submit(
         join(state.gangs, request, gangs, time_ms=state.journal.at.time_ms)
     else:
         state.queue.add(request)
+        if spec.wait_timeout_ms is not None:
+            state.request_timeouts.start(request)
     state.newcomers.append(request)
     job.arrivals.append(request.arrival_number)
     job.live_requests += 1

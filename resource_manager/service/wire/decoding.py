@@ -156,6 +156,16 @@ def _run_times(message: slots_pb2.SlotRequest, field: str) -> dict[str, int]:
         times["expected_run_time_ms"] = duration_ms_from_proto(
             message.expected_run_time, f"{field}.expected_run_time", largest_ms=largest_ms
         )
+    if message.HasField("wait_timeout"):
+        if message.gang_id:
+            expected = "none for a member of a gang; set the timeout of the gang"
+            raise InvalidArgument(f"{field}.wait_timeout", "set", expected)
+        times["wait_timeout_ms"] = duration_ms_from_proto(
+            message.wait_timeout,
+            f"{field}.wait_timeout",
+            smallest_ms=1,
+            largest_ms=TIME_LIMIT_MS_MAX,
+        )
     return times
 
 

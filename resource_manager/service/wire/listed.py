@@ -90,7 +90,7 @@ WRITINGS = (
         },
         parts="request",
         given="token",
-        kept="request.reason request.message",
+        kept="request.reason request.message request.waiting_until_ms",
     ),
     Writing(
         JobEvent,

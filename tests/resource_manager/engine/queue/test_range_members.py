@@ -21,6 +21,7 @@ ASKED = RequestSpec(
     restart_on_device_loss=True,
     cpu_policy=CpuPolicy(QosClass.LSR),
     time_limit_ms=60_000,
+    wait_timeout_ms=90_000,
     expected_run_time_ms=30_000,
 )
 
