@@ -18,7 +18,7 @@ from pathlib import Path
 
 from finegrain.ids import new_id
 from finegrain.resources import GIB, KIB, MIB, ResourceProfile
-from finegrain.rpc.wire import topology_from_proto, topology_to_proto
+from finegrain.rpc.wire_topology import topology_from_proto, topology_to_proto
 from finegrain.v1 import resources_pb2
 from finegrain.values.isolation import Isolation
 from finegrain.values.states import RequestState, SlotState

@@ -22,7 +22,8 @@ from bench.filled_books import ISOLATION, PROFILES, TOTAL
 from bench.identities import channel_as
 from finegrain.certificates.authority import Authority
 from finegrain.resources import GIB
-from finegrain.rpc.wire import amounts_to_proto, isolation_to_proto, profile_to_proto
+from finegrain.rpc.wire import amounts_to_proto, profile_to_proto
+from finegrain.rpc.wire_topology import isolation_to_proto
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.v1 import slots_pb2
 from finegrain.v1.resource_manager_pb2_grpc import ResourceManagerServiceStub

@@ -8,10 +8,8 @@ library `cryptography`, so the client library can use it.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import secrets
 import stat
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -56,6 +54,8 @@ class Credentials:
     @property
     def authorities_sha256(self) -> str:
         """SHA-256 of `authorities` in hexadecimal: tells whether two members trust the same."""
+        import hashlib  # here, because the import is slow, and most commands do not need it
+
         return hashlib.sha256(self.authorities.encode()).hexdigest()
 
     def problem_at(self, now_s: float) -> str:
@@ -131,7 +131,7 @@ def write_private_file(path: Path, data: bytes) -> None:
     Raises:
         ConfigurationError: the file cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as file:

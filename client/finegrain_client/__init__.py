@@ -16,110 +16,51 @@ event loop. The guide is docs/job-masters.md.
 """
 
 import importlib
-from typing import TYPE_CHECKING, Any
-
-from finegrain.cpu_assignment import CpuAssignment, NodeShare, PoolName
-from finegrain.cpu_policy import (
-    BindPolicy,
-    CpuPolicy,
-    ExclusivePolicy,
-    HostBindPolicy,
-    HostPolicy,
-    NumaPolicy,
-    NumaStrategy,
-    QosClass,
-)
-from finegrain.credentials import Credentials
-from finegrain.errors import (
-    AlreadyExists,
-    ConfigurationError,
-    FailedPrecondition,
-    FinegrainError,
-    InvalidArgument,
-    NotFound,
-    OutOfRange,
-    PermissionDenied,
-    Reason,
-    ResourceExhausted,
-    Unauthenticated,
-    Unavailable,
-)
-from finegrain.resources import GIB, KIB, MIB, ResourceProfile
-from finegrain.values.dependencies import JobDependency
-from finegrain.values.explanations import Counterfactual, Dimension, GangSpot
-from finegrain.values.isolation import Isolation
-from finegrain.values.outcomes import ItemOutcome
-from finegrain.values.states import (
-    ExecutorState,
-    GangPlacement,
-    JobCondition,
-    JobOutcome,
-    ProvidedExecutorState,
-    RequestState,
-    ResizeState,
-    SlotState,
-    TaskState,
-)
-from finegrain_client.cluster import Cluster, connect
-from finegrain_client.errors import (
-    GangTimeout,
-    JobEnded,
-    Rejection,
-    RequestEnded,
-    RequestRejected,
-    ResizeRefused,
-    SlotLost,
-    StillResizing,
-    StillWaiting,
-    TaskNotStarted,
-)
-from finegrain_client.job.events import JobEvents
-from finegrain_client.job.gangs import GangSpec
-from finegrain_client.job.job import Job
-from finegrain_client.job.ranges import GrantedSlots, RequestRange
-from finegrain_client.job.request import Request, as_granted
-from finegrain_client.slot.slot import Slot
-from finegrain_client.slot.task import Task
-from finegrain_client.specs import DeviceHint, SlotSpec
-from finegrain_client.types.advice import ThreadAdvice
-from finegrain_client.types.explain import (
-    CpuVerdict,
-    ExecutorVerdict,
-    Explanation,
-    GangExplanation,
-    ResizeExplanation,
-)
-from finegrain_client.types.fairness import (
-    ChoiceStep,
-    FlowStatus,
-    GroupLimit,
-    Reservation,
-    ReservedExecutor,
-)
-from finegrain_client.types.groups import Groups, GroupStatus
-from finegrain_client.types.host_policy import HostPolicyStatus
-from finegrain_client.types.identities import AuditCheck, AuditEntry, Denial, NewToken, TokenStatus
-from finegrain_client.types.providers import ExecutorShape, ProvidedExecutor, Providers
-from finegrain_client.types.status import (
-    ClusterEvent,
-    ClusterInfo,
-    ExecutorStatus,
-    Gang,
-    JobEvent,
-    JobStatus,
-    OutputChunk,
-    RequestStatus,
-    SlotResize,
-    SlotStatus,
-    TaskFailed,
-    TaskResult,
-    TaskStatus,
-    UsageHistory,
-    UsageSample,
-)
-from finegrain_client.types.topology import TopologyReport
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from finegrain.cpu_assignment import CpuAssignment, NodeShare, PoolName
+    from finegrain.cpu_policy import (
+        BindPolicy,
+        CpuPolicy,
+        ExclusivePolicy,
+        HostBindPolicy,
+        HostPolicy,
+        NumaPolicy,
+        NumaStrategy,
+        QosClass,
+    )
+    from finegrain.credentials import Credentials
+    from finegrain.errors import (
+        AlreadyExists,
+        ConfigurationError,
+        FailedPrecondition,
+        FinegrainError,
+        InvalidArgument,
+        NotFound,
+        OutOfRange,
+        PermissionDenied,
+        Reason,
+        ResourceExhausted,
+        Unauthenticated,
+        Unavailable,
+    )
+    from finegrain.resources import GIB, KIB, MIB, ResourceProfile
+    from finegrain.values.dependencies import JobDependency
+    from finegrain.values.explanations import Counterfactual, Dimension, GangSpot
+    from finegrain.values.isolation import Isolation
+    from finegrain.values.outcomes import ItemOutcome
+    from finegrain.values.states import (
+        ExecutorState,
+        GangPlacement,
+        JobCondition,
+        JobOutcome,
+        ProvidedExecutorState,
+        RequestState,
+        ResizeState,
+        SlotState,
+        TaskState,
+    )
     from finegrain_client import batch, blocking, graph, graph_run
     from finegrain_client.batch import (
         BatchFailed,
@@ -130,22 +71,136 @@ if TYPE_CHECKING:
         ThreadResult,
         ThreadState,
     )
+    from finegrain_client.cluster import Cluster, connect
+    from finegrain_client.errors import (
+        GangTimeout,
+        JobEnded,
+        Rejection,
+        RequestEnded,
+        RequestRejected,
+        ResizeRefused,
+        SlotLost,
+        StillResizing,
+        StillWaiting,
+        TaskNotStarted,
+    )
     from finegrain_client.graph import GraphError, JobGraph, JobOptions, ResourceSpec
     from finegrain_client.graph_run import GraphJob, GraphOutcome, GraphRunSpec, GraphState
-
-_IN_BATCH = frozenset(
-    (
-        "BatchFailed",
-        "BatchJob",
-        "BatchOutcome",
-        "BatchSpec",
-        "BatchState",
-        "ThreadResult",
-        "ThreadState",
+    from finegrain_client.job.events import JobEvents
+    from finegrain_client.job.gangs import GangSpec
+    from finegrain_client.job.job import Job
+    from finegrain_client.job.ranges import GrantedSlots, RequestRange
+    from finegrain_client.job.request import Request, as_granted
+    from finegrain_client.slot.slot import Slot
+    from finegrain_client.slot.task import Task
+    from finegrain_client.specs import DeviceHint, SlotSpec
+    from finegrain_client.types.advice import ThreadAdvice
+    from finegrain_client.types.devices import ExecutorDevices
+    from finegrain_client.types.explain import (
+        CpuVerdict,
+        ExecutorVerdict,
+        Explanation,
+        GangExplanation,
+        ResizeExplanation,
     )
-)
-_IN_GRAPH = frozenset(("GraphError", "JobGraph", "JobOptions", "ResourceSpec"))
-_IN_GRAPH_RUN = frozenset(("GraphJob", "GraphOutcome", "GraphRunSpec", "GraphState"))
+    from finegrain_client.types.fairness import (
+        ChoiceStep,
+        FlowStatus,
+        GroupLimit,
+        Reservation,
+        ReservedExecutor,
+    )
+    from finegrain_client.types.groups import Groups, GroupStatus
+    from finegrain_client.types.host_policy import HostPolicyStatus
+    from finegrain_client.types.identities import (
+        AuditCheck,
+        AuditEntry,
+        Denial,
+        NewToken,
+        TokenStatus,
+    )
+    from finegrain_client.types.providers import ExecutorShape, ProvidedExecutor, Providers
+    from finegrain_client.types.status import (
+        ClusterEvent,
+        ClusterInfo,
+        ExecutorStatus,
+        Gang,
+        JobEvent,
+        JobStatus,
+        OutputChunk,
+        RequestStatus,
+        SlotResize,
+        SlotStatus,
+        TaskFailed,
+        TaskResult,
+        TaskStatus,
+        UsageHistory,
+        UsageSample,
+    )
+    from finegrain_client.types.topology import TopologyReport
+
+_NAMES: Final = {
+    "finegrain.cpu_assignment": "CpuAssignment NodeShare PoolName",
+    "finegrain.cpu_policy": (
+        "BindPolicy CpuPolicy ExclusivePolicy HostBindPolicy HostPolicy NumaPolicy NumaStrategy "
+        "QosClass"
+    ),
+    "finegrain.credentials": "Credentials",
+    "finegrain.errors": (
+        "AlreadyExists ConfigurationError FailedPrecondition FinegrainError InvalidArgument "
+        "NotFound OutOfRange PermissionDenied Reason ResourceExhausted Unauthenticated "
+        "Unavailable"
+    ),
+    "finegrain.resources": "GIB KIB MIB ResourceProfile",
+    "finegrain.values.dependencies": "JobDependency",
+    "finegrain.values.explanations": "Counterfactual Dimension GangSpot",
+    "finegrain.values.isolation": "Isolation",
+    "finegrain.values.outcomes": "ItemOutcome",
+    "finegrain.values.states": (
+        "ExecutorState GangPlacement JobCondition JobOutcome ProvidedExecutorState RequestState "
+        "ResizeState SlotState TaskState"
+    ),
+    "finegrain_client.cluster": "Cluster connect",
+    "finegrain_client.errors": (
+        "GangTimeout JobEnded Rejection RequestEnded RequestRejected ResizeRefused SlotLost "
+        "StillResizing StillWaiting TaskNotStarted"
+    ),
+    "finegrain_client.job.events": "JobEvents",
+    "finegrain_client.job.gangs": "GangSpec",
+    "finegrain_client.job.job": "Job",
+    "finegrain_client.job.ranges": "GrantedSlots RequestRange",
+    "finegrain_client.job.request": "Request as_granted",
+    "finegrain_client.slot.slot": "Slot",
+    "finegrain_client.slot.task": "Task",
+    "finegrain_client.specs": "DeviceHint SlotSpec",
+    "finegrain_client.types.advice": "ThreadAdvice",
+    "finegrain_client.types.devices": "ExecutorDevices",
+    "finegrain_client.types.explain": (
+        "CpuVerdict ExecutorVerdict Explanation GangExplanation ResizeExplanation"
+    ),
+    "finegrain_client.types.fairness": (
+        "ChoiceStep FlowStatus GroupLimit Reservation ReservedExecutor"
+    ),
+    "finegrain_client.types.groups": "Groups GroupStatus",
+    "finegrain_client.types.host_policy": "HostPolicyStatus",
+    "finegrain_client.types.identities": "AuditCheck AuditEntry Denial NewToken TokenStatus",
+    "finegrain_client.types.providers": "ExecutorShape ProvidedExecutor Providers",
+    "finegrain_client.types.status": (
+        "ClusterEvent ClusterInfo ExecutorStatus Gang JobEvent JobStatus OutputChunk "
+        "RequestStatus SlotResize SlotStatus TaskFailed TaskResult TaskStatus UsageHistory "
+        "UsageSample"
+    ),
+    "finegrain_client.types.topology": "TopologyReport",
+    "finegrain_client.batch": (
+        "BatchFailed BatchJob BatchOutcome BatchSpec BatchState ThreadResult ThreadState"
+    ),
+    "finegrain_client.graph": "GraphError JobGraph JobOptions ResourceSpec",
+    "finegrain_client.graph_run": "GraphJob GraphOutcome GraphRunSpec GraphState",
+}
+"""The public names, separated by spaces, by the module that defines them."""
+
+_SUBMODULES: Final = ("batch", "blocking", "graph", "graph_run")
+_MODULE_OF: Final = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = [
     "GIB",
@@ -174,6 +229,7 @@ __all__ = [
     "DeviceHint",
     "Dimension",
     "ExclusivePolicy",
+    "ExecutorDevices",
     "ExecutorShape",
     "ExecutorState",
     "ExecutorStatus",
@@ -275,20 +331,18 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Imports the batch runner, job graphs and the blocking client on first use.
+    """Imports a public name on first use.
 
-    Importing these modules takes half of the time that `import finegrain_client` would need, and
-    most commands and job masters do not use them.
+    The import of all modules would take as long as everything else that a short command does, and
+    most programs use only some of them.
     """
-    if name in ("batch", "blocking", "graph", "graph_run"):
+    if name in _SUBMODULES:
         return importlib.import_module(f"{__name__}.{name}")
-    if name in _IN_BATCH:
-        return getattr(importlib.import_module(f"{__name__}.batch"), name)
-    if name in _IN_GRAPH:
-        return getattr(importlib.import_module(f"{__name__}.graph"), name)
-    if name in _IN_GRAPH_RUN:
-        return getattr(importlib.import_module(f"{__name__}.graph_run"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(importlib.import_module(_MODULE_OF[name]), name)
+    globals()[name] = found
+    return found
 
 
 def __dir__() -> list[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from finegrain.credentials import Credentials
 from finegrain.errors import InvalidArgument
@@ -19,23 +19,26 @@ from finegrain.targets import resolve_target
 from finegrain.v1 import cluster_pb2 as pb
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.v1 import slots_pb2
-from finegrain.values.dependencies import JobDependency
 from finegrain.values.states import RequestState
 from finegrain_client.admin.identities import Identities
 from finegrain_client.admin.operations import Operations
 from finegrain_client.connection import Connection
 from finegrain_client.decoding import read
 from finegrain_client.durations import duration
-from finegrain_client.job.job import LEASE_DEFAULT_S, Job
+from finegrain_client.job.context import LEASE_DEFAULT_S
 from finegrain_client.retry import BUDGET_DEFAULT_S, RetryPolicy
 from finegrain_client.types import status as types
-from finegrain_client.types.advice import ThreadAdvice
-from finegrain_client.types.devices import ExecutorDevices
-from finegrain_client.types.explain import Explanation
-from finegrain_client.types.groups import Groups
-from finegrain_client.types.host_policy import HostPolicyStatus
-from finegrain_client.types.providers import Providers
-from finegrain_client.types.topology import TopologyReport
+
+if TYPE_CHECKING:
+    from finegrain.values.dependencies import JobDependency
+    from finegrain_client.job.job import Job
+    from finegrain_client.types.advice import ThreadAdvice
+    from finegrain_client.types.devices import ExecutorDevices
+    from finegrain_client.types.explain import Explanation
+    from finegrain_client.types.groups import Groups
+    from finegrain_client.types.host_policy import HostPolicyStatus
+    from finegrain_client.types.providers import Providers
+    from finegrain_client.types.topology import TopologyReport
 
 PAGE_SIZE = 1000
 DEVICES_PAGE_SIZE = 100  # executors on one page, each of which may have many devices
@@ -129,6 +132,9 @@ class Cluster(Operations, Identities):
         Raises:
             InvalidArgument: the name, the lease or an id is not allowed.
         """
+        from finegrain.values.dependencies import JobDependency
+        from finegrain_client.job.job import Job
+
         check_text("name", name, longest=200)
         if not detached and not 1 <= lease_s <= 86_400:
             raise InvalidArgument("lease_s", lease_s, "1 to 86400 seconds")
@@ -158,6 +164,8 @@ class Cluster(Operations, Identities):
         Raises:
             InvalidArgument: the id is malformed.
         """
+        from finegrain_client.job.job import Job
+
         check_id("job_id", job_id)
         return Job(self._connection, job_id, lease_s=lease_s, detached=True, job_id=job_id)
 
@@ -201,6 +209,8 @@ class Cluster(Operations, Identities):
         Raises:
             NotFound: EXECUTOR_UNKNOWN: there is no such executor.
         """
+        from finegrain_client.types.devices import ExecutorDevices
+
         return await self._pages(
             lambda cluster, token, timeout_s: cluster.ListDevices(
                 pb.ListDevicesRequest(
@@ -223,6 +233,9 @@ class Cluster(Operations, Identities):
         answer = await self._connection.call_cluster(
             lambda cluster, timeout_s: cluster.GetTopology(message, timeout=timeout_s)
         )
+        from finegrain_client.decoding_hosts import read
+        from finegrain_client.types.topology import TopologyReport
+
         return read(TopologyReport, answer)
 
     async def usage(self, *, executor_id: str = "", allocation_id: str = "") -> types.UsageHistory:
@@ -259,6 +272,9 @@ class Cluster(Operations, Identities):
         answer = await self._connection.call_cluster(
             lambda cluster, timeout_s: cluster.GetHostPolicy(message, timeout=timeout_s)
         )
+        from finegrain_client.decoding_hosts import read
+        from finegrain_client.types.host_policy import HostPolicyStatus
+
         return read(HostPolicyStatus, answer, executor_id=executor_id or "")
 
     async def slots(self, *, executor_id: str = "", job_id: str = "") -> list[types.SlotStatus]:
@@ -395,6 +411,8 @@ class Cluster(Operations, Identities):
         answer = await self._connection.call_manager(
             lambda manager, timeout_s: manager.Explain(message, timeout=timeout_s)
         )
+        from finegrain_client.types.explain import Explanation
+
         return read(Explanation, answer)
 
     async def providers(self) -> Providers:
@@ -408,6 +426,8 @@ class Cluster(Operations, Identities):
                 pb.ListProvidersRequest(), timeout=timeout_s
             )
         )
+        from finegrain_client.types.providers import Providers
+
         return read(Providers, answer)
 
     async def groups(self) -> Groups:
@@ -415,6 +435,8 @@ class Cluster(Operations, Identities):
         answer = await self._connection.call_cluster(
             lambda cluster, timeout_s: cluster.ListGroups(pb.ListGroupsRequest(), timeout=timeout_s)
         )
+        from finegrain_client.types.groups import Groups
+
         return read(Groups, answer)
 
     async def advise(
@@ -444,6 +466,8 @@ class Cluster(Operations, Identities):
         answer = await self._connection.call_cluster(
             lambda cluster, timeout_s: cluster.AdviseThreads(message, timeout=timeout_s)
         )
+        from finegrain_client.types.advice import ThreadAdvice
+
         return read(ThreadAdvice, answer, job_id=job_id)
 
     async def _pages(

@@ -1,7 +1,8 @@
 """Keeps the client's gRPC channels to resource managers and executors, one channel per address.
 
 A channel opens on first use. If too many channels to executors are unused, the client closes the
-longest unused channels. `finegrain/rpc/leaders.py` chooses which of several resource managers to
+longest unused channels. A stub's module is imported when it is first called, because the import is
+slow. `finegrain/rpc/leaders.py` chooses which of several resource managers to
 call.
 """
 
@@ -23,17 +24,11 @@ from finegrain.rpc.addresses import check_dialable
 from finegrain.rpc.channels import open_channel
 from finegrain.rpc.leaders import Leaders
 from finegrain.rpc.own_certificate import OwnCertificate
-from finegrain.v1 import (
-    cluster_pb2_grpc,
-    identity_pb2,
-    identity_pb2_grpc,
-    resource_manager_pb2_grpc,
-    task_executor_pb2_grpc,
-)
 from finegrain_client.renewal import Renewal
 from finegrain_client.retry import RetryPolicy, call_with_retries
 
 if TYPE_CHECKING:
+    from finegrain.v1 import identity_pb2
     from finegrain.v1.cluster_pb2_grpc import ClusterServiceAsyncStub
     from finegrain.v1.identity_pb2_grpc import IdentityServiceAsyncStub
     from finegrain.v1.resource_manager_pb2_grpc import ResourceManagerServiceAsyncStub
@@ -131,18 +126,24 @@ class Connection:
     @property
     def manager(self) -> ResourceManagerServiceAsyncStub:
         """The resource manager's service for job masters."""
+        from finegrain.v1 import resource_manager_pb2_grpc
+
         stub = resource_manager_pb2_grpc.ResourceManagerServiceStub(self._manager_channel())
         return cast("ResourceManagerServiceAsyncStub", stub)
 
     @property
     def cluster(self) -> ClusterServiceAsyncStub:
         """The resource manager's service for administrators."""
+        from finegrain.v1 import cluster_pb2_grpc
+
         stub = cluster_pb2_grpc.ClusterServiceStub(self._manager_channel())
         return cast("ClusterServiceAsyncStub", stub)
 
     @property
     def identities(self) -> IdentityServiceAsyncStub:
         """The resource manager's service for certificates and join tokens."""
+        from finegrain.v1 import identity_pb2_grpc
+
         stub = identity_pb2_grpc.IdentityServiceStub(self._manager_channel())
         return cast("IdentityServiceAsyncStub", stub)
 
@@ -225,6 +226,8 @@ class Connection:
         key = (address, executor_id, self.own.version)
         link = self._links.get(key)
         if link is None:
+            from finegrain.v1 import task_executor_pb2_grpc
+
             server = Identity(self._cluster_name, Role.EXECUTOR, executor_id)
             channel = open_channel(address, self.own, server)
             stub = task_executor_pb2_grpc.TaskExecutorServiceStub(channel)
@@ -287,6 +290,8 @@ class Connection:
         return self._manager_channels[key]
 
     async def _renew_certificate(self) -> identity_pb2.IssuedCertificate:
+        from finegrain.v1 import identity_pb2
+
         message = identity_pb2.RenewCertificateRequest()
         answer = await self.call_identities(
             lambda service, timeout_s: service.RenewCertificate(message, timeout=timeout_s)

@@ -1,6 +1,8 @@
 """Converts the servers' messages into the values of `types`, by the names of their fields.
 
-Only the table `read` lists the names that differ between the protocol and the client.
+Only the tables of readers list the names that differ between the protocol and the client.
+`decoding_hosts.py` and `decoding_identities.py` add the values that few programs need, because the
+import of their classes is slow.
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ from typing import Any, TypeVar
 
 from google.protobuf.descriptor import EnumDescriptor
 
-from finegrain.cpuset import CpuSet
 from finegrain.errors import FailedPrecondition, InvalidArgument, Reason
 from finegrain.resources import DEVICE_PREFIX, EXTENDED_PREFIX, ResourceProfile
 from finegrain.rpc.mapping.reader import FromMessage, Reader, Reading, Via
@@ -20,14 +21,12 @@ from finegrain.rpc.wire import profile_from_proto
 from finegrain.rpc.wire_cpus import (
     assignment_from_proto,
     cpu_policy_from_proto,
-    host_policy_from_proto,
 )
 from finegrain.rpc.wire_devices import condition_from_proto, device_from_proto
 from finegrain.v1 import (
     cluster_pb2,
     cpus_pb2,
     devices_pb2,
-    identity_pb2,
     resources_pb2,
     slots_pb2,
 )
@@ -35,13 +34,10 @@ from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.v1 import task_executor_pb2 as te
 from finegrain.values.isolation import Isolation
 from finegrain.values.outcomes import ItemOutcome
-from finegrain.values.usage import SlotUsage, Usage, Zone
+from finegrain.values.usage import SlotUsage, Usage
 from finegrain_client.types import (
     advice,
-    host_policy,
-    identities,
     status,
-    topology,
 )
 
 MessageT = TypeVar("MessageT")
@@ -63,7 +59,7 @@ def _newer(said: str) -> FailedPrecondition:
     )
 
 
-def _known(read: Callable[[MessageT, str], T], message: MessageT, field: str) -> T:
+def known(read: Callable[[MessageT, str], T], message: MessageT, field: str) -> T:
     """Reads a value with a parser that the servers also use, and converts the parser's error.
 
     Raises:
@@ -85,21 +81,10 @@ def _amounts(message: resources_pb2.ResourceAmounts) -> dict[str, int]:
 
 
 def _profile(message: resources_pb2.ResourceProfile) -> ResourceProfile:
-    return _known(profile_from_proto, message, "profile")
+    return known(profile_from_proto, message, "profile")
 
 
-def _settings(message: cpus_pb2.EffectiveHostPolicy) -> topology.HostSettings:
-    policy = _known(host_policy_from_proto, message.policy, "policy")
-    words = ("bind", "numa_strategy", "alignment", "default_bind", "default_exclusive")
-    return topology.HostSettings(
-        **{name: str(getattr(policy, name) or "") for name in words},
-        reserved_cpus=message.policy.reserved_cpus,
-        strictly_reserved_cpus=message.strictly_reserved_cpus,
-        origins=dict(message.origins),
-    )
-
-
-def _plain(message: Any) -> dict[str, Any]:
+def plain(message: Any) -> dict[str, Any]:
     """Returns a message as a dict with the field names of the protocol. Integers stay integers."""
     return {
         each.name: _plain_value(getattr(message, each.name)) for each in message.DESCRIPTOR.fields
@@ -111,21 +96,7 @@ def _plain_value(value: Any) -> Any:
         return value
     if isinstance(value, Mapping):
         return dict(value)
-    return [_plain(one) if hasattr(one, "DESCRIPTOR") else one for one in value]
-
-
-def _cpus(message: cluster_pb2.GetTopologyResponse) -> tuple[topology.Cpu, ...]:
-    # Sort the cores by cpus, because the number of a core is its position in this order.
-    cores = sorted(
-        ((tuple(CpuSet.parse(core.cpus)), core) for core in message.topology.cores),
-        key=lambda core: core[0],
-    )
-    found = (
-        topology.Cpu(cpu, at, core.numa_node_id, core.package_index, core.kind)
-        for at, (numbers, core) in enumerate(cores)
-        for cpu in numbers
-    )
-    return tuple(sorted(found, key=lambda each: each.cpu))
+    return [plain(one) if hasattr(one, "DESCRIPTOR") else one for one in value]
 
 
 def _task_result(message: te.TaskStatus) -> status.TaskResult | None:
@@ -153,7 +124,6 @@ ASKED = (
     "restart_on_device_loss",
     "cpu_policy",
 )
-NODE = {"node": "numa_node_id"}
 
 read = Reader(
     (
@@ -185,7 +155,7 @@ read = Reader(
         Reading(
             status.ExecutorStatus,
             cluster_pb2.ExecutorStatus,
-            {"topology": Via("topology", _plain)},
+            {"topology": Via("topology", plain)},
             given="slot_list",
         ),
         Reading(
@@ -209,70 +179,18 @@ read = Reader(
             given="task_id",
             kept="stdout stderr",
         ),
-        Reading(
-            host_policy.HostPolicyStatus,
-            cluster_pb2.GetHostPolicyResponse,
-            # None is possible only in the answer to a change
-            {"followed_number": Via("followed_number", int)},
-            given="executor_id",
-        ),
-        Reading(
-            host_policy.HostPolicyStatus,
-            cluster_pb2.SetHostPolicyResponse,
-            given="executor_id followed_number",
-        ),
-        Reading(
-            topology.TopologyReport,
-            cluster_pb2.GetTopologyResponse,
-            {
-                "topology": Via("topology", _plain),
-                "cpus": FromMessage(_cpus, ("topology",)),
-                "announced": "host_cpus",
-                "now": "cpu_state",
-                "settings": "policy",
-            },
-        ),
-        Reading(
-            identities.NewToken,
-            identity_pb2.CreateTokenResponse,
-            {"token_id": "id", "expire_time": "expires_at"},
-        ),
-        Reading(
-            identities.TokenStatus,
-            identity_pb2.TokenInfo,
-            {"token_id": "id", "expire_time": "expires_at"},
-        ),
-        Reading(identities.AuditEntry, identity_pb2.AuditEntry),
-        Reading(identities.AuditCheck, identity_pb2.VerifyAuditResponse),
-        Reading(identities.Denial, identity_pb2.Denial, {"deny_time": "denied_at"}),
         Reading(Usage, slots_pb2.UsageReport, unread="devices slots"),
         Reading(status.UsageHistory, cluster_pb2.GetUsageResponse),
         Reading(status.UsageSample, cluster_pb2.UsageSample),
         Reading(SlotUsage, slots_pb2.SlotUsage, unread="allocation_id generation"),
-        Reading(Zone, cluster_pb2.ZoneStatus, NODE),
-        Reading(
-            topology.Pool,
-            cluster_pb2.PoolStatus,
-            {"package": "pool.package_index", "node": "pool.numa_node_id"},
-        ),
-        Reading(
-            topology.AnnouncedCpus,
-            cpus_pb2.HostCpus,
-            {"nodes": "numa"},
-            unread="policy time_shared",
-        ),
-        Reading(topology.NodeCapacity, cpus_pb2.NumaCapacity, NODE),
-        Reading(topology.Kubelet, cpus_pb2.KubeletReport, unread="policy"),
     ),
     converters={
         resources_pb2.ResourceAmounts: _amounts,
         resources_pb2.ResourceProfile: _profile,
-        resources_pb2.Device: partial(_known, device_from_proto, field="device"),
-        devices_pb2.DeviceCondition: partial(_known, condition_from_proto, field="condition"),
-        cpus_pb2.CpuPolicy: partial(_known, cpu_policy_from_proto, field="cpu_policy"),
-        cpus_pb2.CpuAssignment: partial(_known, assignment_from_proto, field="assignment"),
-        cpus_pb2.HostPolicy: partial(_known, host_policy_from_proto, field="set"),
-        cpus_pb2.EffectiveHostPolicy: _settings,
+        resources_pb2.Device: partial(known, device_from_proto, field="device"),
+        devices_pb2.DeviceCondition: partial(known, condition_from_proto, field="condition"),
+        cpus_pb2.CpuPolicy: partial(known, cpu_policy_from_proto, field="cpu_policy"),
+        cpus_pb2.CpuAssignment: partial(known, assignment_from_proto, field="assignment"),
     },
     unknown=_unknown,
 )

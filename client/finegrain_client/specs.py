@@ -5,7 +5,7 @@ Only the resource manager knows whether a request fits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -26,9 +26,6 @@ from finegrain_client.durations import duration
 
 CPU_MILLI_DEFAULT = 1000
 MEMORY_BYTES_DEFAULT = 256 * MIB
-BATCH_ITEMS_MAX = 10_000
-# the server allows 4 MiB; 64 KiB are left for the other fields of the message
-BATCH_BYTES_MAX = 4 * MIB - 64 * 1024
 RANGE_MAX = 1_000_000
 
 _AMOUNTS = (
@@ -327,12 +324,3 @@ def _check_time(name: str, seconds: float | None, least_s: float) -> float:
     if seconds is not None and not least_s <= seconds <= most_s:
         raise InvalidArgument(name, f"{seconds:g} s", f"{least_s:g} s to {most_s:.0f} s")
     return seconds or 0.0
-
-
-def id_batches(ids: Sequence[str], *, items_max: int = BATCH_ITEMS_MAX) -> Iterator[Sequence[str]]:
-    """Splits ids, in order, into groups that fit into one call each.
-
-    10,000 ids are less than 2 MiB.
-    """
-    for start in range(0, len(ids), items_max):
-        yield ids[start : start + items_max]

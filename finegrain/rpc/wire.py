@@ -1,7 +1,7 @@
 """Converts shared values from and to messages, and checks them: amounts, labels, times, durations.
 
 The argument `field` is always the path of the message in the request ("requests[3].profile"), so
-that errors name the wrong field. This module also exports the functions of `wire_topology.py`.
+that errors name the wrong field.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from functools import lru_cache
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from finegrain.cpuset import CpuSet
 from finegrain.errors import InvalidArgument
 from finegrain.ids import LABEL_KEY_PATTERN, check_text
 from finegrain.resources import (
@@ -30,37 +31,13 @@ from finegrain.rpc.wire_devices import (
     requests_from_proto,
     requests_to_proto,
 )
-from finegrain.rpc.wire_topology import (
-    isolation_from_proto,
-    isolation_to_proto,
-    topology_dict_to_proto,
-    topology_from_proto,
-    topology_to_proto,
-)
 from finegrain.v1 import resources_pb2
 from finegrain.values.bounds import AMOUNT_MAX, CPU_MILLI_MAX, TOTAL_MAX
-
-__all__ = [
-    "amounts_from_proto",
-    "amounts_to_proto",
-    "check_amount",
-    "duration_ms_from_proto",
-    "duration_ms_to_proto",
-    "isolation_from_proto",
-    "isolation_to_proto",
-    "labels_from_proto",
-    "profile_from_proto",
-    "profile_to_proto",
-    "timestamp_ms_from_proto",
-    "timestamp_ms_to_proto",
-    "topology_dict_to_proto",
-    "topology_from_proto",
-    "topology_to_proto",
-]
 
 EXTENDED_NAME_PATTERN = re.compile(r"[a-z][A-Za-z0-9_.-]{0,62}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,62})?")
 EXTENDED_MAX = 64  # maximum number of countable resources in one message
 LABELS_MAX = 64
+CPU_LIST_LENGTH_MAX = 65_536
 LABEL_VALUE_LENGTH_MAX = 128
 DURATION_MS_MAX = 10 * 366 * 24 * 3600 * 1000
 
@@ -108,6 +85,24 @@ def check_amount(field: str, value: int, most: int = AMOUNT_MAX) -> int:
     if not 0 <= value <= most:
         raise InvalidArgument(field, value, f"an amount from 0 to {most}")
     return value
+
+
+def check_cpu_list(text: str, field: str, *, longest: int = CPU_LIST_LENGTH_MAX) -> str:
+    """Checks that `text` is a cpu list and not too long (empty: no cpus). Returns it unchanged.
+
+    Args:
+        text: the list.
+        field: name of the field, for the error.
+        longest: maximum number of characters.
+
+    Raises:
+        InvalidArgument: the text is not a cpu list, or is too long.
+    """
+    if len(text) > longest:
+        raise InvalidArgument(field, text, f"a cpu list of at most {longest} characters")
+    if text:
+        CpuSet.parse(text, field)
+    return text
 
 
 def profile_from_proto(message: resources_pb2.ResourceProfile, field: str) -> ResourceProfile:

@@ -36,10 +36,9 @@ from finegrain.resources import (
 )
 from finegrain.rpc.known import Known
 from finegrain.rpc.mapping.writer import Writer, Writing
-from finegrain.rpc.wire import EXTENDED_NAME_PATTERN, KNOWN_MAX, check_amount
+from finegrain.rpc.wire import EXTENDED_NAME_PATTERN, KNOWN_MAX, check_amount, check_cpu_list
 from finegrain.rpc.wire_cpu_words import BIND, EXCLUSIVE, HOST_BIND, NUMA, QOS, STRATEGY
 from finegrain.rpc.wire_devices import shares_from_proto
-from finegrain.rpc.wire_topology import check_cpu_list
 from finegrain.v1 import cpus_pb2 as pb
 from finegrain.v1 import devices_pb2
 

@@ -13,11 +13,11 @@ from typing import Any
 
 from google.protobuf.json_format import MessageToDict, ParseDict
 
-from finegrain.cpuset import CpuSet
 from finegrain.errors import InvalidArgument
 from finegrain.ids import check_text
 from finegrain.rpc.known import Known
 from finegrain.rpc.mapping.writer import Writer
+from finegrain.rpc.wire import check_cpu_list
 from finegrain.rpc.wire_devices import device_isolation_from_proto, devices_from_topology
 from finegrain.topology import HostTopology
 from finegrain.v1 import resources_pb2
@@ -26,7 +26,6 @@ from finegrain.values.isolation import Isolation
 
 _TEXT_LENGTH_MAX = 1_000
 _NOTES_MAX = 100
-_CPU_LIST_LENGTH_MAX = 65_536
 _CORE_LENGTH_MAX = 100  # such as "0-1,64-65": the threads of one core
 _PORT_MAX = 65_535
 # maximum number of cached isolations: most slots have one of few isolations
@@ -143,24 +142,6 @@ def _checked_isolation(message: resources_pb2.IsolationReport, field: str) -> Is
         device_levels=levels,
         ports=tuple(message.ports),
     )
-
-
-def check_cpu_list(text: str, field: str, *, longest: int = _CPU_LIST_LENGTH_MAX) -> str:
-    """Checks that `text` is a cpu list and not too long (empty: no cpus). Returns it unchanged.
-
-    Args:
-        text: the list.
-        field: name of the field, for the error.
-        longest: maximum number of characters.
-
-    Raises:
-        InvalidArgument: the text is not a cpu list, or is too long.
-    """
-    if len(text) > longest:
-        raise InvalidArgument(field, text, f"a cpu list of at most {longest} characters")
-    if text:
-        CpuSet.parse(text, field)
-    return text
 
 
 def _known(number: int | None) -> int:

@@ -68,9 +68,9 @@ class OnFailure(StrEnum):
 
 def _names(incomplete: str) -> list[str]:
     """Returns names of batches that begin with `incomplete`, for shell completion."""
-    from finegrain_client.batch.status import state_files
+    from finegrain_client.state_folder import BATCHES
 
-    return [path.stem for path in state_files() if path.stem.startswith(incomplete)]
+    return [path.stem for path in BATCHES.files() if path.stem.startswith(incomplete)]
 
 
 def register(app: typer.Typer) -> None:

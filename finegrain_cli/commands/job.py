@@ -46,9 +46,9 @@ def register(app: typer.Typer) -> None:
 
 def _names(incomplete: str) -> list[str]:
     """Returns names of jobs that begin with `incomplete`, for shell completion."""
-    from finegrain_client.graph_run.status import state_files
+    from finegrain_client.state_folder import JOBS
 
-    return [path.stem for path in state_files() if path.stem.startswith(incomplete)]
+    return [path.stem for path in JOBS.files() if path.stem.startswith(incomplete)]
 
 
 def plan(

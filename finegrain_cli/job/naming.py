@@ -18,13 +18,13 @@ def state_file_of(text: str) -> Path:
     Raises:
         NotFound: there is no such job.
     """
-    from finegrain_client.graph_run.status import default_folder
+    from finegrain_client.state_folder import JOBS
 
     if (found := find_state_file(text)) is not None:
         return found
     raise NotFound(
         f"there is no job with the name {text!r}, and no such state file; name a job that was "
-        f"started with `finegrain job run` (state files are in {default_folder()})",
+        f"started with `finegrain job run` (state files are in {JOBS.path()})",
         details={"name": text},
     )
 
@@ -35,13 +35,13 @@ def find_state_file(text: str) -> Path | None:
     `text` may be the path of the file, the file's name without suffix, or the beginning of this
     name.
     """
-    from finegrain_client.graph_run.status import state_files
+    from finegrain_client.state_folder import JOBS
 
     path = Path(text).expanduser()
     if path.is_file():
         return path.absolute()
     if os.sep not in text:
-        files = state_files()
+        files = JOBS.files()
         for matches in (
             [each for each in files if each.stem == text],
             [each for each in files if each.stem.startswith(text)],
@@ -53,7 +53,7 @@ def find_state_file(text: str) -> Path | None:
 
 def command_for(state_file: Path, command: str = "run --attach") -> str:
     """Returns the command that continues a job, or another command for the job."""
-    from finegrain_client.graph_run.status import default_folder
+    from finegrain_client.state_folder import JOBS
 
-    known = state_file.parent == default_folder().absolute()
+    known = state_file.parent == JOBS.path().absolute()
     return f"finegrain job {command} {shlex.quote(state_file.stem if known else str(state_file))}"

@@ -29,10 +29,10 @@ from finegrain_client.graph_run.graph_job import GraphJob
 from finegrain_client.graph_run.state_file import GraphStateFile
 from finegrain_client.graph_run.status import (
     GraphJobStatus,
-    default_state_file,
     read_job_status,
 )
 from finegrain_client.graph_run.values import GraphState
+from finegrain_client.state_folder import JOBS
 
 if TYPE_CHECKING:
     from finegrain_client.graph_run.spec import GraphRunSpec
@@ -58,7 +58,7 @@ def start(spec: GraphRunSpec, state: str, options: JobRunOptions) -> int:
         FinegrainError: the job could not be started. Its files have been removed.
     """
     asyncio.run(check_connection())
-    path = Path(state).absolute() if state else default_state_file(spec.plan.name)
+    path = Path(state).absolute() if state else JOBS.new_file(spec.plan.name)
     # Close the file at once, because the runner opens it again, perhaps in another process.
     GraphStateFile.create(path, spec).close()
     try:

@@ -14,12 +14,7 @@ from finegrain.devices.condition import DeviceCondition
 from finegrain.errors import FinegrainError
 from finegrain.rpc.mapping.writer import As, FromValue, Writer, Writing
 from finegrain.rpc.status import item_error
-from finegrain.rpc.wire import (
-    amounts_to_proto,
-    isolation_to_proto,
-    profile_to_proto,
-    timestamp_ms_to_proto,
-)
+from finegrain.rpc.wire import amounts_to_proto, profile_to_proto, timestamp_ms_to_proto
 from finegrain.rpc.wire_cpus import (
     NOTE_LENGTH_MAX,
     NOTES_MAX,
@@ -27,6 +22,7 @@ from finegrain.rpc.wire_cpus import (
     host_policy_to_proto,
 )
 from finegrain.rpc.wire_devices import condition_to_proto
+from finegrain.rpc.wire_topology import isolation_to_proto
 from finegrain.topology import printable
 from finegrain.v1 import cpus_pb2, resources_pb2, slots_pb2, task_executor_pb2
 from finegrain.values.bounds import AMOUNT_MAX

@@ -29,13 +29,9 @@ from finegrain.rpc.allocation_tokens import TokenChecker
 from finegrain.rpc.own_certificate import OwnCertificate
 from finegrain.rpc.server import GuardedServer
 from finegrain.rpc.trust import Trust
-from finegrain.rpc.wire import (
-    amounts_to_proto,
-    isolation_to_proto,
-    profile_to_proto,
-    topology_to_proto,
-)
+from finegrain.rpc.wire import amounts_to_proto, profile_to_proto
 from finegrain.rpc.wire_devices import devices_to_topology, usages_to_proto
+from finegrain.rpc.wire_topology import isolation_to_proto, topology_to_proto
 from finegrain.software_version import software_version
 from finegrain.v1 import resource_manager_pb2, slots_pb2, task_executor_pb2_grpc
 from task_executor.engine.slot_table import SlotTable

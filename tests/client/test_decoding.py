@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import sys
 from dataclasses import is_dataclass
 from typing import Any
 
@@ -12,11 +13,12 @@ from google.protobuf.message import Message
 
 import finegrain_client.types
 from finegrain.mapping.value import Value
+from finegrain.rpc.mapping.reader import Reader
 from finegrain.v1 import cluster_pb2, identity_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.v1 import task_executor_pb2 as te
 from finegrain.values.outcomes import ItemOutcome
-from finegrain_client.decoding import read
+from finegrain_client import decoding, decoding_hosts, decoding_identities
 from finegrain_client.types import (
     advice,
     devices,
@@ -52,6 +54,11 @@ ANSWERS: dict[type, type[Message]] = {
     topology.TopologyReport: cluster_pb2.GetTopologyResponse,
     status.UsageHistory: cluster_pb2.GetUsageResponse,
 }
+READERS = {
+    host_policy: decoding_hosts.read,
+    topology: decoding_hosts.read,
+    identities: decoding_identities.read,
+}
 GIVEN: dict[type, dict[str, Any]] = {
     advice.ThreadAdvice: {"job_id": "7"},
     host_policy.HostPolicyStatus: {"executor_id": "7"},
@@ -74,15 +81,19 @@ ELSEWHERE = {
 }
 
 
+def reader_of(kind: type) -> Reader:
+    return READERS.get(sys.modules[kind.__module__], decoding.read)
+
+
 @pytest.mark.parametrize("kind", ANSWERS, ids=lambda kind: kind.__name__)
 def test_nothing_that_a_server_says_is_lost(kind: type) -> None:
-    value: object = read(kind, full_message(ANSWERS[kind]), **GIVEN.get(kind, {}))
+    value: object = reader_of(kind)(kind, full_message(ANSWERS[kind]), **GIVEN.get(kind, {}))
     assert set(left_at_default(value)) == ELSEWHERE.get(kind.__name__, set())
 
 
 def test_every_value_of_the_client_is_read_by_its_fields() -> None:
     for kind, message in ANSWERS.items():
-        read.function(kind, message)
+        reader_of(kind).function(kind, message)
     modules = [
         importlib.import_module(each.name)
         for each in pkgutil.iter_modules(
@@ -95,9 +106,12 @@ def test_every_value_of_the_client_is_read_by_its_fields() -> None:
         for found in vars(module).values()
         if isinstance(found, type) and issubclass(found, Value) and is_dataclass(found)
     }
-    assert {each.__name__ for each in values - {kind for kind, _ in read.pairs}} == NOT_READ
+    readers = {decoding.read, *READERS.values()}
+    read = {kind for each in readers for kind, _ in each.pairs}
+    assert {each.__name__ for each in values - read} == NOT_READ
 
 
 def test_every_exception_of_the_table_names_a_pair_that_can_be_read() -> None:
-    for kind, message in read.readings:
-        assert callable(read.function(kind, message))
+    for reader in {decoding.read, *READERS.values()}:
+        for kind, message in reader.readings:
+            assert callable(reader.function(kind, message))

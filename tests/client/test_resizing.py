@@ -12,7 +12,7 @@ from finegrain.errors import Reason
 from finegrain.resources import ResourceProfile
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.v1 import slots_pb2
-from finegrain_client.admin import operations
+from finegrain_client.admin import resizing as admin_resizing
 from finegrain_client.slot import resizing
 from finegrain_client.slot.resizing import SizeChange, profile_message
 from tests.client.scripted import GRANTED, LOST, PENDING, RELEASED, Scripted, eventually
@@ -297,12 +297,12 @@ async def test_a_refusal_that_comes_between_two_reads_says_why_too(
     real = resizing.request_of
 
     async def refused_meanwhile(*args: Any) -> Any:
-        monkeypatch.setattr(operations, "request_of", real)
+        monkeypatch.setattr(admin_resizing, "request_of", real)
         servant.cluster_events.append(("slot_resize_refused", "it uses more"))
         await servant.refuse(slot.allocation_id)
         return await real(*args)
 
-    monkeypatch.setattr(operations, "request_of", refused_meanwhile)
+    monkeypatch.setattr(admin_resizing, "request_of", refused_meanwhile)
     servant.cluster_events.append(("slot_resize_ordered", ""))
     await servant.wake()
     with pytest.raises(fg.ResizeRefused, match="it uses more"):

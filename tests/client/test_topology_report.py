@@ -6,7 +6,7 @@ import json
 
 from finegrain.v1 import cluster_pb2, cpus_pb2, resources_pb2
 from finegrain.values.usage import Zone
-from finegrain_client.decoding import read
+from finegrain_client.decoding_hosts import read
 from finegrain_client.types.topology import AnnouncedCpus, Cpu, NodeCapacity, TopologyReport
 
 TOPOLOGY = resources_pb2.HostTopology(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -9,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from finegrain.credentials import write_credentials
 from finegrain_cli.command_tree import MODULES, loaded
 from finegrain_cli.config.sources import ClientSettings
 from finegrain_cli.context import Invocation
 from finegrain_cli.exit_codes import ExitCode
+from tests.support.rm_service import running_rm
 
 PROBE = """
 import sys
@@ -70,6 +73,80 @@ def test_a_command_that_calls_a_manager_needs_no_model_of_the_configuration(
 
     exit_code = ExitCode.RUN_FAILED if command.startswith("run") else ExitCode.PERMISSION
     assert done.stdout.split() == [str(int(exit_code))]
+
+
+RARE = (
+    "finegrain.topology",
+    "finegrain_client.admin.resizing",
+    "finegrain_client.batch",
+    "finegrain_client.decoding_hosts",
+    "finegrain_client.decoding_identities",
+    "finegrain_client.graph",
+    "finegrain_client.graph_run",
+    "finegrain_client.types.identities",
+    "finegrain_client.types.topology",
+)
+OF_JOBS = (
+    "finegrain_client.types.explain",
+    "finegrain_client.job.job",
+    "finegrain_client.slot.task",
+    "finegrain_client.specs",
+)
+
+
+WITHOUT: dict[str, tuple[str, ...]] = {
+    "status": RARE + OF_JOBS,
+    "executors": RARE + OF_JOBS,
+    "slots": RARE + OF_JOBS,
+    "requests": RARE + OF_JOBS,
+    "jobs": RARE + OF_JOBS,
+    "events": RARE + OF_JOBS,
+    "groups": RARE + OF_JOBS,
+    "explain 01a20a21": RARE + OF_JOBS,
+    "release 01a20a21 --yes": RARE + OF_JOBS,
+    "run --wait-timeout 10ms -- true": RARE,
+}
+"""Modules of the client that a command must not import."""
+
+
+async def test_a_command_imports_only_the_part_of_the_client_that_it_calls(
+    tmp_path: Path,
+) -> None:
+    """A dataclass takes half a millisecond of cpu to define, and the client has a hundred."""
+    async with running_rm(tmp_path / "rm") as rm:
+        credentials = tmp_path / "credentials"
+        write_credentials(credentials, rm.own("operator/root").credentials)
+        own = {
+            "FINEGRAIN_CREDENTIALS": str(credentials),
+            "FINEGRAIN_MANAGER": rm.address,
+            "FINEGRAIN_RUN_DIR": str(tmp_path),
+            "HOME": str(tmp_path),
+        }
+        for command, rare in WITHOUT.items():
+            code = f"HEAVY = {rare!r}\n{PROBE}"
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-c", code, *command.split()),
+                stdout=subprocess.PIPE,
+                env=os.environ | own,
+            )
+            output, _ = await process.communicate()
+            *imported, exit_code = output.decode().split()
+
+            assert imported == [], command
+            # The two ids are unknown, and no executor has a slot for `run`.
+            expected = {"explain": 3, "release": 3, "run": 5}.get(command.partition(" ")[0], 0)
+            assert exit_code == str(expected), command
+
+
+def test_every_public_name_of_the_client_is_found() -> None:
+    code = """
+import finegrain_client
+for name in finegrain_client.__all__:
+    getattr(finegrain_client, name)
+assert set(dir(finegrain_client)) == set(finegrain_client.__all__)
+assert not hasattr(finegrain_client, "no_such_name")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_settings_without_a_configuration_are_the_defaults_of_its_model(tmp_path: Path) -> None:

@@ -11,12 +11,13 @@ import inspect
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from textwrap import indent
 from types import NoneType
 from typing import Any, get_type_hints
 
+import finegrain_client
 from finegrain_client.batch.job import BatchJob
 from finegrain_client.cluster import Cluster, connect
 from finegrain_client.graph_run.graph_job import GraphJob
@@ -50,7 +51,7 @@ WORDS = {
     "an async ": "a ",
     "anext": "next",
     "await ": "",
-    r"a function \(plain or async\)": "a function",
+    r"(a|A) function \(plain or async\)": r"\1 function",
     "Cancelling this": "Interrupting this",
     "cancelling this": "interrupting this",
     "is cancelled or fails": "is interrupted or fails",
@@ -86,7 +87,9 @@ class ModuleWriter:
     def __init__(self, types: Types, openers: Sequence[Callable[..., Any]] = ()) -> None:
         self._types = types
         self._openers = openers
-        self._known = {each.__name__: each for each in types.twins}
+        # Public names that the asyncio client imports only for its annotations.
+        self._known = {each: getattr(finegrain_client, each) for each in finegrain_client.__all__}
+        self._known |= {each.__name__: each for each in types.twins}
 
     def text(self) -> str:
         """Returns the module's source text, formatted.
@@ -97,10 +100,12 @@ class ModuleWriter:
         module = self._types.module
         classes = [each for each, where in self._types.twins.items() if where == module]
         body = list(chain(map(self._opener, self._openers), map(self._class, classes)))
-        imports = [
-            f"from {name} import {', '.join(sorted(names))}"
-            for name, names in self._types.imports.items()
-        ]
+        imports = list(_imports(self._types.imports))
+        needed = self._types.imports
+        types = {name: each - needed[name] for name, each in self._types.type_imports.items()}
+        if any(types.values()):
+            imports.append("from typing import TYPE_CHECKING")
+            imports.append(_block("if TYPE_CHECKING:", "", "\n".join(_imports(types))))
         head = [
             '"""Written by `python -m tests.support.blocking_client`; do not edit."""',
             "from __future__ import annotations",
@@ -111,7 +116,7 @@ class ModuleWriter:
     def _class(self, inner: type) -> str:
         base = _base_of(inner)
         bases = f"{self._types.imported('finegrain_client.blocking.handle', base)}"
-        head = f"class {inner.__name__}({bases}[{self._types.asynchronous(inner)}]):"
+        head = f"class {inner.__name__}({bases}[{self._types.quoted(inner)}]):"
         members = [*self._constructor(inner), *self._attributes(inner)]
         for name, member in _members(inner):
             if isinstance(member, property):
@@ -201,8 +206,12 @@ class ModuleWriter:
 
 
 def formatted(text: str, path: str) -> str:
-    """Returns Python source text with sorted imports, in the format of this repository."""
-    for command in (["check", "--fix", "--select=I"], ["format"]):
+    """Returns Python source text in the format of this repository.
+
+    Imports that only annotations need move below `TYPE_CHECKING`, because they are slow.
+    """
+    rules = ["check", "--fix", "--unsafe-fixes", "--select=I,TC"]
+    for command in (rules, ["format"]):
         text = subprocess.run(
             [sys.executable, "-m", "ruff", *command, "--quiet", f"--stdin-filename={path}", "-"],
             cwd=REPOSITORY,
@@ -212,6 +221,12 @@ def formatted(text: str, path: str) -> str:
             check=True,
         ).stdout
     return text
+
+
+def _imports(imports: Mapping[str, set[str]]) -> Iterator[str]:
+    for module, names in imports.items():
+        if names:
+            yield f"from {module} import {', '.join(sorted(names))}"
 
 
 def _base_of(inner: type) -> str:

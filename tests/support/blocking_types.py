@@ -47,6 +47,7 @@ class Types:
         self.twins = twins
         self.protocols = protocols or {}
         self.imports: dict[str, set[str]] = defaultdict(set)
+        self.type_imports: dict[str, set[str]] = defaultdict(set)
 
     def name(self, named: Any) -> str:
         """Returns the name of a class, and adds an import if it needs one.
@@ -73,6 +74,15 @@ class Types:
         name = f"{'Async' if isinstance(named, type) else 'async_'}{named.__name__}"
         self.imports[named.__module__].add(f"{named.__name__} as {name}")
         return name
+
+    def quoted(self, inner: type) -> str:
+        """Returns the quoted name of a class of the asyncio client, for use as a type parameter.
+
+        The generated module does not import the class at run time, because the import is slow.
+        """
+        name = f"Async{inner.__name__}"
+        self.type_imports[inner.__module__].add(f"{inner.__name__} as {name}")
+        return f'"{name}"'
 
     def twin(self, hint: Any) -> type | None:
         """Returns the class whose blocking twin represents values of this type, or None."""

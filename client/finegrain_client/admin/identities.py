@@ -4,10 +4,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from finegrain.v1 import identity_pb2 as pb
 from finegrain_client.connection import Connection
-from finegrain_client.decoding import read
-from finegrain_client.types.identities import AuditCheck, AuditEntry, Denial, NewToken, TokenStatus
+
+if TYPE_CHECKING:
+    from finegrain_client.types.identities import (
+        AuditCheck,
+        AuditEntry,
+        Denial,
+        NewToken,
+        TokenStatus,
+    )
 
 AUDIT_PAGE = 1_000
 
@@ -44,6 +53,9 @@ class Identities:
         answer = await self._connection.call_identities(
             lambda service, timeout_s: service.CreateToken(message, timeout=timeout_s)
         )
+        from finegrain_client.decoding_identities import read
+        from finegrain_client.types.identities import NewToken
+
         return read(NewToken, answer)
 
     async def tokens(self) -> list[TokenStatus]:
@@ -51,6 +63,9 @@ class Identities:
         answer = await self._connection.call_identities(
             lambda service, timeout_s: service.ListTokens(pb.ListTokensRequest(), timeout=timeout_s)
         )
+        from finegrain_client.decoding_identities import read
+        from finegrain_client.types.identities import TokenStatus
+
         return read.each(TokenStatus, answer.tokens)
 
     async def revoke_token(self, token_id: str) -> None:
@@ -92,6 +107,9 @@ class Identities:
         answer = await self._connection.call_identities(
             lambda service, timeout_s: service.ListDenied(pb.ListDeniedRequest(), timeout=timeout_s)
         )
+        from finegrain_client.decoding_identities import read
+        from finegrain_client.types.identities import Denial
+
         return read.each(Denial, answer.denials)
 
     async def audit(
@@ -122,6 +140,9 @@ class Identities:
         answer = await self._connection.call_identities(
             lambda service, timeout_s: service.ListAudit(message, timeout=timeout_s)
         )
+        from finegrain_client.decoding_identities import read
+        from finegrain_client.types.identities import AuditEntry
+
         return read.each(AuditEntry, answer.entries)
 
     async def verify_audit(self) -> AuditCheck:
@@ -131,4 +152,7 @@ class Identities:
                 pb.VerifyAuditRequest(), timeout=timeout_s
             )
         )
+        from finegrain_client.decoding_identities import read
+        from finegrain_client.types.identities import AuditCheck
+
         return read(AuditCheck, answer)

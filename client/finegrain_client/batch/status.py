@@ -1,17 +1,15 @@
 """Reads the status of a batch from its state file, with or without a runner that works on the
 batch.
 
-Reading does not change the file. This module also has the default location of state files.
+Reading does not change the file.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,8 +20,11 @@ from finegrain_client.batch.lock import runner_of
 from finegrain_client.batch.spec import BatchSpec
 from finegrain_client.batch.state_file import read_results, reading
 from finegrain_client.batch.values import BatchState, Progress, ThreadResult
+from finegrain_client.state_folder import BATCHES
 
-SUFFIX = ".batch"
+default_folder = BATCHES.path
+default_state_file = BATCHES.new_file
+state_files = BATCHES.files
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,37 +57,6 @@ class BatchStatus(Value):
         shown = Value.to_dict(self)
         shown["spec"] = json.loads(self.spec.to_json())
         return shown
-
-
-def default_folder() -> Path:
-    """Returns the default folder of state files.
-
-    The folder is `$FINEGRAIN_BATCH_DIR`, otherwise `$XDG_STATE_HOME/finegrain/batches`, otherwise
-    `~/.local/state/finegrain/batches`.
-    """
-    if own := os.environ.get("FINEGRAIN_BATCH_DIR"):
-        return Path(own).absolute()
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
-    return Path(state) / "finegrain" / "batches"
-
-
-def default_state_file(name: str) -> Path:
-    """Returns an unused path in the default folder for the state file of a new batch."""
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "batch"
-    stem = f"{plain[:80]}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    path, number = default_folder() / f"{stem}{SUFFIX}", 2
-    while path.exists():
-        path, number = path.with_name(f"{stem}-{number}{SUFFIX}"), number + 1
-    return path
-
-
-def state_files(folder: Path | None = None) -> list[Path]:
-    """Returns the state files in a folder (default: the default folder), newest last."""
-    found = []
-    for path in (folder or default_folder()).glob(f"*{SUFFIX}"):
-        with suppress(FileNotFoundError):  # the file was removed in the meantime
-            found.append((path.stat().st_mtime, path.name, path))
-    return [path for *_, path in sorted(found)]
 
 
 def read_status(state_file: str | os.PathLike[str]) -> BatchStatus:

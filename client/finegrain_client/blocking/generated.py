@@ -2,61 +2,70 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from os import PathLike
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from finegrain.cpu_assignment import CpuAssignment
-from finegrain.cpu_policy import (
-    BindPolicy,
-    ExclusivePolicy,
-    HostBindPolicy,
-    NumaPolicy,
-    NumaStrategy,
-)
-from finegrain.credentials import Credentials
-from finegrain.errors import FinegrainError
-from finegrain.resources import ResourceProfile
-from finegrain.values.dependencies import JobDependency
-from finegrain.values.isolation import Isolation
-from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.states import GangPlacement, JobOutcome, RequestState, TaskState
 from finegrain_client.blocking.handle import ContextHandle, Handle, LoopOwner, Lost
 from finegrain_client.blocking.loop import PrivateLoop
 from finegrain_client.blocking.standard_input import async_input
-from finegrain_client.cluster import Cluster as AsyncCluster
 from finegrain_client.cluster import connect as async_connect
-from finegrain_client.errors import Rejection
-from finegrain_client.job.gangs import GangSpec
-from finegrain_client.job.job import Job as AsyncJob
-from finegrain_client.job.ranges import RequestRange as AsyncRequestRange
-from finegrain_client.job.request import Request as AsyncRequest
-from finegrain_client.slot.slot import Slot as AsyncSlot
-from finegrain_client.slot.task import Task as AsyncTask
-from finegrain_client.specs import SlotSpec
-from finegrain_client.types.advice import ThreadAdvice
-from finegrain_client.types.devices import ExecutorDevices
-from finegrain_client.types.explain import Explanation
-from finegrain_client.types.groups import Groups, GroupStatus
-from finegrain_client.types.host_policy import HostPolicyStatus
-from finegrain_client.types.identities import AuditCheck, AuditEntry, Denial, NewToken, TokenStatus
-from finegrain_client.types.providers import Providers
-from finegrain_client.types.status import (
-    ClusterEvent,
-    ClusterInfo,
-    ExecutorStatus,
-    Gang,
-    JobEvent,
-    JobStatus,
-    OutputChunk,
-    RequestStatus,
-    SlotStatus,
-    TaskResult,
-    TaskStatus,
-    UsageHistory,
-)
-from finegrain_client.types.topology import TopologyReport
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from os import PathLike
+
+    from finegrain.cpu_assignment import CpuAssignment
+    from finegrain.cpu_policy import (
+        BindPolicy,
+        ExclusivePolicy,
+        HostBindPolicy,
+        NumaPolicy,
+        NumaStrategy,
+    )
+    from finegrain.credentials import Credentials
+    from finegrain.errors import FinegrainError
+    from finegrain.resources import ResourceProfile
+    from finegrain.values.dependencies import JobDependency
+    from finegrain.values.isolation import Isolation
+    from finegrain.values.outcomes import ItemOutcome
+    from finegrain_client.cluster import Cluster as AsyncCluster
+    from finegrain_client.errors import Rejection
+    from finegrain_client.job.gangs import GangSpec
+    from finegrain_client.job.job import Job as AsyncJob
+    from finegrain_client.job.ranges import RequestRange as AsyncRequestRange
+    from finegrain_client.job.request import Request as AsyncRequest
+    from finegrain_client.slot.slot import Slot as AsyncSlot
+    from finegrain_client.slot.task import Task as AsyncTask
+    from finegrain_client.specs import SlotSpec
+    from finegrain_client.types.advice import ThreadAdvice
+    from finegrain_client.types.devices import ExecutorDevices
+    from finegrain_client.types.explain import Explanation
+    from finegrain_client.types.groups import Groups, GroupStatus
+    from finegrain_client.types.host_policy import HostPolicyStatus
+    from finegrain_client.types.identities import (
+        AuditCheck,
+        AuditEntry,
+        Denial,
+        NewToken,
+        TokenStatus,
+    )
+    from finegrain_client.types.providers import Providers
+    from finegrain_client.types.status import (
+        ClusterEvent,
+        ClusterInfo,
+        ExecutorStatus,
+        Gang,
+        JobEvent,
+        JobStatus,
+        OutputChunk,
+        RequestStatus,
+        SlotStatus,
+        TaskResult,
+        TaskStatus,
+        UsageHistory,
+    )
+    from finegrain_client.types.topology import TopologyReport
 
 
 def connect(
@@ -86,7 +95,7 @@ def connect(
     return Cluster(PrivateLoop(), inner)
 
 
-class Task(Handle[AsyncTask]):
+class Task(Handle["AsyncTask"]):
     """A command that runs in a slot.
 
     Attributes:
@@ -178,7 +187,7 @@ class Task(Handle[AsyncTask]):
         self.loop.run(self.inner.cancel(grace_s))
 
 
-class Slot(ContextHandle[AsyncSlot]):
+class Slot(ContextHandle["AsyncSlot"]):
     """Resources on one executor that belong to the job until `release`.
 
     A slot can be used in `with`, which releases it at the end.
@@ -254,7 +263,7 @@ class Slot(ContextHandle[AsyncSlot]):
                 limit.
             stdin: bytes or chunks of bytes, or "pipe" for `Task.write_input`; None: /dev/null.
             output: where the output goes. "capture": into the result. "stream": the caller reads
-                `Task.output`. A function (plain or async): it is called with every `OutputChunk`.
+                `Task.output`. A function: it is called with every `OutputChunk`.
             output_limit_bytes: bytes per stream that the executor keeps on disk, at most the
                 executor's own limit; 0: the executor's limit. If there is more output, the executor
                 keeps the first and the last part.
@@ -472,7 +481,7 @@ class Slot(ContextHandle[AsyncSlot]):
         return self.inner.has_ended
 
 
-class Request(Handle[AsyncRequest]):
+class Request(Handle["AsyncRequest"]):
     """A slot request. It is queued until it is granted or ends.
 
     Attributes:
@@ -574,7 +583,7 @@ class Request(Handle[AsyncRequest]):
         return self.inner.is_settled
 
 
-class RequestRange(Handle[AsyncRequestRange]):
+class RequestRange(Handle["AsyncRequestRange"]):
     """A range of equal slot requests, each of which waits, has a slot, or has ended.
 
     Attributes:
@@ -672,7 +681,7 @@ class RequestRange(Handle[AsyncRequestRange]):
         return self.loop.run(self.inner.release(first_index, count, grace_s))
 
 
-class Job(ContextHandle[AsyncJob]):
+class Job(ContextHandle["AsyncJob"]):
     """A job: registered on entering `with`, kept alive inside it, and ended on exit.
 
     Attributes:
@@ -922,7 +931,7 @@ class Job(ContextHandle[AsyncJob]):
         self.loop.run(self.inner.end(grace_s, outcome=outcome))
 
 
-class Cluster(LoopOwner[AsyncCluster]):
+class Cluster(LoopOwner["AsyncCluster"]):
     """A client of one cluster. Use it as a context manager."""
 
     @property

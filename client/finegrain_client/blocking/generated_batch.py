@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from os import PathLike
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from finegrain_client.batch.job import BatchJob as AsyncBatchJob
-from finegrain_client.batch.spec import BatchSpec
-from finegrain_client.batch.values import BatchOutcome, Progress, ThreadResult
-from finegrain_client.blocking.generated import Cluster
 from finegrain_client.blocking.handle import Handle
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from os import PathLike
+    from pathlib import Path
 
-class BatchJob(Handle[AsyncBatchJob]):
+    from finegrain_client.batch.spec import BatchSpec
+    from finegrain_client.batch.values import BatchOutcome, Progress, ThreadResult
+    from finegrain_client.blocking.generated import Cluster
+
+
+class BatchJob(Handle["AsyncBatchJob"]):
     """One command for each of many threads of work, in any number of slots.
 
     `BatchJob(cluster, spec).run()` runs a new batch. `BatchJob(cluster, state_file=...).run()`

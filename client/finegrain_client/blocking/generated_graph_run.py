@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from os import PathLike
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from finegrain_client.blocking.generated import Cluster
 from finegrain_client.blocking.handle import Handle
-from finegrain_client.graph.plan import Plan
 from finegrain_client.graph_run.graph_job import GraphJob as AsyncGraphJob
-from finegrain_client.graph_run.spec import GraphRunSpec
-from finegrain_client.graph_run.values import GraphOutcome, GraphProgress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from os import PathLike
+    from pathlib import Path
+
+    from finegrain_client.blocking.generated import Cluster
+    from finegrain_client.graph.plan import Plan
+    from finegrain_client.graph_run.spec import GraphRunSpec
+    from finegrain_client.graph_run.values import GraphOutcome, GraphProgress
 
 
-class GraphJob(Handle[AsyncGraphJob]):
+class GraphJob(Handle["AsyncGraphJob"]):
     """A job that runs a plan on a cluster.
 
     Attributes:

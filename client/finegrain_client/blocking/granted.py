@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from finegrain_client.blocking.generated import Request, Slot
-from finegrain_client.job.request import as_granted as async_as_granted
 
 
 class AsGranted:
     """Iterates over slots in the order in which they are granted; see `as_granted`."""
 
     def __init__(self, requests: Sequence[Request]) -> None:
+        from finegrain_client.job.request import as_granted as async_as_granted
+
         self.loop = requests[0].loop if requests else None
         inner = [each.inner for each in requests]
         self.inner = self.loop.call(lambda: async_as_granted(inner)) if self.loop else None

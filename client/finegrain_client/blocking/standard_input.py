@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
-from finegrain_client.slot.task import StdinSource
+if TYPE_CHECKING:
+    from finegrain_client.slot.task import StdinSource
 
 
 def async_input(stdin: bytes | Iterable[bytes] | Literal["pipe"] | None) -> StdinSource:

@@ -14,8 +14,8 @@ from finegrain_client.graph.plan import Plan
 from finegrain_client.graph_run.runner import Runner
 from finegrain_client.graph_run.spec import GraphRunSpec
 from finegrain_client.graph_run.state_file import GraphStateFile
-from finegrain_client.graph_run.status import default_state_file
 from finegrain_client.graph_run.values import GraphOutcome, GraphProgress
+from finegrain_client.state_folder import JOBS
 
 if TYPE_CHECKING:
     from finegrain_client.cluster import Cluster
@@ -58,7 +58,7 @@ class GraphJob:
         self._cancelled = False
         self._running: asyncio.Task[GraphOutcome] | None = None
         name = self._spec.plan.name if self._spec is not None else ""
-        self.state_file = Path(state_file) if state_file else default_state_file(name)
+        self.state_file = Path(state_file) if state_file else JOBS.new_file(name)
 
     def __repr__(self) -> str:
         return f"<GraphJob {self.state_file}>"

@@ -1,13 +1,11 @@
 """Reads the status of a job from its state file, with or without a runner that works on the job.
 
-Reading does not change the file. This module also has the default location of state files.
+Reading does not change the file.
 """
 
 from __future__ import annotations
 
 import os
-import re
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,8 +17,6 @@ from finegrain_client.graph_run.spec import GraphRunSpec
 from finegrain_client.graph_run.state_file import read_events, read_meta, reading
 from finegrain_client.graph_run.task_start import slot_prefix, task_id_of
 from finegrain_client.graph_run.values import GraphProgress, GraphState
-
-SUFFIX = ".job"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,37 +82,6 @@ class GraphJobStatus:
     def is_worked_on(self) -> bool:
         """True if a runner works on the job."""
         return bool(self.runner_host)
-
-
-def default_folder() -> Path:
-    """Returns the default folder of state files.
-
-    The folder is `$FINEGRAIN_JOB_DIR`, otherwise `$XDG_STATE_HOME/finegrain/jobs`, otherwise
-    `~/.local/state/finegrain/jobs`.
-    """
-    if own := os.environ.get("FINEGRAIN_JOB_DIR"):
-        return Path(own).absolute()
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
-    return Path(state) / "finegrain" / "jobs"
-
-
-def default_state_file(name: str) -> Path:
-    """Returns an unused path in the default folder for the state file of a new job."""
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "job"
-    stem = f"{plain[:80]}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    path, number = default_folder() / f"{stem}{SUFFIX}", 2
-    while path.exists():
-        path, number = path.with_name(f"{stem}-{number}{SUFFIX}"), number + 1
-    return path
-
-
-def state_files() -> list[Path]:
-    """Returns the state files in the default folder, newest last."""
-    found = []
-    for path in default_folder().glob(f"*{SUFFIX}"):
-        with suppress(FileNotFoundError):  # the file was removed in the meantime
-            found.append((path.stat().st_mtime, path.name, path))
-    return [path for *_, path in sorted(found)]
 
 
 def read_job_status(state_file: str | os.PathLike[str]) -> GraphJobStatus:

@@ -11,6 +11,8 @@ from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain_client.connection import Connection
 from finegrain_client.job.background import Background
 
+LEASE_DEFAULT_S = 30.0
+
 
 @dataclass(slots=True)
 class JobContext:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -24,7 +24,7 @@ from finegrain.values.states import GangPlacement, JobOutcome
 from finegrain_client.connection import Connection
 from finegrain_client.durations import duration
 from finegrain_client.errors import JobEnded, rejected
-from finegrain_client.job.context import JobContext
+from finegrain_client.job.context import LEASE_DEFAULT_S, JobContext
 from finegrain_client.job.events import JobEvents
 from finegrain_client.job.gangs import GangSpec
 from finegrain_client.job.ranges import RequestRange, check_range
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("finegrain_client")
 
-LEASE_DEFAULT_S = 30.0
 KEEP_ALIVE_LONGEST_S = 10.0
 ENDING_BUDGET_S = 10.0
 """Time in seconds to try to end the job on exit. If this fails, the job ends later when its lease
@@ -405,7 +404,7 @@ class Job:
         message = rm.RegisterJobRequest(
             job_id=self.job_id,
             # A repeated call with the same value is idempotent.
-            request_id=secrets.token_hex(16),
+            request_id=os.urandom(16).hex(),
             name=self.name,
             group=self.group,
             lease=None if self.detached else duration(self.lease_s),

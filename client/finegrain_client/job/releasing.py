@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.values.outcomes import ItemOutcome
+from finegrain_client.call_limits import id_batches
 from finegrain_client.decoding import read
 from finegrain_client.durations import duration
 from finegrain_client.job.context import JobContext
-from finegrain_client.specs import id_batches
 
 if TYPE_CHECKING:
     from finegrain_client.slot.slot import Slot

@@ -10,6 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from finegrain.errors import FinegrainError
 from finegrain.v1 import resource_manager_pb2 as rm
@@ -29,8 +30,10 @@ from finegrain_client.job.background import Changes
 from finegrain_client.job.context import JobContext
 from finegrain_client.retry import RetryPolicy
 from finegrain_client.slot.slot import Slot
-from finegrain_client.types.explain import Explanation
 from finegrain_client.types.status import Gang, RequestStatus, SlotStatus
+
+if TYPE_CHECKING:
+    from finegrain_client.types.explain import Explanation
 
 REASON_POLICY = RetryPolicy(budget_s=2.0)
 """A short retry policy for the call that reads the reason for a wait, after `granted` has timed
@@ -162,6 +165,8 @@ class Request:
             lambda manager, timeout_s: manager.Explain(message, timeout=timeout_s),
             policy=policy,
         )
+        from finegrain_client.types.explain import Explanation
+
         return read(Explanation, answer)
 
     @property

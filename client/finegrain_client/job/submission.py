@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.v1 import slots_pb2
 from finegrain.values.outcomes import ItemOutcome
+from finegrain_client.call_limits import BATCH_BYTES_MAX, BATCH_ITEMS_MAX, id_batches
 from finegrain_client.decoding import read
 from finegrain_client.errors import Rejection, rejected
 from finegrain_client.job.background import CLEANING_UP
@@ -22,7 +23,7 @@ from finegrain_client.job.request import Request
 from finegrain_client.job.watch import JobWatch
 from finegrain_client.retry import REFUSALS
 from finegrain_client.slot.reusing import Reuse, reuse_once
-from finegrain_client.specs import BATCH_BYTES_MAX, BATCH_ITEMS_MAX, SlotSpec, id_batches
+from finegrain_client.specs import SlotSpec
 from finegrain_client.types.status import Gang
 
 Wanted = SlotSpec | GangSpec | Iterable[SlotSpec | GangSpec]

@@ -23,6 +23,7 @@ from finegrain.errors import (
 from finegrain.v1 import cluster_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.values.states import RequestState
+from finegrain_client.call_limits import id_batches
 from finegrain_client.decoding import read
 from finegrain_client.errors import JobEnded
 from finegrain_client.job.context import JobContext
@@ -30,7 +31,6 @@ from finegrain_client.job.events import JobEvents
 from finegrain_client.job.range_events import WatchedRanges
 from finegrain_client.job.request import Request
 from finegrain_client.retry import Backoff, StreamCall, follow, resumed
-from finegrain_client.specs import id_batches
 from finegrain_client.types.status import Gang, JobEvent, RequestStatus
 
 log = logging.getLogger("finegrain_client")

@@ -11,10 +11,10 @@ from typing import Protocol, TypeAlias
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.v1 import slots_pb2
 from finegrain.values.outcomes import ItemOutcome
+from finegrain_client.call_limits import BATCH_ITEMS_MAX
 from finegrain_client.decoding import read
 from finegrain_client.durations import duration
 from finegrain_client.job.context import JobContext
-from finegrain_client.specs import BATCH_ITEMS_MAX
 
 
 class Reusable(Protocol):

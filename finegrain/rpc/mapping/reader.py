@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
 from functools import partial
+from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
 from google.protobuf.descriptor import EnumDescriptor, FieldDescriptor
@@ -101,10 +102,23 @@ class Reader:
         converters: Mapping[type, Callable[[Any], Any]],
         unknown: UnknownNumber,
     ) -> None:
-        self.readings = {(each.kind, each.message): each for each in readings}
+        self.readings: Mapping[tuple[type, type], Reading] = {
+            (each.kind, each.message): each for each in readings
+        }
         self._converters = by_type(converters)
         self._unknown = unknown
         self._compiled: dict[tuple[type, type], Callable[..., Any]] = {}
+
+    def extended(
+        self,
+        readings: Sequence[Reading],
+        converters: Mapping[type, Callable[[Any], Any]] = MappingProxyType({}),
+    ) -> Reader:
+        """Returns a reader with the pairs and converters of this reader and additional ones."""
+        other = Reader(readings, converters=converters, unknown=self._unknown)
+        other.readings = {**self.readings, **other.readings}
+        other._converters = {**self._converters, **other._converters}
+        return other
 
     def __call__(self, kind: type[T], message: Message, /, **given: Any) -> T:
         """Converts a message to a value.

@@ -8,9 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from finegrain.rpc.mapping.writer import As, FromValue, Writing
-from finegrain.rpc.wire import (
-    duration_ms_to_proto,
-)
+from finegrain.rpc.wire import duration_ms_to_proto
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.v1 import task_executor_pb2 as te_pb2
 from resource_manager.engine.model.effects import SendAllocate, SendFree, SendResize

@@ -20,15 +20,14 @@ from finegrain.rpc.addresses import check_dialable
 from finegrain.rpc.wire import (
     amounts_from_proto,
     check_amount,
+    check_cpu_list,
     duration_ms_from_proto,
-    isolation_from_proto,
     labels_from_proto,
     profile_from_proto,
-    topology_from_proto,
 )
 from finegrain.rpc.wire_cpus import assignment_from_proto, host_cpus_from_proto
 from finegrain.rpc.wire_devices import conditions_from_proto
-from finegrain.rpc.wire_topology import check_cpu_list
+from finegrain.rpc.wire_topology import isolation_from_proto, topology_from_proto
 from finegrain.software_version import UNKNOWN, software_version
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.v1 import slots_pb2

@@ -15,10 +15,8 @@ from finegrain.rpc.mapping.writer import As, FromValue, Writer, Writing
 from finegrain.rpc.wire import (
     amounts_to_proto,
     duration_ms_to_proto,
-    isolation_to_proto,
     profile_to_proto,
     timestamp_ms_to_proto,
-    topology_dict_to_proto,
 )
 from finegrain.rpc.wire_cpus import (
     assignment_to_proto,
@@ -28,6 +26,7 @@ from finegrain.rpc.wire_cpus import (
     host_policy_to_proto,
 )
 from finegrain.rpc.wire_devices import condition_to_proto
+from finegrain.rpc.wire_topology import isolation_to_proto, topology_dict_to_proto
 from finegrain.v1 import cluster_pb2, cpus_pb2, resources_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from resource_manager.engine.explain.groups import FlowView, GroupView

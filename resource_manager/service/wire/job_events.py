@@ -10,8 +10,9 @@ from finegrain.cpu_assignment import CpuAssignment
 from finegrain.mapping.stored import STORED
 from finegrain.resources import ResourceProfile
 from finegrain.rpc.mapping.fields import numbers_of
-from finegrain.rpc.wire import KNOWN_MAX, duration_ms_to_proto, isolation_to_proto, profile_to_proto
+from finegrain.rpc.wire import KNOWN_MAX, duration_ms_to_proto, profile_to_proto
 from finegrain.rpc.wire_cpus import assignment_to_proto
+from finegrain.rpc.wire_topology import isolation_to_proto
 from finegrain.v1 import cpus_pb2, resources_pb2, slots_pb2
 from finegrain.values.isolation import Isolation
 from finegrain.values.states import SlotState

@@ -8,10 +8,7 @@ from google.protobuf.json_format import Parse
 
 from finegrain.cpu_pools import Pool
 from finegrain.rpc.mapping.writer import As, FromValue, Writing
-from finegrain.rpc.wire import (
-    duration_ms_to_proto,
-    timestamp_ms_to_proto,
-)
+from finegrain.rpc.wire import duration_ms_to_proto, timestamp_ms_to_proto
 from finegrain.rpc.wire_cpus import POOL_NAME
 from finegrain.v1 import cluster_pb2, cpus_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm_pb2

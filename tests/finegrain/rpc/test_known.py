@@ -5,12 +5,8 @@ import pytest
 from finegrain.errors import InvalidArgument
 from finegrain.resources import MIB
 from finegrain.rpc.known import DATA_BYTES_MAX, Known
-from finegrain.rpc.wire import (
-    isolation_from_proto,
-    isolation_to_proto,
-    profile_from_proto,
-    profile_to_proto,
-)
+from finegrain.rpc.wire import profile_from_proto, profile_to_proto
+from finegrain.rpc.wire_topology import isolation_from_proto, isolation_to_proto
 from finegrain.v1 import resources_pb2
 
 

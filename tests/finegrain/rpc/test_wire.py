@@ -17,13 +17,15 @@ from finegrain.rpc.wire import (
     amounts_to_proto,
     duration_ms_from_proto,
     duration_ms_to_proto,
-    isolation_from_proto,
-    isolation_to_proto,
     labels_from_proto,
     profile_from_proto,
     profile_to_proto,
     timestamp_ms_from_proto,
     timestamp_ms_to_proto,
+)
+from finegrain.rpc.wire_topology import (
+    isolation_from_proto,
+    isolation_to_proto,
     topology_dict_to_proto,
     topology_from_proto,
 )

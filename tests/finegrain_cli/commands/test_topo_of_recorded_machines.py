@@ -11,7 +11,7 @@ from finegrain.resources import GIB, MIB, ResourceProfile
 from finegrain.topology import HostTopology
 from finegrain.v1 import cluster_pb2
 from finegrain_cli.text.cpu_map import LABEL, LETTERS, WIDTH, Marks, drawing, legend
-from finegrain_client.decoding import read
+from finegrain_client.decoding_hosts import read
 from finegrain_client.types.topology import TopologyReport
 from resource_manager.engine.explain.topology import topology_view
 from resource_manager.service.wire.encoding import write
