@@ -157,8 +157,8 @@ class Bench:
         self.numbers: dict[str, int] = {}
 
     def batch(self, *events: Event) -> list[Effect]:
-        """Applies events, then decides until no work is left, as the service does. Drops the
-        changed rows.
+        """Applies events. Then decides until no work is left, in the same way as the service. Drops
+        the changed rows.
         """
         effects: list[Effect] = []
         for event in (*events, Decide(AT)):

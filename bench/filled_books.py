@@ -135,7 +135,7 @@ def fill(store: Store, size: Size, *, address: str = "") -> None:
     Args:
         store: the database.
         size: numbers of rows.
-        address: the address of all executors; empty: each executor has its own address.
+        address: the address that all executors have; empty: each executor has its own address.
     """
     for first in range(0, size.executors, 1_000):
         numbers = range(first, min(size.executors, first + 1_000))

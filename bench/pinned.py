@@ -152,7 +152,7 @@ class Cluster:
         return effects
 
     def batch(self, *events: Event) -> list[Effect]:
-        """Applies events, then decides until no work is left, as the service does."""
+        """Applies events. Then decides until no work is left, in the same way as the service."""
         effects = self.decide(*events)
         while self.state.unfinished:
             effects += self.decide()

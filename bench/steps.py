@@ -136,8 +136,8 @@ class Life(Bench):
         self.at = Instant(0, 1_700_000_000_000)
 
     def batch(self, *events: Event) -> list[Effect]:
-        """Applies each event, followed by a decision and a slice of checks. Then decides while work
-        is left.
+        """Applies each event, followed by a decision and a slice of checks. When all events are
+        applied, decides while work is left.
         """
         effects: list[Effect] = []
         for event in events:

@@ -97,7 +97,7 @@ class Database:
 
 @dataclass
 class Meter:
-    """Measures CPU time between two moments, of all processes involved."""
+    """Measures the CPU time of all involved processes between two moments."""
 
     rm_pid: int
     database: Database

@@ -76,7 +76,7 @@ class Checks:
         self.masters: dict[str, JobMaster] = {}
         self.database: Database
         self.did: Counter[str] = Counter()
-        self._placed: dict[SlotKey, str] = {}  # where each generation was carved
+        self._placed: dict[SlotKey, str] = {}  # for each slot, the executor on which it was carved
         # slots that the state has lost in a restore from a backup
         self._outlived: dict[str, set[SlotKey]] = {}
         self._promised_to_pools: dict[str, str] = {}  # acknowledged request to job
@@ -88,11 +88,13 @@ class Checks:
         self._admitted: dict[tuple[str, str], int] = {}
         # number of identities that hosts of a name have had
         self.identities: Counter[str] = Counter()
-        self._contact_ms: dict[str, int] = {}  # when the last answer of a manager came, by executor
+        # For each executor, the time of the last answer of a manager.
+        self._contact_ms: dict[str, int] = {}
         # slots by executor, as seen by `alone`
         self._here_since_ms: dict[str, dict[SlotKey, int]] = {}
-        self._reported_ms: dict[str, int] = {}  # when the last accepted report was sent
-        # by job: when the last answered keep-alive was sent, and its lease
+        # For each executor, the time at which it sent the last accepted report.
+        self._reported_ms: dict[str, int] = {}
+        # for each job: the time of the last answered keep-alive, and the lease
         self._kept_alive: dict[str, tuple[int, int]] = {}
         self._lapsed_ms: dict[str, int] = {}
 

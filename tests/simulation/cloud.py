@@ -65,7 +65,7 @@ class Machine:
 
 @dataclass(eq=False)
 class Cloud:
-    """All machines, by the ids of their executors.
+    """All machines. The key is the id of the executor.
 
     Args:
         make: creates the executor of a machine from id, plan and shape, without starting it.
@@ -111,7 +111,9 @@ class Cloud:
             self.loop.after(self._of(STARTED_MS), lambda: reply(answer))
 
     def stop(self, executor_id: str, reply: Reply) -> None:
-        """Stops a machine; answers with None when it is destroyed, or with ProviderTrouble."""
+        """Stops a machine. When it is destroyed, answers with None. If this fails, answers with
+        ProviderTrouble.
+        """
 
         def done() -> None:
             if self.rng.random() < self.troubles.stop_fails:

@@ -169,7 +169,7 @@ class Database:
         before or after it was made. "stop before", "stop inside" and "stop after": the client stops
         for seconds before, in or after the transaction.
 
-        Errors: NotLeader; StoreError, after which the outcome is unknown.
+        Errors: NotLeader. Or StoreError, after which the transaction may or may not be stored.
         """
         write = Rows.write_of(changes)
         transaction = Transaction(client, client.holder, client.epoch, write, changes)

@@ -42,7 +42,7 @@ class DeviceChecks:
         given: number of slots with devices.
         ended: number of slots that ended because a device failed.
         cordoned: UUIDs of devices whose cordon was acknowledged.
-        uncordons: how often an operator has uncordoned a device, by UUID.
+        uncordons: for each device (by UUID), how often an administrator has uncordoned it.
     """
 
     given: int = 0

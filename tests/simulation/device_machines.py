@@ -64,7 +64,7 @@ def some_devices(rng: Random, name: str, nodes: int) -> HostDevices:
 
     Args:
         rng: source of randomness.
-        name: of the host; UUIDs begin with it.
+        name: name of the host. UUIDs begin with this name.
         nodes: number of its NUMA nodes.
     """
     if rng.random() < WITHOUT_DEVICES:
@@ -101,7 +101,7 @@ def _with_functions(nic: Device) -> Device:
 
 
 def with_parking(rng: Random, host: HostDevices) -> HostDevices:
-    """Returns the devices, with how slots on their GPUs can be parked."""
+    """Returns the devices. Each now says how slots on its GPUs can be parked."""
     mode = rng.choice((SAME_GPU, ANY_GPU))
     return replace(
         host,
@@ -158,7 +158,7 @@ def with_devices(rng: Random, spec: RequestSpec) -> RequestSpec:
         requests = tuple(
             replace(each, functions=()) if each.type == RDMA else each for each in requests
         )
-    # Slots with dedicated cpus stay as they are.
+    # Slots with dedicated cpus do not change.
     plain = spec.cpu_policy.qos.is_pinned or spec.cpu_limit_milli
     base = spec.profile if plain else SLOT
     return replace(

@@ -150,7 +150,7 @@ class Executor(CommandedHost):
         if self.life > 1 and self.rng.random() < self.troubles.resized:
             total = dict(self.share.total)
             cpu_milli = self.rng.choice((1_000, 4_000, 8_000))
-            if self.machine is None:  # else its cpus determine the amount
+            if self.machine is None:  # with a machine, its cpus determine the amount
                 total["cpu_milli"] = cpu_milli
             self.share = replace(self.share, total=total, slots_max=self.rng.choice((0, 2)))
             self.labels = (("zone", self.rng.choice("abc")),)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 Key = tuple[str, int]
 Booked = dict[Key, dict[str, int]]
-"""Amounts of slots, as quotas count them."""
+"""Amounts of slots, in the form in which quotas count them."""
 
 MANY_SHAPES = 1_000
 """With a smaller `classes_tried_max`, a pass may not reach a group below its minimum."""
@@ -173,7 +173,7 @@ class FairChecks:
 
         Args:
             name: the group.
-            before: how often it had been deleted when the operator called.
+            before: the number of its deletions at the time of the administrator's call.
         """
         self.did["groups deleted"] += 1
         if self._deleted[name] == before:
@@ -203,7 +203,7 @@ class Limits:
         )
 
     def stop_request(self, job_id: str, spec: RequestSpec) -> bool:
-        """Returns whether a maximum forbids one more request like this."""
+        """Returns True if a maximum forbids one more request of this kind."""
         if not self._any:
             return False
         shape = self._state.queue.class_of(spec)

@@ -75,7 +75,8 @@ DEVICES = "devices"  # slots with GPUs and NICs, on hosts with a known topology
 DEVICE_STORM = "device storm"  # devices fail often, and operators park slots
 DEVICE_SHARES = "device shares"  # resizes change the shares of devices, too
 FAIR_SHARES = "fair shares"  # several groups with limits, and reuse of slots
-EARLY = "early requests"  # for what no executor could host, from before the first executor
+# A name for requests that no executor could host; they are made before the first executor exists.
+EARLY = "early requests"
 
 RELEASES = 0.35
 RELEASES_IN_STORM = 0.06

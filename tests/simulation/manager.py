@@ -114,7 +114,7 @@ class Manager(Client):
         self.batches = 0
         self.leading = False
         self.held_down = False  # True: an administrator keeps it stopped
-        self._books = 0  # how often the state was read
+        self._books = 0  # number of times that the state was read
         self._sure_until_ms = -1
         self.state = restore(Snapshot(rm_epoch=0), settings, self.at)
 
@@ -382,7 +382,8 @@ class Manager(Client):
         except (FailedPrecondition, InvalidArgument) as error:
             self.log(f"{self.name} hears {names} refused: {error}")
             reason = error.reason.value
-            if error.reason is Reason.COMMAND_OUT_OF_ORDER:  # both sides must count the same
+            # This must not happen: both sides must count the commands in the same way.
+            if error.reason is Reason.COMMAND_OUT_OF_ORDER:
                 self.checks.require([f"{names[0]}: {error}"])
             self.submit(lambda at: CommandRefused(at, *names, reason=reason))
         except (FinegrainError, Unreached) as error:

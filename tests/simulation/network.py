@@ -25,7 +25,7 @@ START_TIME_MS = 1_700_000_000_000
 
 
 class Unreached(Exception):
-    """It is unknown whether the call was served."""
+    """The call may or may not have been served."""
 
 
 class Loop:

@@ -23,7 +23,7 @@ class ParkingHost(ResizingHost):
 
     def _begin_sizes(self) -> None:
         super()._begin_sizes()
-        self._moves: dict[SlotKey, bool] = {}  # whether its processes have arrived
+        self._moves: dict[SlotKey, bool] = {}  # for each slot, whether its processes have arrived
         self._not_moved: dict[SlotKey, tuple[int, FinegrainError]] = {}
 
     def _begin_change(self, key: SlotKey, resize: Resize, then: Resized) -> None:

@@ -128,7 +128,7 @@ def books_are_restored(world: World, rng: Random) -> bool:
 
 
 def front_dies(world: World, rng: Random) -> bool:
-    """Kills an executor's front; its slots stay."""
+    """Kills the front of an executor. Its slots continue."""
     executor = some_executor(world, rng)
     if executor.up:
         executor.crash()
@@ -174,7 +174,7 @@ def front_and_helper_die(world: World, rng: Random) -> bool:
 
 
 def host_reboots(world: World, rng: Random) -> bool:
-    """Reboots a host; only its disk remains."""
+    """Reboots a host. Only its disk keeps its content."""
     executor = some_executor(world, rng)
     if executor.up:
         executor.crash(reboot=True)

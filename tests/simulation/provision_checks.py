@@ -34,7 +34,8 @@ class ProvisionChecks:
     """Records of every executor that was requested."""
 
     cloud: Cloud | None = None
-    wrong: list[str] = field(default_factory=list)  # found where no caller can raise it
+    # Problems that were found at a place where no caller can raise them.
+    wrong: list[str] = field(default_factory=list)
     _asked: set[str] = field(default_factory=set)  # executors whose order was ever on disk
     _disobeyed: set[str] = field(default_factory=set)
     _by_hand: set[str] = field(default_factory=set)

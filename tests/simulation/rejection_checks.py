@@ -28,7 +28,7 @@ class RejectionChecks:
     def __init__(self) -> None:
         self.late = 0
         self._knew_all: dict[int, bool] = {}  # by epoch: the value before the last decision
-        # by epoch: sum of registration numbers, and when it changed last
+        # for each epoch: the sum of the registration numbers, and the time of its last change
         self._registered: dict[int, tuple[int, int]] = {}
 
     def decided(self, state: State, effects: Iterable[Effect], now_ms: int) -> Iterator[str]:

@@ -176,7 +176,7 @@ def _on_present_devices(
 ) -> dict[str, int]:
     """Returns a booking without the shares of devices that the host does not announce now.
 
-    The host's total lacks these devices as well. Their shares count again when they return.
+    The host's total lacks these devices as well. When the devices return, their shares count again.
     """
     announced = {each.uuid for each in layout_of(host.executor.registration.topology).host.devices}
     shares = assignment.devices if assignment is not None else ()

@@ -35,7 +35,7 @@ class Reuses:
         self._master, self._rng = master, rng
         self._asked: set[str] = set()  # requests that were named in a call
         self._open: dict[Key, str] = {}  # calls without an answer: slot to request
-        # by slot: requests, and whether reuse was granted
+        # for each slot: the requests, and whether the reuse was granted
         self._told: dict[Key, dict[str, bool]] = {}
 
     def begin(self) -> None:

@@ -117,7 +117,7 @@ class SlotHost(Node):
         self.offline = self.kubelets = EMPTY  # sets of cpus
         self.hardware = plan.devices  # under the present minor numbers
         self.absent: set[str] = set()  # UUIDs of devices
-        self.problems: dict[str, str] = {}  # of devices, by UUID
+        self.problems: dict[str, str] = {}  # problems of devices, by UUID
         self.device_conditions: tuple[DeviceCondition, ...] = ()
         self.default_profile, self.labels = plan.default_profile, plan.labels
         self.orphan_ms = plan.orphan_ms

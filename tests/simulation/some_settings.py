@@ -20,11 +20,11 @@ def some_settings(
     """Draws random settings that are valid.
 
     Args:
-        large: whether there are very many hosts.
+        large: True: there are very many hosts.
         rng: the first random source, whose sequence of draws must stay the same.
         chance: makes further random sources.
         provisioning: settings of providers.
-        fair_shares: whether to draw settings of fairness instead of the usual ones.
+        fair_shares: True: draw random settings of fairness; False: use the usual settings.
     """
     return EngineSettings(
         lost_timeout_ms=25_000 if large else 4_000,

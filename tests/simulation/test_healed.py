@@ -61,7 +61,7 @@ def crowded_world(monkeypatch: pytest.MonkeyPatch, lse_cpus: int, policy: HostPo
 
     def ask() -> None:
         (master,) = crowded.checks.masters.values()
-        master.leaving = True  # requests nothing by itself
+        master.leaving = True  # the job master then makes no requests itself
         lse = request("job-01-lse", QosClass.LSE, lse_cpus * 1_000)
         best_effort = request("job-01-be", QosClass.BE, 100)
         master._request((lse,))

@@ -9,7 +9,7 @@ import pytest
 
 from tests.simulation.network import Loop, Network, Node, Reply, Unreached
 
-ANSWER_MS = 200  # how long the target takes
+ANSWER_MS = 200  # time that the target takes for an answer
 WAIT_MS = 1_000
 
 

@@ -223,7 +223,7 @@ class World:
         self.add_executor(name, plan)
 
     def add_executor(self, name: str, plan: HostPlan, shape: str = "") -> Executor:
-        """Creates an executor, without starting it."""
+        """Creates an executor. Does not start it."""
         if CPUS in self.plan.wishes:  # present executors report separate best-effort capacity
             cpu_milli = plan.total[CPU_MILLI]
             plan = replace(plan, total={BEST_EFFORT_CPU_MILLI: cpu_milli, **plan.total})

@@ -80,7 +80,7 @@ class ModuleWriter:
     """Writes one module: the twins of the classes that belong there.
 
     Args:
-        types: how types and values are written there.
+        types: the rules by which types and values are written.
         openers: functions that return a handle for which a loop is started.
     """
 
@@ -241,7 +241,7 @@ def _base_of(inner: type) -> str:
 
 
 def _members(inner: type) -> Iterator[tuple[str, Any]]:
-    """Yields public methods and properties, in the order in which they are defined."""
+    """Yields public methods and properties, in the order of their definition."""
     seen = set()
     for owner in inner.__mro__[:-1]:
         for name, member in vars(owner).items():

@@ -87,7 +87,7 @@ ASSIGNMENT = CpuAssignment(
 
 
 def job(job_id: str = "job-1", **changes: Any) -> Job:
-    """Returns a job; `changes` overrides fields by name."""
+    """Returns a job. Each of the `changes` overrides the field of its name."""
     values: dict[str, Any] = {
         "name": "nightly",
         "group": "default",

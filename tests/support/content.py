@@ -24,7 +24,7 @@ def answers_to_readers(module: Any, table: AccessTable) -> Iterator[Descriptor]:
 
 
 def messages_within(roots: Iterable[Descriptor]) -> dict[str, Descriptor]:
-    """Returns the messages and all messages inside them, by name."""
+    """Returns the messages and all messages inside them. The key is the name of the message."""
     found: dict[str, Descriptor] = {}
     left = list(roots)
     while left:

@@ -27,7 +27,7 @@ def made_up(
     """Returns GPUs and NICs, evenly over the NUMA nodes, two GPUs and a NIC to a PCIe group.
 
     Args:
-        gpus: their number.
+        gpus: number of GPUs.
         nodes: number of NUMA nodes.
         memory_bytes: of each GPU.
         model: of the GPUs.

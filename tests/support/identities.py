@@ -45,8 +45,8 @@ def credentials(
         text: the identity: "user/alice", "rm".
         addresses: "host:port" of resource managers.
         cluster: name of the cluster.
-        life_s: how long the certificate is valid; negative: it has expired.
-        starts_s: when its life begins, in seconds from now.
+        life_s: duration of the certificate's validity, in seconds; negative: it has expired.
+        starts_s: beginning of the validity, in seconds from now.
     """
     signing = authority(cluster)
     return signed_by(signing, text, *addresses, life_s=life_s, starts_s=starts_s)

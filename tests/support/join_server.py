@@ -30,7 +30,9 @@ SERVICE = "finegrain.v1.JoinService"
 
 @dataclass
 class JoinServer:
-    """Answers like a resource manager. `shown` is the identity whose certificate it shows."""
+    """Answers like a resource manager. `shown` is the identity in the certificate that the server
+    shows.
+    """
 
     shown: str = "rm"
     cluster: str = identities.CLUSTER
@@ -41,7 +43,8 @@ class JoinServer:
     calls: list[str] = field(default_factory=list)
     answers_lost: int = 0  # the next answers that do not arrive
     _tokens: dict[str, str] = field(default_factory=dict)  # secrets, with identities
-    _keys: dict[str, bytes] = field(default_factory=dict)  # secrets, with the keys that used them
+    # Secrets, each with the key that has used it.
+    _keys: dict[str, bytes] = field(default_factory=dict)
     _nonces: set[bytes] = field(default_factory=set)
 
     @property

@@ -34,7 +34,7 @@ def give_credentials(folder: Path, who: str, *addresses: str) -> Path:
     """Returns a credentials file of a member of the test cluster, valid for a long run.
 
     Args:
-        folder: where to write the file.
+        folder: folder for the file.
         who: the identity: "user/alice".
         addresses: "host:port" of the resource managers.
     """
@@ -49,7 +49,7 @@ def log_in(address: str, operator: Path, folder: Path, who: str) -> Path:
     Args:
         address: "host:port" of the resource manager.
         operator: credentials file of an operator.
-        folder: where to write the file.
+        folder: folder for the file.
         who: the identity: "user/alice".
     """
     role, _, name = who.partition("/")

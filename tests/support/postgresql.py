@@ -182,7 +182,7 @@ class PostgresqlServer:
             return cursor.fetchall() if cursor.description else []
 
     def create_database(self) -> str:
-        """Creates an empty database; returns its name."""
+        """Creates an empty database. Returns its name."""
         name = f"t_{uuid.uuid4().hex}"
         self.execute(f"CREATE DATABASE {name} TEMPLATE template0")
         return name

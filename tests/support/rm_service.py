@@ -225,7 +225,7 @@ class ScriptedExecutor(_Servicer):
         return self.rm.rm_as(f"executor/{self.executor_id}")
 
     async def open_port(self) -> None:
-        """Starts serving; reuses the previous address, if any."""
+        """Starts serving. If there was a previous address, uses it again."""
         self._server = GuardedServer(
             ListenOptions(address=self.address or "127.0.0.1:0"),
             TASK_EXECUTOR_ACCESS,

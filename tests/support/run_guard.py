@@ -30,7 +30,7 @@ FRONT_GONE = signal.SIGUSR1
 PASSED_ON = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
 WATCHED = PASSED_ON | {signal.SIGCHLD, FRONT_GONE}
 ENDING_S = 10.0
-"""How long processes may take to end by themselves after a successful run."""
+"""After a successful run, processes may take this time, in seconds, to end by themselves."""
 KILLING_S = 60.0
 WORDS_MAX = 200
 

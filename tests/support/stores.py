@@ -12,6 +12,6 @@ OpenStore = Callable[..., Store]
 
 
 def inside(store: Store) -> SqlStore:
-    """Returns the same store as a `SqlStore`, for tests of its internals."""
+    """Returns the same store as a `SqlStore`. Tests use it to reach the internals of the store."""
     assert isinstance(store, SqlStore)
     return store

@@ -76,7 +76,7 @@ def _templates(path: Path) -> Iterator[str]:
 
 @cache
 def _classes() -> set[str]:
-    """Returns `FinegrainError` and the classes derived from it, by name."""
+    """Returns the names of `FinegrainError` and of the classes that are derived from it."""
     bases = {
         node.name: {ast.unparse(base) for base in node.bases}
         for path in _product()

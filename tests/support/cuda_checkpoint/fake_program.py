@@ -24,7 +24,8 @@ class CudaProcesses:
         for name in ("processes", "parked"):
             (self.folder / name).mkdir(mode=0o777)
             (self.folder / name).chmod(0o777)
-        self.profile = self.folder / "profile"  # of the driver for tests, if there is one
+        # Profile of the driver for tests, if this driver is used.
+        self.profile = self.folder / "profile"
         program = self.folder / "cuda-checkpoint"
         text = _SOURCE.read_text().replace("FAKE_CUDA_FOLDER", str(self.folder))
         program.write_text(f"#!{sys.executable} -I\n{text}")

@@ -132,7 +132,7 @@ class Calls(Conversation):
         Args:
             gang_id: id of the gang.
             sizes: cpu of each member, in thousandths.
-            placement: where the members must run relative to each other.
+            placement: the rule for the executors of the members.
             label: with SAME_LABEL: the label that their hosts must have in common.
             job: the job that submits.
             memory_bytes: memory of each member.
@@ -199,9 +199,9 @@ class Calls(Conversation):
 
         Args:
             names: allocation ids.
-            generation: generation of all these slots; 0: the current one of each.
+            generation: generation of all these slots; 0: the current generation of each slot.
             ranges: members of ranges.
-            job: the job that releases; None: an operator does.
+            job: the job that releases the slots; None: an administrator releases them.
         """
         slots = tuple((name, generation) for name in names)
         event = SlotsReleased(self.at, job, slots, ranges=tuple(ranges))
@@ -246,8 +246,8 @@ class Calls(Conversation):
             name: allocation id.
             profile: the new size.
             job: the job that owns the slot; None: an operator asks.
-            generation: generation of the slot; 0: the current one.
-            number: resize number; 0: the next one.
+            generation: generation of the slot; 0: the current generation.
+            number: number of the resize; 0: the next number.
             more: further fields of `ResizeRequested`.
         """
         event = ResizeRequested(self.at, job, name, generation, number, profile, **more)
@@ -278,7 +278,7 @@ class Calls(Conversation):
     def change_group_users(
         self, name: str, *, allow: tuple[str, ...] = (), revoke: tuple[str, ...] = ()
     ) -> Group:
-        """Changes who may use a group, as an administrator does."""
+        """Changes who may use a group, in the same way as an administrator."""
         group: Group = self.apply(GroupUsersChanged(self.at, name, allow, revoke))
         return group
 

@@ -132,7 +132,7 @@ class EngineCluster(Calls):
         return {name for name, each in requests if each.state is RequestState.PENDING}
 
     def waiting_reason(self, name: str) -> str:
-        """Returns the reason why a request waits; it must be pending."""
+        """Returns the reason why a request waits. The request must be pending."""
         request = self.state.requests[name]
         assert request.state is RequestState.PENDING
         return pending_reason(self.state, request)

@@ -25,7 +25,7 @@ def host(
 
     Args:
         name: its executor id.
-        cpu_milli: its total cpu, in thousandths.
+        cpu_milli: total cpu of the host, in thousandths.
         memory_bytes: its total memory.
         default_profile: the profile of slots for requests without one.
         more: further fields of `FakeExecutor`.

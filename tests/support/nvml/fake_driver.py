@@ -48,7 +48,7 @@ class FakeDriver:
     """The compiled library, in a separate folder: `folder`, for LD_LIBRARY_PATH."""
 
     def __init__(self, folder: Path, *, is_old: bool = False) -> None:
-        """Compiles it.
+        """Compiles the driver.
 
         Args:
             folder: for the library and profiles.
@@ -75,7 +75,7 @@ class FakeDriver:
 
         Args:
             profile: lines as in `FORMAT`.
-            program: its source.
+            program: source of the program.
             arguments: of the program.
         """
         path = self.folder / "profile"
