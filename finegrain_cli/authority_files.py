@@ -12,6 +12,7 @@ from finegrain.certificates.backup import FILE_BYTES_MAX, pack, unpack
 from finegrain.certificates.joining import public_bytes
 from finegrain.credentials import write_private_file
 from finegrain.errors import ConfigurationError, FailedPrecondition, Reason
+from resource_manager.service.identities.host_changes import note_change
 from resource_manager.service.identities.own import (
     AUTHORITY_FILE,
     FOLDER,
@@ -81,6 +82,16 @@ def restore_authority(state_dir: Path, authority: Authority) -> Path | None:
         write_authority(state_dir, authority)
         give_to_owner(state_dir, folder)
     return kept
+
+
+def note(state_dir: Path, method: str, changed: str) -> None:
+    """Leaves a note about a change for the audit log of the resource manager.
+
+    Raises:
+        ConfigurationError: the note cannot be written.
+    """
+    note_change(state_dir, method, changed)
+    give_to_owner(state_dir, state_dir / FOLDER)
 
 
 def existing_authority(state_dir: Path) -> Authority:

@@ -1,11 +1,12 @@
 """Replaces the authority of a cluster in three steps: add, use, drop. Until the last step, members
 trust both authorities. The file `ca.pem` has the certificates of all trusted authorities. The
 authority whose key is in `ca.key` signs. `ca.next.key` is the key of an authority that was added
-and does not sign yet. A resource manager reads these files when it starts.
+and does not sign yet. A running resource manager reads these files again after each change.
 """
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,10 @@ from resource_manager.service.identities.own import (
     RM_FILE,
     write_authority,
 )
+from resource_manager.service.state_dir import is_locked
 
 NEXT_KEY_FILE = "ca.next.key"
+USED_WITHIN_S = 20.0
 FILE_BYTES_MAX = 64 * 1024
 
 
@@ -134,8 +137,8 @@ def check_usable(state_dir: Path) -> None:
     served = _served(state_dir)
     if served is None or certificate_pem(present.others[0]).decode() not in served.authorities:
         raise FailedPrecondition(
-            "the resource manager has not started since finegrain certs ca add, so its members do"
-            " not trust the new authority yet; restart it, and wait until they do",
+            "no resource manager has run here since finegrain certs ca add, so its members do not"
+            " trust the new authority yet; start it, and wait until they do",
             reason=Reason.CERTIFICATE_WRONG,
         )
 
@@ -175,9 +178,9 @@ def check_droppable(state_dir: Path) -> None:
     shown = x509.load_pem_x509_certificate(served.certificate.encode())
     if not is_signed_by_one_of(authority_keys([present.certificate]), shown):
         raise FailedPrecondition(
-            "the resource manager has not started since finegrain certs ca use, so all members"
-            " still have certificates of the other authority; restart it, and wait until they have"
-            " renewed them",
+            "no resource manager has run here since finegrain certs ca use, so all members still"
+            " have certificates of the other authority; start it, and wait until they have renewed"
+            " them",
             reason=Reason.CERTIFICATE_WRONG,
         )
 
@@ -195,6 +198,31 @@ def drop_authorities(state_dir: Path) -> AuthorityInfo:
     _next_key(state_dir).unlink(missing_ok=True)
     give_to_owner(state_dir, folder)
     return _info(present.cluster, "signs", present.certificate)
+
+
+def wait_until_used(state_dir: Path) -> bool:
+    """Waits until the resource manager that runs in a state directory uses its authorities.
+
+    Returns:
+        False if no resource manager runs there: it uses the authorities after its next start.
+
+    Raises:
+        FailedPrecondition: the resource manager does not use them after 20 s.
+    """
+    trusted = existing_authority(state_dir).trusted_pem.decode()
+    until = time.monotonic() + USED_WITHIN_S
+    while is_locked(state_dir):
+        served = _served(state_dir)
+        if served is not None and served.authorities == trusted:
+            return True
+        if time.monotonic() > until:
+            raise FailedPrecondition(
+                f"the files in {state_dir / FOLDER} are changed, but the resource manager does not"
+                f" use them after {USED_WITHIN_S:g} s; its log says why; restart it",
+                reason=Reason.CERTIFICATE_WRONG,
+            )
+        time.sleep(0.1)
+    return False
 
 
 def _next_key(state_dir: Path) -> Path:

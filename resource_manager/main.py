@@ -31,6 +31,7 @@ from resource_manager.engine.executors.reports import EpochSeen
 from resource_manager.options import ResourceManagerOptions
 from resource_manager.service.dispatch import Dispatcher
 from resource_manager.service.executor_link import ExecutorLinks, LinkOptions
+from resource_manager.service.identities.host_changes import follow_host_changes
 from resource_manager.service.identities.login_socket import SOCKET_FILE, LoginSocket
 from resource_manager.service.identities.provider_tokens import ProviderTokens
 from resource_manager.service.identities.sharing import (
@@ -242,7 +243,8 @@ async def _resource_manager(options: ResourceManagerOptions) -> AsyncIterator[_R
         login = LoginSocket(state_dir / SOCKET_FILE, identities.issuer, components.members)
         await login.start()
         stack.push_async_callback(login.stop)
-        stack.push_async_callback(stop_task, asyncio.create_task(renew_daily(components)))
+        for keeps_current in (renew_daily, follow_host_changes):
+            stack.push_async_callback(stop_task, asyncio.create_task(keeps_current(components)))
         # Stage 3: the providers, which need the address of the port.
         providers = set_up_providers(
             options,

@@ -181,7 +181,7 @@ async def make_components(
         own_files=own_files,
         own=own,
         members=Members(runner, now_ms),
-        proofs=EpochProofs(own_files.authority, own),
+        proofs=EpochProofs(lambda: own_files.authority, own),
         tokens=TokenSigner(own),
         metrics=metrics,
         store=store,
@@ -212,7 +212,7 @@ def make_server(
         components.options.listen,
         {**RESOURCE_MANAGER_ACCESS, **CLUSTER_ACCESS, **IDENTITY_ACCESS},
         components.own,
-        Trust(components.own_files.cluster, is_denied=components.members.is_denied),
+        _trust(components),
         observe=lambda method, status, _seconds: metrics.calls.labels(
             method.rpartition("/")[2], status
         ).inc(),
@@ -222,7 +222,7 @@ def make_server(
     terms = ExecutorTerms(
         report_interval_ms=components.settings.report_interval_ms,
         lost_timeout_ms=components.settings.lost_timeout_ms,
-        authorities_sha256=components.own.credentials.authorities_sha256,
+        authorities_sha256=lambda: components.own.credentials.authorities_sha256,
     )
     about = About(software_version(), start_time_ms=time.time_ns() // 1_000_000)
     # Both services share the runner, so all their calls are in one sequence.
@@ -232,6 +232,12 @@ def make_server(
     server.add(add_IdentityServiceServicer_to_server, identity_calls)
     components.members.on_denied = server.end_denied_streams
     return server
+
+
+def _trust(components: Components) -> Trust:
+    return Trust(
+        components.own_files.cluster, is_denied=components.members.is_denied, own=components.own
+    )
 
 
 class Identities:
@@ -245,7 +251,7 @@ class Identities:
         self._components = components
         self.join_address = ""
         self.issuer = Issuer(
-            components.own_files.authority,
+            lambda: components.own_files.authority,
             lambda: [components.leadership.address] if components.leadership.address else [],
         )
         self.calls = IdentityCalls(
@@ -319,7 +325,7 @@ async def serve_metrics(components: Components, stack: AsyncExitStack) -> str:
         unready=lambda: components.leadership.unready,
         refresh=refresh,
         own=components.own,
-        trust=Trust(components.own_files.cluster, is_denied=components.members.is_denied),
+        trust=_trust(components),
     )
     address = await http.start()
     stack.push_async_callback(http.stop)

@@ -8,6 +8,7 @@ changed, the owner of a channel opens a new channel.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import grpc
 
@@ -24,6 +25,7 @@ class OwnCertificate:
 
     def __init__(self, credentials: Credentials) -> None:
         self._credentials = credentials
+        self._on_replaced: list[Callable[[], None]] = []
         self._channel: grpc.ChannelCredentials | None = None
         self.version = 0
 
@@ -37,6 +39,12 @@ class OwnCertificate:
         self._credentials = credentials
         self._channel = None
         self.version += 1
+        for call in self._on_replaced:
+            call()
+
+    def on_replaced(self, call: Callable[[], None]) -> None:
+        """Calls a function after each replacement, on the thread that replaces."""
+        self._on_replaced.append(call)
 
     def check_valid(self) -> None:
         """Checks that the certificate is valid now. A server that refuses an invalid certificate

@@ -88,6 +88,8 @@ class GuardedServer:
         )
         self._handlers: list[Any] = []
         self._server = LastingServer(self._make, own.server_credentials)
+        # The own certificate brings the authorities, and an authority may have been dropped.
+        own.on_replaced(self.end_denied_streams)
         self._health: Any = None
         self._names: list[str] = []
 
@@ -148,7 +150,7 @@ class GuardedServer:
             await self._health.set("", status.SERVING if serving else status.NOT_SERVING)
 
     def end_denied_streams(self) -> None:
-        """Ends the streams of callers that are denied now.
+        """Ends the streams of callers that are denied now, or whose authority is not trusted now.
 
         Call this method after each denial, because the server checks the caller of a stream only at
         the start of the stream.

@@ -2,7 +2,8 @@
 
 The handshake proves that the cluster's authority has signed the certificate, and that the caller
 has its key. There is only one handshake for a connection, which may stay open for a long time. So
-the server checks the dates and the list of denied identities again at every call.
+the server checks the dates and the list of denied identities again at every call, and, after the
+authorities of the cluster have changed, also the signature.
 """
 
 from __future__ import annotations
@@ -11,10 +12,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from finegrain.certificates.authority import authority_keys, is_signed_by_one_of
 from finegrain.certificates.reading import PeerCertificate, read_certificate
 from finegrain.errors import InvalidArgument, Reason, Unauthenticated
 from finegrain.identity import Identity
 from finegrain.rpc.access import Caller
+from finegrain.rpc.own_certificate import OwnCertificate
 
 CACHED_CERTIFICATES_MAX = 20_000
 CERTIFICATE_KEY = "x509_pem_cert"  # gRPC's name of the caller's certificate
@@ -31,6 +37,8 @@ class Trust:
         is_denied: a function that returns True if an administrator has denied an identity or a
             serial number (in hexadecimal).
         now: a function that returns the time in seconds since 1970 (UTC).
+        own: the certificate of the server, with the authorities that it trusts at present; None:
+            the authorities never change.
     """
 
     def __init__(
@@ -39,8 +47,13 @@ class Trust:
         *,
         is_denied: Callable[[Identity, str], bool] = lambda _identity, _serial: False,
         now: Callable[[], float] = time.time,
+        own: OwnCertificate | None = None,
     ) -> None:
         self.cluster = cluster
+        self._own = own
+        self._authorities = own.credentials.authorities if own else ""
+        # None: only the authorities of the handshakes have signed.
+        self._keys: list[ec.EllipticCurvePublicKey] | None = None
         self.is_denied = is_denied
         self._now = now
         # Reading a certificate takes 10 us. Cache the result, because a caller shows the same
@@ -107,11 +120,13 @@ class Trust:
             )
 
     def _certificate(self, pem: bytes) -> PeerCertificate:
+        self._follow_authorities()
         known = self._read.get(pem)
         if known is not None:
             return known
         try:
             read = read_certificate(pem)
+            self._check_signature(pem, read.identity)
         except InvalidArgument as error:
             raise Unauthenticated(
                 f"the certificate is none of a member of this cluster: {error.message}",
@@ -121,6 +136,27 @@ class Trust:
             self._read.clear()
         self._read[pem] = read
         return read
+
+    def _follow_authorities(self) -> None:
+        if self._own is None or self._own.credentials.authorities == self._authorities:
+            return
+        self._authorities = self._own.credentials.authorities
+        certificates = x509.load_pem_x509_certificates(self._authorities.encode())
+        self._keys = authority_keys(certificates)
+        self._read.clear()
+
+    def _check_signature(self, pem: bytes, identity: Identity) -> None:
+        """Refuses a certificate whose authority was dropped after the handshake."""
+        if self._keys is None or is_signed_by_one_of(
+            self._keys, x509.load_pem_x509_certificate(pem)
+        ):
+            return
+        raise Unauthenticated(
+            f"the cluster no longer trusts the authority that has signed the certificate of"
+            f" {identity}; run finegrain login, or join again with a token",
+            reason=Reason.CERTIFICATE_WRONG,
+            details={"identity": str(identity)},
+        )
 
 
 def _utc(seconds: float) -> str:

@@ -1933,6 +1933,7 @@ class ReportSlotsResponse(google.protobuf.message.Message):
     DENIED_FIELD_NUMBER: builtins.int
     EPOCH_PROOF_FIELD_NUMBER: builtins.int
     REUSED_SLOTS_FIELD_NUMBER: builtins.int
+    AUTHORITIES_SHA256_FIELD_NUMBER: builtins.int
     rm_epoch: builtins.int
     """Epoch (incarnation) of the RM."""
     register_again: builtins.bool
@@ -1949,6 +1950,10 @@ class ReportSlotsResponse(google.protobuf.message.Message):
     """
     host_policy_number: builtins.int
     """Number of these settings; 0: the executor already follows the present settings."""
+    authorities_sha256: builtins.str
+    """SHA-256 of the authorities that the RM trusts, in hexadecimal. If the executor trusts others, it renews its
+    certificate; empty: the RM is of an earlier version.
+    """
     @property
     def unowned_slots(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SlotRelease]:
         """Slots without an owner, which the executor must free."""
@@ -1986,9 +1991,10 @@ class ReportSlotsResponse(google.protobuf.message.Message):
         denied: global___DeniedIdentities | None = ...,
         epoch_proof: finegrain.v1.identity_pb2.EpochProof | None = ...,
         reused_slots: collections.abc.Iterable[global___SlotReuseNumber] | None = ...,
+        authorities_sha256: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["denied", b"denied", "epoch_proof", b"epoch_proof", "host_policy", b"host_policy"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["acknowledged_report_number", b"acknowledged_report_number", "denied", b"denied", "epoch_proof", b"epoch_proof", "host_policy", b"host_policy", "host_policy_number", b"host_policy_number", "register_again", b"register_again", "reused_slots", b"reused_slots", "rm_epoch", b"rm_epoch", "send_full_report", b"send_full_report", "unowned_slots", b"unowned_slots"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["acknowledged_report_number", b"acknowledged_report_number", "authorities_sha256", b"authorities_sha256", "denied", b"denied", "epoch_proof", b"epoch_proof", "host_policy", b"host_policy", "host_policy_number", b"host_policy_number", "register_again", b"register_again", "reused_slots", b"reused_slots", "rm_epoch", b"rm_epoch", "send_full_report", b"send_full_report", "unowned_slots", b"unowned_slots"]) -> None: ...
 
 global___ReportSlotsResponse = ReportSlotsResponse
 

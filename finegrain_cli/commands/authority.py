@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,7 +20,9 @@ from finegrain_cli.common import (
 from finegrain_cli.rm_directory import StateDirOption, state_dir_of
 from finegrain_cli.text.output import Column, OutputFormat, print_list, print_object
 
-RESTART = "now restart the resource manager"
+if TYPE_CHECKING:
+    from finegrain_cli.authority_renewal import AuthorityInfo
+
 AUTHORITY_COLUMNS = (
     Column("use", lambda row: str(row["use"])),
     Column("valid until", lambda row: str(row["expire_time"])[:10]),
@@ -70,9 +72,10 @@ def add(
 ) -> None:
     """Trust a second authority, which is new or comes from outside.
 
-    The present authority continues to sign. Restart the resource manager afterwards. Executors then
-    trust the second authority within seconds. People trust it when they renew their credentials. In
-    a state directory without an authority, the outside authority becomes the first authority.
+    The present authority continues to sign. The running resource manager uses the second authority
+    at once, and executors trust it within seconds. People trust it when they renew their
+    credentials. In a state directory without an authority, the outside authority becomes the first
+    authority.
 
     The certificate of an outside authority needs CA:TRUE and the common name `finegrain cluster
     NAME`.
@@ -92,7 +95,7 @@ def add(
     state = state_dir_of(state_dir)
     added = add_authority(state, files)
     text = f"authority {added.fingerprint[:16]} of cluster {added.cluster}: {added.use} in {state}"
-    print_object("Authority", added.to_dict(), output, f"{text}; {RESTART}")
+    _print_changed("add", state, added, text, output)
 
 
 def use(
@@ -104,8 +107,8 @@ def use(
     """Sign with the authority that `certs ca add` has added. The former authority is still trusted.
 
     Before this command, wait until people trust the new authority. People trust it after their
-    credentials were renewed (at most 15 days after the restart), or after `finegrain login`.
-    Restart the resource manager after this command.
+    credentials were renewed (at most 15 days after `certs ca add`), or after
+    `finegrain login`.
 
     \b
     Examples:
@@ -124,7 +127,7 @@ def use(
     )
     used = use_authority(state)
     text = f"authority {used.fingerprint[:16]} signs in {state}"
-    print_object("Authority", used.to_dict(), output, f"{text}; {RESTART}")
+    _print_changed("use", state, used, text, output)
 
 
 def drop(
@@ -136,7 +139,7 @@ def drop(
     """Trust only the authority that signs.
 
     After `certs ca use`, this command ends the replacement. After `certs ca add` without `certs ca
-    use`, it cancels the replacement. Restart the resource manager afterwards.
+    use`, it cancels the replacement.
 
     \b
     Examples:
@@ -155,4 +158,17 @@ def drop(
     )
     left = drop_authorities(state)
     text = f"only authority {left.fingerprint[:16]} is trusted in {state}"
-    print_object("Authority", left.to_dict(), output, f"{text}; {RESTART}")
+    _print_changed("drop", state, left, text, output)
+
+
+def _print_changed(
+    command: str, state: Path, changed: AuthorityInfo, text: str, output: OutputFormat
+) -> None:
+    """Notes the change for the audit log, waits until it counts, and prints it."""
+    from finegrain_cli.authority_files import note
+    from finegrain_cli.authority_renewal import wait_until_used
+
+    note(state, f"certs ca {command}", changed.fingerprint)
+    is_used = wait_until_used(state)
+    when = "the resource manager uses it" if is_used else "it counts when a resource manager starts"
+    print_object("Authority", changed.to_dict(), output, f"{text}; {when}")

@@ -162,11 +162,14 @@ def backup(
     """
     enter_command(output, config_file=config)
     need_modules("resource-manager", "cryptography")
-    from finegrain_cli.authority_files import backup_authority, existing_authority
+    from finegrain_cli.authority_files import backup_authority, existing_authority, note
 
     state, path = state_dir_of(state_dir), Path(file)
     existing_authority(state)  # before the user is asked for a passphrase
-    authority = backup_authority(state, path, _passphrase(passphrase_file, new=True))
+    passphrase = _passphrase(passphrase_file, new=True)
+    # Before the copy: a copy without a note would be worse than a note without a copy.
+    note(state, "certs backup", str(path.absolute()))
+    authority = backup_authority(state, path, passphrase)
     data = {"cluster": authority.cluster, "file": str(path.absolute())}
     text = f"authority of cluster {authority.cluster}: copied to {path}"
     print_object("AuthorityBackup", data, output, text)
@@ -194,7 +197,7 @@ def restore(
     """
     enter_command(output, config_file=config)
     need_modules("resource-manager", "cryptography")
-    from finegrain_cli.authority_files import read_backup, restore_authority, trusted_keys
+    from finegrain_cli.authority_files import note, read_backup, restore_authority, trusted_keys
 
     state = state_dir_of(state_dir)
     authority = read_backup(Path(file), _passphrase(passphrase_file, new=False))
@@ -205,6 +208,7 @@ def restore(
             yes=yes,
         )
     kept = restore_authority(state, authority)
+    note(state, "certs restore", str(Path(file).absolute()))
     data = {"cluster": authority.cluster, "kept": str(kept) if kept else None}
     text = f"authority of cluster {authority.cluster}: restored in {state}"
     if kept:

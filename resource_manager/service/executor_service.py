@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,7 +36,7 @@ class ExecutorTerms:
 
     report_interval_ms: int
     lost_timeout_ms: int
-    authorities_sha256: str
+    authorities_sha256: Callable[[], str]
 
 
 def check_speaks_for(executor_id: str) -> str:
@@ -140,6 +140,7 @@ class ExecutorCalls:
             rm_epoch=rm_epoch,
             denied=self._denied() if is_outdated else None,
             epoch_proof=proof,
+            authorities_sha256=self._terms.authorities_sha256(),
         )
 
     def _registered(self, answer: RegistrationAnswer) -> rm_pb2.RegisterExecutorResponse:
@@ -152,7 +153,7 @@ class ExecutorCalls:
             protocol_version=decoding.PROTOCOL_VERSION,
             denied=self._denied(),
             epoch_proof=self._proofs.proof_of(self._runner.rm_epoch),
-            authorities_sha256=self._terms.authorities_sha256,
+            authorities_sha256=self._terms.authorities_sha256(),
         )
 
     async def _record(self, executor_id: str, calls: Sequence[rm_pb2.AdminCall]) -> None:

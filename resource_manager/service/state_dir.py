@@ -35,6 +35,21 @@ def locked_state_dir(path: Path) -> Iterator[Path]:
         os.close(descriptor)
 
 
+def is_locked(path: Path) -> bool:
+    """Returns True if a resource manager runs in a state directory."""
+    try:
+        descriptor = os.open(path / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def write_endpoint(state_dir: Path, address: str, metrics_address: str, join_address: str) -> None:
     """Writes the file with the addresses of this resource manager, for the command line.
 

@@ -265,6 +265,7 @@ class Agent:
             keeper.fence.raise_epoch(answer.rm_epoch)
         if answer.HasField("denied"):
             await self._follow_denials(answer.denied)
+        self._authorities(answer.authorities_sha256)
         # This answer acknowledges no report. The next registration contains a complete report.
         if answer.register_again:
             log.info("register_again", manager=self._link.address, rm_epoch=answer.rm_epoch)

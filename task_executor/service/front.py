@@ -195,6 +195,7 @@ class Front:
         self._trust = Trust(
             self.own.credentials.who.cluster,
             is_denied=self._is_denied,
+            own=self.own,
         )
         tokens = TokenChecker(identity.executor_id, self.own, self._is_denied)
         self._server = GuardedServer(

@@ -101,7 +101,7 @@ async def joining() -> AsyncIterator[str]:
     server = JoinServer(
         "127.0.0.1:0",
         own("rm"),
-        Issuer(authority(), lambda: [NOBODY_LISTENS]),
+        Issuer(authority, lambda: [NOBODY_LISTENS]),
         members,
         lambda: None,
         refused=lambda _method, _error: None,

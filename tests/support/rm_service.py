@@ -124,7 +124,7 @@ class RunningRm:
         """Returns the proof of an epoch as another maker would make it: another resource manager of
         this cluster, or a program that only has the certificate of `who`.
         """
-        return EpochProofs(self.authority, self.own(who)).proof_of(rm_epoch)
+        return EpochProofs(lambda: self.authority, self.own(who)).proof_of(rm_epoch)
 
     def trust(self) -> Trust:
         """Returns what a server of this cluster accepts."""

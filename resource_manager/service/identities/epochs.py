@@ -20,19 +20,23 @@ class EpochProofs:
     """Signs this process's epoch, and checks the proofs of others.
 
     Args:
-        authority: the cluster's authority.
+        authority: returns the cluster's authority.
         own: the certificate of this resource manager.
     """
 
-    def __init__(self, authority: Authority, own: OwnCertificate) -> None:
-        self._authority = authority
+    def __init__(self, authority: Callable[[], Authority], own: OwnCertificate) -> None:
+        self._present = authority
         self._own = own
         self._made: EpochProof | None = None
+        self._version = -1  # of the certificate that is in the proof
 
     def proof_of(self, rm_epoch: int) -> EpochProof:
         """Returns the proof of an epoch with which this process leads."""
-        if self._made is None or self._made.rm_epoch != rm_epoch:
+        # A proof with a certificate of a dropped authority would prove nothing.
+        is_old = self._version != self._own.version
+        if self._made is None or self._made.rm_epoch != rm_epoch or is_old:
             own = self._own.credentials
+            self._version = self._own.version
             key = key_from_pem(own.key.encode())
             self._made = EpochProof(
                 rm_epoch=rm_epoch,
@@ -45,8 +49,8 @@ class EpochProofs:
         """Returns the epoch that a proof proves; 0: the proof is not valid."""
         signer = signing_manager(
             proof.certificate.encode(),
-            authority_keys(self._authority.trusted),
-            self._authority.cluster,
+            authority_keys(self._present().trusted),
+            self._present().cluster,
         )
         if signer is None:
             return 0
@@ -54,7 +58,7 @@ class EpochProofs:
         return proof.rm_epoch if signed else 0
 
     def _text(self, rm_epoch: int) -> bytes:
-        return f"finegrain epoch {self._authority.cluster} {rm_epoch}".encode()
+        return f"finegrain epoch {self._present().cluster} {rm_epoch}".encode()
 
 
 class EpochClaims:

@@ -24,14 +24,19 @@ class Issuer:
     """Signs certificates with the cluster's authority.
 
     Attributes:
-        authority: the authority.
+        present: returns the authority that signs now.
         addresses: returns "host:port" of the resource managers, for the holders.
         now: returns the present time, with a time zone.
     """
 
-    authority: Authority
+    present: Callable[[], Authority]
     addresses: Callable[[], Sequence[str]]
     now: Callable[[], datetime] = utc_now
+
+    @property
+    def authority(self) -> Authority:
+        """The authority that signs now."""
+        return self.present()
 
     def issue(
         self, identity: Identity, key: ec.EllipticCurvePublicKey, life_s: int = 0
@@ -44,11 +49,12 @@ class Issuer:
             life_s: duration of the certificate's validity, in seconds; 0: the default of the role.
         """
         lifetime = timedelta(seconds=life_s) if life_s else lifetime_of(identity.role)
-        signed = self.authority.sign(identity, key, now=self.now(), lifetime=lifetime)
+        authority = self.authority
+        signed = authority.sign(identity, key, now=self.now(), lifetime=lifetime)
         issued = identity_pb2.IssuedCertificate(
             identity=identity.uri,
             certificate=certificate_pem(signed).decode(),
-            authorities=self.authority.trusted_pem.decode(),
+            authorities=authority.trusted_pem.decode(),
             addresses=self.addresses(),
         )
         issued.not_before.FromDatetime(signed.not_valid_before_utc)

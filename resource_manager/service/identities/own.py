@@ -35,8 +35,10 @@ PERSON_LIFETIME = timedelta(days=30)
 RENEW_AFTER = timedelta(days=1)
 DEFAULT_OPERATOR = "root"
 
+Stamp = tuple[tuple[int, int], ...]
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class OwnFiles:
     """The authority of the cluster, and where this resource manager keeps its files.
 
@@ -44,11 +46,32 @@ class OwnFiles:
         state_dir: state directory of the resource manager.
         authority: the cluster's authority.
         made: True if this start has created the authority.
+        stamp: identifies the files from which the authority was read.
     """
 
     state_dir: Path
     authority: Authority
     made: bool
+    stamp: Stamp = ()
+
+    def read_again(self) -> None:
+        """Reads the authority again if a command has changed its files.
+
+        Raises:
+            ConfigurationError: a file cannot be read, or the files do not belong to this cluster.
+        """
+        # Take the stamp before the files are read. A later change then causes another read.
+        stamp = _stamp_of(self.state_dir)
+        if stamp == self.stamp:
+            return
+        found = read_authority(self.state_dir)
+        if found.cluster != self.cluster:
+            raise ConfigurationError(
+                f"the authority in {self.state_dir} is now of cluster {found.cluster}, and this"
+                f" resource manager serves cluster {self.cluster}; restore the files of"
+                f" {self.cluster}"
+            )
+        self.stamp, self.authority = stamp, found
 
     @property
     def cluster(self) -> str:
@@ -147,7 +170,21 @@ def open_own_files(state_dir: Path) -> OwnFiles:
             # start, and has signed nothing.
             key.unlink()
         write_authority(state_dir, Authority.create(new_cluster_name(), utc_now()))
-    return OwnFiles(state_dir, read_authority(state_dir), made=made)
+    stamp = _stamp_of(state_dir)
+    return OwnFiles(state_dir, read_authority(state_dir), made=made, stamp=stamp)
+
+
+def _stamp_of(state_dir: Path) -> Stamp:
+    """Returns a value that changes with the files of the authority."""
+    stamp = []
+    for name in (AUTHORITY_FILE, AUTHORITY_KEY_FILE):
+        try:
+            found = (state_dir / FOLDER / name).stat()
+        except OSError:  # reading the file reports the problem
+            stamp.append((0, 0))
+        else:
+            stamp.append((found.st_ino, found.st_mtime_ns))
+    return tuple(stamp)
 
 
 def write_authority(state_dir: Path, authority: Authority) -> None:

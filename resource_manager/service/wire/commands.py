@@ -52,7 +52,7 @@ WRITINGS = (
             "unowned_slots": As("unowned", _releases),
             "reused_slots": As("reused_slots", _reuse_numbers),
         },
-        given="rm_epoch denied epoch_proof",
+        given="rm_epoch denied epoch_proof authorities_sha256",
     ),
     Writing(
         SendAllocate,

@@ -228,7 +228,7 @@ def test_an_added_authority_can_be_dropped_again(finegrain: Finegrain, tmp_path:
     dropped = finegrain("certs", "ca", "drop", "--yes", *options)
 
     assert "trusts a second authority already" in again.stderr
-    assert "the resource manager has not started since" in early.stderr
+    assert "no resource manager has run here since" in early.stderr
     assert dropped.exit_code == 0, dropped.stderr
     assert open_own_files(tmp_path).authority.trusted_pem == before.trusted_pem
     assert not (tmp_path / "certificates/ca.next.key").exists()
@@ -246,7 +246,7 @@ def test_the_next_authority_signs_after_it_was_served(finegrain: Finegrain, tmp_
     after.rm_credentials()
     dropped = finegrain("certs", "ca", "drop", "--yes", *options)
 
-    assert "the resource manager has not started since" in early.stderr
+    assert "no resource manager has run here since" in early.stderr
     assert dropped.exit_code == 0, dropped.stderr
     assert uses(finegrain, *options) == ["signs"]
     assert open_own_files(tmp_path).authority.certificate == after.authority.certificate

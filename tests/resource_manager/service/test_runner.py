@@ -347,7 +347,7 @@ async def test_nobody_is_commanded_after_the_links_were_stopped() -> None:
     metrics = ResourceManagerMetrics("test")
     async with started(GatedStore()) as (runner, _):
         links = ExecutorLinks(
-            runner, metrics, LinkOptions(own("rm"), EpochProofs(authority(), own("rm")))
+            runner, metrics, LinkOptions(own("rm"), EpochProofs(authority, own("rm")))
         )
         await links.stop()
         before = asyncio.all_tasks()
