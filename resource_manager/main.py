@@ -48,6 +48,7 @@ from resource_manager.service.watch import WatchHub
 from resource_manager.service.watchdog import feed_watchdog
 from resource_manager.storage.location import DatabaseUrl
 from resource_manager.storage.store import Contested, NotLeader
+from resource_manager.web_site import ServeWeb, WebSite
 from resource_manager.wiring import (
     Components,
     Identities,
@@ -92,6 +93,7 @@ class _Running:
     address: str
     metrics_address: str
     join_address: str
+    web_address: str
 
     @property
     def database(self) -> DatabaseUrl:
@@ -137,6 +139,7 @@ class _Running:
             address=self.address,
             metrics_address=self.metrics_address,
             join_address=self.join_address,
+            web_address=self.web_address,
             cluster=self.components.own_files.cluster,
             rm_epoch=self.components.runner.rm_epoch,
             state_dir=str(self.state_dir),
@@ -144,14 +147,26 @@ class _Running:
         ready(f"serving at {self.address}")
 
     def _write_endpoint(self) -> None:
-        write_endpoint(self.state_dir, self.address, self.metrics_address, self.join_address)
+        write_endpoint(
+            self.state_dir,
+            {
+                "address": self.address,
+                "metrics_address": self.metrics_address,
+                "join_address": self.join_address,
+                "web_address": self.web_address,
+            },
+        )
 
 
-def run(options: ResourceManagerOptions) -> int:
+def run(options: ResourceManagerOptions, web: ServeWeb | None = None) -> int:
     """Serves until SIGTERM or SIGINT, and returns the exit code.
 
     If a standby has led and was replaced, this function does not return: the program starts again
     in this process.
+
+    Args:
+        options: the configuration.
+        web: serves the HTTP interface; None: there is none.
     """
     try:
         configure_logging(options.log)
@@ -162,9 +177,9 @@ def run(options: ResourceManagerOptions) -> int:
     try:
         import uvloop
     except ImportError:
-        code = asyncio.run(serve(options, handle_signals=True))
+        code = asyncio.run(serve(options, web=web, handle_signals=True))
     else:
-        code = uvloop.run(serve(options, handle_signals=True))
+        code = uvloop.run(serve(options, web=web, handle_signals=True))
     if code == EXIT_REPLACED and sys.executable:
         _log.warning("restarting_as_standby")
         logging.shutdown()
@@ -175,6 +190,7 @@ def run(options: ResourceManagerOptions) -> int:
 async def serve(
     options: ResourceManagerOptions,
     *,
+    web: ServeWeb | None = None,
     ready: Ready | None = None,
     handle_signals: bool = False,
 ) -> int:
@@ -182,6 +198,7 @@ async def serve(
 
     Args:
         options: the configuration.
+        web: serves the HTTP interface; None: there is none.
         ready: a function that is called when the resource manager serves calls or stands by. It
             gets the addresses.
         handle_signals: True: stop as planned on SIGTERM and SIGINT.
@@ -197,7 +214,7 @@ async def serve(
         stopping.set()
 
     try:
-        async with _resource_manager(options) as running:
+        async with _resource_manager(options, web) as running:
             if handle_signals:
                 for number in (signal.SIGTERM, signal.SIGINT):
                     asyncio.get_running_loop().add_signal_handler(number, end_in_order)
@@ -220,7 +237,9 @@ async def serve(
 
 
 @asynccontextmanager
-async def _resource_manager(options: ResourceManagerOptions) -> AsyncIterator[_Running]:
+async def _resource_manager(
+    options: ResourceManagerOptions, web: ServeWeb | None
+) -> AsyncIterator[_Running]:
     if options.advertise_address:
         check_dialable(options.advertise_address, "advertise_address")
     async with AsyncExitStack() as stack:
@@ -267,6 +286,16 @@ async def _resource_manager(options: ResourceManagerOptions) -> AsyncIterator[_R
         # Stop the server before the runner. So calls in progress are still committed.
         stack.push_async_callback(server.stop, STOP_GRACE_S)
         metrics_address = await serve_metrics(components, stack)
+        web_address = ""
+        if web is not None and options.web_address:
+            site = WebSite(
+                options.web_address,
+                server.local,
+                components.own,
+                options.web_certificate,
+                options.web_key,
+            )
+            web_address = await stack.enter_async_context(web(site))
         # The file with the address is removed first, because this callback is pushed last. So no
         # tool finds the address of a port that is closing.
         stack.callback(remove_endpoint, state_dir)
@@ -280,6 +309,7 @@ async def _resource_manager(options: ResourceManagerOptions) -> AsyncIterator[_R
             address,
             metrics_address,
             identities.join_address,
+            web_address,
         )
 
 

@@ -14,6 +14,10 @@ from resource_manager.engine.model.settings import Fairness
 
 JOIN_PORT_DISTANCE = 3
 """If nothing is configured, the join port is this much above the main port: 7170 and 7173."""
+WEB_PORT_DISTANCE = 2
+"""If nothing is configured, the HTTP interface listens on loopback, at this port above the main
+port: 7170 and 7172.
+"""
 DEFAULT_METRICS_ADDRESS = "127.0.0.1:7171"
 
 
@@ -35,6 +39,11 @@ class ResourceManagerOptions:
     join_listen: str | None = None
     # address of the join port for other processes; empty: on the host of the advertised address
     join_advertise: str = ""
+    # address of the HTTP interface. None: on loopback, at the main port plus `WEB_PORT_DISTANCE`;
+    # empty: there is no HTTP interface
+    web_listen: str | None = None
+    web_certificate: str = ""  # PEM file of a certificate for browsers; empty: use the cluster's
+    web_key: str = ""  # PEM file of its key
     log: LogOptions = field(default_factory=LogOptions)
     strategy: str = "pack"  # pack, spread, balanced
     report_interval_ms: int = 3_000
@@ -57,6 +66,14 @@ class ResourceManagerOptions:
     database_lease_ms: int = 1_000  # PostgreSQL: leadership ends after this time without renewal
     providers_file: Path | None = None  # file of providers and executor shapes; None: no providers
     fairness: Fairness = field(default_factory=Fairness)
+
+    @property
+    def web_address(self) -> str:
+        """Address at which the HTTP interface listens; empty: there is none."""
+        if self.web_listen is not None:
+            return self.web_listen
+        _, port = parse_address(self.listen.address, "listen.address")
+        return format_address("127.0.0.1", port + WEB_PORT_DISTANCE if port else 0)
 
     @property
     def join_address(self) -> str:

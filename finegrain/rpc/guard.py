@@ -164,7 +164,7 @@ class GuardedMethod:
     async def unary_unary(self, _raw: AsyncIterator[bytes], context: Any) -> Any:
         started = time.perf_counter()
         try:
-            caller = self._admit(context)
+            caller = self.admit(context)
             with self._lifecycle.calls.enter(caller, self._method):
                 async with asyncio.timeout(UNARY_TIME_MAX_S):
                     request = await self._read(context, caller)
@@ -181,7 +181,7 @@ class GuardedMethod:
         started = time.perf_counter()
         with OpenStream(self._lifecycle.streams) as stream:
             try:
-                stream.caller = self._admit(context)
+                stream.caller = self.admit(context)
                 self._refuse_when_stopping()
                 with self._lifecycle.calls.enter(stream.caller, self._method):
                     answer = await self._handler.stream_unary(self._parsed(raw), context)
@@ -212,7 +212,7 @@ class GuardedMethod:
         with OpenStream(self._lifecycle.streams) as stream, ExitStack() as stack:
             messages: Any = None
             try:
-                stream.caller = self._admit(context)
+                stream.caller = self.admit(context)
                 self._refuse_when_stopping()
                 stack.enter_context(self._lifecycle.calls.enter(stream.caller, self._method))
                 messages = await begin(stream.caller)
@@ -242,7 +242,7 @@ class GuardedMethod:
                     await messages.aclose()
         self._done("OK", started)
 
-    def _admit(self, context: Any) -> Caller:
+    def admit(self, context: Any) -> Caller:
         """Identifies the caller, before any part of the request's message is read."""
         caller = self._lifecycle.trust.identify(context.auth_context(), context.peer())
         enter_call(caller)  # before the role is checked: a refusal then knows its caller

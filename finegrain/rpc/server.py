@@ -22,6 +22,7 @@ from finegrain.rpc.addresses import format_address, parse_address
 from finegrain.rpc.channels import SERVER_OPTIONS, connections_max
 from finegrain.rpc.guard import Gate, GuardedMethod, Observer, Refused, ServerLifecycle
 from finegrain.rpc.lasting_server import LastingServer
+from finegrain.rpc.local_calls import LocalCalls
 from finegrain.rpc.own_certificate import OwnCertificate
 from finegrain.rpc.trust import Trust
 
@@ -57,6 +58,9 @@ class _Recorder:
 class GuardedServer:
     """A gRPC server on one address.
 
+    Attributes:
+        local: calls the server's methods from this process.
+
     Args:
         listen: the address at which to listen. With port 0, the kernel chooses the port.
         access: the roles that may call each method; if a method is not listed, `add` fails.
@@ -87,6 +91,8 @@ class GuardedServer:
             trust, observe or (lambda _method, _code, _seconds: None), gate, refused
         )
         self._handlers: list[Any] = []
+        self._methods: dict[str, GuardedMethod] = {}
+        self.local = LocalCalls(self._methods)
         self._server = LastingServer(self._make, own.server_credentials)
         # The own certificate brings the authorities, and an authority may have been dropped.
         own.on_replaced(self.end_denied_streams)
@@ -213,6 +219,7 @@ class GuardedServer:
         # Health checks must work even while the gate rejects calls, as on a standby.
         gated = method not in _OPEN_METHODS
         call = GuardedMethod(self._lifecycle, method, allowed, handler, gated=gated)
+        self._methods[method] = call
         kinds = ("unary", "stream")
         serve = getattr(
             call, f"{kinds[handler.request_streaming]}_{kinds[handler.response_streaming]}"

@@ -237,9 +237,12 @@ def serve_resource_manager(config: ConfigOption = "", **given: Any) -> None:
     warn_of(loaded)
     options = resource_manager_options(loaded.settings)
     need_modules("resource-manager", "cryptography", "sqlalchemy", "structlog", "grpc")
+    from finegrain_cli.web.serving import serve_web
     from resource_manager.main import run
 
-    raise typer.Exit(run(options))
+    if options.web_address:
+        need_modules("resource-manager", "starlette", "uvicorn")
+    raise typer.Exit(run(options, serve_web))
 
 
 def join_resource_manager(

@@ -13,10 +13,10 @@ from finegrain.errors import FinegrainError
 from finegrain_cli.config.daemon_options import NOT_SERVED
 from finegrain_cli.config.model import Settings
 
-MAY_BE_NONE = ("rm.metrics_listen", "rm.join_listen", "executor.metrics_listen")
+MAY_BE_NONE = ("rm.metrics_listen", "rm.join_listen", "rm.web_listen", "executor.metrics_listen")
 FILES = (
     ("client", ("credentials",)),
-    ("rm", ("providers_file",)),
+    ("rm", ("providers_file", "web_certificate", "web_key")),
     ("executor", ("join_token_file", "kubelet_config")),
 )
 
@@ -41,6 +41,7 @@ def _addresses(settings: Settings) -> Iterator[str]:
         ("rm.metrics_listen", settings.rm.metrics_listen),
         ("rm.join_listen", settings.rm.join_listen),
         ("rm.join_advertise", settings.rm.join_advertise),
+        ("rm.web_listen", settings.rm.web_listen),
         ("executor.listen", settings.executor.listen),
         ("executor.metrics_listen", settings.executor.metrics_listen),
         ("executor.advertise", settings.executor.advertise),

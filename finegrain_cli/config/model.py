@@ -167,6 +167,17 @@ class RmSection(ListenSection):
         description="address at which other hosts reach the join port; default: the bound "
         "address, but with the host of advertise if the bound address is a wildcard",
     )
+    web_listen: str = Field(
+        "",
+        description='address of the HTTP interface, HOST:PORT; "none": no HTTP interface; default: '
+        "127.0.0.1, and the port of listen plus 2",
+    )
+    web_certificate: str = Field(
+        "",
+        description="PEM file with the certificate that the HTTP interface shows; default: the "
+        "certificate of the resource manager, which browsers do not know",
+    )
+    web_key: str = Field("", description="PEM file with the key of web_certificate")
     state_dir: str = Field("", description="directory for certificates, lock and SQLite database")
     database: str = Field("", description="URL of the database; default: SQLite in state_dir")
     standby: bool = Field(

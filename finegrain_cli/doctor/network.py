@@ -35,6 +35,7 @@ def examine_ports(settings: Settings) -> Iterator[Finding]:
         ("rm.listen", settings.rm.listen),
         ("rm.metrics_listen", settings.rm.metrics_listen),
         ("rm.join_listen", settings.rm.join_listen),
+        ("rm.web_listen", settings.rm.web_listen),
         ("executor.listen", settings.executor.listen),
         ("executor.metrics_listen", settings.executor.metrics_listen),
     ):

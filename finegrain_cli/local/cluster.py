@@ -282,6 +282,7 @@ class LocalCluster:
             state_dir=self.state_dir / "rm",
             listen=previous_address(self.state_dir, self._listen),
             join_listen=ANY_PORT,
+            web_listen=ANY_PORT,
             log=self._log,
             report_interval_ms=REPORT_INTERVAL_MS,
             lost_timeout_ms=LOST_TIMEOUT_MS,

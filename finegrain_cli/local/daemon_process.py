@@ -127,9 +127,10 @@ def main() -> int:
     options = pickle.load(sys.stdin.buffer)  # noqa: S301 - from our parent, over its own pipe
     threading.Thread(target=_stop_with_parent, daemon=True).start()
     if isinstance(options, ResourceManagerOptions):
+        from finegrain_cli.web.serving import serve_web
         from resource_manager.main import run as run_resource_manager
 
-        return run_resource_manager(options)
+        return run_resource_manager(options, serve_web)
     from task_executor.main import run as run_task_executor
 
     return run_task_executor(options)

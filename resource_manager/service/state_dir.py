@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -50,7 +50,7 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-def write_endpoint(state_dir: Path, address: str, metrics_address: str, join_address: str) -> None:
+def write_endpoint(state_dir: Path, addresses: Mapping[str, str]) -> None:
     """Writes the file with the addresses of this resource manager, for the command line.
 
     The file is replaced atomically. An error (for example a full disk) is only logged, because the
@@ -58,18 +58,11 @@ def write_endpoint(state_dir: Path, address: str, metrics_address: str, join_add
 
     Args:
         state_dir: the state directory.
-        address: the address of the gRPC port.
-        metrics_address: the address of metrics and health; empty: they are not served.
-        join_address: the address of the join port; empty: there is none.
+        addresses: the addresses of the ports, by name. An empty address is not served.
     """
     path = state_dir / ENDPOINT_FILE
     temporary = path.with_suffix(".tmp")
-    note = {
-        "address": address,
-        "metrics_address": metrics_address,
-        "join_address": join_address,
-        "pid": os.getpid(),
-    }
+    note = {**addresses, "pid": os.getpid()}
     try:
         temporary.write_text(json.dumps(note) + "\n", encoding="ascii")
         # Set the mode before the rename. So the file never has another mode.

@@ -43,6 +43,7 @@ from resource_manager.main import serve
 from resource_manager.options import ResourceManagerOptions
 from resource_manager.service.identities.epochs import EpochProofs
 from resource_manager.service.identities.own import open_own_files
+from resource_manager.web_site import ServeWeb
 from tests.support.identities import signed_by
 from tests.support.patience import PATIENCE_S
 
@@ -138,7 +139,11 @@ class RunningRm:
 
 @asynccontextmanager
 async def running_rm(
-    state_dir: Path, *, address: str = "127.0.0.1:0", **options: Any
+    state_dir: Path,
+    *,
+    address: str = "127.0.0.1:0",
+    web: ServeWeb | None = None,
+    **options: Any,
 ) -> AsyncIterator[RunningRm]:
     """Runs a resource manager inside the block. With the same directory, it belongs to the same
     cluster.
@@ -151,6 +156,7 @@ async def running_rm(
             ResourceManagerOptions(
                 state_dir=state_dir, listen=listen, **{"join_listen": "", **options}
             ),
+            web=web,
             ready=lambda rm, metrics: bound.set_result((rm, metrics)),
         )
     )

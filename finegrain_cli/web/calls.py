@@ -1,0 +1,27 @@
+"""How the gateway reaches the servicers: within the resource manager's process, or over gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
+
+from google.protobuf.message import Message
+
+
+class Calls(Protocol):
+    """Calls methods for callers that are identified by certificates.
+
+    `finegrain.rpc.local_calls.LocalCalls` is one implementation. All methods raise `FinegrainError`
+    as a client of the protocol gets it.
+    """
+
+    def check(self, method: str, certificate: bytes, peer: str) -> None:
+        """Checks that a caller may call a method. Runs before the body of a request is read."""
+
+    async def unary(self, method: str, request: Message, certificate: bytes, peer: str) -> Any:
+        """Calls a method with one answer, and returns the answer."""
+
+    def stream(
+        self, method: str, request: Message, certificate: bytes, peer: str
+    ) -> AsyncIterator[Any]:
+        """Calls a method with a stream of answers."""

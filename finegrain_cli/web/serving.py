@@ -1,0 +1,138 @@
+"""Serves the application over HTTPS, in the process and on the event loop of the resource manager.
+
+The port is open from the start, but the web libraries are imported, and the application is made,
+when the first connection arrives. So a resource manager whose HTTP interface is not used pays
+nothing for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from finegrain.errors import ConfigurationError
+from finegrain.rpc.addresses import format_address, parse_address
+from finegrain.rpc.server import bind_error
+from finegrain.rpc.tls_context import presenting_context
+from resource_manager.web_site import WebSite
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from uvicorn.server import ServerState
+
+CONNECTIONS_MAX = 512
+HANDSHAKE_TIME_MAX_S = 10.0
+REQUEST_TIME_MAX_S = 20.0
+"""Time in which the first request of a connection must arrive."""
+
+CERTIFICATE_STATE = "certificate"
+"""Name in the state of a request: the certificate of the connection, as PEM text."""
+
+
+@asynccontextmanager
+async def serve_web(site: WebSite) -> AsyncIterator[str]:
+    """Serves until the end of the `with` block, and yields the address with the actual port.
+
+    Raises:
+        ConfigurationError: the address cannot be bound, or the certificate cannot be read.
+    """
+    host, port = parse_address(site.address, "rm.web_listen")
+    listener = _Listener(site)
+    try:
+        server = await asyncio.get_running_loop().create_server(
+            listener.accept,
+            host,
+            port,
+            ssl=_tls(site),
+            ssl_handshake_timeout=HANDSHAKE_TIME_MAX_S,
+        )
+    except OSError as error:
+        raise bind_error(site.address, error.errno or 0) from None
+    try:
+        yield format_address(host, server.sockets[0].getsockname()[1])
+    finally:
+        server.close()
+        await listener.stop()
+
+
+def _tls(site: WebSite) -> ssl.SSLContext:
+    """Returns the TLS settings: with a certificate of the operator, or with the cluster's."""
+    if not site.certificate_file:
+        return presenting_context(site.own)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(site.certificate_file, site.key_file)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigurationError(
+            f"rm.web_certificate {site.certificate_file} and rm.web_key {site.key_file} cannot be"
+            f" used: {error}"
+        ) from None
+    # A browser shows no certificate. A program may show one of the cluster.
+    context.verify_mode = ssl.CERT_OPTIONAL
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    context.load_verify_locations(cadata=site.own.credentials.authorities)
+    return context
+
+
+class _Listener:
+    """Makes a protocol for each connection."""
+
+    def __init__(self, site: WebSite) -> None:
+        self._site = site
+
+    def accept(self) -> asyncio.BaseProtocol:
+        """Returns the protocol for a new connection."""
+        return self._protocols()
+
+    async def stop(self) -> None:
+        """Closes all connections, after the requests in progress were answered or cancelled."""
+        if "_protocols" not in self.__dict__:
+            return
+        for connection in list(self._state.connections):
+            connection.shutdown()
+        for task in list(self._state.tasks):
+            task.cancel()
+        await asyncio.gather(*self._state.tasks, return_exceptions=True)
+
+    @cached_property
+    def _state(self) -> ServerState:
+        from uvicorn.server import ServerState
+
+        return ServerState()
+
+    @cached_property
+    def _protocols(self) -> Callable[[], asyncio.BaseProtocol]:
+        """Returns a function that makes protocols. The first use imports the web libraries."""
+        from uvicorn import Config
+
+        from finegrain_cli.web.application import make_application
+        from finegrain_cli.web.connection import CertificateProtocol
+
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+        config = Config(
+            make_application(self._site.calls, _certificate_of),
+            http=CertificateProtocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,  # uvicorn's own server loop would set it
+            limit_concurrency=CONNECTIONS_MAX,
+            h11_max_incomplete_event_size=32 * 1024,
+        )
+        config.load()
+        state = self._state
+        return lambda: CertificateProtocol(config, state, {})
+
+
+def _certificate_of(request: Request) -> bytes:
+    shown: Any = getattr(request.state, CERTIFICATE_STATE, b"")
+    return bytes(shown)

@@ -1,0 +1,38 @@
+"""What the HTTP interface gets from a resource manager.
+
+The interface is a client of the services and belongs to the command line, because its JSON is that
+of `-o json`. The command line passes a function of type `ServeWeb` to `resource_manager.main`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+
+from finegrain.rpc.local_calls import LocalCalls
+from finegrain.rpc.own_certificate import OwnCertificate
+
+
+@dataclass(frozen=True, slots=True)
+class WebSite:
+    """The address of the HTTP interface, and its connection to the services.
+
+    Attributes:
+        address: where to listen, as "host:port".
+        calls: the services of this process.
+        own: the certificate of this resource manager.
+        certificate_file: a certificate of the operator for browsers, as a PEM file; empty: the
+            interface shows the certificate of this resource manager.
+        key_file: the key of `certificate_file`.
+    """
+
+    address: str
+    calls: LocalCalls
+    own: OwnCertificate
+    certificate_file: str = ""
+    key_file: str = ""
+
+
+ServeWeb = Callable[[WebSite], AbstractAsyncContextManager[str]]
+"""Serves the HTTP interface until the end of a `with` block, and yields its address."""
