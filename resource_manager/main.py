@@ -296,6 +296,7 @@ async def _resource_manager(
                 options.web_key,
             )
             web_address = await stack.enter_async_context(web(site))
+            components.about.web_address = web_address
         # The file with the address is removed first, because this callback is pushed last. So no
         # tool finds the address of a port that is closing.
         stack.callback(remove_endpoint, state_dir)

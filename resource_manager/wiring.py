@@ -78,6 +78,7 @@ class Components:
     owners: JobOwners
     providers: ProvidersConfiguration
     measured: MeasuredUse
+    about: About
 
 
 class Servicer(JobCalls, ExecutorCalls, ResourceManagerServiceServicer):
@@ -191,6 +192,7 @@ async def make_components(
         owners=JobOwners(runner),
         providers=providers,
         measured=MeasuredUse(now_ms),
+        about=About(software_version(), start_time_ms=now_ms()),
     )
 
 
@@ -224,10 +226,9 @@ def make_server(
         lost_timeout_ms=components.settings.lost_timeout_ms,
         authorities_sha256=lambda: components.own.credentials.authorities_sha256,
     )
-    about = About(software_version(), start_time_ms=time.time_ns() // 1_000_000)
     # Both services share the runner, so all their calls are in one sequence.
     server.add(add_ResourceManagerServiceServicer_to_server, Servicer(components, hub, terms))
-    cluster = ClusterServicer(components.runner, hub, about, components.measured)
+    cluster = ClusterServicer(components.runner, hub, components.about, components.measured)
     server.add(add_ClusterServiceServicer_to_server, cluster)
     server.add(add_IdentityServiceServicer_to_server, identity_calls)
     components.members.on_denied = server.end_denied_streams

@@ -479,6 +479,7 @@ class GetClusterResponse(google.protobuf.message.Message):
     SLOTS_FIELD_NUMBER: builtins.int
     JOBS_FIELD_NUMBER: builtins.int
     PROTOCOL_VERSION_FIELD_NUMBER: builtins.int
+    WEB_ADDRESS_FIELD_NUMBER: builtins.int
     rm_epoch: builtins.int
     """Epoch (incarnation) of the RM."""
     software_version: builtins.str
@@ -489,6 +490,8 @@ class GetClusterResponse(google.protobuf.message.Message):
     """Number of jobs that have not ended."""
     protocol_version: builtins.str
     """Version of this protocol."""
+    web_address: builtins.str
+    """Address of the HTTP interface ("host:port", HTTPS); empty: there is none."""
     @property
     def start_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When this incarnation started."""
@@ -537,9 +540,10 @@ class GetClusterResponse(google.protobuf.message.Message):
         slots: builtins.int = ...,
         jobs: builtins.int = ...,
         protocol_version: builtins.str = ...,
+        web_address: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["allocated", b"allocated", "available", b"available", "reserved", b"reserved", "start_time", b"start_time", "total", b"total", "used", b"used"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allocated", b"allocated", "available", b"available", "executors", b"executors", "jobs", b"jobs", "pending_requests", b"pending_requests", "protocol_version", b"protocol_version", "reserved", b"reserved", "rm_epoch", b"rm_epoch", "slots", b"slots", "software_version", b"software_version", "start_time", b"start_time", "total", b"total", "used", b"used"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocated", b"allocated", "available", b"available", "executors", b"executors", "jobs", b"jobs", "pending_requests", b"pending_requests", "protocol_version", b"protocol_version", "reserved", b"reserved", "rm_epoch", b"rm_epoch", "slots", b"slots", "software_version", b"software_version", "start_time", b"start_time", "total", b"total", "used", b"used", "web_address", b"web_address"]) -> None: ...
 
 global___GetClusterResponse = GetClusterResponse
 

@@ -149,6 +149,7 @@ class LocalCluster:
         self.state_dir = state_dir or Path()
         self.address = ""
         self.metrics_address = ""
+        self.web_address = ""
         self.credentials_file = Path()
         self.notes: list[ExecutorNote] = []
         self.scaled: ScaledExecutors | None = None
@@ -301,6 +302,7 @@ class LocalCluster:
         # Save the address, so that the next cluster in this directory listens at the same port.
         write_address(self.state_dir, self.address)
         self.metrics_address = str(note.get("metrics_address") or "")
+        self.web_address = str(note.get("web_address") or "")
 
     def _start_executors(self) -> None:
         write_join_tokens(

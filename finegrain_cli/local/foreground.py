@@ -72,6 +72,7 @@ def _note(cluster: LocalCluster) -> dict[str, Any]:
     return {
         "address": cluster.address,
         "metrics_address": cluster.metrics_address,
+        "web_address": cluster.web_address,
         "pid": os.getpid(),
         "state_dir": str(cluster.state_dir),
         "rm_state_dir": str(cluster.credentials_file.parent),
@@ -112,6 +113,7 @@ def _announce(cluster: LocalCluster, output: OutputFormat) -> None:
         return
     # For people: addresses, limits that are not enforced, and commands to try.
     say(f"resource manager  {cluster.address}  metrics http://{cluster.metrics_address}/metrics")
+    say(f"HTTP interface    https://{cluster.web_address}/v1/openapi.json")
     for each in executors:
         say(f"executor          {each.address}  {each.executor_id}: {amounts_text(each.total)}")
     if scale := _scale(cluster):

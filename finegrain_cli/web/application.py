@@ -103,7 +103,7 @@ class _Gateway:
             return problem(error)
 
     async def describe(self, _request: Request) -> Response:
-        """Returns the description of the interface, which everybody may read."""
+        """Returns the description of the interface, which needs no certificate."""
         return _json(description())
 
     async def _change(

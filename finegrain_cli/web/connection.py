@@ -6,9 +6,13 @@ import asyncio
 import ssl
 from typing import Any
 
+from starlette.requests import Request
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from finegrain_cli.web.serving import CERTIFICATE_STATE, REQUEST_TIME_MAX_S
+REQUEST_TIME_MAX_S = 20.0
+"""Time in which the first request of a connection must arrive."""
+
+_CERTIFICATE = "certificate"
 
 
 class CertificateProtocol(H11Protocol):
@@ -22,7 +26,7 @@ class CertificateProtocol(H11Protocol):
         shown = transport.get_extra_info("ssl_object")
         der = shown.getpeercert(binary_form=True) if shown is not None else None
         pem = ssl.DER_cert_to_PEM_cert(der).encode() if der else b""
-        self.app_state = {**self.app_state, CERTIFICATE_STATE: pem}
+        self.app_state = {**self.app_state, _CERTIFICATE: pem}
         self._deadline = self.loop.call_later(REQUEST_TIME_MAX_S, transport.close)
 
     def data_received(self, data: bytes) -> None:
@@ -37,3 +41,9 @@ class CertificateProtocol(H11Protocol):
         if self._deadline is not None:
             self._deadline.cancel()
         super().connection_lost(exc)
+
+
+def certificate_of(request: Request) -> bytes:
+    """Returns the certificate of a request's connection as PEM text; empty: there is none."""
+    shown: Any = getattr(request.state, _CERTIFICATE, b"")
+    return bytes(shown)

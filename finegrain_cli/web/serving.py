@@ -13,7 +13,7 @@ import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from finegrain.errors import ConfigurationError
 from finegrain.rpc.addresses import format_address, parse_address
@@ -22,16 +22,10 @@ from finegrain.rpc.tls_context import presenting_context
 from resource_manager.web_site import WebSite
 
 if TYPE_CHECKING:
-    from starlette.requests import Request
     from uvicorn.server import ServerState
 
 CONNECTIONS_MAX = 512
 HANDSHAKE_TIME_MAX_S = 10.0
-REQUEST_TIME_MAX_S = 20.0
-"""Time in which the first request of a connection must arrive."""
-
-CERTIFICATE_STATE = "certificate"
-"""Name in the state of a request: the certificate of the connection, as PEM text."""
 
 
 @asynccontextmanager
@@ -112,11 +106,11 @@ class _Listener:
         from uvicorn import Config
 
         from finegrain_cli.web.application import make_application
-        from finegrain_cli.web.connection import CertificateProtocol
+        from finegrain_cli.web.connection import CertificateProtocol, certificate_of
 
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
         config = Config(
-            make_application(self._site.calls, _certificate_of),
+            make_application(self._site.calls, certificate_of),
             http=CertificateProtocol,
             ws="none",
             lifespan="off",
@@ -131,8 +125,3 @@ class _Listener:
         config.load()
         state = self._state
         return lambda: CertificateProtocol(config, state, {})
-
-
-def _certificate_of(request: Request) -> bytes:
-    shown: Any = getattr(request.state, CERTIFICATE_STATE, b"")
-    return bytes(shown)

@@ -58,12 +58,13 @@ DRAIN_MS_MAX = 366 * 24 * 3600 * 1000
 _STATES = members_of(RequestState, slots_pb2.RequestState.DESCRIPTOR)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class About:
     """Facts about the resource manager itself; the answer of GetCluster contains them."""
 
     software_version: str
     start_time_ms: int
+    web_address: str = ""  # known after the HTTP interface was started
 
 
 class ClusterServicer(DeviceCalls, GroupCalls, HostPolicyCalls, ClusterServiceServicer):
@@ -378,6 +379,7 @@ class ClusterServicer(DeviceCalls, GroupCalls, HostPolicyCalls, ClusterServiceSe
             view,
             rm_epoch=state.rm_epoch,
             software_version=self._about.software_version,
+            web_address=self._about.web_address,
             start_time=timestamp_ms_to_proto(self._about.start_time_ms),
             protocol_version=decoding.PROTOCOL_VERSION,
             used=self._measured.sum_of(present),

@@ -279,6 +279,7 @@ class ClusterInfo(Value):
     pending_requests: Mapping[str, int]  # number of pending requests by primary reason
     slots: int
     jobs: int
+    web_address: str = ""  # address of the HTTP interface; empty: there is none
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,7 +142,7 @@ WRITINGS = (
     Writing(
         ClusterView,
         cluster_pb2.GetClusterResponse,
-        given="rm_epoch software_version start_time protocol_version used",
+        given="rm_epoch software_version start_time protocol_version used web_address",
     ),
     Writing(ItemOutcome, slots_pb2.ItemResult, ITEM_ERROR),
     Writing(

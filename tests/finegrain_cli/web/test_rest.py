@@ -12,11 +12,11 @@ from openapi_spec_validator import validate
 import finegrain_client as fg
 from finegrain.resources import MIB
 from finegrain.v1 import identity_pb2
+from finegrain.v1.identity_pb2_grpc import IdentityServiceStub
 from finegrain_cli.web.routes import ROUTES
 from tests.finegrain_cli.web.conftest import Web
 from tests.support.rm_service import ScriptedExecutor, ScriptedJob, eventually, slot_request
 
-DENY = "/finegrain.v1.IdentityService/DenyIdentity"
 LISTS = {
     "/v1/executors": "executors",
     "/v1/slots": "slots",
@@ -231,8 +231,7 @@ async def test_a_denied_caller_is_refused_on_its_open_connection(web: Web) -> No
         return answer.status
 
     assert await asyncio.to_thread(read) == 200
-    await web.rm.channel("operator/root").unary_unary(DENY)(
-        identity_pb2.DenyIdentityRequest(subject="viewer/vera").SerializeToString()
-    )
+    identities: Any = IdentityServiceStub(web.rm.channel("operator/root"))
+    await identities.DenyIdentity(identity_pb2.DenyIdentityRequest(subject="viewer/vera"))
     assert await asyncio.to_thread(read) == 401
     connection.close()

@@ -83,7 +83,7 @@ OF_THE_CLUSTER = {
     "ForeignUse": "kind name user",
     "GangExplanation": "summary",
     "GangSpot": "name",
-    "GetClusterResponse": "protocol_version software_version",
+    "GetClusterResponse": "protocol_version software_version web_address",
     "GetTopologyResponse": "executor_id",
     "GetUsageResponse": "executor_id",
     "GroupLimit": "dimension group",
