@@ -64,7 +64,8 @@ class ResourceManagerOptions:
     cluster_events_age_ms: int = 7 * 24 * 3600 * 1000
     ended_retention_ms: int = 24 * 3600 * 1000
     database_lease_ms: int = 1_000  # PostgreSQL: leadership ends after this time without renewal
-    providers_file: Path | None = None  # file of providers and executor shapes; None: no providers
+    # File of providers and executor shapes; None: there are no providers.
+    providers_file: Path | None = None
     fairness: Fairness = field(default_factory=Fairness)
 
     @property

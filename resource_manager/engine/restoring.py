@@ -195,7 +195,7 @@ def _waiting_since_ms(
         first = requests.at(scheduling_class.job_queues[job_id].numbers.first)
         if not first.generation:
             since_time_ms = first.create_time_ms
-    # The wall clock may have been set back meanwhile; no clock may start in the future.
+    # The wall clock may have been set back in the meantime. No clock may start in the future.
     return started.monotonic_ms - max(0, started.time_ms - since_time_ms)
 
 

@@ -249,9 +249,7 @@ class State:
 
     @property
     def queue_unfinished(self) -> bool:
-        """True if this `Decide` has not tried the whole queue, so that the next `Decide` must
-        continue.
-        """
+        """True: this `Decide` has not tried the whole queue, so the next `Decide` must continue."""
         started = self.endings or self.dependencies.ended or self.flows.freed_groups
         return bool(started) or self.queue.in_pass
 

@@ -382,7 +382,7 @@ class CommandProvider:
 
 
 def _end_running(executor_id: str, note: _Note) -> None:
-    """Ends a command that an earlier call or resource manager began, if it still runs.
+    """An earlier call or resource manager may have begun a command. If it still runs, ends it.
 
     Raises:
         ProviderFailed: the command cannot be ended.

@@ -134,7 +134,7 @@ def run_command(
         stderr=subprocess.PIPE,
         env=dict(environment),
         cwd="/",
-        start_new_session=True,  # a separate process group, so that the whole group can be killed
+        start_new_session=True,  # a separate process group; so the whole group can be killed
     )
     # The process may have ended already. No process has start time 0, so this process counts as
     # ended.

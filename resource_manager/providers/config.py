@@ -112,8 +112,7 @@ def no_providers() -> ProvidersConfiguration:
 def make_providers(read: ProvidersConfiguration, context: ProviderContext) -> dict[str, Provider]:
     """Creates all providers of the file. The key is the name of the provider.
 
-    The built-in providers are always created, so that they can stop executors of an earlier
-    configuration.
+    Always create the built-in providers. So they can stop executors of an earlier configuration.
 
     Raises:
         ConfigurationError: a provider cannot work on this host.
@@ -151,7 +150,7 @@ def _shapes(top: ConfigTable, kinds: dict[str, ProviderKind]) -> list[Configured
             )
         if any(each.shape.name == name for each in shapes):
             table.wrong("name", name, "each name only once")
-        # From here on, errors name the shape, which helps more than its number in the file.
+        # From here on, errors name the shape. This helps more than its number in the file.
         table.path = f"shape {name}"
         # Each provider decodes a table of its own. All other keys are the same for every provider.
         provider = table.choice("provider", installed_names())
@@ -183,7 +182,7 @@ def _shape(table: ConfigTable, name: str, provider: str, read: ReadShape) -> Con
     # executors also read the fraction as a decimal: 0.1 is exactly a tenth
     exact = Fraction(str(fraction))
     default = ResourceProfile(
-        # Round down as the executor does, so that the plan matches the registered profile.
+        # Round down in the same way as the executor. So the plan matches the registered profile.
         cpu_milli=int(total.get(CPU_MILLI, 0) * exact),
         task_heap_memory_bytes=round_down(
             int(total.get(MEMORY_BYTES, 0) * exact), MEMORY_GRAIN_BYTES

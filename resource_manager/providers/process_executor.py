@@ -162,8 +162,7 @@ class ExecutorDirectory:
         Raises:
             ProviderFailed: the program cannot be run.
         """
-        # The starts are counted on disk, so that a restarted resource manager does not count from
-        # zero.
+        # The starts are counted on disk. So a restarted resource manager does not count from zero.
         starts = int(self._note().get("starts", 0)) + 1
         to_end = {_MANAGER_VARIABLE: NOBODY_LISTENS} if only_to_end else {}
         command = [*self._program, "executor", "serve", "--config", str(self.config_file)]
@@ -251,8 +250,8 @@ class ExecutorDirectory:
         if not self.exists() and not processes:
             self._remove_hidden()
             return ""
-        # The groups are searched while processes still run, because the helper's note of its groups
-        # may be missing.
+        # Search the groups while processes still run: the helper's note of its groups may be
+        # missing.
         groups = groups_around(processes, self.executor_id)
         how = self._end(timeout_s, cancellation)
         left = self._left(groups)

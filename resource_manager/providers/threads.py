@@ -1,4 +1,4 @@
-"""Runs blocking work of providers in threads, so that callers can cancel it.
+"""Runs blocking work of providers in threads. So callers can cancel the work.
 
 A cancelled call returns only after its work has ended, so two calls for one executor never overlap.
 """
@@ -65,7 +65,7 @@ async def in_thread(threads: ThreadPoolExecutor, work: Callable[[Cancellation], 
     """
     cancellation = Cancellation()
     began = threads.submit(work, cancellation)
-    # The future is wrapped, so that the wait does not block the event loop.
+    # Wrap the future. So the wait does not block the event loop.
     future = asyncio.wrap_future(began)
     cancelled: asyncio.CancelledError | None = None
     try:

@@ -1,7 +1,7 @@
 """Limits how many calls, keep-alives and watch streams of each job are open at the same time.
 
 A call is counted before it causes any work. A job with too many calls in progress must retry later.
-Keep-alives are counted separately, so that a busy job does not lose its lease.
+Keep-alives are counted separately. So a busy job does not lose its lease.
 """
 
 from __future__ import annotations

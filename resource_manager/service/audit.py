@@ -1,7 +1,7 @@
 """Decides which calls are recorded in the audit log, and counts refused calls.
 
 The driver stores an entry in the transaction of the change. Refused calls are counted for each
-identity, method and minute, so that a flood of refused calls adds few entries.
+identity, method and minute. So a flood of refused calls adds only few entries.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def audited(describe: Callable[[Any], str]) -> Callable[[F], F]:
     """Records each change that a method of a service makes, and counts its refused calls.
 
     Args:
-        describe: returns what the request changes, for example an executor id.
+        describe: a function that returns the object of the change, for example an executor id.
     """
 
     def decorate(method: F) -> F:

@@ -47,7 +47,9 @@ from resource_manager.storage.store import Contested, Store
 _log = get_logger("finegrain.rm.state")
 
 MakeEvent = Callable[[Instant], Event]
-"""Makes an event with the time of its batch, so that times in the state never decrease."""
+"""A function that makes an event with the time of its batch. So times in the state never
+decrease.
+"""
 
 CHECK_WINDOW_S = 60.0
 
@@ -129,7 +131,7 @@ class EngineDriver:
         # Numbers of the last reports in states that this process has dropped.
         self._report_numbers: ReportNumbers = {}
         self.rm_epoch = 0
-        self.broken: list[str] = []  # broken invariants; while there are any, no slots are granted
+        self.broken: list[str] = []  # broken invariants; while there is one, no slots are granted
         self._last_batch_ms = 0  # monotonic time of the latest batch or tick; 0: none yet
         self._stalled = False  # True: the process was paused since the latest tick
 
@@ -205,7 +207,7 @@ class EngineDriver:
         self._report(self._check.run(self.state))
 
     def contest(self, seen_epoch: int) -> None:
-        """Stores that an executor knows a newer epoch, so that no process serves from this
+        """Stores that an executor knows a newer epoch. Then no process serves from this
         database.
 
         Each restart raises the epoch. Without this record, after some restarts the epoch would be

@@ -111,7 +111,7 @@ class Intake(ABC):
         return [result, *await asyncio.gather(*(each.future for each in rest))]
 
     async def put(self, metas: Mapping[str, str | None], *, audited: bool = True) -> None:
-        """Stores values of the cluster as a whole; None deletes a value.
+        """Stores values that belong to the whole cluster. None deletes a value.
 
         Args:
             metas: the values by key.

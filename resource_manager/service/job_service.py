@@ -266,7 +266,7 @@ class JobCalls:
                 async for message in messages:
                     yield message
             finally:
-                # The generator is closed at once, so that the hub does not keep events for an ended
+                # Close the generator at once. Otherwise the hub would keep events for an ended
                 # stream.
                 await messages.aclose()
 
@@ -318,7 +318,7 @@ class JobCalls:
     async def _checked(
         self, job_id: str, messages: Sequence[slots_pb2.SlotRequest]
     ) -> list[RequestSpec]:
-        """Decodes the requests of a large call in steps, so that other calls run in between."""
+        """Decodes the requests of a large call in steps. Other calls run in between."""
         specs: list[RequestSpec] = []
         async with self._admission.preparing(job_id):
             for start in range(0, len(messages), CHECKED_AT_ONCE):

@@ -164,7 +164,8 @@ class Lanes:
         left for calls of B.
         """
         left = self._limits.batch_items_max
-        alone = True  # the batch is still empty, so an item larger than a batch is allowed
+        # The batch is still empty, so even an item that is larger than a batch is allowed.
+        alone = True
         while self._queues and left > 0:
             # The share is at least 1. So each owner makes progress even if there are very many
             # owners.
@@ -196,8 +197,8 @@ class Lanes:
                     return  # the items of all queues with credit are too large for this batch
                 least = min(-queue.credit for queue in self._queues.values())
                 for queue in self._queues.values():
-                    # All queues are overdrawn. The rounds in which no queue could be served are
-                    # skipped.
+                    # All queues have spent more than their credit. The rounds in which no queue
+                    # could be served are skipped.
                     queue.credit += least
 
     def _take(self, queue: _OwnerQueue) -> Item:

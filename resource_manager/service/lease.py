@@ -84,8 +84,9 @@ class LeaseKeeper:
 
     @property
     def outage(self) -> Unavailable | None:
-        """Returns the error for callers if the lease was unconfirmed for `unsure_max_s`; otherwise
-        None."""
+        """Returns the error for callers if the lease was unconfirmed for `unsure_max_s`; None:
+        there is no such error.
+        """
         since_s = self._unsure_since_s
         if since_s is None or time.monotonic() - since_s < self._unsure_max_s:
             return None
@@ -95,7 +96,7 @@ class LeaseKeeper:
         )
 
     async def confirm(self) -> None:
-        """Returns when it is certain that no other process has taken over.
+        """Returns when it is certain that no other process leads.
 
         The database is called only if the lease may have ended.
 

@@ -184,8 +184,8 @@ class MeasuredUse:
 
 
 def check_usage(usage: slots_pb2.UsageReport, name: str) -> None:
-    """Raises InvalidArgument if a report has more parts than a host can have, or an amount that
-    cannot be.
+    """Checks a report. Raises InvalidArgument if it has more parts than a host can have, or an
+    impossible amount.
     """
     host = usage.host
     for part, count, most in (

@@ -50,7 +50,7 @@ def key_of(token: str, start: Key) -> Key:
         return start
     problem = InvalidArgument("page_token", token, "the next_page_token of the previous page")
     try:
-        # The token is shortened, so that a huge token is not decoded.
+        # Shorten the token first. So a huge token is not decoded.
         data = json.loads(base64.b64decode(token[:_TOKEN_LENGTH_MAX], b"-_", validate=True))
     except (binascii.Error, ValueError):
         raise problem from None

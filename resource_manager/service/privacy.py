@@ -1,4 +1,4 @@
-"""Leaves out of answers what only the owner of a job and administrators may see.
+"""Removes data from answers that only the owner of a job and administrators may see.
 
 The resource manager never receives the commands, environments and outputs of tasks. Job masters
 send these to the executors, and an executor shows them only to the owner of the task and to

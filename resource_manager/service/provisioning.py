@@ -320,7 +320,7 @@ class Provisioning:
                 continue  # the state cannot be read at the moment
             self._stop_strays(unknown)
             known = {each.executor_id for each in present}
-            # Executors that no longer exist are removed, so that the table stays small.
+            # Remove executors that do not exist any more. So the table stays small.
             self._seen = {
                 name: observation for name, observation in self._seen.items() if name in known
             }
@@ -395,8 +395,8 @@ class Provisioning:
 
 
 def _provisioned_executors(state: State) -> list[StopExecutor]:
-    """Returns the executors of providers that should run. Each is given as the order that would
-    stop it.
+    """Returns the executors of providers that should run. Each is given in the form of the order
+    that would stop it.
     """
     return [
         StopExecutor(each.executor_id, each.shape, each.handle)

@@ -45,7 +45,9 @@ class Recovery:
         self._logged_at = 0.0
 
     def refusal(self) -> StoreError | None:
-        """Returns the error for callers during an outage of the database; otherwise None."""
+        """Returns the error for callers during an outage of the database; None: there is no
+        outage.
+        """
         away = self._away
         if away is None:
             return None

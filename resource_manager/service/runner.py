@@ -150,7 +150,7 @@ class Runner(Intake):
         self._refuse_all(Unavailable("the resource manager is stopping; try again"))
         # Renew the lease until here: the last batch is answered only while the lease is valid.
         self._lease.pause()
-        # The store is closed on the writer's thread, so that no commit is running at this time.
+        # Close the store on the writer's thread. So no commit is running at this time.
         await self._in_thread(self._driver.store.close)
         self._lease.stop()
         self._thread.shutdown(wait=False)

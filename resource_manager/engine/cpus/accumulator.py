@@ -285,8 +285,8 @@ class Accumulator:
         """
         layout, sign, taken = self._layout, self._sign, self._taken
         of_package = [
-            # The number is negative, so that packages that gave the most cpus come first. This
-            # keeps the slot's cpus close together.
+            # The number is negative: packages that gave the most cpus must come first. This keeps
+            # the slot's cpus close together.
             (-(taken & package.mask).bit_count(), sign * (free & package.mask).bit_count())
             for package in layout.packages
         ]

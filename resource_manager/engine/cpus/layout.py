@@ -38,7 +38,7 @@ class Core:
     mask: int
     package: int
     node: int
-    # the kind of the core, as a number; the kind with the lowest cpu is 0
+    # number of the core's kind; the kind with the lowest cpu has the number 0
     kind: int = 0
     cache: int = -1  # label of the core's last-level cache; -1: unknown
     place: PoolName = _ONLY  # the shared pool that the core's cpus belong to
@@ -114,7 +114,7 @@ class CpuLayout:
 
     @cached_property
     def smt(self) -> bool:
-        """True if any core has more than one thread."""
+        """True: at least one core has more than one thread."""
         return self.per_core > 1
 
     @cached_property
@@ -402,7 +402,7 @@ def _nodes(reported: Iterable[Mapping[str, Any]], offered: Mapping[str, Any]) ->
 
 
 def _kept_back(offered: Mapping[str, Any]) -> int:
-    # Strictly reserved cpus are in no pool, so none of them is kept back for pools.
+    # Strictly reserved cpus are in no pool. So none of them is in `kept_back`.
     policy = {} if offered.get("policy", {}).get("reserved_strict") else offered.get("policy", {})
     return _bits(offered, "reserved_cpus") & _bits(policy, "reserved_cpus")
 

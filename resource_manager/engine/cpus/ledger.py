@@ -212,7 +212,7 @@ class CpuLedger:
 
     @property
     def unavailable(self) -> tuple[int, int, tuple[tuple[int, int], ...]]:
-        """The arguments of the last `set_unavailable`, as a value that can be compared."""
+        """The arguments of the last `set_unavailable`, in a form that can be compared."""
         return self._offline, self._kubelet, self._kubelet_memory
 
     @property
@@ -241,8 +241,8 @@ class CpuLedger:
     def available(self, node: int, dimension: str) -> int:
         """Returns the amount of a node that slots in shared pools can still get; at least 0."""
         if dimension == CPU_MILLI:
-            # Pools also contain cpus that are reserved and shared, but slots in pools are promised
-            # only the other cpus.
+            # Pools also contain cpus that are both reserved and shared. But only the other cpus are
+            # promised to slots.
             shared = self.shared_cpus & self.pinnable & self.layout.nodes[node].mask
             return max(shared.bit_count() * MILLI - self.used(node, dimension), 0)
         pool_is_empty = not self.best_effort_cpus & self.layout.nodes[node].mask

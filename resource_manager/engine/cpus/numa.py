@@ -59,8 +59,8 @@ def node_capacities(
     for at, node in enumerate(layout.nodes):
         amounts = {
             CPU_MILLI: (node.mask & cpus).bit_count() * MILLI,
-            # The amount of each node is rounded down, so that all nodes together promise no more
-            # than the total.
+            # Round down the amount of each node. So all nodes together promise no more than the
+            # total.
             BEST_EFFORT_CPU_MILLI: best_effort_milli * (node.mask & pool).bit_count() // count,
             MEMORY_BYTES: max(node.memory_bytes - memory_taken.get(at, 0), 0),
         }

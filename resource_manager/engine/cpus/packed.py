@@ -165,8 +165,8 @@ class _Packing:
         return self._fullest_first(self._nodes if self.nodes_are_outer else self._packages)
 
     def inner(self) -> list[int]:
-        """Returns the groups of the smaller kind with free cpus, in the order of the larger groups
-        that contain them, then by the number of free cpus.
+        """Returns the groups of the smaller kind that have free cpus. They are sorted first by the
+        larger groups that contain them, and then by the number of free cpus.
         """
         inner = self._packages if self.nodes_are_outer else self._nodes
         return _without_repeats(
@@ -197,7 +197,7 @@ class _Packing:
         return [core for group in self.inner() for core in self._fullest_first(cores_of[group])]
 
     def _take_whole(self, groups: Sequence[int]) -> None:
-        """Takes each group that is completely free and not larger than the need."""
+        """Takes each group that is completely free, unless the group is larger than the need."""
         for group in groups:
             # Other groups are skipped here. Later stages take smaller units of the skipped groups.
             if not group & ~self._free and group.bit_count() <= self._need:

@@ -247,8 +247,8 @@ def _without_promised_cpus(ledger: CpuLedger, resolved: Resolved, cpus: int) -> 
 
 def _least_needed(layout: CpuLayout, resolved: Resolved, cpus: int, count: int) -> int:
     """Returns `count` or more cpus that are least useful for the slot. Single threads come first,
-    so that cores stay whole, then the highest cpus. If the slot takes only whole cores, whole cores
-    are returned.
+    so that cores stay whole. Then come the highest cpus. If the slot takes only whole cores, whole
+    cores are returned.
     """
     whole = layout.whole(cpus)
     back = 0

@@ -53,7 +53,7 @@ class CpuRequest:
 
 
 class CpuBlocker(HostBlocker):
-    """The reason why a host refuses a slot. Reasons of the first group stay as long as request,
+    """The reason why a host refuses a slot. Reasons of the first group do not change while request,
     host and settings are the same. Reasons of the second group may disappear when other slots end.
     """
 

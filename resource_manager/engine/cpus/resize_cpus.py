@@ -121,7 +121,7 @@ def shrink(
     if request.bind is BindPolicy.SPREAD_BY_PCPUS:
         kept = _without_second_threads(layout, current, surplus)
     elif request.whole_cores and request.bind_required:
-        # Only cores of which the slot has all threads are given back as a whole.
+        # A core is given back as a whole only if the slot has all its threads.
         whole = [core for core in _order_of_return(layout, current, request) if not core & ~current]
         given = whole_cores_of(whole, surplus)
         if given is None:

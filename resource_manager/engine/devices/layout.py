@@ -25,13 +25,13 @@ from finegrain.devices.device import (
 from finegrain.devices.request import DeviceRequest
 
 Quality = tuple[int, int]
-"""How well the GPUs of a set are connected: the value of the worst pair, and the sum of all
-pairs.
+"""How well the GPUs of a set are connected, as a pair: the value of the worst pair of GPUs, and the
+sum over all pairs of GPUs.
 """
 
 SETS_COMPARED_MAX: Final = 2_000
 """If at most this many sets of GPUs are possible, all sets are compared. Otherwise one set is built
-for each GPU: it starts with this GPU, and the best connected GPU is added repeatedly.
+for each GPU. It starts with this GPU, and grows by the best connected GPU in each step.
 """
 
 _LANE: Final = 1_000  # one NVLink counts more than any path without NVLink
@@ -220,7 +220,7 @@ def layout_of(topology: str) -> DeviceLayout:
         topology: HostTopology of the registration, as JSON text. Devices without capacity are left
             out: executors of earlier versions report GPUs, but cannot give them to slots.
     """
-    # Most hosts have no devices, so their topology need not be parsed.
+    # Most hosts have no devices. Then the topology does not have to be parsed.
     if '"capacity"' not in topology:
         return NO_LAYOUT
     data = json.loads(topology)

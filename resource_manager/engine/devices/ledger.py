@@ -83,7 +83,8 @@ class DeviceLedger:
         """
         device = self.layout.devices[position]
         used = self.used.get((device.type, device.uuid), _NOTHING)
-        # At least 0, because slots may have more than the capacity of a device that became smaller.
+        # The result is at least 0: if a device became smaller, its slots may have more than its
+        # capacity.
         totals = self.layout.totals[position]
         return {name: max(total - used.get(name, 0), 0) for name, total in totals.items()}
 

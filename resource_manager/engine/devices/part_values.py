@@ -29,7 +29,7 @@ PartValues = tuple[int, ...]
 size.
 """
 
-# Computed with integers, so that the values are the same on every machine.
+# The values are computed with integers. So they are the same on every machine.
 DEFAULT_VALUES: Final[PartValues] = tuple(isqrt(size**3) for size in range(WHOLE + 1))
 
 

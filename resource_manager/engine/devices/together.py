@@ -40,8 +40,8 @@ _GROUPS_KNOWN = 4_096
 def gpus_together(
     ledger: DeviceLedger, slots: Sequence[Sequence[DeviceRequest]]
 ) -> list[int | None] | None:
-    """Returns, for each slot, the set of GPUs from which it may choose; None in place of a set: any
-    GPUs.
+    """Returns, for each slot, the set of GPUs from which it may choose. None in place of a set
+    means that it may choose any GPUs.
 
     Args:
         ledger: the device ledger of the host.

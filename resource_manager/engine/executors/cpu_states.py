@@ -91,8 +91,7 @@ def settle_host(state: State, host: Host) -> None:
 
 def report_lost_cpus(journal: Journal, host: Host) -> None:
     """Writes an event for each slot that has lost dedicated cpus, or has got them back."""
-    # The lost cpus are compared with those at the last report, so that each change is reported only
-    # once.
+    # Compare the lost cpus with those at the last report. So each change is reported only once.
     before, host.lost_cpus = host.lost_cpus, lost_cpus(host)
     for key, cpus in host.lost_cpus.items():
         if before.get(key) != cpus:

@@ -25,8 +25,8 @@ from resource_manager.engine.state import State
 
 
 def cordon_device(state: State, event: DeviceCordoned) -> Cordon:
-    """Cordons a device, so that the device gets no new slots. If the device is cordoned already,
-    the reason is replaced.
+    """Cordons a device. The device then gets no new slots. If the device is cordoned already, the
+    reason is replaced.
 
     Raises:
         NotFound: no such executor, or the executor has no such device.
@@ -46,7 +46,7 @@ def cordon_device(state: State, event: DeviceCordoned) -> Cordon:
 
 
 def uncordon_device(state: State, event: DeviceUncordoned) -> None:
-    """Ends the cordon of a device, so that the device may get new slots again. Does nothing if the
+    """Ends the cordon of a device. The device may then get new slots again. Does nothing if the
     device is not cordoned.
 
     Raises:
@@ -54,7 +54,7 @@ def uncordon_device(state: State, event: DeviceUncordoned) -> None:
             such a device.
     """
     host = known_host(state.hosts, event.executor_id)
-    # A device that has vanished can be uncordoned as well.
+    # A device that has vanished can be uncordoned, too.
     cordon = next((each for each in host.cordons if event.device in _names_of(each)), None)
     if cordon is None:
         device = known_device(host, event.device)

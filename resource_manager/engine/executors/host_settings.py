@@ -52,7 +52,7 @@ def known_setting(
     Args:
         hosts: all hosts.
         host_settings: all settings, by executor id.
-        executor_id: the executor; `CLUSTER` for the cluster.
+        executor_id: id of the executor, or `CLUSTER`.
 
     Raises:
         NotFound: the executor is unknown and has no settings.
@@ -85,7 +85,7 @@ def host_policy_view(
     Args:
         hosts: all hosts.
         host_settings: all settings, by executor id.
-        executor_id: the host; `CLUSTER` for the cluster.
+        executor_id: id of the host, or `CLUSTER`.
 
     Raises:
         NotFound: the executor is unknown and has no settings.
@@ -112,7 +112,7 @@ def policy_of(
     Args:
         hosts: all hosts.
         host_settings: all settings, by executor id.
-        executor_id: the executor; `CLUSTER` for the cluster.
+        executor_id: id of the executor, or `CLUSTER`.
     """
     host = hosts.get(executor_id)
     if host is not None:

@@ -172,6 +172,5 @@ def _plan_probe(timers: Timers, host: Host, at_ms: int) -> None:
 
 
 def _pause_ms(settings: EngineSettings, reach: Reach) -> int:
-    # `failures` includes the current failure. 1 is subtracted, so that the first pause is the
-    # shortest.
+    # `failures` includes the current failure. Subtract 1, so that the first pause is the shortest.
     return backoff_ms(max(0, reach.failures - 1), settings.probe_min_ms, settings.probe_max_ms)

@@ -34,7 +34,7 @@ def remember_refusal(state: State, host: Host, slot: Slot) -> None:
         return
     settings = state.settings
     key = scheduling_key(request.spec)
-    # Ended refusals stay in the dict, so that the next pause is twice as long.
+    # Refusals that have ended stay in the dict. So the next pause is twice as long.
     before = host.refusals.get(key)
     failures = before.failures if before is not None else 0
     delay = backoff_ms(failures, settings.refusal_backoff_min_ms, settings.refusal_backoff_max_ms)

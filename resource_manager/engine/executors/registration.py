@@ -76,8 +76,7 @@ def register_executor(state: State, event: ExecutorRegistered) -> RegistrationAn
         elif slot.ordered is not None:
             state.resizes.resume(slot)
     state.changes.executor(host.executor)
-    # The number is stored, so that the next leader also recognises a late copy of this
-    # registration.
+    # Store the number. The next leader then also recognises a late copy of this registration.
     state.changes.counter(REGISTERED_WITH + host.host_id, event.report.report_number)
     state.journal.cluster_event(
         "executor_returned" if was_lost else "executor_registered",
@@ -221,7 +220,7 @@ def silence_timer_fired(state: State, executor_id: str) -> None:
 
 
 def request_drain(state: State, event: DrainRequested) -> Executor:
-    """Drains an executor, so that it gets no new slots. If there is a deadline, its slots are freed
+    """Drains an executor. It then gets no new slots. If there is a deadline, its slots are freed
     then.
 
     A second call without a reason, such as one that adds a deadline, keeps the first reason.
@@ -294,7 +293,7 @@ def forget_executor(state: State, event: ForgetRequested) -> None:
 
     Raises:
         NotFound: no such executor.
-        FailedPrecondition: the executor is neither lost nor awaited.
+        FailedPrecondition: the executor is not lost and not awaited.
     """
     host = known_host(state.hosts, event.executor_id)
     if host.host_id in state.awaited:

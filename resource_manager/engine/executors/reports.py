@@ -140,8 +140,8 @@ def adopt_report(
         returning: true if the executor was lost until now.
     """
     executor = host.executor
-    # Reports overtake each other on the wire. An older report must not undo the effects of a newer
-    # report.
+    # Another report has overtaken this one on the network. An older report must not undo the
+    # effects of a newer report.
     if report.report_number <= executor.report_number:
         return AdoptedReport(adopted=False)
     # The report says only that nothing has changed since its base report, but another report was

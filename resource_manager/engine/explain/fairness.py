@@ -116,7 +116,7 @@ def steps(
     job = tree.jobs.get(job_id)
     if job is None:
         return ()
-    # From the root to the job, so that each pair is a parent and its child.
+    # The path goes from the root to the job. So each pair is a parent and its child.
     path = [job, *job.ancestors()][::-1]
     return tuple(_step(tree, parent, flow, jobs, UNITS[measure]) for parent, flow in pairwise(path))
 

@@ -83,7 +83,7 @@ def _without_own_reservation(all_hosts: Hosts, reservation: Reservation | None) 
     """
     names = reservation.hosts if reservation is not None else ()
     hosts = [all_hosts[name] for name in names if name not in all_hosts.touched]
-    # Read all values before the first value is changed, so that `finally` can restore each value.
+    # Read all values before the first value is changed. So `finally` can restore each value.
     holds = [host.reserved for host in hosts]
     # `finally` also runs after an error, because the scheduling cycle must find the hosts
     # unchanged.

@@ -138,7 +138,7 @@ def list_executors(state: State, *, after: str = "", limit: int) -> Page[Executo
 
     Args:
         state: the engine's state.
-        after: the id after which to start.
+        after: the list starts after this id.
         limit: the largest number of entries to return.
     """
     ids = sorted(state.hosts)
@@ -167,7 +167,7 @@ def list_slots(
         executor_id: the id of the executor whose slots are returned; empty: return the slots of all
             executors.
         job_id: the id of the job whose slots are returned; empty: return the slots of all jobs.
-        after: the key after which to start.
+        after: the list starts after this key.
         limit: the largest number of entries to return.
 
     Raises:
@@ -212,14 +212,14 @@ def list_requests(
         allocation_ids: the ids of the requests to return; empty: return all requests. If a text is
             not an id, it stands for all ids that end with the text. If there are no such ids, it
             stands for all ids that begin with the text.
-        after: the key after which to start.
+        after: the list starts after this key.
         limit: the largest number of entries to return.
 
     Raises:
         NotFound: the job does not exist.
     """
     wanted = frozenset(states) or frozenset(RequestState) - ENDED_REQUEST_STATES
-    # A generator, so that only the requests of the page are read.
+    # This is a generator. So only the requests of the page are read.
     candidates, prefixes = _requests_after(state, job_id, after), None
     if allocation_ids:
         allocation_ids = [
@@ -285,8 +285,8 @@ def _cut(
     """Splits an interval into its members, if the prefixes may match only some of the members."""
     for interval in found:
         name = interval.request.allocation_id
-        # The ids of the members differ only after the last dot. A prefix that ends before this dot
-        # matches either all members or none, so one entry is sufficient.
+        # The ids of the members differ only after the last dot. If a prefix ends before this dot,
+        # it matches either all members or none. So one entry is sufficient.
         if interval.count > 1 and prefixes.tell_apart(name[: name.rfind(".") + 1]):
             yield from members_of(requests, interval)
         else:
@@ -309,7 +309,7 @@ def list_jobs(
         matching: texts; empty: return all jobs. A job is returned in two cases: one of the texts is
             its name or its id, or a text of at least four characters is the beginning or the end of
             its id.
-        after: the key after which to start.
+        after: the list starts after this key.
         limit: the largest number of entries to return.
     """
     texts = tuple(matching)

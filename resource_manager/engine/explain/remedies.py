@@ -23,7 +23,7 @@ COUNTERFACTUALS_MAX = 5
 BLOCKING_SLOTS_MAX = 20
 
 COSTLY_TRIES_MAX = 64
-"""The largest number of sets of slots that are tried if each try must check a costly constraint."""
+"""If each try must check a costly constraint, at most this number of sets of slots are tried."""
 
 DROPPED_TRIED_MAX = 100
 """The largest number of found slots that are checked. The check is whether the request would fit

@@ -111,8 +111,8 @@ def explain(
 
     If the request is queued, the function compares it with executors, to find out why it waits. If
     the request has a slot, the result contains the unfinished resizes of the slot instead. In both
-    cases, the result also shows how many more equal slots fit on the executors now. If the request
-    has ended, the result contains only its state.
+    cases, the result also shows how many more slots of this kind fit on the executors now. If the
+    request has ended, the result contains only its state.
 
     Args:
         state: the engine's state; its indexes must be up to date.
@@ -228,8 +228,8 @@ def _verdict(one: Verdict, more: MoreFit) -> ExecutorVerdict:
 
 
 def _verdict_message(one: Verdict) -> str:
-    """Describes, for people, what one executor lacks. Obstacles that disappear when slots end come
-    first.
+    """Describes, as a text for people, what one executor lacks. Obstacles that disappear when slots
+    end come first.
     """
     if one.fits:
         return "fits now"
@@ -302,7 +302,7 @@ def _topology_text(survey: Survey) -> str:
         return "no executor has suitable free capacity"
     count = len(blocked) + survey.unchecked
     some = "1 executor has the amounts" if count == 1 else f"{count} executors have the amounts"
-    # Name the host with the lowest id, so that the same state gives the same text.
+    # Name the host with the lowest id. So the same state always gives the same text.
     one = survey.verdict(min(host_id for _, _, host_id in blocked))
     what = "devices" if not by_cpus else "cpus and NUMA nodes"
     text = f"{some}, but no suitable {what}"

@@ -33,7 +33,7 @@ The parts are:
 
 1. The number of obstacles that would remain even if all slots of the host ended.
 2. The largest lack of any dimension, in millionths of the requested amount.
-3. The id of the host, so that the order is always the same.
+3. The id of the host. It makes the order always the same.
 
 Example: a request needs 4 cpus. Host a has 8 cpus, but only 3 of them are free. Host b has 4 free
 cpus, but is draining. Host a is nearer, because the obstacle on b would remain when slots end.

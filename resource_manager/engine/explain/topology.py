@@ -62,7 +62,7 @@ def topology_view(state: State, executor_id: str) -> TopologyView:
         policy=host.present.policy,
         zones=zones(host.cpus) if host.cpus is not None else [],
         pools=pools(host),
-        # Sorted, so that two views can be compared.
+        # The slots are sorted. So two views can be compared.
         slots=[slot_view(state, host.slots[key]) for key in sorted(host.slots)],
         lost_cpus=[(*key, cpus) for key, cpus in sorted(host.lost_cpus.items())],
     )

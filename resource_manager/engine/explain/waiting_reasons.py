@@ -67,8 +67,7 @@ def pending_reason(state: State, request: Request) -> str:
     """Returns the reason why a request waits; empty: the request does not wait."""
     if request.state is not RequestState.PENDING:
         return ""
-    # The checks have the order of the checks in `pending_by_reason`, so that its counts match these
-    # reasons.
+    # Make the checks in the same order as `pending_by_reason`. Its counts then match these reasons.
     if request.arrival_number > state.considered_arrival:
         return Reason.NOT_YET_CONSIDERED
     if state.dependencies.awaited(request.job_id):
@@ -101,8 +100,8 @@ def waiting_block(
 
 
 def _blocked(state: State, scheduling_class: SchedulingClass) -> Paused[dict[str, int]]:
-    """Returns the number of queued requests of a class whose jobs wait for other jobs, and of those
-    that the maximum of a group blocks, by reason.
+    """Returns counts of queued requests of a class, by reason. Two kinds are counted: requests of
+    jobs that wait for other jobs, and requests that the maximum of a group blocks.
     """
     # The result is cached by group, because all jobs of a group have the same limits.
     blocked: dict[Flow | None, bool] = {}
@@ -222,8 +221,8 @@ def groups_waiting_since(state: State) -> Paused[dict[str, int]]:
 
 
 def _queues_of(queue: WaitingQueue, job_ids: Collection[str]) -> Iterable[JobQueue]:
-    """Yields the queues of some jobs. For each class, the function iterates over these jobs, or
-    over the queues of the class if there are fewer queues than jobs.
+    """Yields the queues of some jobs. For each class, the function iterates over these jobs. If the
+    class has fewer queues than there are jobs, it iterates over the queues.
     """
     for scheduling_class in queue.classes():
         job_queues = scheduling_class.job_queues

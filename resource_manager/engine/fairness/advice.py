@@ -45,7 +45,7 @@ LONG_FACTOR = 5.0
 LONG_SHARE_MAX = 0.1
 FINISHED_SHARE_MIN = 0.1
 OVERHEAD_MS = 1_000
-"""A thread that is shorter mostly consists of the overhead that every thread has."""
+"""A thread that is shorter than this consists mostly of the overhead that every thread has."""
 
 WORTH_MS = 10_000
 """The recommended mean duration if the threads of a job are too short."""

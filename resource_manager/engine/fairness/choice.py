@@ -1,7 +1,7 @@
 """Computes how many slots the next job gets in one run, and decides whether a job has received its
 share.
 
-A job is served in *runs* of several slots, so that the scheduler need not choose a job for every
+A job is served in *runs* of several slots. So the scheduler does not have to choose a job for every
 slot. A run ends when another flow would come first at some level of the tree. But a run has at
 least one slot, and at least 1/64 of the slots that the flow at this level already runs. So before a
 sibling is served, a flow can exceed its share by at most one slot, or by 1/64 of its slots. If no

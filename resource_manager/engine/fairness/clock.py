@@ -53,7 +53,7 @@ class Clock:
         now_ms: the current time in monotonic milliseconds.
         tau: the current time in warped seconds since the landmark.
         scale: the present value of g. An amount that a flow receives now is multiplied by it.
-        bend: the constant dg/dtau, so that g = 1 + bend * tau.
+        bend: the constant dg/dtau: g = 1 + bend * tau.
     """
 
     __slots__ = ("_half_life_ms", "_landmark_ms", "bend", "now_ms", "scale", "tau")
@@ -83,8 +83,8 @@ class Clock:
         moved = None
         halvings = (now_ms - self._landmark_ms) // half_life_ms
         if halvings >= HALF_LIVES_MAX:
-            # The landmark moves by whole half-lives, so that the factor is a power of two and no
-            # number is rounded.
+            # The landmark moves by whole half-lives. So the factor is a power of two, and no number
+            # is rounded.
             self._landmark_ms += halvings * half_life_ms
             moved = Rescaling(2.0**-halvings, 1 / self.bend)
         self.scale = 2.0 ** ((now_ms - self._landmark_ms) / half_life_ms)

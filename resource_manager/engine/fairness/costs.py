@@ -47,7 +47,7 @@ class Costs:
         self._counted: dict[str, Amounts] = {}
         self._memory_is_one = True
         self._compared: Amounts = {}  # the total by which booked amounts are divided
-        # By `id` of the amounts. The amounts are stored, too, so that no other amounts get the same
+        # By `id` of the amounts. The amounts are stored, too. So no other amounts get the same
         # `id`.
         self._known: dict[int, tuple[Amounts, float]] = {}
 
@@ -58,7 +58,7 @@ class Costs:
         before = self._counted.get(executor_id, {})
         if before == total:
             return
-        # Add only the difference, so that a registration need not sum over all executors.
+        # Add only the difference. So a registration does not have to sum over all executors.
         for name, amount in before.items():
             self.total[name] -= amount
         for name, amount in total.items():

@@ -92,7 +92,7 @@ class FlowTree:
         self.groups: dict[str, Flow] = {}
         self.jobs: dict[str, Flow] = {}
         self.changed: dict[str, Flow] = {}
-        # By `id` of the amounts. The amounts are stored, too, so that no other amounts get the same
+        # By `id` of the amounts. The amounts are stored, too. So no other amounts get the same
         # `id`.
         self._known: dict[int, tuple[Amounts, dict[str, int]]] = {}
         self.urgent: dict[str, Flow] = {}
@@ -143,8 +143,7 @@ class FlowTree:
         # Add the usage up to now to `service`, before it is scaled for the new weight.
         flow.settle(self.clock.tau)
         if weight != flow.weight:
-            # Scale service + raised by the ratio of the weights, so that usage / weight does not
-            # change.
+            # Scale service + raised by the ratio of the weights. So usage / weight does not change.
             flow.raised += (flow.service + flow.raised) * (weight / flow.weight - 1.0)
             flow.weight = weight
             self.urgent[flow.id] = flow
@@ -222,7 +221,7 @@ class FlowTree:
         tau = self.clock.tau
         while flow is not None:
             parent = flow.parent
-            # This does what `Flow.settle` does, inlined for speed.
+            # This is the code of `Flow.settle`, without the call, for speed.
             if flow.rate:
                 flow.service += flow.rate * (tau - flow.since)
             # The flow begins to accrue. A restart would lose this time, so the flow is stored soon.

@@ -99,12 +99,14 @@ def counted(amounts: Amounts) -> dict[str, int]:
 
 
 def needs_slots(booked: Amounts, count: int = 1) -> dict[str, int]:
-    """Returns what `count` slots that book these amounts together need of the limits of a group."""
+    """Returns the amounts that `count` slots need of the limits of a group. Each of these slots
+    books the given amounts.
+    """
     return {**booked, SLOTS: count}
 
 
 def used_of(group: Bounded, name: str) -> int:
-    """Returns what the slots in a group's subtree use of one dimension of its limits."""
+    """Returns the amount that the slots in a group's subtree use of one dimension of the limits."""
     return group.running if name == SLOTS else group.used.get(name, 0)
 
 

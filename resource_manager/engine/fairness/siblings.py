@@ -61,7 +61,7 @@ class Flow(Entry):
             slot was placed since this process started.
         stale: True if the flow has changed after the last update of its parent's tournaments.
         below_minimum: True if the flow is in the tournament of children below their minimum.
-        paused: True if the flow must be in no tournament, even if its children are active.
+        paused: True: the flow must be in no tournament, even if its children are active.
         changed: True if the flow's usage has changed since it was last stored.
     """
 

@@ -27,7 +27,7 @@ def begin(slot: Slot, now_ms: int) -> None:
 
 
 def end(job: Job, slot: Slot, now_ms: int) -> None:
-    """Records that the job master gave the slot back, so that the thread in the slot has ended.
+    """Records that the job master gave the slot back. The thread in the slot has then ended.
 
     Args:
         job: the job whose durations are updated.

@@ -165,7 +165,7 @@ class Tournament(Generic[EntryT]):
             node >>= 1
 
     def _freshen(self, node: int, tau: float) -> None:
-        """Judges this node, and those nodes below it whose time has passed."""
+        """Judges this node, and each node below it whose time has passed."""
         until, left = self._until, 2 * node
         if left < self._leaves:
             if until[left] <= tau:

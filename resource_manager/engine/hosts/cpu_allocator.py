@@ -92,7 +92,7 @@ class ResourceRequest(Protocol):
 
     @property
     def topology_constrained(self) -> bool:
-        """True if every host must check more than amounts, such as cpus and NUMA nodes."""
+        """True: every host must check more than amounts, such as cpus and NUMA nodes."""
 
     @property
     def key(self) -> SchedulingKey:
@@ -322,7 +322,7 @@ class CpuAllocator:
     def assignments_together(
         self, members: Sequence[tuple[ResourceRequest, int]]
     ) -> list[CpuAssignment] | None:
-        """Chooses the GPUs of several members of a gang together, so that they are close to each
+        """Chooses the GPUs of several members of a gang together. So these GPUs are close to each
         other.
 
         Args:

@@ -284,7 +284,7 @@ class Host(CpuAllocator):
             self.unreported[name] = self.unreported.get(name, 0) + more
 
     def drop(self, key: SlotKey) -> None:
-        """Removes a slot; its capacity is free again."""
+        """Removes a slot. Its capacity is then free again."""
         slot = self.slots.pop(key)
         if self.cpus is not None:
             self.cpus.remove(key)
@@ -399,7 +399,7 @@ class Host(CpuAllocator):
             even_without_pool: include best-effort cpu even if no cpu is in the best-effort pool.
         """
         booked, unreported = self.booked, self.unreported
-        # None: the executor has not reported since it registered.
+        # None means that the executor has not reported since it registered.
         available = self.executor.reported_available
         free = {}
         for name, total in self.total.items():
@@ -459,7 +459,7 @@ class Host(CpuAllocator):
         )
 
     def state_seen(self) -> StateSeen:
-        """Returns the last reported state as a value that can be compared with a later state."""
+        """Returns the last reported state, in a form that can be compared with a later state."""
         available = self.executor.reported_available or {}
         return frozenset(self.reported), tuple(sorted(available.items()))
 
@@ -482,8 +482,7 @@ class Host(CpuAllocator):
         ended = False
         for refusal in self.refusals.values():
             changed = refusal.state_seen is not None and refusal.state_seen != present
-            # The refusal is kept with its number of failures, so that the next refusal lasts
-            # longer.
+            # Keep the refusal with its number of failures. So the next refusal lasts longer.
             if refusal.active and (refusal.until_ms <= now_ms or changed):
                 refusal.active = False
                 ended = True

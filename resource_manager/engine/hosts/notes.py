@@ -56,8 +56,8 @@ class Refusal:
 
     While the refusal is active, the host is not chosen for the class. The refusal ends at
     `until_ms`, or earlier if the reported state differs from `state_seen` (None: only at
-    `until_ms`). The number of failures is kept until the host serves the class, so that the next
-    refusal lasts longer.
+    `until_ms`). The number of failures is kept until the host serves the class. So the next refusal
+    lasts longer.
     """
 
     failures: int
@@ -166,5 +166,6 @@ class Reach:
     unreachable: bool = False
     cause: str = ""  # cause of the last failure, for people
     failures: int = 0  # failed probes and deliveries since the executor last answered a command
-    refused: int = 0  # commands refused as a whole since an accepted command or answered probe
+    # Commands that were refused as a whole since the last accepted command or answered probe.
+    refused: int = 0
     probe_at_ms: int = 0

@@ -48,7 +48,7 @@ def score_columns(
         case "balanced":
             # `max` avoids a division by zero on hosts without this resource.
             cpu = free.get(CPU_MILLI, 0) * SHARE_UNIT // max(1, total.get(CPU_MILLI, 0))
-            # Memory parts are added up, so that hosts with one and with several memory pools can be
+            # Add up the memory parts. So hosts with one memory pool and hosts with several can be
             # compared.
             has = sum(total.get(name, 0) for name in MEMORY)
             memory = sum(free.get(name, 0) for name in MEMORY) * SHARE_UNIT // max(1, has)

@@ -46,8 +46,8 @@ def tree_problems(flows: FlowTree, groups: dict[str, Group]) -> Iterator[Finding
 
 
 def _children(flows: FlowTree, flow: Flow) -> Iterator[Finding]:
-    """Compares a group's counters with the sums over its children, and compares each child with the
-    child that is served next.
+    """Compares the counters of a group with the sums over its children. Then compares each child
+    with the child that is served next.
     """
     if flow.children is None:
         return
@@ -63,8 +63,7 @@ def _children(flows: FlowTree, flow: Flow) -> Iterator[Finding]:
         waiting += child.waiting
         rate += child.rate
         active += child.active > 0
-        # The first child is compared here and not after the sum, because it may change during a
-        # pause.
+        # Compare the first child here, and not after the sum: it may change during a pause.
         problems.extend(_order(flows, flow, child))
 
     children = list(flow.children.by_id.values())

@@ -227,7 +227,7 @@ def _slot(requests: Requests, slots: Slots, key: SlotKey, slot: Slot) -> Iterato
 
 
 def _order(host: Host, key: SlotKey, slot: Slot) -> Iterator[str]:
-    """Checks that an order is queued or in flight for a slot that starts or is being freed."""
+    """Checks the order for a slot that starts or is being freed: it must be queued or in flight."""
     if (slot.allocation_id, slot.generation) != key:
         yield f"slot {slot.allocation_id}/{slot.generation} is stored under {key}"
     # When an executor that is not active registers, its orders are created again.

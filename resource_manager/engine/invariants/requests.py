@@ -91,7 +91,7 @@ def _job(
 
 def _slot(slots: Slots, request: Request, title: str) -> Iterator[str]:
     slot = slots.get((request.allocation_id, request.generation))
-    # A gang is granted as a whole, so a carved slot may have to wait for the other members.
+    # A gang is granted as a whole. So a carved slot may have to wait for the other members.
     in_gang = bool(request.spec.gang_id)
     carved = slot is not None and slot.state is SlotState.ALLOCATED and in_gang
     if request.state is RequestState.ALLOCATING and not (

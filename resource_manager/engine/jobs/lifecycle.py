@@ -1,7 +1,7 @@
 """Registers jobs, keeps them alive, ends them and deletes them.
 
 A job ends on request, or when its lease expires. The requests of a large job end in several steps
-(`Journal.is_full`), so that other jobs need not wait.
+(`Journal.is_full`). So other jobs do not have to wait.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def register_job(state: State, event: JobRegistered) -> Job:
         lease_ms=event.lease_ms,
         owner=event.owner,
         request_id_sha256=event.request_id_sha256,
-        # Jobs and requests share one counter, so that they have a common order.
+        # Jobs and requests share one counter. So they have a common order.
         arrival_number=state.numbers.next_arrival(),
         create_time_ms=state.journal.at.time_ms,
         depends_on=event.depends_on,
@@ -97,7 +97,7 @@ def keep_alive(state: State, event: JobKeptAlive) -> Job:
 
 
 def request_job_end(state: State, event: JobEndRequested) -> Job:
-    """Ends a job; does nothing if it has ended already.
+    """Ends a job. If the job has already ended, nothing happens.
 
     Raises:
         NotFound: no job has this id.
@@ -141,7 +141,7 @@ def end_job(
     # The job is stored as ENDED now. After a restart, `endings` is derived from its row.
     state.changes.job(job)
     state.endings[job.job_id] = Ending(grace_ms)
-    # Requests end at once, so that a small job is finished within this step.
+    # The first requests end now. So a small job is finished within this step.
     _continue_ending(state, job)
 
 
@@ -199,7 +199,7 @@ def _continue_ending(state: State, job: Job) -> None:
     state.journal.cluster_event(
         "job_ended", job_id=job.job_id, reason=job.end_reason, message=job.name
     )
-    # The next `Decide` handles the jobs that wait for this one, because a chain may be long.
+    # Jobs that wait for this one may form a long chain. So the next `Decide` handles them.
     state.dependencies.note_end(job.job_id)
 
 

@@ -63,13 +63,13 @@ class Departures:
         the remaining slots in later steps.
         """
         self.free_slots(host, Reason.EXECUTOR_LOST, message, then=Timer.SILENCE)
-        # The command in flight belongs to the old registration. The command is dropped here, so
-        # that a late answer is ignored.
+        # The command in flight belongs to the old registration. Drop the command here. A late
+        # answer is then ignored.
         host.start_conversation()
 
     def delete_executor(self, host: Host) -> None:
-        """Deletes an executor with its slots. The caller must be sure that neither the executor nor
-        its slots exist any more.
+        """Deletes an executor with its slots. The caller must be sure that the executor and its
+        slots do not exist any more.
 
         All slots are deleted in this step, even if there are very many.
         """

@@ -25,7 +25,7 @@ DEPENDENCIES_MAX = 100
 
 @dataclass(slots=True, eq=False)
 class DependencyMoves:
-    """Changes the dependencies of jobs, and what follows from them."""
+    """Changes the dependencies of jobs, and makes the other changes that follow from this."""
 
     journal: Journal
     dependencies: JobDependencies
@@ -63,8 +63,8 @@ class DependencyMoves:
             named.add(each.job_id)
 
     def adopt(self, job: Job) -> None:
-        """Lets an active job wait for those of its dependencies that are not met, when the job is
-        new or restored. If a dependency cannot be met any more, the next `Decide` ends the job.
+        """Used for a job that is new or restored. If some of its dependencies are not met, the job
+        waits for these. If a dependency cannot be met any more, the next `Decide` ends the job.
         """
         for each in job.depends_on:
             other = self.jobs.get(each.job_id)

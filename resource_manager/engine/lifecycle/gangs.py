@@ -1,4 +1,4 @@
-"""Moves a gang as a whole through its states: it is placed, granted, queued again, or ended.
+"""Moves a gang through its states. A gang as a whole is placed, granted, queued again, or ended.
 
 All live members of a gang are in the same state until the gang is granted. A queued gang has one
 place in the queue, with the arrival number of its first member. All members are placed in one
@@ -200,8 +200,7 @@ class GangMoves:
         del self.gangs.unconfirmed[gang.gang_id]
         self.transitions.move_gang(gang, GangInput.GRANT)
         gang.waiting_until_ms = None
-        # All members are granted in one step, so that the job master receives all slot offers
-        # together.
+        # Grant all members in one step. The job master then receives all slot offers together.
         for request in living(self.requests, gang):
             self.moves.grant(self.slots[request.allocation_id, request.generation])
 
@@ -220,8 +219,8 @@ class GangMoves:
     def lose(self, slot: Slot, reason: str, message: str) -> None:
         """Handles the loss of a request's slot.
 
-        If the member was not granted yet, or has `restart_on_loss`, its whole gang is queued again.
-        For the arguments, see `RequestMoves.lose`.
+        The whole gang of the member is queued again in two cases: the member was not granted yet,
+        or it has `restart_on_loss`. For the arguments, see `RequestMoves.lose`.
         """
         request = self.requests.served_by(slot)
         gang = self.gangs.of(request) if request is not None else None
@@ -268,8 +267,8 @@ class GangMoves:
 
         Args:
             request: the request.
-            alone: True if the caller named a slot that was granted. If the gang was queued again
-                before the call arrived, only this member ends, and the other members stay queued.
+            alone: True: the caller named a granted slot. The gang may have been queued again before
+                the call arrived. Then only this member ends, and the other members stay queued.
             reason: see `RequestMoves.give_up`.
             message: see `RequestMoves.give_up`.
             grace_ms: see `RequestMoves.give_up`.

@@ -27,8 +27,8 @@ from resource_manager.engine.queue.ranges import Part, RangeLedger
 from resource_manager.engine.queue.requests import Requests
 
 KINDS_OF_ENDS_MAX = 64
-"""The row of one part stores at most this many different ends (state, reason, message). Further
-ends are stored without a message, so that the row stays small.
+"""The row of one part stores at most this many different ends (state, reason, message). Later ends
+are stored without a message. So the row stays small.
 """
 
 
@@ -78,7 +78,7 @@ class MemberRows:
         if index in part.stored:
             self.changes.delete_request(request)
         part.end_run(index, index + 1, _how(part, request))
-        # The object of an ended member is dropped, so that long jobs do not fill the memory.
+        # Drop the object of an ended member. Otherwise long jobs would fill the memory.
         self.ranges.members.pop(request.arrival_number, None)
         self.requests.discard(request.spec.allocation_id)
         self.changes.request_range(part.row)

@@ -200,8 +200,8 @@ class RequestMoves:
         self.journal.slot_event("slot_granted", slot)
 
     def _end_refusal(self, host: Host, request: Request) -> None:
-        """Ends the host's refusal of the request's scheduling class, so that other requests of the
-        class may be placed there.
+        """Ends the host's refusal of the request's scheduling class. Other requests of the class
+        may then be placed there.
         """
         refusal = host.refusals.pop(scheduling_key(request.spec), None) if host.refusals else None
         # The capacity of the host is unchanged, but blocked requests of the class may now be placed
@@ -336,7 +336,7 @@ class RequestMoves:
     def lose(self, slot: Slot, reason: str, message: str) -> None:
         """Handles the loss of a request's slot.
 
-        The request is queued again if the slot was never granted, or if the request has
+        The request is queued again in two cases: the slot was never granted, or the request has
         `restart_on_loss`. Otherwise it ends. The caller decides whether the slot is freed or
         deleted.
 
@@ -370,12 +370,12 @@ class RequestMoves:
             how: the input of the state table; it must lead to an ended state.
             reason: reason in the job event.
             message: message in the job event, for people.
-            slot: the slot that the request had; None: it had no slot.
+            slot: the former slot of the request; None: the request had no slot.
         """
         self.transitions.move_request(request, how)
         if request.state not in ENDED_REQUEST_STATES:
             raise AssertionError(f"{how} does not end a request")
-        self.queue.remove(request)  # no effect if the request is not queued
+        self.queue.remove(request)  # has no effect if the request is not queued
         request.reason = reason
         request.message = message
         request.end_time_ms = self.journal.at.time_ms

@@ -225,7 +225,7 @@ class ProvisionMoves:
         self.keep(provision)
 
     def _send_stop(self, provision: Provision) -> None:
-        """Sends a stop order, and arms the timer that repeats it if there is no answer."""
+        """Sends a stop order. Arms the timer that repeats the order if there is no answer."""
         effect = StopExecutor(provision.executor_id, provision.shape, provision.handle)
         self.journal.effects.append(effect)
         patience_ms = self.settings.provisioning.backoff_max_ms

@@ -188,7 +188,9 @@ class QuotaChecks:
         return group is None or bool(room([group], self.need_of(scheduling_class), 1))
 
     def need_of(self, scheduling_class: SchedulingClass) -> Amounts:
-        """Returns what one slot needs of the limits of groups: `largest_booking` and one slot."""
+        """Returns the amounts that one slot needs of the limits of groups: `largest_booking`, and
+        one slot.
+        """
         return needs_slots(self.largest_booking(scheduling_class))
 
     def largest_booking(self, scheduling_class: SchedulingClass) -> Amounts:

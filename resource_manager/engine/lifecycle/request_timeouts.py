@@ -1,7 +1,7 @@
 """Rejects requests that have waited for longer than their timeout.
 
 The time counts from the arrival of a request. If a granted slot is lost and its request is queued
-again, the time counts from then on. Gangs have a timeout of their own, see `gangs.py`.
+again, the time starts again at this moment. Gangs have a timeout of their own, see `gangs.py`.
 
 Deadlines are not stored. After a restart, the deadline of a request that was never placed follows
 from its arrival time. For any other request, the time starts again.

@@ -118,7 +118,8 @@ class ResizeMoves:
             return False
         needed = growth(host, slot)
         self.order(slot, found)
-        # If neither amounts nor cpus changed, the placement pass still has the correct capacity.
+        # If neither amounts nor cpus have changed, the placement pass still knows the correct
+        # capacity.
         if needed or found is not None:
             placing.follow([host])
         return True
@@ -190,7 +191,7 @@ class ResizeMoves:
         return CpuRequest.of(policy, booked, size.cpu_limit_milli, size.profile.devices)
 
     def advance(self, slot: Slot) -> None:
-        """Orders or queues the waiting resize of a slot, if there is one.
+        """If a slot has a waiting resize, orders it or queues it.
 
         The method does nothing in three cases: another resize is ordered, a back-off runs, or the
         slot is not ALLOCATED.
@@ -211,7 +212,7 @@ class ResizeMoves:
             return
         found = self.assignment_for(host, slot)
         if not (growth(host, slot) or isinstance(found, HostRefusal)):
-            # The resize may still be queued, if it needed more capacity before.
+            # If the resize needed more capacity before, it may still be queued.
             self.queue.non_batchables.remove(wanted.arrival_number)
             self.order(slot, found)
         elif wanted.arrival_number not in self.queue.non_batchables:
@@ -419,7 +420,9 @@ class ResizeMoves:
         self.timers.arm(Timer.RESIZE, slot.allocation_id, until_ms)
 
     def resize_timer_fired(self, allocation_id: str) -> None:
-        """Tries a resize again after its back-off, or sends an ordered resize again."""
+        """If the back-off of a resize is over, tries it again. If a resize was ordered, sends it
+        again.
+        """
         request = self.requests.get(allocation_id)
         slot = self.slots.of(request) if request is not None else None
         if slot is None:
@@ -485,7 +488,7 @@ class ResizeMoves:
         self.usage.rebooked([(slot, before)])
 
     def withdraw(self, host: Host, slot: Slot) -> None:
-        """Withdraws the waiting resize, if there is one."""
+        """Withdraws the waiting resize. If there is none, nothing happens."""
         if slot.wanted is not None:
             self.queue.non_batchables.remove(slot.wanted.arrival_number)
             # While a resize is ordered, the pause belongs to the ordered resize.
@@ -514,7 +517,7 @@ def growth(host: Host, slot: Slot) -> Amounts:
 
 @dataclass(frozen=True, slots=True)
 class _Growing:
-    """A growing slot in the form of a request, so that placement constraints can check it."""
+    """A slot that grows, in the form of a request. So placement constraints can check it."""
 
     profile: ResourceProfile | None
     best_effort: bool
@@ -532,7 +535,7 @@ def growth_obstacles(host: Host, slot: Slot) -> tuple[Obstacle, ...]:
     """Returns the obstacles to the growth of a slot's waiting resize; empty if the resize needs no
     growth.
 
-    This function checks neither quotas nor cpus; see `QuotaChecks` and
+    This function does not check quotas and cpus; see `QuotaChecks` and
     `ResizeMoves.assignment_for`. Do not call it for a host that is reserved for this resize: the
     reservation would be an obstacle.
     """
@@ -582,8 +585,8 @@ def _ends(outcome: ItemOutcome, ordered: Resize) -> bool:
 
 
 def _size(of: ReportedSlot | Slot | Resize) -> tuple[ResourceProfile, int]:
-    """Returns the values by which sizes are compared. A missing cpu limit counts as the profile's
-    cpu.
+    """Returns the values by which sizes are compared. If there is no cpu limit, the cpu of the
+    profile counts as the limit.
     """
     return of.profile, max(of.cpu_limit_milli, of.profile.cpu_milli)
 

@@ -80,7 +80,7 @@ class UsageAccounting:
             self.flows.stop_accruing(slot.job_id, slot.cost)
 
     def resume_accruing(self, slot: Slot) -> None:
-        """Charges again for a slot that was being freed and was reclaimed."""
+        """A slot that was being freed was reclaimed: its costs are charged again."""
         self.flows.resume_accruing(slot.job_id, slot.cost)
 
     def remove_slot(self, slot: Slot) -> None:

@@ -281,8 +281,7 @@ class WaitingReasons:
         if all(spec.allow_pending for spec in members):
             return []
         verdict = self.gang_feasibility(Where.of(gang), member_requests_for(members))
-        # OFFLINE means that executors which are absent now could host the gang, so the gang may
-        # wait.
+        # OFFLINE means that absent executors could host the gang. So the gang may wait.
         return _impossible(gang, members) if verdict is Feasibility.NEVER else []
 
     def infeasible_members(self, waiting: WaitingGang) -> list[ItemOutcome]:

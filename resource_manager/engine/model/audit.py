@@ -1,4 +1,4 @@
-"""The audit log: what operators changed, and which calls were refused.
+"""The audit log. It lists the changes by administrators, and the calls that were refused.
 
 Each entry has a digest of its content and of the digest before it. So an entry cannot be changed or
 deleted without a change of all later digests.
@@ -16,7 +16,7 @@ class AuditEntry:
     """One entry of the audit log.
 
     Attributes:
-        sequence: 1, 2, 3, ... as long as the database exists.
+        sequence: number of the entry: 1, 2, 3, ... for as long as the database exists.
         time_ms: the time at which the entry was written, in milliseconds since 1970.
         actor: identity of the caller, for example "operator/ann"; "unknown": the caller has no
             identity.

@@ -46,7 +46,7 @@ class JobState(StrEnum):
     """The state of a job."""
 
     ACTIVE = "ACTIVE"  # the job may request slots
-    ENDED = "ENDED"  # the job's rows stay for a while, so its ids are still known
+    ENDED = "ENDED"  # the rows of the job are kept for some time, so its ids are still known
 
 
 ENDED_REQUEST_STATES = frozenset(
@@ -60,7 +60,7 @@ Ended = tuple[RequestState, str, str]
 
 @dataclass(frozen=True, slots=True)
 class RequestSpec:
-    """A slot request as a job master sent it, already validated. `required_labels` is sorted."""
+    """A slot request from a job master, after its validation. `required_labels` is sorted."""
 
     allocation_id: str
     profile: ResourceProfile | None  # None: the slot gets the executor's default profile
@@ -94,7 +94,7 @@ class GangState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GangSpec:
-    """A gang as a job master sent it, already validated. `label` is set only with SAME_LABEL."""
+    """A gang from a job master, after its validation. `label` is set only with SAME_LABEL."""
 
     gang_id: str
     placement: GangPlacement = GangPlacement.ANYWHERE
@@ -108,7 +108,7 @@ EQUAL_IN_GANG = ("restart_on_loss", "restart_on_device_loss")
 
 @dataclass(frozen=True, slots=True)
 class RangeSpec:
-    """Many equal requests as a job master sent them, already validated.
+    """Many equal requests from a job master, after their validation.
 
     `request.allocation_id` is the id of the range. The member with number `index` has the id
     `<range_id>.<index>`.
@@ -169,7 +169,7 @@ class UsageRecord:
 
 @dataclass(slots=True)
 class Gang:
-    """A gang. It is kept until its job is deleted."""
+    """A gang. The gang is kept until its job is deleted."""
 
     spec: GangSpec
     job_id: str
@@ -194,7 +194,7 @@ class Resize:
     number: int  # increases by 1 with every resize of the slot
     profile: ResourceProfile
     cpu_limit_milli: int
-    # if the tasks use more than the new size: the resize waits (True), or is refused (False)
+    # effect if the tasks use more than the new size; True: the resize waits; False: it is refused
     wait_for_use: bool = False
     arrival_number: int = 0  # determines the place of the resize in the queue
     # the new assignment, set when the resize is ordered; None: the assignment does not change
@@ -217,7 +217,7 @@ class Job:
     end_reason: str = ""
     end_time_ms: int | None = None
     outcome: JobOutcome | None = None  # None: the job has not ended
-    # jobs that must end before this job gets its first slot; also those that have ended
+    # jobs that must end before this job gets its first slot; jobs that have ended are included
     depends_on: tuple[JobDependency, ...] = ()
     last_sequence: int = 0  # sequence number of the last event in the job's log
     trimmed_sequence: int = 0  # events up to this number were deleted
@@ -277,7 +277,8 @@ class Slot:
     allocated_time_ms: int | None = None
     isolation: Isolation | None = None  # the isolation that the executor reported
     resize_number: int = 0  # number of the last requested resize
-    # the ordered resize: sent to the executor, or part of its next command; not confirmed yet
+    # the ordered resize: it was sent to the executor or is part of the next command, and is not
+    # confirmed yet
     ordered: Resize | None = None
     # the waiting resize: it is queued, in back-off, or waits for the end of `ordered`
     wanted: Resize | None = None
@@ -410,7 +411,7 @@ NO_CPU_STATE = CpuState()
 
 @dataclass(slots=True)
 class Executor:
-    """An executor, and its state as the resource manager knows it."""
+    """An executor. It has the state that the resource manager knows."""
 
     registration: Registration
     registration_number: int

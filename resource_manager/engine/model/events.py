@@ -110,7 +110,7 @@ class SlotsReleased:
     """A job master or an administrator (`job_id` is None) gives slots back.
 
     A slot is (id, generation); generation 0 means the current slot of the request. If a request has
-    no slot yet, it is cancelled. Answer: as for `RequestsCancelled`.
+    no slot yet, it is cancelled. The answer is the same as for `RequestsCancelled`.
     """
 
     at: Instant
@@ -390,8 +390,8 @@ class ExecutorsAwaited:
 
 @dataclass(frozen=True, slots=True)
 class DrainRequested:
-    """An administrator drains an executor, so that it gets no new slots. If there is a deadline,
-    its slots end then.
+    """An administrator drains an executor. It then gets no new slots. If there is a deadline, its
+    slots end then.
 
     Answer: the `Executor`.
     """
@@ -404,7 +404,7 @@ class DrainRequested:
 
 @dataclass(frozen=True, slots=True)
 class UndrainRequested:
-    """An administrator ends a drain, so that the executor may get new slots again. Answer: the
+    """An administrator ends a drain. The executor may then get new slots again. Answer: the
     `Executor`.
     """
 

@@ -31,5 +31,5 @@ class HostRefusal:
         return self.blocker.lasting
 
     def number(self, name: str) -> int:
-        """Returns one of the numbers; 0 if the refusal has no such number."""
+        """Returns one of the numbers; 0: the refusal has no such number."""
         return dict(self.numbers).get(name, 0)

@@ -51,6 +51,6 @@ class Report:
     slots: tuple[ReportedSlot, ...] = ()
     available: Amounts = field(default_factory=dict)
     ended: tuple[EndedSlot, ...] = ()
-    cpu_state: CpuState | None = None  # None: nothing to report, or unchanged
+    cpu_state: CpuState | None = None  # None: there is nothing to report, or nothing has changed
     # devices whose condition is not the announced condition; left out if `unchanged` is set
     device_conditions: tuple[DeviceCondition, ...] = ()

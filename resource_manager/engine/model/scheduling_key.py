@@ -53,8 +53,8 @@ _MEMORY = frozenset({MEMORY_BYTES, *MEMORY_PARTS})
 class Needs(NamedTuple):
     """The lowest value that a host must have in each column of the index to serve one request.
 
-    A host with a lower value cannot serve the request. A host that has all these values can serve
-    the request, unless the request is `topology_constrained`.
+    A host with a lower value cannot serve the request. If a host has all these values, it can serve
+    the request. There is one exception: a `topology_constrained` request needs more checks.
 
     Attributes:
         pooled: the columns for a host with one memory pool.

@@ -74,10 +74,10 @@ class Fairness:
     usage_measure: Measure = "dominant"
     # usage of this age counts half; None: usage does not decay
     half_life_ms: int | None = 900 * SECOND_MS
-    # each running slot counts as if it had run this much longer
+    # in the virtual time, each running slot counts as if it had run for this additional time
     lookahead_ms: int = 30 * SECOND_MS
     usage_interval_ms: int = 10 * SECOND_MS  # longest time between two writes of a changing usage
-    # capacity is reserved for a request that waits this long while other requests are placed
+    # if a request waits for this time while other requests are placed, capacity is reserved for it
     starvation_timeout_ms: int = 300 * SECOND_MS
     # capacity is also reserved after this many placements of other requests; 0: no such limit
     starvation_placements: int = 0
@@ -115,7 +115,7 @@ class EngineSettings:
     job_requests_max: int = 1_000_000  # live requests of one job
     job_scheduling_classes_max: int = 10_000  # scheduling classes among a job's pending requests
     requests_max: int = 2_000_000  # live requests of all jobs; each takes about 1 KiB of memory
-    # a request is rejected if no executor could host it, even when empty, for this time
+    # if no executor could host a request for this time, even when empty, the request is rejected
     infeasible_after_ms: int = 30 * SECOND_MS
 
     # Jobs.

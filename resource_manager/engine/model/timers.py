@@ -88,8 +88,8 @@ class Timers:
             yield each
 
     def next_due_ms(self) -> int | None:
-        """Returns when the next timer may fire, outdated entries included; None if the queue is
-        empty.
+        """Returns the time when the next timer may fire. Outdated entries are included; None: the
+        queue is empty.
         """
         return self._heap[0][0] if self._heap else None
 

@@ -81,8 +81,8 @@ class Transitions:
 
     @contextmanager
     def moving_resize(self, slot: Slot, what: ResizeInput) -> Iterator[None]:
-        """Moves a slot's resizes. The body of the `with` statement must change the slot so that its
-        state is the next state in the table.
+        """Moves a slot's resizes. The body of the `with` statement must change the slot. The new
+        state must be the next state in the table.
 
         Raises:
             IllegalTransition: the slot has another state afterwards, or the table does not list the

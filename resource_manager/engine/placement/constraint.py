@@ -1,8 +1,8 @@
 """Defines constraints. A constraint is one condition that a host must meet to serve a request.
 
 Each kind of constraint is a subclass of `Constraint`; `fit.py` lists the subclasses. A constraint
-checks one host in a given view (`HostView`): the host as it is, the host when empty, or the host
-without some of its slots. The constraint returns
+checks one host in a given view (`HostView`): in its present state, when empty, or without some of
+its slots. The constraint returns
 
 - the columns of the capacity index that a host needs to meet the condition,
 - the obstacles on the host, with exact numbers,
@@ -75,8 +75,8 @@ NO_OBSTACLE: tuple[Obstacle, ...] = ()
 
 
 class HostView:
-    """A view of a host for the checks of constraints. It shows the host as it is, the empty host,
-    or the host without some of its slots.
+    """A view of a host for the checks of constraints. It shows the host in its present state, when
+    empty, or without some of its slots.
 
     Attributes:
         host: the host.
@@ -143,8 +143,8 @@ class HostView:
 
     @classmethod
     def growing(cls, host: Host, slot: Slot) -> HostView:
-        """Returns the host as it is now, to check whether one of its slots can grow. The check
-        compares only the growth: the amounts that the slot needs in addition to its booking.
+        """Returns the present host, to check whether one of its slots can grow. The check compares
+        only the growth: the amounts that the slot needs in addition to its booking.
         """
         # A slot that grows needs no second slot, so the host's limit of slots does not matter.
         at = cls(host, host.free(), UNLIMITED)
@@ -180,7 +180,7 @@ class HostView:
 
     @property
     def is_now(self) -> bool:
-        """True if the view shows the host as it is now."""
+        """True: the view shows the present host."""
         return not (self.is_empty or self._ended)
 
     def cpus(self) -> CpuLedger | None:
@@ -207,7 +207,7 @@ class Remedy:
             proposes the smallest remedy.
         text: the description of the change. It is the end of a sentence that begins "fits now on
             host-a ...".
-        at_most: the dimensions in which the request must ask for less; `free` is the amount that
+        at_most: the dimensions of which the request must ask for less; `free` is the amount that
             fits.
         relaxed: policies that the request must drop: "bind", "exclusive", "numa", "qos",
             "isolation".
@@ -233,7 +233,7 @@ class Constraint(ABC):
         has_columns: True if the constraint has index columns.
         is_counted: True if the constraint's columns are amounts, which can be added up over several
             hosts.
-        is_preferable: True if a request may prefer the condition instead of requiring it
+        is_preferable: True: a request may prefer the condition instead of requiring it
             (`preferred`, `never_met`).
         remedies_sought_on: the number of hosts on which one explanation may call `remedies`.
         phrase: the text of all obstacles of this constraint, if it is always the same; otherwise
@@ -266,8 +266,8 @@ class Constraint(ABC):
 
         Args:
             request: the request.
-            separate_pools: True for a host with a separate memory pool for each memory part; False
-                for a host with one common pool.
+            separate_pools: True: the host has a separate memory pool for each memory part; False:
+                the host has one common pool.
         """
         return {}
 

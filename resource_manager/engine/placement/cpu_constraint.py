@@ -61,7 +61,7 @@ does not give whole cores to slots.
 """
 
 PIN_CORES = "pin.cores"
-"""Index column: the number of cores with at least one `PIN_CPUS` cpu; 0 if the host does not give
+"""Index column: the number of cores with at least one `PIN_CPUS` cpu; 0: the host does not give
 slots one cpu of each core.
 """
 
@@ -281,7 +281,7 @@ def _preferred(ledger: CpuLedger, wanted: CpuRequest) -> Iterator[Remedy]:
     change is sufficient by itself. If there is no such policy, yields one remedy that changes all
     of them.
 
-    Such a change counts as smaller than any change of amounts.
+    Such a change counts as smaller than all changes of amounts.
     """
     required = required_policies(wanted.policy)
     helped = False

@@ -145,7 +145,7 @@ def _changes(
     """Yields requests that are easier to serve. Each comes with a remedy that describes the change.
     The smallest changes come first.
     """
-    # A dropped condition counts as a smaller change than a lower amount.
+    # Dropping a condition counts as a smaller change than lowering an amount.
     if request.near_required:
         text = f"if {request.type} devices were preferred near {request.near}, not required"
         yield replace(request, near_required=False), Remedy(1, text, relaxed=("near",))

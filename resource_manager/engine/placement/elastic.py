@@ -183,9 +183,9 @@ class Elastic:
         resumes: True from a restart until unfinished orders to providers have been repeated.
         surplus: the pending executors that no request needed in the last pass.
         lost_since_ms: the time at which each lost executor was lost.
-        verdicts: the executors that counted as a success or failure of their shape. True: the
-            result is final. False: the executor counted as a failure, but may still register and
-            work.
+        verdicts: for each executor, whether it counted as a success or as a failure of its shape.
+            True: the result is final. False: the executor counted as a failure, but may still
+            register and work.
         idle_marks: the registration number and command number that each idle executor had when it
             became idle.
         ordered_total: the total of all executors when executors were last requested, in the

@@ -39,7 +39,7 @@ class Feasibility(StrEnum):
 
 
 INFEASIBLE = frozenset({Feasibility.LABELS, Feasibility.NEVER})
-"""Results for which the engine rejects a request that does not set `allow_pending`."""
+"""For these results, the engine rejects a request unless it sets `allow_pending`."""
 
 
 def feasibility(hosts: Hosts, elastic: Elastic, scheduling_class: SchedulingClass) -> Feasibility:
@@ -269,7 +269,7 @@ def blocking_reservations(
     fit = Fit(scheduling_class)
     for each in reservations.by_number.values():
         reserved = (hosts[name] for name in each.hosts if name in hosts)
-        # If a host has another obstacle, the request would not fit there without the reservation
-        # either.
+        # If a host has another obstacle, the request would not fit there even without the
+        # reservation.
         if any(fit.verdict(HostView.now(host)).blockers == (Blocker.HELD,) for host in reserved):
             yield each

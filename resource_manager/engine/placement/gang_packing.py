@@ -16,7 +16,7 @@ from resource_manager.engine.queue.gangs import Share
 
 
 class Matching:
-    """Places as many members as possible on hosts that each have a fixed number of places.
+    """Places as many members as possible on hosts. Each host has a fixed number of places.
 
     Each member takes a free place. If a member finds no free place, the algorithm searches for an
     augmenting path. This is a chain of members: each member moves to the place of the next member,
@@ -78,7 +78,7 @@ class Matching:
         self._on[host_id][at] += 1
         self._left[host_id] -= 1
         if not self._left[host_id]:
-            # Close the host, so that searches for other members do not find it.
+            # Close the host. Searches for other members then do not find it.
             del self._left[host_id]
             self._placer.close(host_id)
         return True
@@ -185,7 +185,7 @@ class Packing:
             if host_id is None:
                 choices.pop()
                 continue
-            # Book at once, so that the next member finds only the remaining capacity.
+            # Book now. The next member then finds only the remaining capacity.
             marks.append(placer.mark())
             placer.take(members[len(chosen)], host_id, 1)
             chosen.append(host_id)

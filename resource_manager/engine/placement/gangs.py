@@ -8,11 +8,11 @@
   arrangements, up to `STEPS_MAX` steps. If members need dedicated cpus or NUMA nodes, the exact
   search also tries two orders in which the members on a host get their cpus: the largest member
   first, and the smallest member first.
-- SAME_LABEL: tries the values of the label one after the other, and places the members on the hosts
-  with this value, as for ANYWHERE. A value is tried only if its hosts have enough room. As a quick
-  check, all members are counted as copies of the smallest member. With the strategy "pack", the
-  value with the least room comes first. With "spread" or "balanced", the value with the most room
-  comes first.
+- SAME_LABEL: tries the values of the label one after the other. For each value, places the members
+  on the hosts with this value, in the same way as for ANYWHERE. A value is tried only if its hosts
+  have enough room. As a quick check, all members are counted as copies of the smallest member. With
+  the strategy "pack", the value with the least room comes first. With "spread" or "balanced", the
+  value with the most room comes first.
 
 Example (ANYWHERE): hosts a and b have 10 free cpus each. A gang has two members of 4 cpus and four
 members of 3 cpus. The order "largest first" puts both large members on a (2 cpus left), and three
@@ -58,8 +58,8 @@ Longer searches would delay other events.
 """
 
 MORE_HOSTS_CHECKED_MAX = 128
-"""After a search has found a promising value of the label, it checks up to this many more hosts
-with room, to find a better value.
+"""After a search has found a promising value of the label, it looks for a better value. For this,
+it checks up to this many more hosts with room.
 """
 
 

@@ -144,7 +144,7 @@ class Indexes:
             if relabelled or rose:
                 grew = True
                 queue.non_batchables.grew(host.host_id, host.labels)
-            # If a class has its own index, only hosts in that index unblock the class.
+            # If a class has its own index, only growth of hosts in this index unblocks the class.
             for labels, index in self.selected.items():
                 if host.carries(labels):
                     if index.put(host.host_id, vector):
@@ -173,8 +173,8 @@ class Indexes:
             host: the host.
             booked: the amounts that one slot books.
             count: the number of slots.
-            besides: the index in which the caller has already lowered the numbers; None: there is
-                no such index.
+            besides: the index in which the caller has already lowered the numbers; None: the caller
+                has lowered none.
         """
         for index in (self.main, *self.selected.values()):
             if index is not besides and index.knows(host.host_id):
@@ -212,7 +212,7 @@ class Indexes:
         """Updates the derived columns of all hosts that got slots, and repairs the inner nodes of
         the trees.
         """
-        # Update the derived columns first, so that the repair of the trees includes them.
+        # Update the derived columns first. The repair of the trees then includes them.
         for index in (self.main, *self.selected.values()):
             for at in index.taken:
                 self._derive(index, hosts[index.ids[at]], at)

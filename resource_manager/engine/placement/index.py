@@ -12,8 +12,8 @@ may have (6, 4), and another host (2, 16). So a search may read a node without r
 misses a host with room. If hosts with adjacent ids are similar, the cost depends on the depth of
 the tree and not on the number of hosts.
 
-- A write to a leaf updates the nodes above the leaf, up to the first node whose maximum stays the
-  same.
+- A write to a leaf also updates the nodes above the leaf. It stops at the first node whose maximum
+  stays the same.
 - After hosts were added or removed, the tree is rebuilt once, before the next search (`freshen`).
 - A placement pass lowers many leaves in place and does not update the nodes above them. `took`
   records these leaves, and `settle` repairs the nodes at the end of the pass. Until then some
@@ -62,16 +62,16 @@ class CapacityIndex:
 
     Attributes:
         ids: the ids of the hosts, by position.
-        position: the position of each host, by id.
+        position: for each host id, the position of the host.
         columns: the tree of each column; the key is the name of the column.
         sums: the sum of each column over all hosts.
         grown: the growth log: the positions of hosts of which a free amount has risen. A class that
             found no room checks only these positions again.
-        version: a number that changes when stored positions, or stored lengths of the log, are no
-            longer valid.
+        version: a number. When it changes, stored positions and stored lengths of the log are not
+            valid any more.
         taken: the positions of hosts whose leaves were lowered in place since the last `settle`.
-        opened: the positions of hosts that were empty and got their first slots in this pass, in
-            the order of these slots.
+        opened: positions of hosts that were empty and got their first slots in this pass. They are
+            in the order of these slots.
         journal: the overwritten numbers, which `undo` needs; None: changes are not recorded.
     """
 
@@ -85,7 +85,7 @@ class CapacityIndex:
         self.taken: set[int] = set()
         self.opened: list[int] = []
         self.journal: list[Written] | None = None
-        # nodes of the lowest level above `taken` that were not repaired yet
+        # nodes of the lowest level above `taken` that must still be repaired
         self._unrepaired: set[int] = set()
         # for each host that was added since the last rebuild: its numbers
         self._vectors: dict[str, dict[str, int]] = {}
@@ -145,7 +145,7 @@ class CapacityIndex:
         return rose
 
     def log_growth(self, host_id: str) -> None:
-        """Logs a host, so that all waiting classes check it again."""
+        """Logs a host. All waiting classes then check it again."""
         if self._stale or host_id not in self.position:
             return  # the tree will be rebuilt, so all classes will search all hosts
         # The new version makes the stored lengths of the cleared log invalid.
@@ -246,8 +246,8 @@ class CapacityIndex:
     def remove(self, host_id: str) -> None:
         """Removes a host from the index."""
         self._vectors.pop(host_id, None)
-        # The leaf stays until `freshen`, because `freshen` reads the numbers of the other hosts at
-        # their old positions.
+        # Keep the leaf until `freshen`: `freshen` reads the numbers of the other hosts at their old
+        # positions.
         if host_id in self.position:
             self._removed.add(host_id)
         self._stale = True
@@ -300,7 +300,9 @@ class CapacityIndex:
         )
 
     def room(self, position: int, need: Need) -> int:
-        """Returns the number of times that a need fits on a host; 0 if nothing is needed."""
+        """Returns the number of times that a need fits on a host. The result is 0 if nothing is
+        needed.
+        """
         columns = self.columns
         fits = [
             columns[name][0][position] // amount if name in columns else 0
@@ -375,7 +377,7 @@ class CapacityIndex:
             if top:
                 yield top
             return
-        # Depth first, with one iterator per level, so that positions are found in order.
+        # Go depth first, with one iterator per level. So positions are found in order.
         stack = [iter(top)]
         while stack:
             node = next(stack[-1], None)

@@ -56,7 +56,7 @@ class Ledger:
             prefix: `KNOWN` or `ONLINE`: the ledger takes from the capacity of empty hosts, in the
                 columns with this prefix. If the prefix is empty, the ledger takes from the free
                 capacity.
-            topology: True if slots get cpus and NUMA nodes as well as amounts.
+            topology: True: slots get cpus and NUMA nodes in addition to amounts.
         """
         self.indexes = hosts.indexes.with_prefix(prefix) if prefix else hosts.indexes
         self._prefix = prefix
@@ -166,7 +166,7 @@ class Ledger:
         """
         if self._journal is None:
             self._journal = []
-            # All indexes share one journal, so that all changes are undone in reverse order.
+            # All indexes share one journal. So all changes are undone in reverse order.
             for index in self.indexes.all().values():
                 index.journal = self._journal
         return len(self._journal), self.cpus.mark()

@@ -32,8 +32,8 @@ from resource_manager.engine.placement.stranding import Ranking
 from resource_manager.engine.queue.scheduling_classes import NOT_SEARCHED, SchedulingClass
 
 LISTED_MAX = 256
-"""If at most this many hosts carry the required labels, the placer checks each of them directly
-instead of searching the index.
+"""If at most this many hosts have the required labels, the placer checks each of them directly. It
+does not search the index.
 """
 
 Run = tuple[str, int]
@@ -280,7 +280,7 @@ class Placer:
                             share = fit
                 for leaves, amount, _ in columns:
                     leaves[position] -= amount * share
-                # The next access computes the weighted free capacity again from the leaves, so that
+                # The next access computes the weighted free capacity again from the leaves. So
                 # rounding errors do not add up. The order of hosts must not depend on which indexes
                 # exist.
                 free_of.pop(position, None)
@@ -356,8 +356,8 @@ class Placer:
 
     def _best_fit(self, found: Candidates, level: int, besides: set[int]) -> int | None:
         """Returns the host that meets the most preferred policies. Of equal hosts, returns the host
-        with the least free cpu, so that hosts with much free cpu remain for large requests. A host
-        in use comes before an empty host.
+        with the least free cpu. So hosts with much free cpu remain for large requests. A host in
+        use comes before an empty host.
         """
         window = found.window(level, self._hosts.settings.pack_candidates, besides)
         return min(window, key=found.rank, default=None)
@@ -482,7 +482,7 @@ class Candidates:
         index, full = self.scope.index, len(self._searches) == len(self.levels)
         for search in self.begun():
             ended = search.finish()
-            # A level with a limit of missed policies leaves out hosts, so it counts as searched.
+            # A level with a limit of missed policies leaves out hosts. So it counts as searched.
             # The last level accepts any host.
             full = full and (ended or search.tier.unmet_max is not None)
         self.scope.scheduling_class.searched = (
@@ -514,8 +514,8 @@ def _affinities(
                     break
                 affinity += free * affinity_of_one
             else:
-                # Negative, so that the best host comes first when sorted. The divisor is 1 for a
-                # host without weighted free capacity.
+                # The number is negative, so that the best host is sorted first. The divisor is 1
+                # for a host without weighted free capacity.
                 ranked.append((-affinity // (free_of[position] or 1), position))
     if besides:
         return [each for each in ranked if each[1] not in besides][:most]

@@ -17,7 +17,7 @@ first level needs the column `pin.cores`. The column is above 0 only for h, so t
 once.
 
 The strategy compares the hosts of one level. Of equal hosts, the host with the lowest id comes
-first. All numbers are integers, so that the result is the same on every machine.
+first. All numbers are integers. So the result is the same on every machine.
 
 - "pack": hosts in use come before empty hosts. Among the first hosts with room, the strategy
   compares the free resources with the needs of the slot. It takes the host whose proportions are
@@ -29,7 +29,7 @@ first. All numbers are integers, so that the result is the same on every machine
   the slot needs more cpu than memory, compared with an average host, the best host is the one with
   the largest surplus of cpu.
 
-For "spread" and "balanced" the score is a column of the index (`hosts/scores.py`), so the index
+For "spread" and "balanced", the score is a column of the index (`hosts/scores.py`). So the index
 finds the best host without comparing all hosts. The affinity of "pack" depends on both the host and
 the slot, so it is computed for a few hosts only.
 """
@@ -130,7 +130,7 @@ class Booking:
     columns: list[tuple[list[int], int, int]]  # leaves, amount, affinity of one free unit
     names: list[str]  # the names of `columns`
     at_once: int  # largest number of slots on one host before the next host is tried
-    owed: int = 0  # placed slots that were not subtracted from the sums of the index yet
+    owed: int = 0  # number of placed slots that must still be subtracted from the sums of the index
 
 
 class _WeightedFree(dict[int, int]):
@@ -192,7 +192,7 @@ class Proportions:
         # If no host has a limit of slots, passes need not read or lower the column of slots.
         self._unlimited = index.sums.get(KNOWN + SLOTS) == UNLIMITED * len(index)
         self._bookings: dict[int, Booking] = {}  # by identity of the object with the amounts
-        self._keys: list[Amounts] = []  # keeps the objects alive, so that no identity is used twice
+        self._keys: list[Amounts] = []  # keeps the objects in memory; so no identity is used twice
 
     def booking(self, amounts: Amounts) -> Booking:
         """Returns the booking for some amounts. The index must have a column for each dimension."""

@@ -233,7 +233,7 @@ def _sold(parts: list[int], cpu_milli: int, memory: int, sums: Sums) -> int:
     sold = 0
     for tenths in PARTS:
         most = value
-        # Integer arithmetic, so that the rank is the same on every machine.
+        # Use integer arithmetic. So the rank is the same on every machine.
         if cpu_milli_whole:
             most = min(most, cpu_milli * gpus * WHOLE_VALUE * 10 // (cpu_milli_whole * tenths))
         if memory_whole:

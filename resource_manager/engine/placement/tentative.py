@@ -269,7 +269,7 @@ class TentativePlacer(Placer):
                 best = [at for _, at in self._by_affinity(searches, scope.bookings, ())]
             if not best:
                 return
-            # Remove the yielded hosts, so that the next ranking has only other hosts.
+            # Remove the yielded hosts. The next ranking then has only other hosts.
             for search in searches:
                 search.drop(best)
             yield from best

@@ -127,7 +127,7 @@ class TentativeCpus:
         start = before if before is not None else self._start_of(host)
         if start is None:
             return
-        # Change a copy, so that `roll_back` can restore `before`.
+        # Change a copy. So `roll_back` can restore `before`.
         ledger, wanted = start.scratch(), cpu_request_of(request, host.booking_for(request))
         given = CpuAssignment(request.cpus[0].qos) if request.cpus is not None else None
         for _ in range(count):

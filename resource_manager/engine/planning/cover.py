@@ -140,7 +140,7 @@ class _Greedy:
         while self._left:
             if self._left <= renew_at:
                 # To compute a new content, all entries must be read. So contents are computed again
-                # only after 1 in `_PARTS` requests has been served.
+                # only after a part of the requests has been served: one in `_PARTS`.
                 renew_at = self._left - 1 - self._left // _PARTS
                 self._entries = [entry for entry in self._entries if entry[1]]
                 self._fills.clear()

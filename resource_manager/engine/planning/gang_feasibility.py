@@ -169,7 +169,9 @@ def _could_be_provided(
 def _room_below_maximum(
     hosts: Hosts, elastic: Elastic, provisions: Container[str]
 ) -> dict[str, int]:
-    """Returns the amounts that may be requested in addition to the executors that stay."""
+    """Returns the amounts that may be requested. The executors that stay are already deducted from
+    the maximum.
+    """
     limits = elastic.provisioning.total_max
     there = total_of(
         host.executor.registration.total
@@ -188,10 +190,8 @@ def _staying(
     demands: Sequence[Demand],
     constrained: Mapping[int, ResourceRequest],
 ) -> dict[str, Capacity]:
-    """Returns the executors that stay and that could serve a member when empty. For each kind of
-    members, as many executors as the gang has members are enough. But if all members must have the
-    same value of a label, all such executors are returned. If all members must be on one executor,
-    no executor is returned, because the caller has already searched the known executors.
+    """Returns executors that stay and could serve a member when empty. For each kind of members,
+    the search stops when there are as many executors as the gang has members.
     """
     if gang.placement is GangPlacement.SAME_EXECUTOR:
         return {}

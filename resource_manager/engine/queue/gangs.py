@@ -331,8 +331,8 @@ def living(requests: Requests, gang: Gang) -> Iterator[Request]:
 
 
 def member_requests_of(members: Iterable[Request]) -> tuple[MemberRequest, ...]:
-    """Returns one `MemberRequest` for each group of equal members. The result is sorted, so that
-    equal gangs have equal results.
+    """Returns one `MemberRequest` for each group of equal members. The result is sorted. So equal
+    gangs have equal results.
     """
     return tuple(
         sorted(

@@ -147,7 +147,7 @@ class NonBatchable:
         kind: the kind of the item, gang or resize.
         name: the id of the gang, or the allocation id of the slot that must be resized.
         job_id: the id of the item's job.
-        generation: the generation of the slot that must be resized; 0 for a gang.
+        generation: the generation of the slot that must be resized; 0: the item is a gang.
         host_id: the id of the only executor that can serve the item; empty: any executor with
             `labels` may serve it.
         labels: the labels that all members of the gang require.
@@ -183,7 +183,7 @@ class NonBatchables:
 
         Args:
             flows: the fairness tree, which counts pending items. None: items are tried in order of
-                arrival, and are not counted.
+                arrival, and the tree does not count them.
             fair: False: items are tried in order of arrival. The fairness tree still counts them.
         """
         self.starvation = StarvationClocks(flows)
@@ -201,7 +201,7 @@ class NonBatchables:
         self._required: Counter[Labels] = Counter()
         # Items that a quota blocks, by group. These items are also in `_on_host` or `_anywhere`.
         self._quota_blocked: dict[str, dict[int, None]] = {}
-        self._blocked_by: dict[int, str] = {}  # the group whose quota blocks the item, by item
+        self._blocked_by: dict[int, str] = {}  # for each item, the group whose quota blocks it
 
     def __len__(self) -> int:
         return len(self._all)
@@ -300,9 +300,7 @@ class NonBatchables:
         return list(self._quota_blocked)
 
     def grew(self, host_id: str, labels: Mapping[str, str]) -> None:
-        """Unblocks the items that an executor may serve now, because it has more room or other
-        labels.
-        """
+        """An executor has more room or other labels: unblocks the items that it may now serve."""
         if unblocked_here := self._on_host.pop(host_id, None):
             self._for_next_pass.update(unblocked_here)
         if not self._anywhere:

@@ -186,8 +186,8 @@ class ServiceOrder:
         and returns it. The caller must then remove the item from `non_batchables`, or block it.
 
         Args:
-            job_queue: the job queue that is served next; None: the next item is returned in any
-                case.
+            job_queue: the job queue that is served next; None: there is none, so the next item is
+                returned.
         """
         if not self.non_batchables.in_pass:
             return None

@@ -164,7 +164,8 @@ class Part:
         a materialized member, and the final state for members that have ended.
 
         Raises:
-            InvariantBroken: a member is neither waiting, materialized nor ended.
+            InvariantBroken: a member has no valid state: it is not waiting, not materialized, and
+                has not ended.
         """
         index = max(self.first, self.index_of(after_arrival + 1))
         while index < self.end:
@@ -205,7 +206,7 @@ class RangeLedger:
         self._parts: list[Part] = []  # the parts, in order of arrival
         self._starts: list[int] = []  # the first arrival number of each part
         self._by_range: dict[str, list[Part]] = {}  # the parts of each range, in order of index
-        # Ids of requests and ranges that look like the id of a member: the id X.k is stored as the
+        # Ids of requests and ranges that look like the id of a member. The id X.k is stored as the
         # number k under X.
         self._others: dict[str, IntervalSet] = {}
 
@@ -213,7 +214,7 @@ class RangeLedger:
         return range_id in self._by_range
 
     def parts(self, after_arrival: int = 0) -> Iterator[Part]:
-        """Yields, in order of arrival, the parts that have members after an arrival number."""
+        """Yields the parts that have members after an arrival number, in order of arrival."""
         # Of the parts that begin at or before this number, only the last can have members after it.
         at = max(0, bisect_right(self._starts, after_arrival) - 1)
         for part in self._parts[at:]:
@@ -221,8 +222,8 @@ class RangeLedger:
                 yield part
 
     def parts_of(self, job_id: str, after_arrival: int = 0) -> Iterator[Part]:
-        """Yields, in order of arrival, the parts of one job that have members after an arrival
-        number.
+        """Yields the parts of one job that have members after an arrival number, in order of
+        arrival.
         """
         parts = self.by_job.get(job_id, [])
         at = bisect_right(parts, after_arrival, key=_last_arrival)
@@ -269,8 +270,8 @@ class RangeLedger:
             self.give_back(range_id)
 
     def reserve(self, name: str) -> None:
-        """Records the id of a request or range, so that a search by the last characters finds the
-        id. If the id looks like the id of a member, no member can get the same id.
+        """Records the id of a request or range. A search by the last characters then finds the id.
+        If the id looks like the id of a member, no member can get the same id.
         """
         self.ends.add(name)
         if "." in name and (found := split(name)) is not None:
@@ -397,8 +398,8 @@ def split(allocation_id: str) -> tuple[str, int] | None:
     # `isdecimal` also accepts digits of other scripts, but an index must not have them.
     if not dot or not range_id or not digits.isdecimal() or not digits.isascii():
         return None
-    # An index has no leading zeros, so that each member has only one id. The check of the length
-    # avoids the conversion of very long texts.
+    # An index has no leading zeros. So each member has only one id. The check of the length avoids
+    # the conversion of very long texts.
     if len(digits) > _INDEX_DIGITS_MAX or (digits[0] == "0" and digits != "0"):
         return None
     index = int(digits)

@@ -317,7 +317,8 @@ class KnownClasses:
         self.waited_with: dict[SchedulingKey, SchedulingClass] = {}
         self._idle: dict[
             SchedulingKey, SchedulingClass
-            # classes without pending requests; the class that was unused for longest comes first
+            # classes without pending requests; the class that has been unused for the longest time
+            # comes first
         ] = {}
         # by labels: the number of classes with pending requests
         self._required: dict[Labels, int] = {}

@@ -2,8 +2,8 @@
 the gang could be placed as a whole.
 
 If one member has a problem, all members are rejected, and the outcomes of the other members name
-this member. If a job master sends the same gang again, nothing changes. `lifecycle/gangs.py` shows
-in an example what happens to an accepted gang.
+this member. If a job master sends the same gang again, nothing changes. `lifecycle/gangs.py` has an
+example of the further steps of an accepted gang.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ from resource_manager.engine.state import State
 
 
 def new_members(ranges: RangeLedger, spec: RangeSpec) -> int:
-    """Returns the number of requests that the range adds; 0 if the range repeats or overlaps a
-    known range.
+    """Returns the number of requests that the range adds. The result is 0 if the range repeats or
+    overlaps a known range.
     """
     end = spec.first_index + spec.count
     known = ranges.overlapping(spec.range_id, spec.first_index, end)
@@ -60,7 +60,7 @@ def submit_range(state: State, job: Job, spec: RangeSpec) -> ItemOutcome:
             message=problem.message,
         )
         return problem
-    # The arrival numbers are consecutive, so that a member's number can be computed from its index.
+    # The arrival numbers are consecutive. So a member's number can be computed from its index.
     first_arrival = state.numbers.next_arrival(spec.count)
     for piece in parts_of(spec):
         row = RequestRange(

@@ -62,7 +62,7 @@ def request_resize(state: State, event: ResizeRequested) -> Slot:
     _refuse_other_devices(host, slot, request, target, park=event.park)
     _refuse_too_large(host, slot, target)
     _refuse_unsuited(state.resizes, host, slot, target)
-    # The resize is accepted. It replaces the waiting resize, if there is one.
+    # The resize is accepted. If another resize waits, this one replaces it.
     number = slot.resize_number + 1
     replaced = slot.wanted
     state.resizes.withdraw(host, slot)
@@ -79,7 +79,7 @@ def request_resize(state: State, event: ResizeRequested) -> Slot:
                 state.numbers.next_arrival(),
             )
     instead = f", instead of the waiting resize {replaced.number}" if replaced is not None else ""
-    # If the slot already has the size, the number counts as used, but there is no resize.
+    # If the slot already has this size, the number is used up, but there is no resize.
     nothing = "" if slot.wanted is not None else ", its present size"
     who = "an operator" if event.job_id is None else f"job {request.job_id}"
     state.journal.slot_event(
@@ -90,7 +90,7 @@ def request_resize(state: State, event: ResizeRequested) -> Slot:
     # Record the change of the slot here, because `advance` may do nothing but queue the resize.
     state.changes.slot(slot)
     state.resizes.advance(slot)
-    # Another caller may wait for the replaced resize, so an event reports that it has ended.
+    # Another caller may wait for the replaced resize. So an event reports its end.
     if replaced is not None:
         what = (
             f"{who} requested resize {number} instead"
@@ -165,7 +165,7 @@ def _target_of(settings: EngineSettings, event: ResizeRequested, policy: CpuPoli
             f"at least the profile's cpu_milli, {profile.cpu_milli}, or 0 for the same amount",
         )
     _check_class(profile.cpu_milli, limit, policy.qos)
-    # Store the effective limit, so that equal sizes compare as equal.
+    # Store the effective limit. So equal sizes compare as equal.
     return Resize(0, profile, max(limit, profile.cpu_milli), event.wait_for_use)
 
 

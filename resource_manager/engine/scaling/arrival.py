@@ -239,7 +239,7 @@ def _place(state: State, host: Host, content: Content) -> None:
     for scheduling_class, count in left.items():
         numbers = _first_admitted(state.flows, state.quotas, scheduling_class, count)
         candidates += [(number, scheduling_class, state.requests.at(number)) for number in numbers]
-    # Sort by arrival number, so that consecutive requests of one class and job are placed together.
+    # Sort by arrival number. So consecutive requests of one class and job are placed together.
     candidates.sort(key=lambda each: each[0])
     for (scheduling_class, job_id), run in groupby(
         candidates, key=lambda each: (each[1], each[2].job_id)

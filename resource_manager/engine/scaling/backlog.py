@@ -74,8 +74,8 @@ _WORK_PER_ORDER = 50
 
 
 def plan_waiting(state: State) -> Steps[None]:
-    """Plans for queued requests if anything has changed, and requests the executors that are
-    missing.
+    """If anything has changed, makes a plan for the queued requests. Requests the executors that
+    the plan needs in addition.
 
     A plan may take several cycles. Requests may be placed or cancelled during these cycles. They
     are left out when executors are requested, and the next pass plans again.
@@ -259,7 +259,8 @@ class _BacklogBuilder:
         return elastic.number - number
 
     def _still_queued(self, counts: Counts) -> Content:
-        """Returns those requests of one executor's plan that are still queued.
+        """Takes the requests that are planned on one executor. Returns those that are still
+        queued.
 
         The caller must call this method once for each executor. The method counts the requests that
         it returns. So all executors together get no more requests of a class than are queued.

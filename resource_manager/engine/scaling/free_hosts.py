@@ -41,7 +41,7 @@ def free_hosts(
         constrained: the requests of the topology-constrained kinds, by kind.
 
     Returns:
-        The free capacity, by host.
+        The free capacity of each host.
     """
     index = hosts.indexes.main
     members = sum(sum(gang.members.values()) for gang in gangs)

@@ -218,7 +218,7 @@ def _cheapest(
         for shape in shapes
     ]
     allowance = Allowance([more_of(provisions, shape) for shape in shapes])
-    # Rounded up, so that the minimum is reached.
+    # Round up. Otherwise the minimum would not be reached.
     chosen = finish(cover({0: -(-lack // unit)}, offers, allowance))
     return [(shapes[each.offer], each.copies) for each in chosen.purchases]
 

@@ -121,7 +121,7 @@ def _distrust(
     # When the executor registers, it gets its orders again in commands with new numbers.
     host.in_flight = None
     transitions.move_executor(host.executor, RegistrationInput.DISTRUST)
-    # The call raises `hosts.version`, so that reservations on the host are checked again.
+    # The call raises `hosts.version`. So reservations on the host are checked again.
     usage.total_changed(host)
     journal.cluster_event(
         "executor_distrusted",

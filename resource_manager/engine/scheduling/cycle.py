@@ -78,15 +78,16 @@ ATTEMPTS: dict[Kind, Callable[[State, Placer, NonBatchable], bool]] = {
     Kind.GANG: lambda state, placer, item: state.gang_moves.try_gang(placer, item),
     Kind.RESIZE: lambda state, placer, item: state.resizes.try_growth(placer, item),
 }
-"""The functions that try a gang and a resize. A function returns True if the item is no longer
-pending, and False if the item does not fit. A function that books capacity calls `Placer.follow`.
+"""The functions that try a gang and a resize. A function returns True if the item is not pending
+any more. It returns False if the item does not fit. A function that books capacity calls
+`Placer.follow`.
 """
 
 
 def decide(state: State) -> None:
     """Runs one scheduling cycle."""
     passes = state.queue.passes
-    # Remove the requests of ended jobs from the queue first, so that none of them is placed.
+    # First remove the requests of ended jobs from the queue. So none of them is placed.
     if state.endings or state.dependencies.ended:
         continue_ending(state)
     # Do this before `place_waiting`, which would place other requests on these new executors.
@@ -248,8 +249,8 @@ class _Placement:
         """Runs the stages quota, fit, rank and assign for the next requests of a job."""
         state, queue, placer = self._state, self._queue, self._placer
         scheduling_class, length, more = job_queue.scheduling_class, inf, True
-        # If no other job can be served, all requests of this job that fit are placed. Otherwise the
-        # fair order limits how many requests are placed at a time.
+        # If no other job can be served, place all requests of this job that fit. If another job
+        # can, the fair order limits how many requests are placed at a time.
         if not queue.order.is_alone(job_queue):
             more = placer.has_room_for_more(scheduling_class)
             cost = state.quotas.cost_of(scheduling_class)

@@ -46,8 +46,8 @@ preparation would cost more than it saves.
 """
 
 PART_OF_CLASS = 4
-"""This many requests of a class are placed before the next class, so that slots with different
-needs share a host.
+"""This number of requests of a class is placed before the next class. So slots with different needs
+share a host.
 """
 
 JOBS_PER_REQUEST = 8

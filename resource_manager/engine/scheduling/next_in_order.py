@@ -109,8 +109,8 @@ class NextInOrder:
         )
 
     def _could_use(self, slot: Slot, there: _FreedHost) -> Iterator[tuple[Flow, dict[str, int]]]:
-        """Yields every other job that could place a slot on the executor, with the amounts that its
-        slot needs.
+        """Yields other jobs that could place a slot on the executor. Each comes with the amounts
+        that its slot needs.
 
         If there are too many jobs to compare, the function yields the slot's own job last. For this
         job, `_Without.is_behind` returns True.
@@ -175,7 +175,7 @@ class _FreedHost:
         self.host = host
         self._at = HostView.without(host, [slot])
         self.amounts = self._at.spare()
-        # False: the freed capacity would be reserved, so that an equal slot would not fit.
+        # False: the freed capacity would be reserved. So an equal slot would not fit.
         self.is_left = self._at.spare_slots() > 0 and fits(slot.booked, self.amounts)
 
     def fits(self, scheduling_class: SchedulingClass) -> bool:
@@ -184,7 +184,8 @@ class _FreedHost:
 
 
 class _Without:
-    """Compares the slot's job and its groups with other flows, as if the slot had ended.
+    """Compares the slot's job and its groups with other flows. In this comparison, the slot counts
+    as ended.
 
     Args:
         order: the object that caches sort keys.

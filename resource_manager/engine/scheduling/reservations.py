@@ -75,7 +75,7 @@ SEARCHED_FOR_MS = 60 * SECOND_MS
 """After this time, a failed search is repeated even if no host has changed."""
 
 EXPIRES_AFTER = 48
-"""The time after which a reservation expires, as a multiple of the starvation timeout."""
+"""A reservation expires after this time, given as a multiple of the starvation timeout."""
 
 DOUBLED_MAX = 20
 """The lifetime of a reservation is doubled at most this many times. With the longest lifetime, a

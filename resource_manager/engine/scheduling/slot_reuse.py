@@ -82,7 +82,7 @@ def _reuse_or_free(
     job_id = event.job_id
     allocation_id, generation, for_id = item
     request, waiting = state.requests.named(allocation_id), state.requests.named(for_id)
-    # First the cases that need no comparison of jobs: the request is unknown, the call is a
+    # First handle the cases that need no comparison of jobs: the request is unknown, the call is a
     # repetition, the request has ended, or the generation is outdated.
     if request is None or request.job_id != job_id:
         return ItemOutcome(

@@ -62,7 +62,7 @@ class EpochProofs:
 
 
 class EpochClaims:
-    """Decides what becomes of the epochs that executors report.
+    """Handles the epochs that executors report: decides which of them are believed.
 
     Args:
         proofs: the object that checks proofs.

@@ -1,4 +1,5 @@
-"""JoinService on a port of its own: the only calls that need no certificate; see identity.proto.
+"""JoinService, on a separate port. Its calls are the only calls that need no certificate; see
+identity.proto.
 
 The server shows a certificate and asks its callers for none. Messages are small, calls are few, and
 their rate is limited, for each address and in total.

@@ -38,7 +38,7 @@ class Token:
         expires_ms: it is worthless after this time.
         made_by: identity of the administrator who made the token.
         life_s: life of the certificate in seconds; 0: the default of the role.
-        used_key: hash of the key that it was used for; empty: it was not used.
+        used_key: hash of the key that has used the token; empty: the token was not used.
     """
 
     identity: str
@@ -162,7 +162,9 @@ class Members:
         return Identity.parse(token.identity), token.life_s
 
     async def tokens(self) -> dict[str, Token]:
-        """Returns the tokens that can still be used, by id. Deletes those that have expired."""
+        """Returns the tokens that can still be used, sorted by id. Deletes the tokens that have
+        expired.
+        """
         async with self._lock:
             stored = await self._tokens()
         return {
@@ -241,7 +243,7 @@ class Members:
         self._count_denials()
 
     def _count_denials(self) -> None:
-        # Computed from the list, so that it survives a restart and a takeover.
+        # Compute it from the list. So it survives a restart and a change of the leader.
         digest = hashlib.sha256("\n".join(sorted(self._denials)).encode()).digest()
         self.denials_number = 1 + int.from_bytes(digest[:6], "big") if self._denials else 0
 
