@@ -48,6 +48,7 @@ from task_executor.helper.tasks import Tasks
 
 _PAGE = 400  # maximum number of slots and tasks in one answer, so that the answer fits into a frame
 _LIMIT_S = 10.0  # time limit of a device agent; the driver may first have to start the GPUs
+_ADOPT_S = 5.0  # how long an inventory waits for supervisors of an earlier helper
 _REMOVE_BASE_S = 3600.0  # maximum time for the removal of scratch directories
 
 
@@ -163,11 +164,14 @@ class Helper:
             self.strangers.append({"group": name[:200], "pids": pids[:10]})
             self.loop.run(self.slots.destroy(name))
 
-    def inspect(self, args: dict[str, Any]) -> dict[str, Any]:
+    def inspect(self, args: dict[str, Any]) -> Job:
         """Returns a page of slots and tasks.
 
         The request for the first page kills unknown groups, and the last page reports them.
         """
+        end = time.monotonic() + _ADOPT_S
+        while self.tasks.is_adopting and time.monotonic() < end:
+            yield 0.01
         if not args["after"]:
             self._destroy_strangers()
         slots, tasks, after = self._page(args["after"])
@@ -270,7 +274,7 @@ class Helper:
         # This process still has the lock of the state directory, so the path cannot be the socket
         # of a new helper.
         Path(self.config["socket_path"]).unlink(missing_ok=True)
-        if running or self.slots.limits or self.tasks.unidentified:
+        if running or self.slots.limits or self.tasks.is_adopting:
             return
         # The code below only removes empty groups, so any signal may end it.
         default_signals()

@@ -48,6 +48,7 @@ class TaskOutput:
         self, loop: Loop, directory: Path, limit: int, gid: int, holder: str | None
     ) -> None:
         self._loop, self._holder, self._limit = loop, holder, limit
+        self._directory = directory
         self._held_until = time.monotonic() + HOLD_S if holder else 0.0
         self._streams = {
             name: _Stream(OutputLog(directory, name, limit, gid)) for name in ("stdout", "stderr")
@@ -124,7 +125,9 @@ class TaskOutput:
 
     def to_sync(self) -> list[str]:
         """Returns the files that must be durable before the end of the task is reported."""
-        return [path for stream in self._streams.values() for path in stream.log.to_sync()]
+        files = [path for stream in self._streams.values() for path in stream.log.to_sync()]
+        # The directories, because the first byte of output made the directory of the task.
+        return [*files, str(self._directory), str(self._directory.parent)] if files else []
 
     def lost(self) -> None:
         """Records that output may be lost, because a file could not be synced."""

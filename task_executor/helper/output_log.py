@@ -61,7 +61,16 @@ class _Segment:
 
     def create(self, capacity: int, gid: int) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-        self.fd, self.capacity = os.open(self.path, flags, 0o640), capacity
+        try:
+            self.fd = os.open(self.path, flags, 0o640)
+        except FileNotFoundError:
+            # The first byte of a task's output makes its directory.
+            directory = self.path.parent
+            with suppress(FileExistsError):
+                os.mkdir(directory, 0o750)  # noqa: PTH102
+                os.chown(directory, -1, gid)
+            self.fd = os.open(self.path, flags, 0o640)
+        self.capacity = capacity
         os.fchmod(self.fd, 0o640)
         os.fchown(self.fd, -1, gid)
 

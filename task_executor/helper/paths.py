@@ -130,6 +130,18 @@ def start_ticks(pid: int) -> int | None:
     return stat.start_ticks if stat is not None else None
 
 
+def identity_of(pid: int) -> dict[str, Any]:
+    """Returns what distinguishes a process from a later one with the same pid."""
+    return {"pid": pid, "start_ticks": start_ticks(pid) or 0, "boot_id": boot_id()}
+
+
+def is_alive(identity: dict[str, Any]) -> bool:
+    """True if the process that `identity_of` described still exists."""
+    return bool(
+        identity["boot_id"] == boot_id() and start_ticks(identity["pid"]) == identity["start_ticks"]
+    )
+
+
 def blocked_directory(path: str) -> str | None:
     """Returns the first directory above `path` that this process may not enter; None: it may enter
     all of them.

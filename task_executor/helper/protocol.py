@@ -321,6 +321,8 @@ def config_digest(config: Mapping[str, Any]) -> str:
 SUPERVISOR_VERBS: Mapping[str, Fields] = {
     "start": {"spec": Field(unchecked)},  # the helper has checked what came from the front
     "state": _TASK,
+    "tasks": _PAGE,
+    "forget": _TASK,
     "reaped": {"pid": _COUNT, "status": _COUNT, "cpu_usec": _COUNT, "peak_bytes": _COUNT},
     "signal": _TASK | SIGNAL,
     "kill": _TASK | _GRACE,

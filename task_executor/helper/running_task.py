@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from task_executor.helper.cgroups.base import Driver, Group
 from task_executor.helper.child import become_task, remove_as
+from task_executor.helper.journal import Journal
 from task_executor.helper.loop import Job, Loop, Timer, within
 from task_executor.helper.output import TaskOutput
 from task_executor.helper.paths import process_stat
@@ -19,7 +20,6 @@ from task_executor.helper.protocol import Fault, as_fault, fault_of
 from task_executor.helper.syncing import Syncer
 
 KILL_GRACE_S = 5.0  # time between SIGTERM and SIGKILL after a timeout
-_RECORD_BYTES = 4096  # reserved at the start, so that the exit record fits on a full disk
 _REMOVE_S, _DRAIN_S, _STATUS_S, _RETRY_S, _RETRIES = 10.0, 2.0, 3.0, 1.0, 60
 
 
@@ -46,6 +46,7 @@ class Supervises(Protocol):
     driver: Driver
     syncer: Syncer
     front_gid: int
+    journal: Journal
 
     def forked(self, task: RunningTask, pid: int) -> None:
         """Records that `pid` is the first process of the task."""
@@ -72,7 +73,7 @@ class RunningTask:
     Args:
         supervisor: the supervisor of the task.
         spec: the specification of the task.
-        directory: the directory of the task, which exists.
+        directory: the directory of its output. The first byte of output makes it.
     """
 
     def __init__(self, supervisor: Supervises, spec: dict[str, Any], directory: Path) -> None:
@@ -84,7 +85,7 @@ class RunningTask:
         self._is_started = self._died_before_exec = self._timed_out = self._is_lost = False
         self._used_usec, self._peak_bytes = 0, 0
         self._input_fd, self._received = -1, 0
-        self._record_fd, self._remover = -1, 0
+        self._remover = 0
         self._timer: Timer | None = None
         holder, limit = spec["output_holder"], spec["log_limit_bytes"]
         self._output = TaskOutput(self._loop, directory, limit, supervisor.front_gid, holder)
@@ -95,14 +96,9 @@ class RunningTask:
         """Starts the program. The job ends when the program runs.
 
         Raises:
-            Fault: the program did not start. Only its directory is left.
+            Fault: the program did not start. Nothing of it is left.
         """
         try:
-            # This reserves the disk space of the exit record before the task starts.
-            flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
-            self._record_fd = os.open(self._directory / "exit.json.new", flags, 0o640)
-            os.fchown(self._record_fd, -1, self._supervisor.front_gid)
-            os.posix_fallocate(self._record_fd, 0, _RECORD_BYTES)
             self._make_scratch()
             self._make_group()
             # Set the limit before the process exists. So the task never runs without the limit.
@@ -124,7 +120,6 @@ class RunningTask:
         """Takes over a task whose supervisor was killed. The task's program runs."""
         self._pid, self._is_started = adopted.pid, True
         self._start_ticks = self._spec["start_time_ticks"]
-        self._record_fd = os.open(self._directory / "exit.json.new", os.O_WRONLY | os.O_CLOEXEC)
         self._output.restore()
         for name, fd in zip(("stdout", "stderr"), adopted.pipes, strict=True):
             if fd >= 0:
@@ -137,11 +132,12 @@ class RunningTask:
 
     def identity(self) -> dict[str, Any]:
         """Returns by what the helper finds the process, and the read ends of its pipes."""
-        return {
-            "pid": self._pid,
-            "start_time_ticks": self._start_ticks,
-            "pipes": self._output.pipes(),
-        }
+        return self.process() | {"pipes": self._output.pipes()}
+
+    def process(self) -> dict[str, Any]:
+        """Returns the first process; the pid is 0 until the program runs."""
+        pid = self._pid if self._is_started else 0
+        return {"pid": pid, "start_time_ticks": self._start_ticks}
 
     def until_started(self) -> Job:
         while not self._is_started and self._supervisor.runs(self):
@@ -355,16 +351,16 @@ class RunningTask:
         self._write_record(counters, _RETRIES)
 
     def _write_record(self, counters: dict[str, int], retries: int) -> None:
-        """Writes the exit record and syncs it together with the output.
+        """Writes the exit record and syncs it, together with the output and the records of tasks
+        that end in the same turn of the loop.
 
         A failure is repeated, because the disk may have space again.
         """
-        record = self._exit_record(counters)
-        # The padding overwrites the whole reserved space, because JSON allows spaces at the end.
-        body = json.dumps(record).encode().ljust(_RECORD_BYTES)
+        record, journal = self._exit_record(counters), self._supervisor.journal
 
         def synced(is_durable: bool) -> None:
             if is_durable or not retries:
+                journal.synced()
                 self._recorded(record)
             else:
                 # The kernel could not write all data of the output.
@@ -372,16 +368,13 @@ class RunningTask:
                 self._loop.later(_RETRY_S, lambda: self._write_record(counters, retries - 1))
 
         try:
-            os.pwrite(self._record_fd, body, 0)
-            if retries == _RETRIES:
-                (self._directory / "exit.json.new").rename(self._directory / "exit.json")
+            journal.add(self.id, "end", record)
         except OSError:
             return synced(is_durable=False)
-        paths = [*self._output.to_sync(), str(self._directory / "exit.json"), str(self._directory)]
+        paths = [*self._output.to_sync(), *journal.to_sync()]
         return self._supervisor.syncer.sync(paths, synced)
 
     def _recorded(self, record: dict[str, Any]) -> None:
-        os.close(self._record_fd)
         self._supervisor.ended(self, record)
         # The removal of a large directory must not delay the report of the end.
         self._loop.run(self._until_removed())

@@ -16,13 +16,16 @@ from typing import Any, NamedTuple, NoReturn
 from task_executor.helper.cgroups.base import Driver, Group
 from task_executor.helper.child import prepare_for_tasks
 from task_executor.helper.forks import become_subreaper, close_all_but, default_signals
+from task_executor.helper.journal import Journal
 from task_executor.helper.loop import Job, Loop
-from task_executor.helper.protocol import SUPERVISOR_VERBS, Fault
+from task_executor.helper.paths import identity_of
+from task_executor.helper.protocol import SUPERVISOR_VERBS, Fault, as_fault
 from task_executor.helper.running_task import Adopted, RunningTask
 from task_executor.helper.server import FrameServer, listen
 from task_executor.helper.syncing import Syncer
 
 _SPARES_OF_SLOT, _SPARED_SLOTS = 8, 256
+_PAGE = 400  # maximum number of tasks in one answer
 
 
 class Setup(NamedTuple):
@@ -30,6 +33,7 @@ class Setup(NamedTuple):
 
     Attributes:
         control: the path of the socket for helpers that start later.
+        journal_fd: the descriptor that locks the journal, which has the name of the socket.
         tasks_directory: the directory of all tasks.
         front_gid: the group that may read the records and logs.
         driver: the cgroup driver.
@@ -38,6 +42,7 @@ class Setup(NamedTuple):
     """
 
     control: Path
+    journal_fd: int
     tasks_directory: Path
     front_gid: int
     driver: Driver
@@ -57,7 +62,8 @@ def run_supervisor(setup: Setup, starter: socket.socket) -> NoReturn:
         os.setsid()
         default_signals()
         prepare_for_tasks(with_root=setup.allow_root_tasks)
-        close_all_but({starter.fileno(), *(fd for each in setup.adopted for fd in each.pipes)})
+        pipes = (fd for each in setup.adopted for fd in each.pipes)
+        close_all_but({starter.fileno(), setup.journal_fd, *pipes})
         # This occupies the descriptors 0 to 2, so that no pipe or log becomes standard output by
         # accident.
         null = os.open("/dev/null", os.O_RDWR)
@@ -87,6 +93,8 @@ class Supervisor:
         self._control, self._directory = setup.control, setup.tasks_directory
         self.loop = Loop(self._reap)
         self.syncer = Syncer(self.loop)
+        self.journal = Journal(setup.control.parent, setup.control.name)
+        self.journal.own(identity_of(os.getpid()))
         self._is_served = True
         self._running: dict[str, RunningTask] = {}
         # Ended tasks whose directories must still be removed.
@@ -102,11 +110,16 @@ class Supervisor:
         for each in setup.adopted:
             task = RunningTask(self, each.spec, self._directory / each.spec["task_id"])
             self._running[task.id] = self._by_pid[each.pid] = task
+            self.journal.begin(task.id, each.spec)
             task.adopt(each)
+            self.journal.add(task.id, "process", task.process())
 
     def run(self) -> None:
         self.loop.serve()
         self.syncer.close()
+        # Otherwise the helper needs the journal.
+        if not self.journal.entries:
+            self.journal.remove()
         with suppress(OSError):
             self._control.unlink()
 
@@ -118,6 +131,12 @@ class Supervisor:
                 return self._start(args["spec"])
             case "state":
                 return self._state(args["task_id"])
+            case "tasks":
+                return self._tasks(args["after"])
+            case "forget":
+                self.journal.forget(args["task_id"])
+                self.journal.compact(self.syncer.sync)
+                return {}
             case "reaped":
                 task = self._by_pid.pop(args["pid"], None)
                 if task is not None:
@@ -131,25 +150,43 @@ class Supervisor:
         task = RunningTask(self, spec, self._directory / spec["task_id"])
         self._running[task.id] = task
         try:
+            # Before anything else, so that a later helper knows of the task. Values of environment
+            # variables may be secret, so only the names are stored.
+            self.journal.begin(task.id, spec | {"env": sorted(spec["env"])})
             yield from task.start()
-        except BaseException:
+        except BaseException as problem:
             del self._running[task.id]
+            self.journal.forget(task.id)
             self._end_if_unused()
-            raise
+            raise as_fault(problem, "START_FAILED") from None
+        self.journal.add(task.id, "process", task.process())
         return task.identity()
 
     def _state(self, task_id: str) -> Job:
-        """Tells a later helper whether a task runs, and how to find its process.
-
-        If the helper that ordered the start has just ended, the order may still be unread.
-        """
-        while self._is_served:
-            yield 0.002
+        """Tells a later helper whether a task runs, when it has started or failed to start."""
         if (task := self._running.get(task_id)) is not None:
             yield from task.until_started()
         if task is None or not self.runs(task):
             return {"pid": 0}
         return task.identity()
+
+    def _tasks(self, after: str) -> Job:
+        """Tells a later helper which tasks exist, page by page in the order of their ids.
+
+        If the helper that ordered a start has just ended, the order may still be unread.
+        """
+        while self._is_served:
+            yield 0.002
+        names = [name for name in sorted(self.journal.entries) if name > after][:_PAGE]
+        found = []
+        for name in names:
+            # The record of an end counts only when it is durable. Until then, the task runs.
+            if (task := self._running.get(name)) is not None:
+                found.append({"task_id": name, "exit": None} | task.identity())
+            else:
+                entry = self.journal.entries[name]
+                found.append({"task_id": name, "exit": entry["end"]} | entry["process"])
+        return {"tasks": found, "after": names[-1] if len(names) == _PAGE else ""}
 
     def _starter_ended(self) -> None:
         self._is_served = False

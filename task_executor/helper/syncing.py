@@ -47,7 +47,9 @@ class Syncer:
             done: called with True if all were synced, and with False if one could not be synced.
         """
         self._waiting.append((list(paths), done))
-        self._send()
+        # All orders of one turn of the loop are one batch.
+        if len(self._waiting) == 1 and not self._sent:
+            self._loop.soon(self._send)
 
     def close(self) -> None:
         """Ends the process, and waits for its end. No order may be pending."""
@@ -64,7 +66,7 @@ class Syncer:
             order = self._waiting.pop(0)
             size += sum(len(path.encode()) + 1 for path in order[0])
             self._sent.append(order)
-        batch = "\0".join(path for paths, _ in self._sent for path in paths)
+        batch = "\0".join(dict.fromkeys(path for paths, _ in self._sent for path in paths))
         try:
             self._connected().send(batch.encode())
         except OSError:  # the process was killed
@@ -90,10 +92,11 @@ class Syncer:
             failures = b""
         if not failures:
             return self._restart()
-        sent, self._sent, at = self._sent, [], 0
-        for paths, done in sent:
-            done(not any(failures[at : at + len(paths)]))
-            at += len(paths)
+        sent, self._sent = self._sent, []
+        paths = dict.fromkeys(path for each, _ in sent for path in each)
+        failed = dict(zip(paths, failures, strict=True))
+        for each, done in sent:
+            done(not any(failed[path] for path in each))
         return self._send()
 
     def _restart(self) -> None:

@@ -29,6 +29,7 @@ from tests.e2e.driving import (
     unique,
 )
 from tests.support.identities import credentials_file
+from tests.support.journals import has_ended
 from tests.support.patience import PATIENCE_S
 from tests.support.postgresql import PostgresqlServer
 
@@ -284,8 +285,7 @@ async def test_a_task_that_ended_meanwhile(on_sqlite: Daemons) -> None:
         slot = await request.granted(PATIENCE_S)
         task = await slot.run(["sh", "-c", "echo here; sleep 0.3; echo there; exit 5"])
         executor.kill()
-        record = executor.state_dir / "helper" / "tasks" / task.task_id / "exit.json"
-        eventually(record.exists, "it ends")
+        eventually(lambda: has_ended(executor.state_dir / "helper", task.task_id), "it ends")
         executor.start()
         result = await task.wait(PATIENCE_S)
         assert (result.stdout, result.exit_code) == (b"here\nthere\n", 5)

@@ -29,6 +29,7 @@ from task_executor.host.helper_client import (
 )
 from task_executor.host.task_log import Stream, read_output
 from tests.support.control_groups import groups_called
+from tests.support.journals import record_of
 from tests.support.patience import PATIENCE_S
 
 MIB = 1 << 20
@@ -69,6 +70,12 @@ class Host:
 
     def directory(self, task_id: str) -> Path:
         return self.state / "tasks" / task_id
+
+    def record(self, task_id: str = "task") -> dict[str, Any]:
+        """What the helper's files have on a task."""
+        record = record_of(self.state, task_id)
+        assert record is not None
+        return record
 
     async def slot(self, allocation_id: str = "slot", **changes: Any) -> SlotLimits:
         usual = SlotLimits(allocation_id, 1, cpu_milli=1000, memory_bytes=256 * MIB)

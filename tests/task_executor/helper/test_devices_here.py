@@ -63,8 +63,7 @@ async def test_a_task_opens_what_its_slot_has_and_nothing_else_that_is_guarded(
     # Neither the death of the helper opens anything, nor a helper that takes over.
     await kernel.start("sleep 0.5; " + TRY, "alone")
     kernel.kill_helper()
-    output = kernel.directory("alone")
-    await eventually((output / "exit.json").exists, "the task has ended")
+    await eventually(lambda: kernel.record("alone")["exit"], "the task has ended")
     assert kernel.output("alone").splitlines() == after
     kernel.restart_helper()
     assert await attempt(kernel, "adopted") == after

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import signal
@@ -15,6 +14,7 @@ import pytest
 
 from task_executor.helper import syncing
 from task_executor.helper.cgroups.base import Driver, Group, Kernel
+from task_executor.helper.journal import Journal
 from task_executor.helper.loop import Job
 from task_executor.helper.protocol import Fault
 from task_executor.helper.running_task import RunningTask
@@ -81,8 +81,11 @@ class OneTask:
         me: Any = self
         self.task = RunningTask(me, spec, directory)
         self.task._pid, self.task._is_started = PID, True
-        flags = os.O_WRONLY | os.O_CREAT
-        self.task._record_fd = os.open(directory / "exit.json.new", flags, 0o640)
+        (directory / "journals").mkdir()
+        os.close(Journal.create(directory / "journals", "name", 1))
+        self.journal = Journal(directory / "journals", "name")
+        self.journal.own({"pid": os.getpid()})
+        self.journal.begin("task", spec)
 
     def ended(self, _task: RunningTask, record: dict[str, Any]) -> None:
         self.reported.append(record)
@@ -94,6 +97,12 @@ class OneTask:
         self.task.reaped(status, 100, 1 << 20)
         (record,) = self.reported
         return record
+
+
+def end_in(directory: Path) -> dict[str, Any]:
+    """The record of the end in the journal, as a later helper reads it."""
+    end: dict[str, Any] = Journal(directory / "journals", "name").entries["task"]["end"]
+    return end
 
 
 def write(task: RunningTask, data: bytes) -> None:
@@ -111,12 +120,15 @@ def test_an_exit_record_survives_a_power_cut_with_the_output(
     supervisor = OneTask(tmp_path)
     write(supervisor.task, b"all of it")
     reported = supervisor.end()
-    assert json.loads((tmp_path / "exit.json").read_text()) == reported
+    assert end_in(tmp_path) == reported
     assert reported["exit_code"] == 0
-    assert Synced(tmp_path / "stdout.log", b"all of it") in disk.calls
-    assert disk.calls[-2:] == [
-        Synced(tmp_path / "exit.json", (tmp_path / "exit.json").read_bytes()),
+    (journal,) = (tmp_path / "journals").iterdir()
+    assert disk.calls == [
+        Synced(tmp_path / "stdout.log", b"all of it"),
         Synced(tmp_path, None),
+        Synced(tmp_path.parent, None),
+        Synced(journal, journal.read_bytes()),
+        Synced(tmp_path / "journals", None),
     ]
     assert not (tmp_path / "stderr.log").exists()
 
@@ -130,7 +142,7 @@ def test_output_that_the_kernel_could_not_write_is_reported_as_lost(
     write(supervisor.task, b"all of it")
     reported = supervisor.end()
     assert (reported["stdout_dropped_bytes"], reported["stderr_dropped_bytes"]) == (1, 0)
-    assert json.loads((tmp_path / "exit.json").read_text()) == reported
+    assert end_in(tmp_path) == reported
 
 
 def test_a_task_that_has_exited_with_status_0_gets_no_signal(

@@ -35,6 +35,11 @@ def fill(disk: Path) -> None:
             return
 
 
+async def start_many(host: Host, count: int, argument: str) -> None:
+    for number in range(count):
+        await host.start(f"true # {argument}", f"long-{number}")
+
+
 async def test_a_task_on_a_full_disk(config: HelperConfig, small_disk: Path) -> None:
     config = replace(config, state_dir=str(small_disk / "state"))
     host = Host(config, start_helper(config), await HelperClient.connect(config.socket_path))
@@ -45,8 +50,9 @@ async def test_a_task_on_a_full_disk(config: HelperConfig, small_disk: Path) -> 
         await host.client.write_input("task", 0, b"go\n")
         record = await host.exit_of()
         assert (record.exit_code, record.stdout_bytes, record.stdout_dropped_bytes) == (5, 0, 5)
+        # The supervisor has reserved space for some tasks. Each of these needs 16 KiB.
         with pytest.raises(FinegrainError) as caught:
-            await host.start("true", "late")
+            await start_many(host, 20, argument="x" * 16_000)
         assert caught.value.reason in (Reason.DISK_FULL, Reason.START_FAILED)
         assert "No space left" in caught.value.message
         with pytest.raises(FinegrainError, match="No space left"):

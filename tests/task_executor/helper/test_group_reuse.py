@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ EMPTY = {
 
 
 def groups(host: Host, task_id: str) -> list[Path]:
-    record = json.loads((host.directory(task_id) / "task.json").read_text())
+    record = host.record(task_id)
     return [Path(path) for path in record["group"].values()]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import sys
@@ -28,12 +27,12 @@ def python(code: str) -> list[str]:
 
 
 def group_of(host: Host, task_id: str, controller: str) -> Path:
-    record = json.loads((host.directory(task_id) / "task.json").read_text())
+    record = host.record(task_id)
     return Path(record["group"][controller])
 
 
 def slot_group(host: Host, controller: str) -> Path:
-    record = json.loads((host.directory("task") / "task.json").read_text())
+    record = host.record("task")
     return Path(record["slot"][controller])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from dataclasses import replace
@@ -101,7 +100,7 @@ async def test_best_effort_gives_way_and_cpus_of_its_own_have_no_quota(host: Hos
         await host.start("sleep 60", name, allocation_id=name)
     found = {}
     for name in ("idle", "pinned"):
-        record = json.loads((host.directory(name) / "task.json").read_text())
+        record = host.record(name)
         cpu = Path(record["slot"]["cpu"])
         files = ("cpu.shares", "cpu.cfs_quota_us")
         found[name] = [(cpu / file).read_text().strip() for file in files]

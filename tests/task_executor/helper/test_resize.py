@@ -53,7 +53,7 @@ def python(code: str) -> list[str]:
 
 def group_of(host: Host, controller: str) -> Path:
     """The slot's group."""
-    record = json.loads((host.directory("task") / "task.json").read_text())
+    record = host.record("task")
     return Path(record["slot"][controller])
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import json
 import os
 import signal
 import subprocess
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from finegrain.errors import FinegrainError
+from task_executor.helper.journal import Journal, journal_names
 from task_executor.helper.launch import HelperConfig, HelperNotStarted, start_helper
 from task_executor.helper.paths import write_json
 from task_executor.host.helper_client import (
@@ -30,8 +30,15 @@ from tests.task_executor.helper.conftest import Host, alive, eventually, leftove
 pytestmark = pytest.mark.full
 
 
+def journal_of(host: Host) -> Journal:
+    """The journal of the only supervisor, which has ended or will be killed."""
+    folder = host.state / "supervisors"
+    (name,) = journal_names(folder)
+    return Journal(folder, name)
+
+
 def supervisor_of(host: Host, task_id: str = "task") -> int:
-    return int(json.loads((host.directory(task_id) / "task.json").read_text())["shim_pid"])
+    return int(host.record(task_id)["shim_pid"])
 
 
 async def test_a_task_that_outlives_the_helper_is_found_again(any_host: Host) -> None:
@@ -54,11 +61,59 @@ async def test_a_task_that_ended_while_there_was_no_helper_has_its_exit_status(
     await any_host.slot()
     await any_host.start("sleep 0.3; echo late; exit 9")
     any_host.kill_helper()
-    await eventually((any_host.directory("task") / "exit.json").exists, "the record is written")
+    await eventually(lambda: any_host.record()["exit"], "the record is written")
     any_host.restart_helper()
     record = await any_host.exit_of()
     assert (record.exit_code, record.stdout_bytes) == (9, 5)
     assert any_host.output() == "late\n"
+
+
+async def test_a_forgotten_task_does_not_come_back(host: Host) -> None:
+    await host.slot()
+    await host.run("echo one", "one")
+    await host.run("exit 3", "two")
+    await host.client.forget_task("one")
+    assert not host.directory("one").exists()
+    host.kill_helper()
+    host.restart_helper()
+    assert [task.task_id for task in (await host.client.inspect()).tasks] == ["two"]
+    assert (await host.exit_of("two")).exit_code == 3
+
+
+async def test_ends_outlive_supervisor_and_helper(host: Host) -> None:
+    await host.slot()
+    await host.run("echo kept; exit 3", "one")
+    await host.run("exit 4", "two")
+    await host.client.forget_task("two")
+    supervisor = supervisor_of(host, "one")
+    os.kill(supervisor, signal.SIGKILL)
+    await eventually(lambda: not alive(supervisor), "it is gone")
+    host.kill_helper()
+    host.restart_helper()
+    (task,) = (await host.client.inspect()).tasks
+    assert task.exit is not None
+    assert (task.task_id, task.exit.exit_code, task.pid > 0) == ("one", 3, True)
+    assert host.output("one") == "kept\n"
+    await host.client.forget_task("one")
+    assert list((host.state / "supervisors").iterdir()) == []
+
+
+async def test_an_order_that_was_still_unread_is_carried_out_once(host: Host) -> None:
+    """The supervisor was stopped when the helper that had sent the order was killed."""
+    await host.slot()
+    await host.start("sleep 600", "one")
+    supervisor, runs = supervisor_of(host, "one"), host.state.parent / "runs"
+    os.kill(supervisor, signal.SIGSTOP)
+    start = asyncio.create_task(host.start(f"echo once >> {runs}; exit 8", "two"))
+    await asyncio.sleep(0.2)
+    host.kill_helper()
+    host.restart_helper()
+    await asyncio.sleep(0.3)
+    assert not start.done()
+    os.kill(supervisor, signal.SIGCONT)
+    assert await start
+    assert (await host.exit_of("two")).exit_code == 8
+    assert runs.read_text() == "once\n"
 
 
 async def test_a_start_that_is_repeated_after_the_end_is_told_of_the_end(any_host: Host) -> None:
@@ -66,7 +121,7 @@ async def test_a_start_that_is_repeated_after_the_end_is_told_of_the_end(any_hos
     await any_host.slot()
     pid = await any_host.start("sleep 0.5; exit 9")
     any_host.kill_helper()
-    await eventually((any_host.directory("task") / "exit.json").exists, "the record is written")
+    await eventually(lambda: any_host.record()["exit"], "the record is written")
     any_host.restart_helper()
     assert await any_host.start("sleep 0.5; exit 9") == pid
     assert (await any_host.next_exit("task")).exit_code == 9
@@ -131,8 +186,12 @@ async def test_tasks_continue_when_their_supervisor_is_killed(host: Host) -> Non
         assert alive(pid)
     first = supervisor_of(host, "one")
     os.kill(first, signal.SIGKILL)
-    await eventually(lambda: supervisor_of(host, "one") != first, "another one has taken over")
-    assert supervisor_of(host, "one") == supervisor_of(host, "two")
+
+    def has_another_supervisor() -> bool:
+        both = {supervisor_of(host, name) for name in ("one", "two")}
+        return len(both) == 1 and first not in both
+
+    await eventually(has_another_supervisor, "another one has taken over")
     (host.state.parent / "one" / "go").write_text("after")
     record = await host.exit_of("one")
     assert (record.exit_code, record.error, record.stdout_bytes) == (5, None, 13)
@@ -178,7 +237,7 @@ async def test_a_task_with_stdin_ends_with_its_supervisor(host: Host) -> None:
     record = await host.next_exit("task")
     assert record.error is not None
     assert "supervisor was killed" in record.error.message
-    task_json = json.loads((host.directory("task") / "task.json").read_text())
+    task_json = host.record("task")
     await host.client.forget_task("task")
     assert not Path(task_json["scratch"]).exists()
     assert (record.exit_code, record.signal) == (None, None)
@@ -208,11 +267,9 @@ async def test_a_pid_that_was_reused_is_not_taken_for_the_supervisor(host: Host)
     await host.slot()
     await host.start("sleep 60")
     host.kill_helper()
-    path = host.directory("task") / "task.json"
-    record = json.loads(path.read_text())
-    os.kill(record["shim_pid"], signal.SIGKILL)
-    record["shim_pid"], record["shim_start_ticks"] = os.getpid(), 1
-    write_json(path, record)
+    journal = journal_of(host)
+    os.kill(journal.owner["pid"], signal.SIGKILL)
+    journal.own(journal.owner | {"pid": os.getpid(), "start_ticks": 1})
     host.restart_helper()
     assert (await host.exit_of()).error is not None
     assert alive(os.getpid())
@@ -225,10 +282,11 @@ async def test_after_a_restart_of_the_host_all_tasks_are_lost_and_no_slot_is_lef
     await host.start("sleep 60")
     await host.client.destroy_slot("slot", 1)
     host.kill_helper()
-    directory = host.directory("task")
-    (directory / "exit.json").rename(directory / "exit.json.new")
-    record = json.loads((directory / "task.json").read_text())
-    write_json(directory / "task.json", record | {"boot_id": "another boot"})
+    journal = journal_of(host)
+    journal.own(journal.owner | {"boot_id": "another boot"})
+    record = journal.entries["task"]["start"] | {"boot_id": "another boot"}
+    journal.forget("task")
+    journal.begin("task", record)
     slot = {"boot_id": "another boot", "limits": {}}
     write_json(host.state / "slots" / "old.1.json", slot)
     host.restart_helper()
@@ -239,26 +297,13 @@ async def test_after_a_restart_of_the_host_all_tasks_are_lost_and_no_slot_is_lef
 
 
 async def test_a_directory_without_a_record_is_of_no_task(host: Host) -> None:
-    """The helper was killed before it had written the record, so it has ordered nothing."""
+    """A task of an earlier version was never ordered, or output of a task was not removed."""
     await host.slot()
     host.kill_helper()
     (host.directory("two")).mkdir()
     host.restart_helper()
     await eventually(lambda: not host.directory("two").exists(), "the directory is removed")
     assert (await host.client.inspect()).tasks == []
-
-
-async def test_a_start_that_was_never_ordered_is_ordered_again(host: Host) -> None:
-    """The helper was killed between the record and the order to the supervisor."""
-    await host.slot()
-    await host.start("sleep 600", "one")
-    host.kill_helper()
-    record = json.loads((host.directory("one") / "task.json").read_text())
-    host.directory("two").mkdir()
-    write_json(host.directory("two") / "task.json", record | {"task_id": "two", "pid": 0})
-    host.restart_helper()
-    await eventually(lambda: not host.directory("two").exists(), "it is not known any more")
-    assert await host.start("sleep 600", "two")
 
 
 async def test_a_shim_of_version_0_2_that_has_no_record_yet_is_waited_for(host: Host) -> None:

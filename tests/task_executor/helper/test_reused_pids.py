@@ -18,7 +18,8 @@ import pytest
 from task_executor.helper.cgroups.base import Driver, Kernel
 from task_executor.helper.loop import Loop
 from task_executor.helper.paths import boot_id, start_ticks
-from task_executor.helper.tasks import Task, Tasks
+from task_executor.helper.task import Task
+from task_executor.helper.tasks import Tasks
 from tests.task_executor.helper.conftest import Host
 
 Process = subprocess.Popen[bytes]
@@ -141,7 +142,7 @@ async def test_the_record_of_a_task_tells_its_process_from_a_later_one_of_that_p
 ) -> None:
     await host.slot()
     pid = await host.start("sleep 60")
-    record = json.loads((host.directory("task") / "task.json").read_text())
+    record = host.record("task")
     assert (record["pid"], record["start_time_ticks"]) == (pid, start_ticks(pid))
 
 

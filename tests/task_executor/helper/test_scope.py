@@ -115,7 +115,7 @@ async def test_tasks_and_supervisors_are_in_the_scope_and_the_helper_is_not(
     await scoped.slot()
     pid = await scoped.start("sleep 600")
     unit = f"/{stage.slice}/finegrain-{scoped.config.executor_id}.scope"
-    supervisor = int((read_json(scoped.directory("task") / "task.json") or {})["shim_pid"])
+    supervisor = int(scoped.record()["shim_pid"])
     assert memory_group(pid).startswith(f"{unit}/finegrain/")
     assert memory_group(supervisor).startswith(f"{unit}/finegrain/")
     assert unit not in memory_group(scoped.pid)

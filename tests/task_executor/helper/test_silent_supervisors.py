@@ -14,7 +14,9 @@ import pytest
 from task_executor.helper import supervisors as module
 from task_executor.helper import tasks
 from task_executor.helper.cgroups.base import Driver, Kernel
+from task_executor.helper.journal import Journal
 from task_executor.helper.loop import Loop
+from task_executor.helper.paths import identity_of
 from task_executor.helper.protocol import Fault
 from task_executor.helper.supervisor import Setup
 from task_executor.helper.supervisors import SupervisorLink
@@ -69,7 +71,9 @@ def test_a_supervisor_that_ends_without_an_answer_means_that_the_task_did_not_st
     helper: Helper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def end(setup: Setup, _starter: object) -> NoReturn:
-        (setup.tasks_directory / "task" / "exit.json.new").touch()
+        journal = Journal(setup.control.parent, setup.control.name)
+        journal.own(identity_of(os.getpid()))
+        journal.begin("task", {})
         os._exit(0)
 
     monkeypatch.setattr(module, "run_supervisor", end)
@@ -90,7 +94,7 @@ def test_a_supervisor_that_does_not_answer_is_waited_for_only_for_a_time(
         os._exit(0)
 
     monkeypatch.setattr(module, "run_supervisor", hang)
-    monkeypatch.setattr(tasks, "_START_S", 0.05)
+    monkeypatch.setattr(tasks, "START_S", 0.05)
     refusal = helper.refusal()
     assert refusal.reason == "START_FAILED"
     assert "submit the same task again" in refusal.message

@@ -13,7 +13,7 @@ import pytest
 HELPER = Path(__file__).resolve().parents[3] / "task_executor" / "helper"
 MODULES = sorted(HELPER.rglob("*.py"))
 LINES_OF_CODE_MAX = (
-    3890  # all of it; see docs/decisions/0002-front-helper-supervisor.md before raising it
+    4280  # all of it; see docs/decisions/0002-front-helper-supervisor.md before raising it
 )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import sys
@@ -232,7 +231,7 @@ async def test_input_for_a_supervisor_that_is_slow_is_refused_for_now_and_none_o
 ) -> None:
     await any_host.slot()
     await any_host.start("cat", stdin=True)
-    supervisor = json.loads((any_host.directory("task") / "task.json").read_text())["shim_pid"]
+    supervisor = any_host.record("task")["shim_pid"]
     data, accepted = bytes(range(256)) * 4096, 0
     accepted = await any_host.client.write_input("task", 0, data[:1000])
     os.kill(supervisor, signal.SIGSTOP)
@@ -315,7 +314,7 @@ def sleepers(host: Host, task_id: str) -> list[int]:
     """The `sleep` processes of `STUBBORN`, found from outside by descent from its supervisor."""
     from task_executor.helper.processes import descendants
 
-    pid = json.loads((host.directory(task_id) / "task.json").read_text())["shim_pid"]
+    pid = host.record(task_id)["shim_pid"]
     commands = {each: Path(f"/proc/{each}/cmdline").read_bytes() for each in descendants([pid])}
     return [each for each, text in commands.items() if text.startswith(b"sleep\x006")]
 

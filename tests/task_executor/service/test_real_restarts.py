@@ -12,6 +12,7 @@ import pytest
 from finegrain.errors import FailedPrecondition, NotFound, Reason
 from finegrain.v1 import task_executor_pb2 as te
 from finegrain.v1.slots_pb2 import SLOT_STATE_FREEING
+from tests.support.journals import has_ended
 from tests.support.patience import PATIENCE_S
 from tests.task_executor.service.executor_process import ExecutorProcess
 from tests.task_executor.service.scripted_rm import (
@@ -61,8 +62,7 @@ async def test_a_task_that_ended_while_the_front_was_away(
     await rm.allocate(allocation())
     await real.submit("sh", "-c", "echo here; sleep 0.2; echo there; exit 5")
     process.kill()
-    exit_record = process.state_dir / "helper/tasks/task/exit.json"
-    await eventually(exit_record.exists, "it ends")
+    await eventually(lambda: has_ended(process.state_dir / "helper", "task"), "it ends")
     job_master = await restarted(process, rm)
     seen = await job_master.watch()
     assert (seen.stdout, seen.exit.exit_code) == (b"here\nthere\n", 5)
