@@ -169,8 +169,8 @@ async def make_components(
     stack.push_async_callback(asyncio.to_thread, store.close)
     holder = f"{socket.gethostname()} {options.advertise_address or options.listen.address}"
     lease_s = options.database_lease_ms / 1_000
-    # The renewal interval is a quarter of the lease, so that several renewals can fail before the
-    # lease ends.
+    # The renewal interval is a quarter of the lease. So several renewals can fail before the lease
+    # ends.
     limits = RunnerLimits(renew_interval_s=lease_s / 4, unsure_max_s=lease_s)
     # Stage 3: the parts that use the store.
     driver = EngineDriver(store, settings, metrics, holder=holder)
@@ -226,7 +226,7 @@ def make_server(
         lost_timeout_ms=components.settings.lost_timeout_ms,
         authorities_sha256=lambda: components.own.credentials.authorities_sha256,
     )
-    # Both services share the runner, so all their calls are in one sequence.
+    # Both services share the runner. So all their calls are in one sequence.
     server.add(add_ResourceManagerServiceServicer_to_server, Servicer(components, hub, terms))
     cluster = ClusterServicer(components.runner, hub, components.about, components.measured)
     server.add(add_ClusterServiceServicer_to_server, cluster)

@@ -146,7 +146,7 @@ def main() -> int:
     # nothing else would end this process.
     signal.alarm(LIFETIME_S)
     answer = obey(json.load(sys.stdin))
-    # Use one write, so that the helper never reads a part of the answer.
+    # Use one write. So the helper never reads a part of the answer.
     os.write(1, json.dumps(answer).encode())
     return 0
 

@@ -202,7 +202,7 @@ class Runner(Intake):
                 return
 
     def _writer_ended(self, task: asyncio.Task[None]) -> None:
-        """Ends the process if the writer's task failed, so that no caller waits indefinitely."""
+        """If the writer's task failed, ends the process. So no caller waits indefinitely."""
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("writer_failed", exc_info=error)
             self._fail(FinegrainError(f"the writer failed: {error!r}"))
@@ -270,7 +270,7 @@ class Runner(Intake):
         self._refuse_all(Unavailable("the resource manager is stopping", reason=Reason.NOT_LEADER))
 
     async def _reload(self, cause: BaseException) -> None:
-        """Becomes the leader and reads the state again, as soon as the database can be reached.
+        """When the database can be reached again, becomes the leader and reads the state again.
 
         The first attempt is made at once, unless there is an outage. There is a pause before each
         further attempt, from `RecoveryLimits.pause_s` up to `pause_max_s`.

@@ -25,7 +25,9 @@ _log = get_logger("finegrain.rm.standby")
 
 
 class Leadership:
-    """Knows whether this resource manager leads, and if not, which resource manager leads."""
+    """Says whether this resource manager leads. If it does not lead, says which resource manager
+    does.
+    """
 
     def __init__(self, runner: Runner, metrics: ResourceManagerMetrics) -> None:
         self._runner = runner

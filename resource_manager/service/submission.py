@@ -1,7 +1,7 @@
 """Makes events from calls that request slots or resizes, and an answer from their outcomes.
 
-A large call is divided into chunks, so that other owners' calls are served in between. All members
-of a gang are in the same chunk, and are queued together at the position of the first member.
+A large call is divided into chunks. So calls of other owners are served in between. All members of
+a gang are in the same chunk, and are queued together at the position of the first member.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ def submission_events(
 ) -> list[Callable[[Instant], RequestsSubmitted]]:
     """Returns the events of one call, in order. The last event contains the ranges.
 
-    The first event also has the content of the later events (`following`), because the engine can
-    reject a call only at its first event.
+    The engine can reject a call only at its first event. So the first event also has the content of
+    the later events (`following`).
 
     Args:
         job_id: the job that calls.
@@ -105,7 +105,7 @@ def submission_events(
         Functions that make the events from the time of their batch.
     """
     # Either all requests of a job have a profile, or none has. The engine rejects a call with both
-    # kinds of requests as a whole, so such a call stays one event.
+    # kinds of requests as a whole. So such a call stays one event.
     kinds = {spec.profile is None for spec in call.specs}
     kinds |= {each.request.profile is None for each in ranges}
     chunks = list(_chunks(call.specs)) if len(kinds) == 1 else [call.specs]

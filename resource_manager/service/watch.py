@@ -62,7 +62,7 @@ class _Feed:
             self.last_sequence = event.sequence
 
     def after(self, sequence: int) -> list[JobEvent] | None:
-        """Returns the events after `sequence` from the tail; None if the tail begins later."""
+        """Returns the events after `sequence` from the tail; None: the tail begins later."""
         if not self.tail or self.tail[0].sequence > sequence + 1:
             return None
         skipped = sequence + 1 - self.tail[0].sequence
@@ -174,7 +174,7 @@ class WatchHub:
                 live requests.
 
         Raises:
-            OutOfRange: the event is no longer stored, or the number was never reached.
+            OutOfRange: the event is not stored any more, or the number was never reached.
             NotFound: the job does not exist.
             FailedPrecondition: JOB_ENDED, after all events were sent.
         """
@@ -207,8 +207,8 @@ class WatchHub:
                     over = await self._keep_alive(job_id)
                     alive_due = loop.time() + present.pause_s
                 if shown_upto is not None and over is None:
-                    # Each part shows the state at a later sequence number than the part before. The
-                    # events in between are sent first, so that the client receives all changes in
+                    # Each part shows the state at a later sequence number than the part before.
+                    # Send the events in between first. The client then receives all changes in
                     # order.
                     part = await self._part(job_id, shown_upto)
                     while events := await self._next(

@@ -17,7 +17,7 @@ def figure_text(result: FigureResult, end_s: float = 0.0) -> str:
 
     Args:
         result: result of the figure.
-        end_s: end of the time axis, so that several figures can share a scale.
+        end_s: end of the time axis. With the same value, several figures share a scale.
     """
     picture = result.picture
     if isinstance(picture, Timeline):

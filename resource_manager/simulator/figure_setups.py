@@ -15,7 +15,7 @@ from itertools import pairwise
 from resource_manager.engine.model.settings import Fairness
 
 SEED_MEASURE = Fairness(usage_measure="slots", half_life_ms=None, lookahead_ms=0)
-"""Settings with usage as the paper defines it: the time that threads ran."""
+"""Settings for usage as the paper defines it: the time for which threads ran."""
 
 COUNTED_IN_SLOTS = Fairness(usage_measure="slots")
 """The default settings, but with slots as the unit of usage."""
@@ -64,7 +64,7 @@ class SetUp:
     coarse: str = ""
     looked_at_ms: int | None = None
     meanings: Mapping[str, str] = field(default_factory=dict)
-    shares: bool = False  # True: drawn as shares over time, and not as a timeline
+    shares: bool = False  # True: the figure is drawn as shares over time; False: as a timeline
 
 
 def lane_names(count: int) -> list[str]:

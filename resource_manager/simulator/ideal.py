@@ -126,7 +126,7 @@ class IdealTree:
         layers: dict[int, list[str]] = {}
         for each in leaves:
             layers.setdefault(self._depth[each], []).append(each)
-        # Begin with the deepest layer, so that the children of a flow are complete first.
+        # Begin with the deepest layer. The children of a flow are then complete before the flow.
         for depth in range(max(layers, default=0), 0, -1):
             for each in layers.get(depth, ()):
                 flow = self._flows[each]
@@ -240,7 +240,7 @@ def fluid_schedule(tree: IdealTree, jobs: Iterable[FluidJob], capacity: float) -
     """
     if not capacity > 0:
         raise InvalidArgument("capacity", str(capacity), "more than 0")
-    # Latest first, so that pop() returns the next arrival.
+    # Sort the latest arrival first. Then pop() returns the next arrival.
     coming = sorted(jobs, key=lambda each: (-each.arrives_s, each.flow))
     widths = {each.flow: each.width for each in coming}
     left: dict[str, float] = {}

@@ -78,7 +78,7 @@ class IdleCheck:
 
     def _holds(self, cluster: Cluster) -> set[str]:
         """Returns the nodes whose reserved capacity has changed since the last check."""
-        # Most runs never reserve anything, so they need no pass over the hosts.
+        # Most runs reserve nothing. So they need no pass over the hosts.
         if not cluster.events["reservation_made"]:
             return set()
         hosts = cluster.state.hosts.items()

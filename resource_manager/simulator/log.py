@@ -1,7 +1,7 @@
 """Records all runs, with place and time. All tables, plots and measures are computed from this
 record.
 
-The record is stored in columns, so that a million runs take only tens of megabytes.
+The record is stored in columns. So a million runs take only tens of megabytes.
 """
 
 from __future__ import annotations
@@ -144,7 +144,8 @@ class RunLog:
 
         Args:
             key: returns the key of a run.
-            amount: returns the amount of a run; by default 1, so that runs are counted.
+            amount: a function that returns the amount of a run. The default is 1 for each run, so
+                runs are counted.
         """
         changes: dict[K, list[tuple[int, float]]] = {}
         for run in self:

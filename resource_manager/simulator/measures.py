@@ -167,7 +167,7 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class ShareGap:
-    """How far a run was from the ideal schedule, over windows of `window_ms`.
+    """The distance of a run from the ideal schedule, over windows of `window_ms`.
 
     `error` is the fraction of all usage that went to other groups than in the ideal schedule.
     `error` is half the sum of absolute differences, divided by the sum of received service. Both

@@ -129,7 +129,8 @@ _COMMANDS = (SendAllocate, SendFree, SendResize)
 
 
 def serve(lines: Iterable[str], output: IO[str]) -> None:
-    """Answers the messages of another program until `end`, or until its last line.
+    """Answers the messages of another program. Ends at the message `end`, or after the last
+    line.
 
     Args:
         lines: lines that the program writes.

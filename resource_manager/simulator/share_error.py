@@ -47,7 +47,7 @@ class Comparison:
     """
 
     def __init__(self, tree: IdealTree, usages: Iterable[Usage], end_s: float) -> None:
-        """Computes running sums of service, so that `received` and `due` cost O(log n).
+        """Computes running sums of service. So `received` and `due` cost O(log n).
 
         Args:
             tree: the flows.

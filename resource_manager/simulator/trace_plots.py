@@ -69,7 +69,7 @@ def trace_plot_text(outcomes: Sequence[Outcome], total_cores: float, width: int 
         width: number of columns of the time axis.
     """
     end_ms = max(outcome.begin_ms + outcome.makespan_ms for outcome in outcomes)
-    # All policies share one time axis, so that their pictures can be compared.
+    # All policies share one time axis. So their pictures can be compared.
     begin_ms = min(outcome.begin_ms for outcome in outcomes)
     names = max(len(outcome.policy) for outcome in outcomes)
     most = max(
@@ -178,7 +178,7 @@ def _sum_of(curves: Mapping[str, Steps], begin_ms: int, end_ms: int, count: int)
 
 
 def _marks(curve: Sequence[float], most: float) -> str:
-    """Returns a curve as characters. Rounds up, so that each value above 0 is visible."""
+    """Returns a curve as characters. Rounds up. So each value above 0 is visible."""
     top = len(LEVELS) - 1
     return "".join(
         LEVELS[min(top, max(1, math.ceil(value / most * top - 1e-9)))] if value > 0 else LEVELS[0]

@@ -209,7 +209,7 @@ _SPREAD = ("mean", "median", "p95", "p99", "most")
 
 
 def _groups(policy: Data) -> str:
-    # Groups with equal usage are sorted by name, so that the same run gives the same report.
+    # Sort groups with equal usage by name. So the same run always gives the same report.
     groups = sorted(policy["groups"], key=lambda group: (-group["service"], group["name"]))
     whole = sum(group["service"] for group in groups)
     rows = [

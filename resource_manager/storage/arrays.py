@@ -90,7 +90,7 @@ def array_text(column: Sequence[Any], column_type: TypeEngine[Any]) -> str:
 
 
 def _quoted(texts: Sequence[str]) -> str:
-    # The texts are joined first, so that escaping needs three passes for all texts together.
+    # Join the texts first. Escaping then needs three passes for all texts together.
     joined = _NUL.join(texts)
     if joined.count(_NUL) != len(texts) - 1:
         raise StoreError("a text contains a NUL character, which PostgreSQL cannot store")

@@ -89,7 +89,8 @@ def _entry(time_ms: int, call: AuditedCall, outcome: str, count: int) -> AuditEn
 
 
 def record(store: Store, changes: Changes, call: AuditedCall) -> None:
-    """Adds an entry to a batch of a process that is not a resource manager, such as a command.
+    """Used by a process that is not a resource manager, such as a command. Adds an entry to a batch
+    of this process.
 
     Args:
         store: the database, on which the process leads.

@@ -116,7 +116,7 @@ def restore(url: str, path: Path, *, above_epoch: int) -> Restored:
         # Executors that do not report at present may know the epoch of the replaced database.
         above_epoch = max(above_epoch, _epoch_if_readable(target))
         remove_leftovers(target)
-        # All steps except the last two work on a copy, so that a failure in them changes nothing.
+        # All steps except the last two work on a copy. So a failure in them changes nothing.
         with temporary_database(target) as fresh:
             copy_sqlite(path, fresh)
             _check_sound(fresh, path)
@@ -193,7 +193,7 @@ def _raise_epoch(database: Path, above_epoch: int, source: Path) -> int:
             leave_lost_history(connection.execute)
             connection.execute("DELETE FROM counters WHERE name = ?", (CONTESTED_EPOCH,))
             record_in_file(connection, AuditedCall(local_actor(), "db restore", str(source)))
-            # The holder is removed, so that no former leader can continue to lead.
+            # Remove the holder. So no former leader can continue to lead.
             connection.execute(
                 "UPDATE leadership SET holder = '', rm_epoch = max(rm_epoch, ?) + 1", (above_epoch,)
             )

@@ -69,7 +69,7 @@ def create_sqlite(path: Path) -> None:
             create_private(temporary)
             with sqlite_errors(path), closing(sqlite3.connect(temporary)) as connection:
                 connection.execute(f"PRAGMA application_id = {tables.APPLICATION_ID}")
-                # This mode is stored in the file, so that each later connection uses it.
+                # This mode is stored in the file. So each later connection uses it.
                 connection.execute("PRAGMA journal_mode = WAL")
             run_migrations(temporary, path, new=True)
             put_in_place(temporary, path)
@@ -95,8 +95,7 @@ def upgrade_sqlite(path: Path) -> int:
         version = check_is_ours(path).schema_version
         if version < tables.SCHEMA_VERSION:
             name = f"{path.name}.before-{migrate.revision_name(tables.SCHEMA_VERSION)}"
-            # The copy is made before the migration, so that administrators can return to the older
-            # version.
+            # Make the copy before the migration. So administrators can return to the older version.
             copy_sqlite(path, path.with_name(name))
             run_migrations(path, path)
     return version
@@ -132,8 +131,7 @@ def run_migrations(database: Path, shown: Path, *, new: bool = False) -> None:
     """
     engine = sqlite_engine(database, read_only=False, connections=1)
     try:
-        # All migrations are one transaction, so that a failed migration does not change the
-        # database.
+        # Run all migrations in one transaction. So a failed migration does not change the database.
         with sqlite_errors(shown), engine.begin() as connection:
             migrate.migrate(connection, tables.SCHEMA_VERSION)
             if new:

@@ -1,5 +1,5 @@
 # ruff: noqa: S608  (only constants are put together)
-"""Raises counters after a restore, so that no number is used twice.
+"""Raises counters after a restore. So no number is used twice.
 
 After a copy of the database was made, more numbers were used. These are sequence numbers of events
 that job masters have received, and generations of slots that executors still have. The copy does
@@ -16,8 +16,7 @@ SEQUENCE_STEP = 1 << 32
 """Number of events to skip. A job writes fewer events between a backup and its restore."""
 
 GENERATION_STEP = 1_000_000
-"""Number of generations to skip. A request uses fewer generations between a backup and its restore.
-"""
+"""With --all-users, users that were allowed by name can still use the group."""
 
 _SKIP_EVENTS = f"""
     UPDATE jobs SET last_sequence = last_sequence + {SEQUENCE_STEP},

@@ -223,7 +223,7 @@ def _try_upgrade(engine: Engine, location: DatabaseUrl, give_up_at_s: float | No
         if version == SCHEMA_VERSION:
             return 0
         if version:
-            # Lock the lease row, so that no process becomes leader during the upgrade.
+            # Lock the lease row. So no process becomes leader during the upgrade.
             lease = read_lease(connection, lock=True)
             if lease.remaining_ms > 0:
                 if give_up_at_s is not None and time.monotonic() >= give_up_at_s:

@@ -67,7 +67,7 @@ allows for clocks of different speed, and for the time between a decision and th
 message.
 """
 
-# The join makes the setting in `durable` take effect. The whole is one statement, so that the
+# The join makes the setting in `durable` take effect. Everything is one statement. So the
 # transaction is never idle. Holders are unique: a row with this holder belongs to this store, even
 # if the database's answer was lost.
 _TAKE = text(
@@ -99,7 +99,7 @@ _RELEASE = text(
 )
 
 # A leader may also be frozen while it waits for another session's lock. `lock_timeout` ends this
-# wait, so that the lease row does not stay locked.
+# wait. So the lease row does not stay locked.
 _FENCE = f"""
     SELECT {DURABLE}, set_config('idle_in_transaction_session_timeout', %s, true),
         set_config('lock_timeout', %s, true)
@@ -218,8 +218,8 @@ class PostgresqlStore(SqlStore):
                 return query(connection)
             except BaseException as error:
                 self._kept = None
-                # The connection is also dropped after an interrupted call, because it may still
-                # contain a part of an answer.
+                # Drop the connection after an interrupted call, too: it may still contain a part of
+                # an answer.
                 connection.invalidate()
                 connection.close()
                 broke = isinstance(error, DBAPIError) and error.connection_invalidated

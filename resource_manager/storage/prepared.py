@@ -16,7 +16,9 @@ T = TypeVar("T")
 
 
 class PreparedChanges:
-    """A batch encoded as rows before the transaction begins, which keeps the transaction short."""
+    """A batch that is encoded as rows before the transaction begins. So the transaction is
+    short.
+    """
 
     def __init__(self, changes: Changes) -> None:
         alive = {job.job_id for job in changes.jobs}

@@ -48,7 +48,7 @@ __all__ = [
 
 
 class Severity(StrEnum):
-    """How serious a finding is."""
+    """The severity of a finding."""
 
     ERROR = "error"  # the database cannot be used in this state
     WARNING = "warning"  # the database works, but with a risk
@@ -83,7 +83,8 @@ def current_version(url: str) -> int:
         StoreError: the database cannot be reached, is damaged, or belongs to another program.
     """
     location = DatabaseUrl.parse(url)
-    if location.is_sqlite:  # a folder that cannot be read is an error, not a missing database
+    # A folder that cannot be read is an error; it does not mean that there is no database.
+    if location.is_sqlite:
         with os_errors(location.path):
             exists = location.path.exists()
         return check_is_ours(location.path).schema_version if exists else 0

@@ -188,7 +188,8 @@ class SqliteStore(SqlStore):
                 cursor.execute("PRAGMA busy_timeout = 5000")
             finally:
                 connection.close()
-        # A reader can block TRUNCATE. Then the counters stay, so that `maintain` tries again.
+        # A reader can block TRUNCATE. Then the counters keep their values. So `maintain` tries
+        # again.
         if not blocked:
             self._commits = self._rows = 0
 
@@ -215,8 +216,8 @@ class SqliteStore(SqlStore):
             return
         with self._write_lock:
             self._closed = True
-            # Close the readers first: SQLite copies the WAL into the database when the last
-            # connection closes, so the last connection must be the writer's.
+            # Close the readers first. When the last connection closes, SQLite copies the WAL into
+            # the database. So the last connection must be the writer's.
             self._reader.dispose()
             if self._writer is not None:
                 self._writer.dispose()

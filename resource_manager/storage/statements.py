@@ -203,7 +203,7 @@ class PostgresqlStatements(SqlStatements):
         """See `Statements.update`."""
         found = 0
         for chunk in _chunks(rows):
-            # Keys are always arrays, so that `given` has at least one column.
+            # Keys are always arrays. So `given` has at least one column.
             given = Given(table, key + changed, chunk, arrays=len(key))
             sql = _postgresql_update(table, key, changed, given.single)
             found += connection.exec_driver_sql(sql, given.singles + given.arrays).rowcount

@@ -137,10 +137,10 @@ class Store(ABC):
     def commit(self, changes: Changes) -> None:
         """Stores a batch in one transaction: the whole batch or nothing.
 
-        The batch MUST be durable on return. If this store no longer leads at its epoch, the batch
-        MUST have no effect. The commit MUST be idempotent: a second commit of the same changes
-        leaves the same rows. Deletions come first. Rows of a deleted job are written only if the
-        batch contains a new job with the same id.
+        The batch MUST be durable on return. If this store does not lead at its epoch any more, the
+        batch MUST have no effect. The commit MUST be idempotent: a second commit of the same
+        changes leaves the same rows. Deletions come first. Rows of a deleted job are written only
+        if the batch contains a new job with the same id.
 
         Raises:
             NotLeader: another process has taken over. Nothing was written.

@@ -87,8 +87,8 @@ class CommandFence(Generic[Answer]):
             FailedPrecondition: STALE_EPOCH, STALE_REGISTRATION or COMMAND_OUT_OF_ORDER.
         """
         self.check_epoch(numbers.rm_epoch)
-        # The registration is checked before the command number, because each registration has its
-        # own numbering of commands.
+        # Check the registration before the command number: each registration has its own numbering
+        # of commands.
         if numbers.registration_number != self.registration_number:
             raise FailedPrecondition(
                 f"registration_number is {numbers.registration_number}, expected "

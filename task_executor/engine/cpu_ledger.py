@@ -40,7 +40,8 @@ class HostCpus:
 
     slot_cpus: CpuSet  # cpus that count in the executor's total
     reserved: CpuSet = EMPTY  # cpus that the configuration reserves; not in the total
-    isolated: CpuSet = EMPTY  # cpus, reserved or not, on which the kernel does no load balancing
+    # Cpus on which the kernel does no load balancing; they may be reserved or not.
+    isolated: CpuSet = EMPTY
     # Cpus of each pool; empty: there is only one pool.
     pools: tuple[tuple[PoolName, CpuSet], ...] = ()
     memory_nodes: NodeSet = EMPTY  # NUMA nodes that memory can be bound to; empty: not known
@@ -62,7 +63,8 @@ class CpuConditions:
     kubelet: object = None  # the kubelet's complete state, only for reports
     operator_policy: HostPolicy = NO_SETTINGS  # settings that an operator made at runtime
     policy_number: int = 0  # number of `operator_policy`; 0: an operator made no settings
-    squeezed: CpuSet | None = None  # cpus that best-effort slots are confined to; None: no limit
+    # Cpus to which best-effort slots are confined; None: there is no limit.
+    squeezed: CpuSet | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -164,7 +166,7 @@ class CpuLedger:
         self._slots[key] = held
 
     def drop(self, key: SlotKey) -> None:
-        """Removes a slot whose processes and cgroup no longer exist."""
+        """Removes a slot. Its processes and its cgroup must not exist any more."""
         if _dedicated(self._slots.pop(key, ())):
             self.version += 1
 
@@ -250,7 +252,7 @@ class CpuLedger:
         # Part 2: each pool keeps a cpu. A set is used, because thousands of slots have few
         # different assignments.
         sharing = {each for each in chain.from_iterable(others.values()) if not each.cpus}
-        # Sort the assignments, so that the error names the same pool at every attempt.
+        # Sort the assignments. So the error names the same pool at every attempt.
         for each in sorted(sharing, key=lambda one: (one.qos, one.pools)):
             # If a pool was already empty before, this slot is not the cause. So ignore the pool.
             if not self._room_for(each, pools) and self._room_for(each, self.pools):

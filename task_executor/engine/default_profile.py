@@ -59,7 +59,7 @@ def default_slot(
     if number_of_slots is not None:
         warning = _deprecation(number_of_slots, default_slot_fraction)
     fraction, origin = _fraction(core_count, default_slot_fraction, number_of_slots)
-    # The size is rounded down, so that for example 4 slots of 1/4 fit into the totals.
+    # Round down the size. So for example 4 slots of 1/4 fit into the totals.
     slot = DefaultSlot(
         cpu_milli=int(cpu_milli_total * fraction),
         memory_bytes=round_down(int(memory_bytes_total * fraction), MEMORY_GRAIN_BYTES),
@@ -89,7 +89,7 @@ def parse_fraction(
         InvalidArgument: `value` is not a number.
     """
     try:
-        # Parse the text of the number, so that the float 0.1 becomes exactly a tenth, and not the
+        # Parse the text of the number. So the float 0.1 becomes exactly a tenth, and not the
         # nearest binary fraction.
         return Fraction(str(value))
     except (ValueError, ZeroDivisionError):

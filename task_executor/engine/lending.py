@@ -121,8 +121,8 @@ class Lending:
         self._settle(now)
 
     def leaves(self, key: PoolKey, now: float) -> None:
-        """Handles that a pool stops reporting: its limit is then its quota, and it must return
-        borrowed memory.
+        """A pool stops reporting. From now on its limit is its quota, and it must return borrowed
+        memory.
         """
         pool = self._pools[key]
         self.report(key, pool.quota, pool.kept, now)

@@ -65,8 +65,8 @@ class ManagedMemory:
     def register(self, key: SlotKey, task_id: str, operators: Mapping[str, Fraction]) -> None:
         """Registers all operators. If an operator cannot be registered, registers no operator.
 
-        An operator that is already registered with the same fraction, for this task or for the
-        whole slot, stays unchanged.
+        If an operator is already registered with the same fraction, for this task or for the whole
+        slot, it does not change.
 
         Args:
             key: the slot.

@@ -116,7 +116,7 @@ class SlotTable:
         return self._slots[SlotKey(allocation_id, max(generations))] if generations else None
 
     def visible(self) -> tuple[Slot, ...]:
-        """Returns the slots that reports contain: all slots that are not being carved."""
+        """Returns the slots that reports contain. Slots that are being carved are left out."""
         return tuple(slot for slot in self if slot.state is not CarveState.CARVING)
 
     def booking_of(self, spec: SlotSpec) -> dict[str, int]:
@@ -409,7 +409,8 @@ class SlotTable:
         return True
 
     def freed(self, key: SlotKey) -> Slot:
-        """Removes a slot whose processes and cgroup no longer exist. Its amounts become available.
+        """Removes a slot. Its processes and its cgroup must not exist any more. Its amounts become
+        available.
 
         Raises:
             IllegalTransition: the slot is not FREEING.

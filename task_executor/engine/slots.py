@@ -61,7 +61,7 @@ class SlotSpec:
     cpu_limit_milli: int
     pids_max: int
     cpus: str = ""  # cpu list: the dedicated cpus, or the part of its pool that the slot may use
-    owner: str = ""  # identity to whose job master the slot is offered
+    owner: str = ""  # the identity to which the slot is offered, through its job master
     target_address: str = ""
     resize_number: int = 0  # number of the last resize; 0: the slot was never resized
     assignment: CpuAssignment | None = None  # None: class LS, in the whole shared pool
@@ -128,7 +128,7 @@ class SlotSpec:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One slot and its state. It is immutable, so that a report is a consistent snapshot."""
+    """One slot and its state. It is immutable. So a report is a consistent snapshot."""
 
     spec: SlotSpec
     state: CarveState = CarveState.CARVING

@@ -1,1 +1,3 @@
-"""Manages cgroups and tasks as a privileged process, which imports only the standard library."""
+"""Manages cgroups and tasks. This is a privileged process, so it imports only the standard
+library.
+"""

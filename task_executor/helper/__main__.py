@@ -46,7 +46,7 @@ from task_executor.helper.server import FrameServer, listen
 from task_executor.helper.slots import Slots, slot_name
 from task_executor.helper.tasks import Tasks
 
-_PAGE = 400  # maximum number of slots and tasks in one answer, so that the answer fits into a frame
+_PAGE = 400  # maximum number of slots and tasks in one answer; so the answer fits into a frame
 _LIMIT_S = 10.0  # time limit of a device agent; the driver may first have to start the GPUs
 _ADOPT_S = 5.0  # how long an inventory waits for supervisors of an earlier helper
 _REMOVE_BASE_S = 3600.0  # maximum time for the removal of scratch directories
@@ -84,7 +84,7 @@ class Helper:
         self.tasks.adopt()
         for unfinished in self.slots.adopt():
             self.loop.run(unfinished)
-        # unknown groups that were killed, but are not reported yet
+        # unknown groups that were killed, and must still be reported
         self.strangers: list[dict[str, Any]] = []
         # Kill unknown groups only after the adoption: the method kills every group that belongs to
         # no adopted slot.
@@ -128,8 +128,8 @@ class Helper:
         return self.slots.destroy(slot_name(args), args["grace_ms"] / 1000)
 
     def start_task(self, args: dict[str, Any]) -> Job:
-        # Check the slot now, so that an error comes early. The lambda checks the slot again,
-        # because the slot may be destroyed while the start waits.
+        # Check the slot now. So an error comes early. The lambda checks the slot again, because the
+        # slot may be destroyed while the start waits.
         self.slots.need(args)
         return self.tasks.start(args, lambda: self.slots.limits[self.slots.need(args)])
 
@@ -281,7 +281,7 @@ class Helper:
         if self.holder_fd >= 0:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.holder_fd, signal.SIGKILL)  # removes the scope
-        # Release all locks, so that a new helper can start while this process removes the groups.
+        # Release all locks. A new helper can then start while this process removes the groups.
         close_all_but((0, 1, 2))
         end, pause_s = time.monotonic() + _REMOVE_BASE_S, 0.001
         while self.driver.remove_base() and time.monotonic() < end:
@@ -298,8 +298,8 @@ def _notify_systemd(message: str) -> None:
 def main(argument: str) -> int:
     """Runs the helper.
 
-    If the helper detaches, it runs in a fork, and this function returns 0 in the first process when
-    the socket answers.
+    If the helper detaches, it runs in a fork. This function then returns 0 in the first process,
+    after the socket has answered.
 
     Returns:
         The exit status.

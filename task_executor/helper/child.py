@@ -36,7 +36,8 @@ _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 4, 24, 38
 
 @contextmanager
 def bound_to(cpus: str) -> Iterator[None]:
-    """Binds this process to cpus, so that processes forked inside run only on these cpus.
+    """Binds this process to cpus. Processes that are forked inside the block run only on these
+    cpus.
 
     If `cpus` is empty, the cpus of this process do not change.
     """
@@ -66,7 +67,8 @@ def spare_from_oom(score: int) -> None:
 
 
 def prepare_for_tasks(*, with_root: bool) -> None:
-    """Sets what all tasks of this process inherit, once and not in each fork.
+    """Makes the settings that all tasks of this process inherit. This is done once, and not in each
+    fork.
 
     Args:
         with_root: True: a task may run as user 0. Such a task keeps its capabilities.
@@ -94,7 +96,7 @@ def become_task(
         error_fd: the descriptor that receives the reason of a failure, as JSON.
     """
     try:
-        # Enter the groups first, so that no code of the task ever runs outside of the slot.
+        # Enter the groups first. So no code of the task ever runs outside of the slot.
         driver.enter(groups)
         os.setsid()
         # The program inherits ignored signals. For all others, exec restores the default.

@@ -16,7 +16,7 @@ _own_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
 def raise_descriptor_limit() -> None:
-    """Raises the number of descriptors as far as allowed, because each task needs several."""
+    """Raises the number of descriptors as far as allowed. Each task needs several."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (_own_limit[1], _own_limit[1]))
 
 
@@ -53,8 +53,8 @@ def run_in_fork(work: Callable[[], None]) -> int:
         return pid
     try:
         default_signals()
-        # Close locks and sockets as well, because a fork that kept the helper's lock would block
-        # the next helper.
+        # Close locks and sockets, too: a fork that kept the helper's lock would block the next
+        # helper.
         close_all_but(())
         work()
         os._exit(0)

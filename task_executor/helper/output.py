@@ -2,7 +2,8 @@
 every byte.
 
 While there is a holder, the supervisor does not read a pipe whose log is full of unacknowledged
-bytes. So the task waits, as in a shell pipeline. Without a holder, the task never waits.
+bytes. So the task waits, in the same way as in a shell pipeline. Without a holder, the task never
+waits.
 """
 
 from __future__ import annotations

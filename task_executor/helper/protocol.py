@@ -19,7 +19,7 @@ FRAME_BYTES_MAX = 1 << 20
 _MESSAGE_CHARACTERS_MAX = 500
 COMMAND_BYTES_MAX = 128 << 10  # limit for argv and environment together
 CPU_NUMBER_MAX = 8191
-MEMORY_UNIT_BYTES = 65536  # a multiple of every page size, so that the kernel never rounds
+MEMORY_UNIT_BYTES = 65536  # a multiple of every page size; so the kernel never rounds
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _ENV_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PAGE_SIZE = re.compile(r"[1-9]\d{0,3}[KMG]B")
@@ -319,7 +319,8 @@ def config_digest(config: Mapping[str, Any]) -> str:
 
 
 SUPERVISOR_VERBS: Mapping[str, Fields] = {
-    "start": {"spec": Field(unchecked)},  # the helper has checked what came from the front
+    # The helper has already checked the content from the front.
+    "start": {"spec": Field(unchecked)},
     "state": _TASK,
     "tasks": _PAGE,
     "forget": _TASK,

@@ -155,7 +155,8 @@ class RunningTask:
             os.mkdir(scratch, 0o700)  # noqa: PTH102 - fails if the path exists
             fd = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             os.fchmod(fd, 0o711)
-            os.fchown(fd, self._spec["uid"], self._spec["gid"])  # now its user may replace it
+            # From now on, its user may replace it.
+            os.fchown(fd, self._spec["uid"], self._spec["gid"])
             os.close(fd)
 
     def _fork(self) -> int:
@@ -214,7 +215,7 @@ class RunningTask:
     # -- the end of the process ------------------------------------------------------------------
 
     def before_reaped(self) -> None:
-        """Reads what is lost when the first process is reaped."""
+        """Reads values of the first process that are lost when it is reaped."""
         if not self._is_started and (stat := process_stat(self._pid)) is not None:
             self._died_before_exec, self._start_ticks = stat.is_fork, stat.start_ticks
 
@@ -226,7 +227,7 @@ class RunningTask:
             self._loop.run(self._finish())
 
     def _watch_exit(self) -> None:
-        """Watches the end of a process that is not a child of this one.
+        """Watches a process that is not a child of this process, until it ends.
 
         The helper reaps it and reports its status. If the helper is killed, another process reaps
         the task, and its status is lost.
@@ -411,7 +412,7 @@ class RunningTask:
             return
         try:
             # This removes an empty directory only, and follows no link, so it is safe although the
-            # directory belongs to the task's user. It saves a fork.
+            # directory belongs to the task's user. This saves a fork.
             os.rmdir(scratch)  # noqa: PTH106
         except FileNotFoundError:
             return

@@ -97,7 +97,7 @@ class FrameServer:
     def _accept(self, _events: int) -> None:
         peer, _ = self._listener.accept()
         peer.setblocking(False)
-        # The limit exists because supervisors and locks need descriptors of the helper as well.
+        # There is a limit because supervisors and locks also need descriptors of the helper.
         if peer_uid(peer) in self.uids and len(self._connections) < _CONNECTIONS_MAX:
             self._connections.add(_Connection(self, peer))
         else:

@@ -148,7 +148,7 @@ class Slots:
         old, failure = self.limits[self.need(limits)], Fault("CARVE_FAILED", "nothing was tried")
         self.resizing.add(name)
         try:
-            # Write the record first, so that after a crash the next helper knows about the resize.
+            # Write the record first. After a crash, the next helper then knows about the resize.
             self._write(name, old, limits)
             # If the new limits fail, apply the old limits again. The old limits can fail too, if
             # tasks now use more than these limits. In this case try the new limits once more.
@@ -217,7 +217,7 @@ class Slots:
     def _place(self, name: str, limits: dict[str, Any]) -> None:
         """Binds a slot.
 
-        The method writes the record first, so that the slot does not move if the disk is full.
+        The method writes the record first. If the disk is full, the slot then does not move.
         """
         group = self.driver.slot(name)
         if self.limits[name] != limits:
@@ -280,7 +280,7 @@ class Slots:
 
     def _empty(self, name: str) -> Job:
         group = self.driver.slot(name)
-        # Remove the CPU limit, so that the processes get the CPU time that they need to exit.
+        # Remove the CPU limit: the processes need CPU time to exit.
         self.driver.unthrottle(group)
         yield from self.driver.kill(group, self.supervisors_of(name))
         # Kill again while the slot has a supervisor. A supervisor that is just starting may add its
@@ -298,7 +298,7 @@ class Slots:
 
 
 def slot_name(args: dict[str, Any]) -> str:
-    """Returns the name of a slot. The name is safe as a directory name, because the id was checked
-    before.
+    """Returns the name of a slot. The id was checked before. So the name is safe as the name of a
+    directory.
     """
     return f"{args['allocation_id']}.{args['generation']}"

@@ -1,7 +1,7 @@
 """Syncs files to the disk in a separate process.
 
-A disk that tasks keep busy may need seconds for this. The supervisor starts other tasks and
-collects their output meanwhile, so it must not wait for the disk.
+A disk that tasks keep busy may need seconds for this. In this time, the supervisor starts other
+tasks and collects their output. So it must not wait for the disk.
 """
 
 from __future__ import annotations

@@ -236,7 +236,7 @@ def _nodes(
         is_default = node.id in memory.default_bytes
         if is_default:
             own = memory.default_bytes[node.id]
-            # Round up the node's part of the reserve, so that all parts together cover the whole
+            # Round up the node's part of the reserve. So all parts together cover the whole
             # reserve. A node never offers more than the executor's total, which a limit may have
             # reduced.
             offered = min(own - -(-reserved_bytes * own // together), total_bytes)

@@ -148,7 +148,7 @@ def _check_capacities(field: str, name: str, amounts: Mapping[str, int]) -> None
 def _by_paths(type_: DeviceType, root: Path) -> Iterator[_Found]:
     """Yields a device for each file that exists."""
     reader = TreeReader(root)
-    # Files are searched only below the root, so that tests can use another file system.
+    # Search files only below the root. So tests can use another file system.
     base = os.fspath(root).rstrip("/")
     found = [name for each in type_.paths for name in sorted(glob.glob(base + each))]  # noqa: PTH207
     if not found:
@@ -176,7 +176,9 @@ def _node_of_file(reader: TreeReader, name: str) -> int | None:
 
 
 def _by_command(type_: DeviceType) -> Iterator[_Found]:
-    """Yields the devices that a command lists, as a JSON array or with one id in each line."""
+    """Yields the devices that a command lists. The list is a JSON array, or has one id in each
+    line.
+    """
     text = _output(type_.command).strip()
     if not text.startswith("["):
         ids = [line.strip() for line in text.splitlines() if line.strip()]

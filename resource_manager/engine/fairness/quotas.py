@@ -156,8 +156,8 @@ def fulfilment(used: Amounts, running: int, minimum: Amounts) -> float:
     there is no minimum, the part is infinite.
 
     Example: if 2 of 4 cores and 0 of 8 GiB are used, the reached part is 0.5. The smallest ratio
-    (here 0) would be wrong, because a group whose slots need no memory would always come first: its
-    guaranteed memory stays unused.
+    (here 0) would be wrong. If the slots of a group need no memory, its guaranteed memory stays
+    unused, so the group would always come first.
 
     Args:
         used: the amounts that the group's slots have booked.

@@ -252,7 +252,7 @@ class Request:
     message: str = ""
     generation: int = 0
     end_time_ms: int | None = None
-    # runtime
+    # runtime: these fields are never stored
     waiting_until_ms: int | None = None  # monotonic; None: no timeout, or not computed yet
 
     @property

@@ -169,7 +169,7 @@ class ServiceOrder:
         return job_queue
 
     def next_queue(self) -> JobQueue | None:
-        """Returns the active job queue that is served next; None: no queue is active."""
+        """Returns the active job queue that is served next; None: there is no active queue."""
         if self._closed:
             return None
         if self._tree is None:

@@ -37,7 +37,7 @@ def note_change(state_dir: Path, method: str, changed: str) -> None:
     Args:
         state_dir: state directory of the resource manager.
         method: the command, for example "certs ca use".
-        changed: what it has changed.
+        changed: the object that the command has changed.
 
     Raises:
         ConfigurationError: the note cannot be written.

@@ -44,7 +44,7 @@ def request_policy(
         return PLAIN
     policy = cpu_policy_from_proto(message.cpu_policy, f"{field}.cpu_policy")
     _check_strengths(policy, f"{field}.cpu_policy")
-    # A slot gets dedicated cpus only as whole cpus, so other rules apply to its amounts.
+    # Dedicated cpus are always whole cpus. So other rules apply to the amounts of such a slot.
     if policy.qos.is_pinned:
         _check_whole_cpus(policy.qos, profile, message.cpu_limit_milli, field)
         if policy.bind is BindPolicy.CONSTRAINED_BURST:

@@ -193,5 +193,5 @@ def _whole(job: TraceJob, nodes: Sequence[Node]) -> int:
         if set(job.labels) <= set(node.labels)
         and (cpus := node.total.get(CPU_MILLI, 0)) >= requested
     ]
-    # Take the smallest kind, so that the job still fits every suitable node.
+    # Take the smallest kind. The job then still fits every suitable node.
     return min(enough, default=requested)

@@ -39,7 +39,7 @@ class InUse(Fault):
 
 
 class Kernel:
-    """All access to cgroup files and signals, so that tests can replace the kernel."""
+    """All access to cgroup files and signals. So tests can replace the kernel."""
 
     def read(self, path: str) -> str:
         # Without a file object, this takes a third of the system calls.
@@ -57,7 +57,9 @@ class Kernel:
             os.close(fd)
 
     def write_and_read(self, path: str, value: str) -> str:
-        """Writes a value, and returns what the kernel made of it."""
+        """Writes a value. Returns the value that the file then has, because the kernel may have
+        changed it.
+        """
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             os.write(fd, value.encode() or b"\n")
@@ -485,7 +487,7 @@ class Driver:
         while pids := self.pids(group, supervisors):
             for pid in pids:
                 self.signal(pid, signal.SIGSTOP)  # a stopped process cannot fork
-                # List the processes again, because a process may have forked before it was stopped.
+                # List the processes again: one of them may have forked before it was stopped.
             for pid in self.pids(group, supervisors) | pids:
                 self.signal(pid, signal.SIGKILL)
             yield 0.005

@@ -162,7 +162,7 @@ class V1(CgroupDriver):
         if _EVERYTHING in now:  # the slot is new and has no tasks yet
             self.kernel.write(f"{directory}/devices.deny", "a")
             now = set()
-        # Add new rules before old rules are removed, so that running tasks keep their devices.
+        # Add the new rules before the old rules are removed. So running tasks keep their devices.
         for file, rules in (("devices.allow", wanted - now), ("devices.deny", now - wanted)):
             if rules:
                 self.kernel.write_each(f"{directory}/{file}", sorted(rules))

@@ -79,7 +79,8 @@ class V2(CgroupDriver):
     def limit_memory(self, group: Group, memory_bytes: int) -> None:
         path = group["unified"]
         if "memory" in self.kernel.read(f"{path}/cgroup.controllers").split():
-            # Forbid swap, so that the memory limit covers all memory of the slot, as on v1.
+            # Forbid swap. The memory limit then covers all memory of the slot, in the same way as
+            # on v1.
             if self.kernel.exists(f"{path}/memory.swap.max"):
                 self.put(f"{path}/memory.swap.max", "0")
             self.put(f"{path}/memory.max", str(memory_bytes))

@@ -88,7 +88,8 @@ def _mounts(reader: TreeReader) -> tuple[list[_Mount], str | None]:
         directory = directory.strip("/")
         options = frozenset(words[3].split(","))
         if words[2] == "cgroup2":
-            # On v2 the mount does not name its controllers, but a file in its root names them.
+            # On v2, the mount does not name its controllers. A file in the root of the mount names
+            # them.
             listed = (reader.text(f"{directory}/cgroup.controllers") or "").split()
             mounts.append(_Mount(directory, "v2", frozenset(listed)))
         elif words[2] == "cpuset":
@@ -220,7 +221,7 @@ def _cpu_quota(
         if len(words) != 2 or not all(word.isdecimal() and len(word) < 19 for word in words):
             continue  # "max" in v2 and -1 in v1: no quota
         quota, period = int(words[0]), int(words[1])
-        # Round down the quota, so that slots never get more CPU time than the quota.
+        # Round down the quota. So slots never get more CPU time than the quota.
         if period > 0 and (smallest[0] is None or quota * 1000 // period < smallest[0]):
             smallest = (quota * 1000 // period, file)
     return smallest

@@ -63,7 +63,7 @@ class Calls(Conversation):
         depends_on: tuple[JobDependency, ...] = (),
         owner: str = "operator/ann",
     ) -> None:
-        """Registers jobs; without a lease they need no keep-alive calls."""
+        """Registers jobs. A job without a lease needs no keep-alive calls."""
         for name in names or (JOB,):
             event = JobRegistered(self.at, name, name, group, lease_ms, owner, "r", depends_on)
             self.apply(event)
