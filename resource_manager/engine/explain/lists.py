@@ -226,7 +226,7 @@ def list_requests(
             name for each in allocation_ids for name in _full_ids(state.requests, each)
         ]
         # Known ids are looked up. If one id is unknown, all ids are treated as prefixes, and all
-        # requests are scanned.
+        # requests are scanned. Many ids begin with the prefix then, so a page is soon full.
         named = [state.requests.named(each) for each in allocation_ids]
         if all(named):
             candidates = _by_id(state.jobs, job_id, after, filter(None, named))
@@ -249,20 +249,22 @@ def list_requests(
 
 def _full_ids(requests: Requests, text: str) -> Sequence[str]:
     """Returns the ids that a text means. If the text is an id, this is the text itself. Otherwise
-    these are the ids that end with the text.
+    these are the ids that end with the text. If there are none, these are the ids that begin with
+    it.
 
     Example: "a1b2c3d4.17" means member 17 of the range whose id ends with a1b2c3d4. "a1b2c3d4"
     means all members of this range: the result is the id of the range and a dot. The ids of all
-    members begin with this prefix. If no id ends with the text, the function returns the text.
+    members begin with this prefix. If no id matches, or too many ids begin with the text, the
+    function returns the text.
     """
     ranges = requests.ranges
     if requests.named(text) is not None or text.removesuffix(".") in ranges:
         return (text,)
-    ends = ranges.ends
-    found = [f"{name}." if name in ranges else name for name in ends.find(text)]
+    ids = ranges.ids
+    found = [f"{name}." if name in ranges else name for name in ids.find(text)]
     if (member := split(text)) is not None:
         stem, index = member
-        members = (f"{name}.{index}" for name in ends.find(stem) if name in ranges)
+        members = (f"{name}.{index}" for name in ids.find(stem) if name in ranges)
         found += [name for name in members if requests.named(name) is not None]
     return found or (text,)
 

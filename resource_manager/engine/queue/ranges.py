@@ -33,7 +33,7 @@ from resource_manager.engine.model.entities import (
     RequestRange,
     RequestSpec,
 )
-from resource_manager.engine.queue.split_maps import IdEnds
+from resource_manager.engine.queue.split_maps import IdIndex
 
 if TYPE_CHECKING:
     from resource_manager.engine.queue.queue import WaitingQueue
@@ -195,14 +195,14 @@ class RangeLedger:
     Attributes:
         members: the materialized members, by arrival number.
         by_job: the parts of each job, in order of arrival. Jobs without parts are left out.
-        ends: the ids of all requests and ranges by the last characters of the id, without members
-            of ranges.
+        ids: the ids of all requests and ranges, without members of ranges, for searches by a part
+            of an id.
     """
 
     def __init__(self) -> None:
         self.members: dict[int, Request] = {}
         self.by_job: dict[str, list[Part]] = {}
-        self.ends = IdEnds()
+        self.ids = IdIndex()
         self._parts: list[Part] = []  # the parts, in order of arrival
         self._starts: list[int] = []  # the first arrival number of each part
         self._by_range: dict[str, list[Part]] = {}  # the parts of each range, in order of index
@@ -270,16 +270,16 @@ class RangeLedger:
             self.give_back(range_id)
 
     def reserve(self, name: str) -> None:
-        """Records the id of a request or range. A search by the last characters then finds the id.
+        """Records the id of a request or range. A search by a part of the id then finds the id.
         If the id looks like the id of a member, no member can get the same id.
         """
-        self.ends.add(name)
+        self.ids.add(name)
         if "." in name and (found := split(name)) is not None:
             self._others.setdefault(found[0], IntervalSet()).add(found[1])
 
     def give_back(self, name: str) -> None:
         """Releases an id that `reserve` recorded."""
-        self.ends.discard(name)
+        self.ids.discard(name)
         if (found := split(name)) is not None and found[0] in self._others:
             self._others[found[0]].discard(found[1])
             if not self._others[found[0]]:

@@ -1,4 +1,5 @@
-"""Stores requests by name and by arrival number, in maps that consist of many small dictionaries.
+"""Stores requests by name and by arrival number, in maps that consist of many small dictionaries,
+and finds ids by a part.
 
 When a dictionary grows, Python moves all its entries. With a million requests in one dictionary,
 the insertion that makes it grow would take 25 ms. Small dictionaries grow at different times, and
@@ -8,7 +9,10 @@ each grows quickly.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Final
+
+from sortedcontainers import SortedSet
 
 from resource_manager.engine.model.entities import Request
 
@@ -23,9 +27,8 @@ _HASH_SHIFT = 48
 bits are not used for the choice, because each dictionary needs names whose lowest bits differ.
 """
 
-
 END_LENGTH: Final = 4
-"""The length of the keys. A search needs at least this many characters."""
+"""The length of the keys of ends. A search needs at least this many characters."""
 
 NAMES_MAX: Final = 256
 """The largest number of ids that are stored for one key. With this limit, each change takes a
@@ -35,6 +38,11 @@ If a million ids are random, about 15 ids have the same key. Ids that clients ch
 same last characters. A search by last characters does not find ids that exceed the limit, but a
 search by first characters finds them.
 """
+
+BEGINNINGS_MAX: Final = 1_000
+"""The largest number of ids that a search by first characters returns."""
+
+_AFTER_ALL: Final = "\U0010ffff"
 
 
 class ByArrival:
@@ -107,35 +115,46 @@ class ByName:
         self._parts[hash(name) >> _HASH_SHIFT & _NAME_PARTS - 1].pop(name, None)
 
 
-class IdEnds:
-    """Ids by their last four characters, because people often type only the end of an id.
+class IdIndex:
+    """The ids of requests and ranges, by their last four characters and in order.
 
     A UUIDv7 begins with the time, so all ids of one minute begin with the same characters. The last
     62 bits are random.
     """
 
     def __init__(self) -> None:
-        self._names: dict[str, list[str]] = {}
+        self._by_end: dict[str, list[str]] = {}
+        # Consists of many short lists: a change takes a few microseconds, also with a million ids.
+        self._sorted: SortedSet[str] = SortedSet()
 
     def add(self, name: str) -> None:
         """Adds an id."""
-        names = self._names.setdefault(name[-END_LENGTH:], [])
+        self._sorted.add(name)
+        names = self._by_end.setdefault(name[-END_LENGTH:], [])
         if len(names) < NAMES_MAX:
             names.append(name)
 
     def discard(self, name: str) -> None:
         """Removes an id. Does nothing if the id is not stored."""
+        self._sorted.discard(name)
         key = name[-END_LENGTH:]
-        names = self._names.get(key, [])
+        names = self._by_end.get(key, [])
         if name in names:
             names.remove(name)
             if not names:
-                del self._names[key]
+                del self._by_end[key]
 
-    def find(self, end: str) -> list[str]:
-        """Returns the stored ids that end with a text. The result is empty if the text has fewer
-        than four characters.
+    def find(self, part: str) -> list[str]:
+        """Returns the ids that end with a text, otherwise the ids that begin with it.
+
+        The result is empty if the text has fewer than four characters, or if more than
+        `BEGINNINGS_MAX` ids begin with it.
         """
-        if len(end) < END_LENGTH:
+        if len(part) < END_LENGTH:
             return []
-        return [name for name in self._names.get(end[-END_LENGTH:], ()) if name.endswith(end)]
+        ends = [name for name in self._by_end.get(part[-END_LENGTH:], ()) if name.endswith(part)]
+        if ends:
+            return ends
+        found = self._sorted.irange(part, part + _AFTER_ALL)
+        names = list(islice(found, BEGINNINGS_MAX + 1))
+        return names if len(names) <= BEGINNINGS_MAX else []
