@@ -6,6 +6,9 @@ from typing import overload
 
 from google.protobuf.duration_pb2 import Duration
 
+from finegrain.errors import InvalidArgument
+from finegrain.values.bounds import GRACE_MS_MAX
+
 
 @overload
 def duration(value_s: float) -> Duration: ...
@@ -23,3 +26,14 @@ def duration(value_s: float | None) -> Duration | None:
     # Round, because the product of floats may be slightly below the whole number.
     message.FromMicroseconds(round(value_s * 1e6))
     return message
+
+
+def grace(grace_s: float | None) -> Duration | None:
+    """Returns the time between SIGTERM and SIGKILL as a message; None: the executor's default.
+
+    Raises:
+        InvalidArgument: the time is negative, or longer than a day.
+    """
+    if grace_s is not None and not 0 <= grace_s * 1000 <= GRACE_MS_MAX:
+        raise InvalidArgument("grace_s", grace_s, f"0 to {GRACE_MS_MAX // 1000} seconds")
+    return duration(grace_s)

@@ -19,6 +19,7 @@ from finegrain.v1 import cpus_pb2, devices_pb2, slots_pb2
 from finegrain.values.bounds import (
     AMOUNT_MAX,
     CPU_MILLI_MAX,
+    PIDS_MAX,
     TIME_LIMIT_MS_MAX,
     TIME_LIMIT_MS_MIN,
 )
@@ -38,6 +39,8 @@ _AMOUNTS = (
     "pids_max",
     "ports",
 )
+_MOST = {"cpu_milli": CPU_MILLI_MAX, "cpu_limit_milli": CPU_MILLI_MAX, "pids_max": PIDS_MAX}
+"""Largest amounts of the fields whose limit is below `AMOUNT_MAX`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,8 +183,7 @@ class SlotSpec:
 
     def __post_init__(self) -> None:
         for name in _AMOUNTS:
-            most = CPU_MILLI_MAX if name in ("cpu_milli", "cpu_limit_milli") else AMOUNT_MAX
-            _check_amount(name, getattr(self, name), most)
+            _check_amount(name, getattr(self, name), _MOST.get(name, AMOUNT_MAX))
         for name, amount in self.extended.items():
             _check_amount(f"extended[{name!r}]", amount)
         object.__setattr__(self, "device_hints", tuple(self.device_hints))

@@ -1,7 +1,8 @@
-"""Defines the largest numbers that the cluster accepts from programs and people.
+"""Defines the smallest and largest numbers that the cluster accepts from programs and people.
 
-Resource manager, executors, helper and client check the same bounds. If one of them accepted a
-larger number, another would fail later, and the sender of the number would get no error.
+Resource manager, executors, helper, client and configuration check the same bounds. If one of them
+accepted a larger number, another would fail later, and the sender of the number would get no error.
+The helper imports this module, so it imports nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ AMOUNT_MAX = 2**53
 """Largest accepted amount. It is far above the capacity of any host, and exact in the JSON of every
 language.
 """
+
+CPU_MILLI_MIN = 10
+"""Smallest cpu amount of a slot: a hundredth of a cpu."""
 
 CPU_MILLI_MAX = 10**8
 """Largest cpu amount of one host or slot, and highest cpu limit: 100,000 cpus. The helper never
@@ -32,6 +36,24 @@ stay below `COUNTER_MAX`.
 
 TIME_LIMIT_MS_MIN, TIME_LIMIT_MS_MAX = 1_000, 10 * 365 * 24 * 3600 * 1000
 """Shortest and longest time limit of a slot: 1 s and 10 years."""
+
+PIDS_MAX = 1 << 22
+"""Largest limit of processes of one slot. The kernel has no larger process id."""
+
+GRACE_MS_MAX = 24 * 3600 * 1000
+"""Longest time between SIGTERM and SIGKILL of a task: one day."""
+
+TASK_TIME_MS_MAX = 365 * 24 * 3600 * 1000
+"""Longest run time limit of one task: 365 days."""
+
+OUTPUT_BYTES_MAX = 1 << 50
+"""Largest stored part of one output stream of a task, and highest position in it: 1 PiB."""
+
+COMMAND_BYTES_MAX = 128 * 1024
+"""Longest command line of a task, and largest environment, in bytes."""
+
+ADDED_ENVIRONMENT_BYTES_MAX = 64 * 1024
+"""Space for the variables that an executor adds to the environment of a task, in bytes."""
 
 TOTAL_MAX = 2**63 - 1
 """Largest sum in an answer, which is the largest 64-bit integer. It replaces larger sums."""

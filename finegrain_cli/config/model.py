@@ -25,6 +25,7 @@ from finegrain.errors import InvalidArgument
 from finegrain.resources import MIB
 from finegrain.rpc.addresses import MANAGER_DEFAULT
 from finegrain.units import parse_bytes, parse_cpu_milli, parse_duration_ms
+from finegrain.values.bounds import GRACE_MS_MAX, OUTPUT_BYTES_MAX, PIDS_MAX
 from resource_manager import options as rm
 from resource_manager.engine.model.settings import Fairness
 from task_executor import options as executor
@@ -509,6 +510,7 @@ class ExecutorSection(ListenSection):
     pids_max: int = Field(
         4096,
         ge=1,
+        le=PIDS_MAX,
         description="maximum number of processes per slot, unless the request sets another number",
     )
     managed_memory_page: Size = Field(
@@ -531,11 +533,12 @@ class ExecutorSection(ListenSection):
     )
     allow_root_tasks: bool = Field(False, description="let tasks run as uid 0")
     task_kill_grace: Duration = Field(
-        5_000, ge=0, description="time between SIGTERM and SIGKILL of a task"
+        5_000, ge=0, le=GRACE_MS_MAX, description="time between SIGTERM and SIGKILL of a task"
     )
     output_limit: Size = Field(
         64 << 20,
         ge=1024,
+        le=OUTPUT_BYTES_MAX,
         description="maximum size of the stored output of each stream of a task. If there is more "
         "output, a task of finegrain run waits until its output was passed on. Of other tasks, "
         "the executor keeps the first and the last part",

@@ -11,13 +11,25 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from finegrain.values.bounds import (
+    ADDED_ENVIRONMENT_BYTES_MAX,
+    AMOUNT_MAX,
+    COMMAND_BYTES_MAX,
+    COUNTER_MAX,
+    CPU_MILLI_MAX,
+    CPU_MILLI_MIN,
+    GRACE_MS_MAX,
+    OUTPUT_BYTES_MAX,
+    PIDS_MAX,
+    TASK_TIME_MS_MAX,
+)
 from task_executor.helper.paths import digest
 
 EXIT_CONFIG, EXIT_IN_USE = 2, 3  # exit statuses of a helper that cannot start
 PROTOCOL_VERSION = 2  # 2: batches of slot moves, best-effort slots, huge pages, kubelets
 FRAME_BYTES_MAX = 1 << 20
 _MESSAGE_CHARACTERS_MAX = 500
-COMMAND_BYTES_MAX = 128 << 10  # limit for argv and environment together
+ENVIRONMENT_BYTES_MAX = COMMAND_BYTES_MAX + ADDED_ENVIRONMENT_BYTES_MAX
 CPU_NUMBER_MAX = 8191
 MEMORY_UNIT_BYTES = 65536  # a multiple of every page size; so the kernel never rounds
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -145,7 +157,7 @@ def bytes_by(name: re.Pattern[str], expected: str) -> Check:
     def check(field: str, value: Any) -> dict[str, int]:
         if type(value) is not dict or not all(map(name.fullmatch, value)):
             raise _bad(field, value, f"an object of bytes by {expected}")
-        return {key: integer(0, 1 << 60)(f"{field}.{key}", held) for key, held in value.items()}
+        return {key: integer(0, AMOUNT_MAX)(f"{field}.{key}", held) for key, held in value.items()}
 
     return check
 
@@ -194,8 +206,11 @@ def environment(field: str, value: Any) -> dict[str, str]:
             raise _bad(field, key, "names of A-Z a-z 0-9 _ without a digit first")
         if type(item) is not str or "\0" in item or _unencodable(item):
             raise _bad(f"{field}[{key}]", "***", "valid Unicode text without NUL")
-    if sum(len(f"{key}={item}".encode()) + 1 for key, item in value.items()) > COMMAND_BYTES_MAX:
-        raise _bad(field, "too long", f"at most {COMMAND_BYTES_MAX} bytes in total")
+    if (
+        sum(len(f"{key}={item}".encode()) + 1 for key, item in value.items())
+        > ENVIRONMENT_BYTES_MAX
+    ):
+        raise _bad(field, "too long", f"at most {ENVIRONMENT_BYTES_MAX} bytes in total")
     return value
 
 
@@ -207,7 +222,6 @@ class Field(NamedTuple):
 
 
 Fields = Mapping[str, Field]
-_DAY_MS = 86_400_000
 
 
 def each_of(fields: Fields) -> Check:
@@ -219,17 +233,17 @@ def each_of(fields: Fields) -> Check:
     return check
 
 
-_ALLOCATION = {"allocation_id": Field(identifier), "generation": Field(integer(1, 1 << 53))}
+_ALLOCATION = {"allocation_id": Field(identifier), "generation": Field(integer(1, COUNTER_MAX))}
 _TASK = {"task_id": Field(identifier)}
 _CPUS = {"cpus": Field(cpu_list, ""), "mems": Field(cpu_list, "")}
 _LIMITS = (
     _ALLOCATION
     | _CPUS
     | {
-        "cpu_milli": Field(integer(10, 10**8)),
-        "cpu_limit_milli": Field(integer(-1, 10**8), None),
-        "memory_bytes": Field(integer(MEMORY_UNIT_BYTES, 1 << 60, MEMORY_UNIT_BYTES)),
-        "pids_max": Field(integer(1, 1 << 22), None),
+        "cpu_milli": Field(integer(CPU_MILLI_MIN, CPU_MILLI_MAX)),
+        "cpu_limit_milli": Field(integer(-1, CPU_MILLI_MAX), None),
+        "memory_bytes": Field(integer(MEMORY_UNIT_BYTES, AMOUNT_MAX, MEMORY_UNIT_BYTES)),
+        "pids_max": Field(integer(1, PIDS_MAX), None),
         "best_effort": Field(flag, False),
         "hugepages": Field(page_bytes, {}),
         "devices_open": Field(device_minors, {}),
@@ -237,25 +251,25 @@ _LIMITS = (
     }
 )
 _PAGE = {"after": Field(text, "")}
-_GRACE = {"grace_ms": Field(integer(0, _DAY_MS), 0)}
+_GRACE = {"grace_ms": Field(integer(0, GRACE_MS_MAX), 0)}
 _INPUT = {
-    "offset": Field(integer(0, 1 << 60)),
+    "offset": Field(integer(0, AMOUNT_MAX)),
     "data": Field(octets, ""),
     "eof": Field(flag, False),
 }
 _HOLD = {
     "holder": Field(identifier),
-    "stdout": Field(integer(0, 1 << 60)),
-    "stderr": Field(integer(0, 1 << 60)),
+    "stdout": Field(integer(0, OUTPUT_BYTES_MAX)),
+    "stderr": Field(integer(0, OUTPUT_BYTES_MAX)),
 }
-_TASK_MEMORY = integer(MEMORY_UNIT_BYTES, 1 << 60, MEMORY_UNIT_BYTES)
+_TASK_MEMORY = integer(MEMORY_UNIT_BYTES, AMOUNT_MAX, MEMORY_UNIT_BYTES)
 SIGNAL: dict[str, Field] = {"signum": Field(integer(1, 64))}
 HELPER_VERBS: Mapping[str, Fields] = {
     "hello": {},
     "create_slot": _LIMITS,
     "resize_slot": _LIMITS,
     "place_slots": {"slots": Field(each_of(_ALLOCATION | _CPUS))},
-    "park_slot": _ALLOCATION | {"memory_bytes": Field(integer(0, 1 << 60), 0)},
+    "park_slot": _ALLOCATION | {"memory_bytes": Field(integer(0, AMOUNT_MAX), 0)},
     "unpark_slot": _ALLOCATION | {"device_map": Field(device_map, "")},
     "destroy_slot": _ALLOCATION | _GRACE,
     "start_task": _TASK
@@ -267,8 +281,8 @@ HELPER_VERBS: Mapping[str, Fields] = {
         "uid": Field(integer(0, (1 << 32) - 2), None),
         "gid": Field(integer(0, (1 << 32) - 2), None),
         "stdin": Field(flag, False),
-        "log_limit_bytes": Field(integer(0, 1 << 50), 64 << 20),
-        "timeout_ms": Field(integer(1, 365 * _DAY_MS), None),
+        "log_limit_bytes": Field(integer(0, OUTPUT_BYTES_MAX), 64 << 20),
+        "timeout_ms": Field(integer(1, TASK_TIME_MS_MAX), None),
         "memory_limit_bytes": Field(_TASK_MEMORY, None),
         "output_holder": Field(identifier, None),
     },

@@ -19,7 +19,7 @@ from finegrain.logs import get_logger
 from finegrain.rpc.wire import duration_ms_from_proto
 from finegrain.v1 import task_executor_pb2
 from finegrain.v1.identity_pb2 import EpochProof
-from finegrain.values.bounds import COUNTER_MAX
+from finegrain.values.bounds import COUNTER_MAX, GRACE_MS_MAX
 from task_executor.engine.command_fence import CommandNumbers
 from task_executor.engine.slot_table import Outcome
 from task_executor.engine.slots import Slot, SlotKey, SlotSpec
@@ -35,7 +35,6 @@ from task_executor.service.slot_keeper import SlotKeeper
 ITEMS_MAX = 10_000
 FREE_WAIT_S = 1.0
 REGISTRATION_WAIT_S = 5.0
-GRACE_MS_MAX = 24 * 3600 * 1000
 
 Answer = TypeVar("Answer")
 Command = (

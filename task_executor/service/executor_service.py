@@ -15,7 +15,8 @@ from finegrain.rpc.allocation_tokens import ShownToken, TokenChecker
 from finegrain.rpc.server import current_caller
 from finegrain.rpc.wire import duration_ms_from_proto
 from finegrain.v1 import task_executor_pb2, task_executor_pb2_grpc
-from task_executor.service.commands import GRACE_MS_MAX, CommandRunner
+from finegrain.values.bounds import GRACE_MS_MAX
+from task_executor.service.commands import CommandRunner
 from task_executor.service.encoding import write
 from task_executor.service.operator_calls import OperatorCalls
 from task_executor.service.task_requests import check_holder, check_output_offset

@@ -19,12 +19,12 @@ from finegrain.v1 import slots_pb2, task_executor_pb2
 from finegrain.values.bounds import (
     COUNTER_MAX,
     CPU_MILLI_MAX,
+    PIDS_MAX,
     TIME_LIMIT_MS_MAX,
     TIME_LIMIT_MS_MIN,
 )
 from task_executor.engine.slots import SlotKey, SlotSpec
 
-PIDS_MAX = 1 << 22
 NO_CLUSTER = "any"  # owners are written without the name of the cluster
 
 

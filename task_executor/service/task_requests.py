@@ -11,17 +11,19 @@ from finegrain.errors import InvalidArgument
 from finegrain.ids import check_id
 from finegrain.rpc.wire import duration_ms_from_proto
 from finegrain.v1 import task_executor_pb2
-from finegrain.values.bounds import AMOUNT_MAX
+from finegrain.values.bounds import (
+    AMOUNT_MAX,
+    COMMAND_BYTES_MAX,
+    OUTPUT_BYTES_MAX,
+    TASK_TIME_MS_MAX,
+)
 from finegrain.values.operators import OperatorTask
 from task_executor.engine.slots import SlotKey
 from task_executor.service.messages import check_generation
 from task_executor.service.operator_requests import operator_task_of
 
-COMMAND_BYTES_MAX = 128 * 1024
 # a limit is a multiple of this unit, so that the kernel never rounds it
 MEMORY_UNIT_BYTES = 64 * 1024
-TIMEOUT_MS_MAX = 365 * 24 * 3600 * 1000
-OUTPUT_LIMIT_BYTES_MAX = 1 << 50
 PATH_LENGTH_MAX = 4096
 _ENV_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -58,11 +60,11 @@ def submission_of(request: task_executor_pb2.SubmitTaskRequest) -> Submission:
     timeout_ms = None
     if spec.HasField("timeout"):
         timeout_ms = duration_ms_from_proto(
-            spec.timeout, "spec.timeout", smallest_ms=1, largest_ms=TIMEOUT_MS_MAX
+            spec.timeout, "spec.timeout", smallest_ms=1, largest_ms=TASK_TIME_MS_MAX
         )
-    if not 0 <= spec.output_limit_bytes <= OUTPUT_LIMIT_BYTES_MAX:
+    if not 0 <= spec.output_limit_bytes <= OUTPUT_BYTES_MAX:
         raise InvalidArgument(
-            "spec.output_limit_bytes", spec.output_limit_bytes, f"0 to {OUTPUT_LIMIT_BYTES_MAX}"
+            "spec.output_limit_bytes", spec.output_limit_bytes, f"0 to {OUTPUT_BYTES_MAX}"
         )
     # Serialize deterministically, so that a repeated submission has the same digest.
     content = request.SerializeToString(deterministic=True)
@@ -104,8 +106,8 @@ def check_output_offset(field_name: str, offset: int) -> int:
     Raises:
         InvalidArgument: the position is outside the allowed range.
     """
-    if not 0 <= offset <= OUTPUT_LIMIT_BYTES_MAX:
-        raise InvalidArgument(field_name, offset, f"0 to {OUTPUT_LIMIT_BYTES_MAX}")
+    if not 0 <= offset <= OUTPUT_BYTES_MAX:
+        raise InvalidArgument(field_name, offset, f"0 to {OUTPUT_BYTES_MAX}")
     return offset
 
 

@@ -30,6 +30,7 @@ from finegrain.logs import get_logger
 from finegrain.resources import MEMORY_BYTES, MEMORY_PARTS
 from finegrain.rpc.access import Caller
 from finegrain.rpc.allocation_tokens import ShownToken
+from finegrain.rpc.wire import check_amount
 from finegrain.v1 import task_executor_pb2
 from finegrain.v1.resource_manager_pb2 import AdminCall
 from finegrain.values.isolation import Isolation
@@ -457,8 +458,7 @@ class TaskRunner:
                 await self.await_start(task)
             elif request.task_id not in ("", task.task_id):
                 raise InvalidArgument("task_id", request.task_id, f"{task.task_id}, or empty")
-            if request.offset < 0:
-                raise InvalidArgument("offset", request.offset, "0 or more")
+            check_amount("offset", request.offset)
             if len(request.data) > INPUT_BYTES_MAX:
                 expected = f"at most {INPUT_BYTES_MAX} bytes"
                 raise InvalidArgument("data", f"{len(request.data)} bytes", expected)

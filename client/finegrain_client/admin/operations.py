@@ -16,7 +16,7 @@ from finegrain.values.outcomes import ItemOutcome
 from finegrain_client.call_limits import id_batches
 from finegrain_client.connection import Connection
 from finegrain_client.decoding import read
-from finegrain_client.durations import duration
+from finegrain_client.durations import duration, grace
 from finegrain_client.types import status as types
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class Operations:
         """Releases slots, or cancels requests, of any job. Returns one outcome per id, in order."""
         outcomes: list[ItemOutcome] = []
         for ids in id_batches(allocation_ids):
-            message = pb.ReleaseAllocationsRequest(allocation_ids=ids, grace=duration(grace_s))
+            message = pb.ReleaseAllocationsRequest(allocation_ids=ids, grace=grace(grace_s))
             answer = await self._connection.call_cluster(
                 lambda cluster, timeout_s, message=message: cluster.ReleaseAllocations(  # type: ignore[misc]
                     message, timeout=timeout_s
@@ -152,7 +152,7 @@ class Operations:
         Raises:
             NotFound: JOB_UNKNOWN: there is no such job.
         """
-        message = pb.TerminateJobRequest(job_id=job_id, grace=duration(grace_s))
+        message = pb.TerminateJobRequest(job_id=job_id, grace=grace(grace_s))
         await self._connection.call_cluster(
             lambda cluster, timeout_s: cluster.TerminateJob(message, timeout=timeout_s)
         )

@@ -22,7 +22,7 @@ from finegrain.values.dependencies import JobDependency
 from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.states import GangPlacement, JobOutcome
 from finegrain_client.connection import Connection
-from finegrain_client.durations import duration
+from finegrain_client.durations import duration, grace
 from finegrain_client.errors import JobEnded, rejected
 from finegrain_client.job.context import LEASE_DEFAULT_S, JobContext
 from finegrain_client.job.events import JobEvents
@@ -361,7 +361,7 @@ class Job:
     ) -> None:
         message = rm.EndJobRequest(
             job_id=self.job_id,
-            grace=duration(grace_s),
+            grace=grace(grace_s),
             outcome=rm.JobOutcome.Value(f"JOB_OUTCOME_{outcome}"),
         )
         policy = connection.policy

@@ -19,7 +19,7 @@ from finegrain.v1 import slots_pb2
 from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.states import RequestState
 from finegrain_client.decoding import read
-from finegrain_client.durations import duration
+from finegrain_client.durations import grace
 from finegrain_client.errors import Rejection
 from finegrain_client.internal import internal
 from finegrain_client.job.context import JobContext
@@ -151,7 +151,7 @@ class RequestRange:
         message = rm.ReleaseSlotsRequest(
             job_id=self._context.job_id,
             ranges=[self._some(first_index, count)],
-            grace=duration(grace_s),
+            grace=grace(grace_s),
         )
         answer = await self._context.connection.call_manager(
             lambda manager, timeout_s: manager.ReleaseSlots(message, timeout=timeout_s)

@@ -9,7 +9,7 @@ from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.values.outcomes import ItemOutcome
 from finegrain_client.call_limits import id_batches
 from finegrain_client.decoding import read
-from finegrain_client.durations import duration
+from finegrain_client.durations import grace
 from finegrain_client.job.context import JobContext
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ async def release(
                 rm.SlotRelease(allocation_id=each, generation=by_id[each].generation)
                 for each in ids
             ],
-            grace=duration(grace_s),
+            grace=grace(grace_s),
         )
         answer = await context.connection.call_manager(
             lambda manager, timeout_s, message=message: manager.ReleaseSlots(  # type: ignore[misc]

@@ -13,7 +13,7 @@ from finegrain.v1 import slots_pb2
 from finegrain.values.outcomes import ItemOutcome
 from finegrain_client.call_limits import BATCH_ITEMS_MAX
 from finegrain_client.decoding import read
-from finegrain_client.durations import duration
+from finegrain_client.durations import grace
 from finegrain_client.job.context import JobContext
 
 
@@ -79,7 +79,7 @@ async def reuse_once(
             )
             for slot, request in pairs
         ],
-        grace=duration(grace_s),
+        grace=grace(grace_s),
         ranges=ranges,
     )
     answer = await context.connection.call_manager(

@@ -15,7 +15,7 @@ from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.v1 import task_executor_pb2 as te
 from finegrain.values.isolation import Isolation
 from finegrain_client.decoding import read
-from finegrain_client.durations import duration
+from finegrain_client.durations import grace
 from finegrain_client.errors import SlotLost, StillResizing
 from finegrain_client.internal import internal
 from finegrain_client.slot.at_executor import SlotAtExecutor
@@ -174,7 +174,7 @@ class Slot(SlotAtExecutor):
         message = rm.ReleaseSlotsRequest(
             job_id=self._context.job_id,
             slots=[rm.SlotRelease(allocation_id=self.allocation_id, generation=self.generation)],
-            grace=duration(grace_s),
+            grace=grace(grace_s),
         )
         await self._context.connection.call_manager(
             lambda manager, timeout_s: manager.ReleaseSlots(message, timeout=timeout_s)

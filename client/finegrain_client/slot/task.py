@@ -25,9 +25,10 @@ from typing import Literal
 from finegrain.errors import FinegrainError, InvalidArgument, NotFound, PermissionDenied
 from finegrain.resources import MIB
 from finegrain.v1 import task_executor_pb2 as te
+from finegrain.values.bounds import AMOUNT_MAX, OUTPUT_BYTES_MAX, TASK_TIME_MS_MAX
 from finegrain.values.states import TaskState
 from finegrain_client.decoding import read
-from finegrain_client.durations import duration
+from finegrain_client.durations import duration, grace
 from finegrain_client.errors import JobEnded, TaskNotStarted, reason_of
 from finegrain_client.job.background import CLEANING_UP
 from finegrain_client.job.context import JobContext
@@ -70,6 +71,15 @@ class TaskOptions:
             raise InvalidArgument("hold_output", True, "a function as `output`")
         if isinstance(self.stdin, str) and self.stdin != "pipe":
             raise InvalidArgument("stdin", self.stdin, 'bytes, an async iterable, "pipe" or None')
+        for name, amount, most in (
+            ("output_limit_bytes", self.output_limit_bytes, OUTPUT_BYTES_MAX),
+            ("memory_limit_bytes", self.memory_limit_bytes, AMOUNT_MAX),
+        ):
+            if not 0 <= amount <= most:
+                raise InvalidArgument(name, amount, f"0 to {most}")
+        most_s = TASK_TIME_MS_MAX / 1000
+        if self.timeout_s is not None and not 0.001 <= self.timeout_s <= most_s:
+            raise InvalidArgument("timeout_s", self.timeout_s, f"0.001 to {most_s:.0f} seconds")
 
     def message(self, task_id: str) -> te.TaskSpec:
         """Returns the options as a protocol message."""
@@ -436,7 +446,7 @@ async def _forget(slot: SlotAtExecutor, task_id: str) -> None:
 
 
 async def _cancel(slot: SlotAtExecutor, task_id: str, grace_s: float | None) -> None:
-    message = te.CancelTaskRequest(task_id=task_id, grace=duration(grace_s))
+    message = te.CancelTaskRequest(task_id=task_id, grace=grace(grace_s))
     await slot.call(lambda executor, timeout_s: executor.CancelTask(message, timeout=timeout_s))
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from finegrain.resources import MIB, Amounts, ResourceProfile
+from finegrain.values.bounds import CPU_MILLI_MIN
 
 Strategy = Literal["pack", "spread", "balanced"]
 """The way in which one of several suitable hosts is chosen; see `placement/policies.py`."""
@@ -110,7 +111,7 @@ class EngineSettings:
     hosts_asked_max: int = 256
 
     # Requests.
-    cpu_milli_min: int = 10
+    cpu_milli_min: int = CPU_MILLI_MIN
     memory_bytes_min: int = 4 * MIB
     job_requests_max: int = 1_000_000  # live requests of one job
     job_scheduling_classes_max: int = 10_000  # scheduling classes among a job's pending requests

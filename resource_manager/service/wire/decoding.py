@@ -34,6 +34,8 @@ from finegrain.v1 import slots_pb2
 from finegrain.values.bounds import (
     COUNTER_MAX,
     CPU_MILLI_MAX,
+    GRACE_MS_MAX,
+    PIDS_MAX,
     TIME_LIMIT_MS_MAX,
     TIME_LIMIT_MS_MIN,
 )
@@ -45,12 +47,10 @@ from resource_manager.service.wire.cpu_policy import request_policy
 from resource_manager.service.wire.cpus import cpu_state_from_proto
 
 BATCH_ITEMS_MAX = 10_000
-PIDS_MAX = 4_194_304  # the kernel's limit
 SLOTS_MAX = 1_000_000
 NAME_LENGTH_MAX = 200
 REQUEST_ID_LENGTH_MIN = 16
 REQUEST_ID_LENGTH_MAX = 256
-GRACE_MS_MAX = 24 * 3600 * 1000
 REASON_LENGTH_MAX = 500
 PROTOCOL_VERSION = "1.1"  # 1.1: tasks of job graphs
 """Version of the protocol that this resource manager speaks: "MAJOR.MINOR"."""

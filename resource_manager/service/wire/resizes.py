@@ -14,7 +14,7 @@ from finegrain.ids import check_id
 from finegrain.rpc.wire import profile_from_proto
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.v1 import resources_pb2
-from finegrain.values.bounds import CPU_MILLI_MAX
+from finegrain.values.bounds import COUNTER_MAX, CPU_MILLI_MAX
 from resource_manager.engine.model.entities import Instant
 from resource_manager.engine.model.events import ResizeRequested
 
@@ -61,8 +61,8 @@ def resize_event(
     allocation_id = check_id("allocation_id", message.allocation_id)
     generation, number = message.generation, message.resize_number
     for field, value in (("generation", generation), ("resize_number", number)):
-        if value < 0:
-            raise InvalidArgument(field, value, "0 or more")
+        if not 0 <= value <= COUNTER_MAX:
+            raise InvalidArgument(field, value, f"0 to {COUNTER_MAX}")
     if not message.HasField("profile"):
         expected = "the complete new profile of the slot"
         raise InvalidArgument("profile", "absent", expected)
