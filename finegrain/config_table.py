@@ -116,7 +116,7 @@ class ConfigTable:
     ) -> int:
         """Returns a whole number between `least` and `most`."""
         value = self._get(key, default, "a whole number")
-        # Compare the type, because `isinstance` accepts True as an int.
+        # Compare the type: `isinstance` would accept True as an int.
         if type(value) is not int or not least <= value <= most:
             self.wrong(key, value, f"a whole number from {least} to {most}")
         return value

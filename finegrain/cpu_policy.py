@@ -19,7 +19,7 @@ from finegrain.mapping.value import Value
 class QosClass(StrEnum):
     """For each class, how exclusive the cpus of a slot are."""
 
-    LSE = "LSE"  # dedicated cpus that are shared with no other slot
+    LSE = "LSE"  # dedicated cpus that no other slot shares
     LSR = "LSR"  # dedicated cpus that are shared only with best-effort slots
     LS = "LS"  # the shared pool: every cpu that no LSE or LSR slot has
     BE = "BE"  # the best-effort pool: every cpu that no LSE slot has
@@ -51,12 +51,12 @@ class ExclusivePolicy(StrEnum):
 
 
 class NumaPolicy(StrEnum):
-    """How a slot's resources are placed on NUMA nodes."""
+    """The rules by which a slot's resources are placed on NUMA nodes."""
 
     DEFAULT = "Default"  # the configured policy
     NONE = "None"  # on any nodes
     BEST_EFFORT = "BestEffort"  # aligned to nodes if possible, otherwise on any nodes
-    RESTRICTED = "Restricted"  # only on as few nodes as an empty host would need
+    RESTRICTED = "Restricted"  # on as few nodes as the slot would need on an empty host
     SINGLE_NUMA_NODE = "SingleNUMANode"  # all cpus on one node
 
     @property
@@ -127,7 +127,7 @@ class HostPolicy(Value):
 
 
 class PolicyOrigin(StrEnum):
-    """Where a setting of a host comes from; an earlier origin takes precedence over a later one."""
+    """Origins of a setting of a host. An earlier origin in this list comes before a later one."""
 
     OPERATOR = "operator"  # set at runtime, for this host
     CONFIGURATION = "configuration"  # the configuration file of the executor

@@ -16,7 +16,7 @@ WordT = TypeVar("WordT", bound=StrEnum)
 
 REQUIRED = "required"
 PREFERRED = "preferred"
-DEFAULT = "Default"  # the configured policy; all kinds of policies use the same word
+DEFAULT = "Default"  # the configured policy; all kinds of policies have this word
 
 
 def read_word(field: str, text: str, kind: type[WordT], *, without: tuple[str, ...] = ()) -> WordT:

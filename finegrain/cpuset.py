@@ -114,13 +114,13 @@ class CpuSet:
 
     @property
     def bits(self) -> int:
-        """The set as an integer: bit n is set if n is a member."""
+        """The set as an integer. Bit n is 1 if n is a member."""
         return self._bits
 
     def to_mask(self) -> str:
         """Returns the kernel's hexadecimal notation, in groups of 32 bits."""
         digits = f"{self._bits:x}"
-        # Cut groups from the right, so that only the first group may be short.
+        # Cut groups from the right. So only the first group may be short.
         groups = [digits[max(end - 8, 0) : end] for end in range(len(digits), 0, -8)]
         return ",".join(reversed(groups))
 

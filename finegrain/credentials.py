@@ -85,8 +85,7 @@ def read_credentials(path: Path) -> Credentials:
     details = {"path": path}
     try:
         with open(path, "rb") as file:
-            # Check the open file, so that no process can replace the file between check and
-            # reading.
+            # Check the open file. So no process can replace the file between check and reading.
             mode = os.fstat(file.fileno()).st_mode
             data = file.read(FILE_BYTES_MAX)
     except FileNotFoundError:

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 
 class Reason(StrEnum):
-    """Stable codes, which are sent as `ErrorInfo.reason` and as `ItemError.reason`."""
+    """Stable codes. They are sent as `ErrorInfo.reason` and as `ItemError.reason`."""
 
     # Reasons for bad input.
     INVALID_ARGUMENT = "INVALID_ARGUMENT"

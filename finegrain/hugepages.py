@@ -39,7 +39,7 @@ def kernel_limits(extended: Iterable[tuple[str, int]]) -> dict[str, int]:
     limits = {}
     for name, count in extended:
         if size := page_bytes(name):
-            # The kernel writes "MB" for what Kubernetes writes "Mi": both are powers of 1024.
+            # The kernel writes "MB" where Kubernetes writes "Mi". Both are powers of 1024.
             _, unit, unit_bytes = _unit(size)
             limits[f"{size // unit_bytes}{unit}"] = size * count
     return limits

@@ -18,8 +18,8 @@ from finegrain.texts import ID_PATTERN
 
 DOMAIN = "finegrain.internal"
 CLUSTER_PATTERN = re.compile(r"[a-z0-9]([a-z0-9-]{0,11}[a-z0-9])?")
-"""The allowed form of a cluster's name. The name must be short, so that a DNS name with the longest
-id fits into 253 characters.
+"""The allowed form of a cluster's name. The name must be short: a DNS name with the longest id must
+fit into 253 characters.
 """
 _LABEL_CHARACTERS_MAX = 63  # the limit of RFC 1035
 

@@ -1,6 +1,6 @@
 """Generates ids. `texts.py` checks the allowed form of ids.
 
-Callers choose ids, so that a repeated call is idempotent. This project generates UUIDv7 (RFC 9562,
+Callers choose ids. So a repeated call is idempotent. This project generates UUIDv7 (RFC 9562,
 section 5.7). UUIDv7 are roughly sorted by time, so new ids are close together in an index. No code
 relies on this order.
 """

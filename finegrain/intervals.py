@@ -7,7 +7,7 @@ than or equal to it. The number is in the set only if this count is odd. So each
 search. Example: {3, 4, 5, 9} is the array 3, 6, 9, 10. One boundary (3) is less than or equal to 5,
 so 5 is in the set.
 
-Queues remove numbers at the front. So that this is cheap, a removal at the front only skips
+Queues remove numbers at the front. To make this cheap, a removal at the front only skips
 boundaries. The skipped boundaries are deleted when they are more than half of the array.
 """
 

@@ -103,8 +103,7 @@ def read_join_token(path: Path) -> JoinToken:
     details = {"path": path}
     try:
         with open(path, encoding="ascii") as file:
-            # Check the open file, so that no process can replace the file between check and
-            # reading.
+            # Check the open file. So no process can replace the file between check and reading.
             mode = os.fstat(file.fileno()).st_mode
             text = file.read(TOKEN_CHARACTERS_MAX)
     except (OSError, UnicodeDecodeError) as error:

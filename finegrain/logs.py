@@ -1,5 +1,5 @@
-"""Configures the logging of daemons to standard error: one event per line, as JSON unless standard
-error is a terminal.
+"""Configures the logging of daemons to standard error. Each event is one line of JSON. If standard
+error is a terminal, it is text.
 
 If the name of a value marks the value as secret, the value is hidden. Messages of libraries that
 use Python's logging get the same form. The client library does not use this module, because this
@@ -48,7 +48,7 @@ def configure_logging(options: LogOptions) -> None:
     ]
     structlog.configure(
         processors=[
-            # Filter first, so that events below the level are not formatted.
+            # Filter first. So events below the level are not formatted.
             structlog.stdlib.filter_by_level,
             *shared,
             structlog.stdlib.ProcessorFormatter.wrap_for_formatter,

@@ -87,7 +87,7 @@ class TaskExecutorOptions:
     fake_gpus: str = ""  # name of the machine whose GPUs are simulated; empty: use the real GPUs
     # policy for the cpus of pinned slots, as a HostBindPolicy; empty: not set
     bind_policy: str = ""
-    # The NUMA node that is used first, as a NumaStrategy; empty: it is not set.
+    # The strategy that chooses the first NUMA node, as a NumaStrategy; empty: it is not set.
     numa_strategy: str = ""
     # how slots are bound to NUMA nodes: a NumaPolicy except Default; empty: it is not set
     alignment_policy: str = ""
@@ -110,8 +110,8 @@ class TaskExecutorOptions:
     kubelet_config: Path | None = None
     # fraction of the executor that a default slot gets; None: 1 / number of cores
     default_slot_fraction: float | None = None
-    # percentage of a default slot's memory that is managed memory; `memory_pools` replaces this
-    # value
+    # percentage of a default slot's memory that is managed memory; if `memory_pools` is set, it
+    # replaces this value
     default_slot_managed_percent: int = 40
     number_of_slots: int | None = None  # deprecated: use `default_slot_fraction`
     slots_max: int = 0  # maximum number of slots at one time; 0: no limit

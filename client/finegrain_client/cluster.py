@@ -169,7 +169,7 @@ class Cluster(Operations, Identities):
         check_id("job_id", job_id)
         return Job(self._connection, job_id, lease_s=lease_s, detached=True, job_id=job_id)
 
-    # For everyone: read-only calls.
+    # The next methods are read-only calls, which every identity may use.
 
     async def info(self) -> types.ClusterInfo:
         """Returns facts about the resource manager and the totals of the cluster."""

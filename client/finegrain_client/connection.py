@@ -234,8 +234,8 @@ class Connection:
             link = ExecutorLink(*key, channel, cast("TaskExecutorServiceAsyncStub", stub))
             self._links[key] = link
         link.users += 1
-        # Keep the links in order of use, so that `release_executor` closes the longest unused
-        # links.
+        # Keep the links in order of use. So `release_executor` closes the links that have been
+        # unused for the longest time.
         self._links.move_to_end(key)
         return link
 

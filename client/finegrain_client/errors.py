@@ -65,7 +65,7 @@ class RequestRejected(FinegrainError):
 
 
 class GangTimeout(RequestRejected, TimeoutError):
-    """A gang was not placed as a whole within its timeout, and no longer waits."""
+    """A gang was not placed as a whole within its timeout. It waits no longer."""
 
     default_reason = Reason.GANG_TIMEOUT
 

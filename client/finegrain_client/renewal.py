@@ -1,7 +1,7 @@
 """Renews the certificate of a client in the background, after half of its validity.
 
-The key stays the same, so that a renewal needs no library for cryptography. If several programs use
-one credentials file, the first program renews the certificate, and the other programs read the new
+The key stays the same. So a renewal needs no library for cryptography. If several programs use one
+credentials file, the first program renews the certificate, and the other programs read the new
 file.
 """
 
@@ -23,11 +23,11 @@ from finegrain.v1.identity_pb2 import IssuedCertificate
 LOOK_INTERVAL_S = 3_600.0
 """Longest wait in seconds before the clock is read again, because a sleeping host delays timers."""
 BACKDATED_S = 7_200.0
-"""The time in seconds between the start of a certificate's validity and its issue, for hosts whose
-clocks are slow.
+"""A certificate is valid from a time before its issue. This is the difference, in seconds. It is
+for hosts whose clocks are slow.
 """
 STOPPING_S = 2.0
-"""Longest time in seconds that `stop` waits for a renewal that has begun."""
+"""`stop` waits for at most this time, in seconds, for a renewal that has begun."""
 
 log = logging.getLogger("finegrain_client")
 
@@ -150,7 +150,8 @@ class Renewal:
 
     def _write(self, fresh: Credentials) -> None:
         found = self._read()
-        # If the file has another key, the user has logged in again meanwhile, so keep the file.
+        # If the file has another key, the user has logged in again in the meantime. Then keep the
+        # file.
         if self._file is None or found is None or found.key != fresh.key:
             return
         try:

@@ -157,7 +157,7 @@ async def call_with_retries(
         except grpc.RpcError as error:
             delay_s = delay_before_retry(error, backoff)
             if delay_s is None or time.monotonic() + delay_s >= end:
-                # If the budget ran out, report the previous failure, which explains more than the
+                # If the budget ran out, report the previous failure. It explains more than the
                 # timeout.
                 late = code_of(error) is grpc.StatusCode.DEADLINE_EXCEEDED
                 raise error_from_rpc(last if late and last else error, where()) from None
@@ -192,8 +192,8 @@ async def resumed(
     """Yields the messages of a server stream, and opens the stream again whenever it breaks or
     ends.
 
-    To end the iteration, the reader closes this generator after the last message, or `is_complete`
-    returns True after the server has ended the stream.
+    There are two ways to end the iteration: the reader closes this generator after the last
+    message, or `is_complete` returns True after the server has ended the stream.
 
     Args:
         open_stream: a function that opens the stream at the reader's current position.

@@ -189,7 +189,7 @@ class SlotSpec:
         object.__setattr__(self, "device_hints", tuple(self.device_hints))
         for name, amount in self.devices.items():
             _check_amount(f"devices[{name!r}]", amount)
-        # Store policies in their normal form, so that equal specs compare equal. The dataclass is
+        # Store policies in their normal form. So equal specs compare as equal. The dataclass is
         # frozen, so set the fields with `object.__setattr__`.
         object.__setattr__(self, "qos", read_word("qos", _text("qos", self.qos), QosClass))
         for name, kind in _POLICIES.items():
@@ -209,7 +209,7 @@ class SlotSpec:
 
     @property
     def is_unknown(self) -> bool:
-        """True if neither an amount nor `require_isolation` is given.
+        """True: no amount is given, and no `require_isolation`.
 
         The slot then gets the executor's default slot profile.
         """
@@ -246,7 +246,7 @@ class SlotSpec:
             yield message
 
     def _cpu_policy(self) -> cpus_pb2.CpuPolicy | None:
-        """Returns the CPU policy as a message, or None if it has only defaults."""
+        """Returns the CPU policy as a message; None: it has only defaults."""
         bind, bind_required = read_policy("cpu_bind", self.cpu_bind or DEFAULT, BindPolicy)
         exclusive, exclusive_required = read_policy(
             "cpu_exclusive", self.cpu_exclusive or DEFAULT, ExclusivePolicy

@@ -198,7 +198,7 @@ def is_signed_by_one_of(
 ) -> bool:
     """Returns True if one of these authorities' keys has signed a certificate.
 
-    Neither dates nor names are checked.
+    Dates and names are not checked.
     """
     try:
         algorithm = certificate.signature_hash_algorithm

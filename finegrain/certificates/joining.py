@@ -2,8 +2,8 @@
 
 The caller knows only the key of the cluster's authority. So the caller first fetches the server's
 certificate, and checks that the authority has signed the certificate for the role `rm`. Then the
-caller connects only to the holder of this certificate, so that no other server receives anything.
-All functions block.
+caller connects only to the holder of this certificate. So no other server receives anything. All
+functions block.
 """
 
 from __future__ import annotations

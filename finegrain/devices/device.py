@@ -110,9 +110,7 @@ class DeviceLink:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """A set of GPUs that, according to the vendor, can work together, such as one half of a
-    board.
-    """
+    """A set of GPUs that can work together according to the vendor, such as one half of a board."""
 
     minors: tuple[int, ...]
     score: int = 1  # higher is better; partitions with equal scores form a tier

@@ -56,7 +56,7 @@ def level_of(device: Device, name: str, *, is_whole: bool) -> str:
         device: the device.
         name: name of the dimension.
         is_whole: True if the slot has the whole device. The level for a whole device may be
-            stricter than for a share, because no other slot can open the device's files.
+            stricter than that for a share: no other slot can open the device's files.
     """
     levels = dict(device.levels)
     share = levels.get(name, NONE)

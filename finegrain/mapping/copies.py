@@ -12,7 +12,8 @@ T = TypeVar("T")
 
 
 def copier(target: type[T], source: type, given: str = "") -> Callable[..., T]:
-    """Compiles a function that creates a `target` from a `source`, as fast as a hand-written call.
+    """Compiles a function that creates a `target` from a `source`. It is as fast as a hand-written
+    call.
 
     The function copies the fields that both classes have. A field that only `target` has gets its
     default.

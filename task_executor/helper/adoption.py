@@ -42,7 +42,8 @@ class Adoption(Supervision):
     def adopt(self) -> None:
         """Adopts the tasks of an earlier helper."""
         journals = [Journal(self._folder, name) for name in journal_names(self._folder)]
-        # Supervisors that run come first. If a task was taken over, an ended one has it as well.
+        # Supervisors that run come first. If a task was taken over, the journal of an ended
+        # supervisor also contains the task.
         for journal in sorted(journals, key=lambda each: not _is_alive(each)):
             self._adopt_journal(journal)
         for directory in self.directory.iterdir():
@@ -129,7 +130,9 @@ class Adoption(Supervision):
                 after = answer["after"]
                 is_complete = not after
         except (Fault, Unanswered):
-            return  # If it has ended, `_supervisor_ended` has found what became of its tasks.
+            # If the supervisor has ended, `_supervisor_ended` has already found the outcome of its
+            # tasks.
+            return
         finally:
             self._adopting -= 1
         # A start has failed, or a task was forgotten, after the journal was read.
@@ -157,7 +160,7 @@ class Adoption(Supervision):
             self.loop.run(self._ask_state(task, link))
 
     def _lose_tasks(self) -> None:
-        """Ends tasks of journals that have neither an end nor a supervisor."""
+        """Ends tasks that have no end in their journal, and no supervisor."""
         for task in list(self.known.values()):
             is_old = task.is_previous or task.start_unanswered
             if task.link is None and not task.exit and not is_old:
@@ -193,7 +196,8 @@ class Adoption(Supervision):
             return
         task = self.known[directory.name] = Task(directory, record, is_previous=True)
         if (link := self._link_of(record)) is not None:
-            self._attach(task, link)  # it has one task, and ends with it
+            # The supervisor has only this task, and ends when the task ends.
+            self._attach(task, link)
         elif exit_record := task.read_exit():
             task.exit = exit_record
         else:

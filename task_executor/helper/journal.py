@@ -16,7 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-_RESERVED_BYTES = 4096  # for each running task, so that its end can be recorded on a full disk
+# Reserved for each running task; so its end can be recorded even on a full disk.
+_RESERVED_BYTES = 4096
 _CHUNK_BYTES = 1 << 16
 _SEGMENT_BYTES_MAX = 1 << 20
 _SUFFIX = ".journal"
@@ -39,7 +40,8 @@ class Journal:
         name: the name of the journal.
 
     Attributes:
-        owner: what identifies the supervisor; empty if it has written nothing yet.
+        owner: the facts that identify the supervisor; empty: the supervisor has written nothing
+            yet.
         entries: facts by name by the ids of tasks that are not forgotten.
     """
 

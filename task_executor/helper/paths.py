@@ -131,7 +131,7 @@ def start_ticks(pid: int) -> int | None:
 
 
 def identity_of(pid: int) -> dict[str, Any]:
-    """Returns what distinguishes a process from a later one with the same pid."""
+    """Returns facts that distinguish a process from a later process with the same pid."""
     return {"pid": pid, "start_ticks": start_ticks(pid) or 0, "boot_id": boot_id()}
 
 

@@ -1,4 +1,4 @@
-"""The supervisors of tasks, and what becomes of their tasks when they end.
+"""The supervisors of tasks. When a supervisor ends, this module finds the outcome of its tasks.
 
 A task that runs always has a supervisor, or is being ended.
 """
@@ -30,7 +30,8 @@ from task_executor.helper.supervisor import Setup
 from task_executor.helper.supervisors import SupervisorLink, fork_supervisor
 from task_executor.helper.task import Task
 
-START_S, ANSWER_S = 60.0, 5.0  # how long a supervisor may take to start a task, or to answer
+# The longest time that a supervisor may take to start a task, and to answer.
+START_S, ANSWER_S = 60.0, 5.0
 _END_S = 2.0
 _TAKEOVERS, _TAKEOVERS_S = 8, 10.0  # no supervisor takes over tasks more often than this
 
@@ -113,7 +114,9 @@ class Supervision:
             self._ended(task, event["record"])
 
     def _supervisor_ended(self, link: SupervisorLink) -> None:
-        """Finds what became of the tasks of a supervisor, and keeps tasks running if it can."""
+        """Finds the outcome of the tasks of a supervisor that has ended. If possible, keeps them
+        running.
+        """
         del self._links[link.pid]
         if link.control.parent == self._folder:
             journal = Journal(self._folder, link.control.name)
@@ -191,7 +194,7 @@ class Supervision:
             self._attach(task, link)
 
     def reap(self) -> None:
-        """Reaps ended child processes: supervisors, and what killed supervisors have left."""
+        """Reaps ended child processes: supervisors, and processes of killed supervisors."""
         with suppress(ChildProcessError):
             while (ended := os.wait4(-1, os.WNOHANG))[0]:
                 pid, status, usage = ended
@@ -200,7 +203,8 @@ class Supervision:
                     continue
                 cpu_usec = round((usage.ru_utime + usage.ru_stime) * 1e6)
                 end = self._reaped[task.id] = (status, cpu_usec, usage.ru_maxrss * 1024)
-                # If the supervisor has just ended, the next one gets the end when it starts.
+                # If the supervisor has just ended, the next supervisor receives the end of this
+                # process when it starts.
                 if task.link is not None and task.link.is_alive:
                     names = ("status", "cpu_usec", "peak_bytes")
                     args = {"pid": pid} | dict(zip(names, end, strict=True))
@@ -259,7 +263,7 @@ class Supervision:
             self._send_end(task)
 
     def _release(self, task: Task) -> None:
-        """Frees what belongs to a running task only."""
+        """Frees the resources that only a running task needs."""
         task.close_pipes()
         self._pids.pop(task.record.get("pid", 0), None)
         link, task.link = task.link, None

@@ -150,8 +150,8 @@ class Supervisor:
         task = RunningTask(self, spec, self._directory / spec["task_id"])
         self._running[task.id] = task
         try:
-            # Before anything else, so that a later helper knows of the task. Values of environment
-            # variables may be secret, so only the names are stored.
+            # Do this before anything else. A later helper then knows the task. Values of
+            # environment variables may be secret, so only the names are stored.
             self.journal.begin(task.id, spec | {"env": sorted(spec["env"])})
             yield from task.start()
         except BaseException as problem:

@@ -15,9 +15,9 @@ class Task:
     """One task.
 
     Args:
-        directory: the directory of its output, which exists from the first byte on. A task that an
-            earlier version started has its records there as well.
-        record: its specification, and what is known of its process.
+        directory: the directory of its output, which exists from the first byte on. If an earlier
+            version started the task, its records are also there.
+        record: the specification of the task, and the known facts about its process.
         is_previous: True if an earlier version started it.
 
     Attributes:

@@ -92,7 +92,7 @@ class GpuSample:
         problem: the reason why the GPU can take no work, and how to repair it; empty: the driver
             reports no problem.
         work_lost: True if work on the GPU cannot continue because of the problem.
-        recovery_known: True if the driver reports recovery actions, so that XIDs are not needed.
+        recovery_known: True: the driver reports recovery actions, so XIDs are not needed.
         xids: the different XIDs (error numbers) since the last reading. `xid_count` counts all
             errors.
         measures_processes: True if the driver lists the computing processes, with the memory of
@@ -163,7 +163,7 @@ class GpuMonitor:
             self._pending = loop.create_future()
             self._asked_at = time.time()
             if self._thread is None:
-                # Use a daemon thread, so that the executor can stop while the driver hangs.
+                # Use a daemon thread. So the executor can stop while the driver hangs.
                 self._thread = threading.Thread(
                     target=self._serve, args=(loop,), name="gpu-monitor", daemon=True
                 )
@@ -183,7 +183,7 @@ class GpuMonitor:
         )
 
     def close(self) -> None:
-        """Ends the thread as soon as the driver answers."""
+        """Ends the thread. It ends when the driver answers."""
         self._asked.put(False)
 
     def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -300,8 +300,8 @@ class NvmlSession:
         )
 
     def _memory(self, handle: Any) -> tuple[int | None, int | None, str, bool]:
-        """Returns the used and total bytes, the reason why these are unknown, and True if the GPU
-        is lost.
+        """Returns three values: the used and total bytes, the reason why these are not known, and
+        True if the GPU is lost.
         """
         try:
             info = self._nvml.nvmlDeviceGetMemoryInfo(handle)

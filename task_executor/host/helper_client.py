@@ -1,8 +1,8 @@
 """Calls the helper and receives its events, over one unix socket.
 
 The sequence of answers may differ from the sequence of calls. If the connection was lost, the
-client sends a call again, because all calls except `signal_task` and `stop` are idempotent. It does
-not repeat these two calls.
+client sends a call again. All calls except `signal_task` and `stop` are idempotent. It does not
+repeat these two calls.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class HelperUnavailable(errors.Unavailable):
 
 
 class HelperClient:
-    """A connection to the helper, which the client opens again when it is lost.
+    """A connection to the helper. If it is lost, the client opens it again.
 
     Create the client with `connect`, and end it with `close`.
     """
@@ -361,12 +361,12 @@ class HelperClient:
                 caller should try again.
         """
         accepted, end = offset, offset + len(data)
-        # The data is sent in chunks, so that frames are small. The loop ends at the first chunk of
-        # which not all bytes were accepted.
+        # Send the data in chunks. So frames are small. The loop ends at the first chunk of which
+        # not all bytes were accepted.
         while True:
             chunk = data[accepted - offset :][:_INPUT_CHUNK_BYTES]
             sent = accepted + len(chunk)
-            # Each byte becomes one character, so that any bytes can be sent as JSON text.
+            # Each byte becomes one character. So any bytes can be sent as JSON text.
             args = {"task_id": task_id, "offset": accepted, "data": chunk.decode("latin-1")}
             result = await self._call("write_input", args | {"eof": eof and sent == end})
             accepted = int(result["accepted_offset"])
@@ -383,7 +383,8 @@ class HelperClient:
             stderr: the reader has received all bytes of stderr before this position.
 
         Returns:
-            The unacknowledged bytes of each stream that are stored before the task waits.
+            The number of unacknowledged bytes of each stream that are stored before the task must
+            wait.
 
         Raises:
             FinegrainError: ALREADY_EXISTS (another reader holds the output), TASK_ENDED,

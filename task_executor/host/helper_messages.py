@@ -25,7 +25,7 @@ class SlotLimits:
         memory_bytes: the memory limit, a multiple of 64 KiB.
         cpu_limit_milli: the hard limit of CPU time; None: the same as `cpu_milli`; -1: there is no
             limit (pinned slots).
-        cpus: the cpus that the slot may use, such as "0-3,8"; "": all.
+        cpus: the cpus that the slot may use, such as "0-3,8"; "": all cpus.
         mems: the memory nodes that the slot may use; "": all.
         pids_max: the maximum number of processes; None: no limit.
         best_effort: True: the slot gets CPU time only if no other slot needs it.
@@ -307,8 +307,8 @@ class KubeletFiles:
         texts: the texts of the files "cpu_manager_state", "memory_manager_state",
             "device-plugins/kubelet_internal_checkpoint" and "config". Drop-in files follow in their
             order, as "config/NAME".
-        failures: the reason why a file could not be read, by name of each existing file that could
-            not be read.
+        failures: the files that exist but could not be read. The key is the name of the file, and
+            the value is the reason.
     """
 
     mark: str

@@ -64,14 +64,14 @@ def limit_problems(
     """Returns, for each GPU (by UUID), the reason why its memory cannot be limited on this host;
     empty: it can be limited.
 
-    This function sets no limit. A running executor, whose helper is root, also sets a limit as a
-    probe.
+    This function sets no limit. If the helper of a running executor is root, the executor also sets
+    a limit as a probe.
 
     Args:
         host: the devices.
         root: replaces "/" in tests.
-        driver_problem: a function that returns why NVIDIA's driver cannot limit memory; None: load
-            the driver's library to find out.
+        driver_problem: a function that returns the reason why NVIDIA's driver cannot limit memory;
+            None: load the driver's library to find out.
     """
     names, problems = limited_as(host, root)
     found = problems | dict.fromkeys(names, "")

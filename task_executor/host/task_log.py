@@ -1,8 +1,8 @@
 """Reads the output of a task from the log segments that its supervisor writes.
 
 Each byte has a position in the stream. If the supervisor removes a segment during the reading, the
-reader continues at the next byte that exists. A task cannot replace a segment by a link, because
-tasks cannot write to the directory.
+reader continues at the next byte that exists. Tasks cannot write to the directory. So a task cannot
+replace a segment by a link.
 """
 
 from __future__ import annotations

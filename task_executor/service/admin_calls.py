@@ -10,7 +10,9 @@ from collections import deque
 from finegrain.v1.resource_manager_pb2 import AdminCall
 
 CALLS_MAX = 1_000
-"""Calls that are kept while no resource manager answers. If there are more, the oldest is lost."""
+"""While no resource manager answers, this number of calls is kept. If there are more, the oldest is
+lost.
+"""
 CALLS_PER_REPORT_MAX = 100
 
 
@@ -31,6 +33,6 @@ class AdminCalls:
     def reported(self, calls: list[AdminCall]) -> None:
         """Drops calls of a report that the resource manager has answered."""
         for call in calls:
-            # More calls may have been added meanwhile, so that the oldest ones were lost.
+            # More calls may have been added in the meantime. Then the oldest calls were dropped.
             if self._calls and self._calls[0] is call:
                 self._calls.popleft()

@@ -33,7 +33,9 @@ from task_executor.service.denials import Denials
 from task_executor.service.operators import SlotOperator
 
 FORMAT_VERSION = 5
-"""2: slots in a resize; 3: slots with dedicated cpus; 4: owners of slots; 5: time limits."""
+"""Version 2 has slots in a resize. 3: slots with dedicated cpus. 4: owners of slots. 5: time
+limits.
+"""
 
 LOCK_FILE = "executor.lock"
 STATE_FILE = "state.json"
@@ -336,7 +338,7 @@ def parse_state(content: dict[str, Any], damage: list[str]) -> SavedState:
     Raises:
         DamagedError: another part is missing or has the wrong type.
     """
-    # Read each slot and the policy separately below, so that one bad slot does not make other slots
+    # Read each slot and the policy separately below. So one bad slot does not make other slots
     # unreadable.
     parts = {name: value for name, value in content.items() if name not in ("slots", "policy")}
     try:

@@ -1,8 +1,8 @@
 """Executes the commands of the resource manager (RM), and answers with the resulting state.
 
 The executor runs one command at a time, and each command only once. When the fence has admitted a
-command, the executor runs it to the end, even if the caller disconnects. The executor records the
-answer, so that a retry gets the same answer.
+command, the executor runs it to the end. It does so even if the caller disconnects. It records the
+answer, and a retry gets the same answer.
 """
 
 from __future__ import annotations
@@ -131,8 +131,8 @@ class CommandRunner:
     async def _run_once(
         self, numbers: CommandNumbers, proof: EpochProof, work: Callable[[], Awaitable[Answer]]
     ) -> Answer:
-        # The shield lets the command continue when the caller disconnects, so that no command is
-        # executed only partly.
+        # If the caller disconnects, the shield lets the command continue. So no command is executed
+        # only partly.
         running = asyncio.create_task(self._admit(numbers, proof, work))
         self._running.add(running)
         running.add_done_callback(self._running.discard)

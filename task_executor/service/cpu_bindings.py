@@ -1,8 +1,8 @@
 """Moves slots on the host to the cpus that the ledger assigns to them.
 
-A slot never runs on dedicated cpus of another slot, and always has at least one cpu. To guarantee
-this, the executor moves slots that share cpus off a cpu before the cpu becomes dedicated. It moves
-these slots back only when nothing is left of the slot that had the dedicated cpu.
+A slot never runs on dedicated cpus of another slot, and always has at least one cpu. Slots may
+share a cpu that becomes dedicated. The executor first moves these slots to other cpus. It moves
+them back only when nothing is left of the slot that had the dedicated cpu.
 
 Each move of a slot is one write, from one non-empty cpu set to another. Only the slot's own cgroup
 limits cpus, so parent cgroups need no change.

@@ -1,5 +1,5 @@
-"""Keeps the identities that an administrator has denied, as the resource manager has last sent
-them.
+"""Keeps the denied identities: those that an administrator has denied, from the last list of the
+resource manager.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ again.
 """
 
 # MPS limits each process, by variables that a program can change. NVIDIA's driver does not count
-# managed memory in its limits. So the executor measures the memory of the whole slot as well.
+# managed memory in its limits. So the executor also measures the memory of the whole slot.
 _MEASURED: Final = (WATCH, MPS)
 
 log = get_logger(__name__)

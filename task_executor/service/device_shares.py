@@ -16,7 +16,9 @@ from task_executor.engine.slots import SlotKey, SlotSpec
 from task_executor.service.slot_keeper import SlotKeeper
 
 Measurement = tuple[int, Iterable[DeviceUsage]]
-"""Number of a reading of GPUs, and the use of the GPUs whose memory is measured by slot."""
+"""The number of a reading of GPUs, and the use of some GPUs: those whose memory is measured by
+slot.
+"""
 
 
 def shares_of(spec: SlotSpec) -> tuple[DeviceShare, ...]:

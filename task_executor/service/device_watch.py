@@ -78,7 +78,7 @@ class DeviceWatch:
         probe: the probe for devices that have recovered.
         kubelet: a function that returns the last known state of a kubelet.
         own_pids: a function that returns the ids of the executor's own processes.
-        foreign_use: what to do about foreign uses: "auto", "avoid" or "ignore".
+        foreign_use: how foreign uses are handled: "auto", "avoid" or "ignore".
         moved: a function that is called with all devices when a device has a new minor number or
             PCI address.
         check_use: a function that is called with each new measurement of use, and with the time of
@@ -302,7 +302,7 @@ class DeviceWatch:
         self._silence = reading.problem
 
     def _follow_moves(self, reading: GpuReading) -> None:
-        """Updates GPUs that have a new minor number or PCI address after a reset."""
+        """After a reset, a GPU may have a new minor number or PCI address. Updates such GPUs."""
         moved = [_moved(each, reading.gpus.get(each.uuid)) for each in self._devices]
         if tuple(moved) == self._devices:
             return

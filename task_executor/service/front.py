@@ -361,7 +361,7 @@ class Front:
                 await self._helper.stop()
 
     async def _await_task_ends(self) -> None:
-        """Waits until watchers have received the ends of tasks, so that streams can be closed."""
+        """Waits until watchers have received the ends of tasks. Then streams can be closed."""
         for task in list(self.keeper.tasks):
             with task.watched() as changed, contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1.0):

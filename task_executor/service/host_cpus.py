@@ -32,8 +32,8 @@ def host_cpus(options: TaskExecutorOptions, topology: HostTopology, capacity: Ca
     """Returns the cpus of the executor, in the form that the executor sends to the RM.
 
     No slot gets a reserved cpu as a dedicated cpu. But slots in the shared pools may run on
-    reserved cpus, unless `reserved_cpus_strict` is set or the cpus are isolated from the kernel's
-    scheduler.
+    reserved cpus. There are two exceptions: `reserved_cpus_strict` is set, or the cpus are isolated
+    from the kernel's scheduler.
 
     Args:
         options: the executor's options.
@@ -62,7 +62,7 @@ def _policy(options: TaskExecutorOptions, reserved: CpuSet) -> HostPolicy:
         alignment=_word(
             "alignment_policy", options.alignment_policy, NumaPolicy, NumaPolicy.DEFAULT
         ),
-        # Use None instead of an empty set, so that a kubelet or an administrator may reserve cpus.
+        # Use None instead of an empty set. So a kubelet or an administrator may reserve cpus.
         reserved_cpus=reserved or None,
         reserved_strict=options.reserved_cpus_strict if reserved else None,
         default_bind=_word(

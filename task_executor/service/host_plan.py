@@ -89,7 +89,7 @@ def plan_host(
         configured: the devices of configured types, as `discover` found them.
 
     Raises:
-        InvalidArgument: options contradict each other or the host; the error names the option.
+        InvalidArgument: options contradict each other or the host. The error names the option.
     """
     # Stage 1: the capacity of the host, without the reserve, or limited to this executor's share.
     capacity = plan_capacity(
@@ -269,7 +269,7 @@ def _total(
 ) -> dict[str, int]:
     cpu_milli = _cpu_milli(options, capacity)
     percent = _not_negative("best_effort_percent", options.best_effort_percent)
-    # Round down, so that best-effort slots never book more than this percentage.
+    # Round down. So best-effort slots never book more than this percentage.
     best_effort = _best_effort_milli(options, topology, capacity) * percent // 100
     total = {CPU_MILLI: cpu_milli, BEST_EFFORT_CPU_MILLI: best_effort}
     total |= _hugepages(options, nodes)

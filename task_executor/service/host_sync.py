@@ -46,7 +46,8 @@ async def recover(keeper: SlotKeeper, saved: SavedState) -> None:
     """Rebuilds the slot table and the task table from the checkpoint and the helper's records.
 
     The executor must not register before this function has ended. Slots from before a reboot of the
-    host no longer exist, and are reported as ended. If a slot was being freed, freeing continues.
+    host do not exist any more. They are reported as ended. If a slot was being freed, freeing
+    continues.
 
     Args:
         keeper: the slots of this executor, with an empty slot table.
@@ -89,7 +90,7 @@ async def recover(keeper: SlotKeeper, saved: SavedState) -> None:
     for what in keeper.directory.damage:
         log.error("state_damaged", damage=what, path=str(keeper.directory.path))
     keeper.directory.damage.clear()
-    # Save the new count of starts, so that the next start uses other report numbers.
+    # Save the new count of starts. So the next start uses other report numbers.
     await keeper.save_or_log()
     log.info("recovered", slots=len(keeper.table), tasks=len(keeper.tasks))
 

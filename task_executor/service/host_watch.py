@@ -159,7 +159,7 @@ class HostWatch:
                         f"{name} has dedicated cpus {lost}, which the kubelet has assigned to "
                         f"{whose}"
                     )
-        # The summary replaces the last note, so that the number of notes is at most `NOTES_MAX`.
+        # The summary replaces the last note. So there are at most `NOTES_MAX` notes.
         if len(named) > NOTES_MAX:
             named[NOTES_MAX - 1 :] = [
                 f"{len(named) - NOTES_MAX + 1} more cases of lost dedicated cpus"

@@ -430,5 +430,5 @@ class ExecutorMetrics:
 
 
 def _at_zero(amounts: Amounts) -> dict[str, int]:
-    """Returns the same dimensions with amount 0, so that a dimension without bookings shows 0."""
+    """Returns the same dimensions with amount 0. So a dimension without bookings shows 0."""
     return dict.fromkeys(amounts, 0)

@@ -184,7 +184,7 @@ class MpsDaemons:
         await self._offer_running()
 
     def environment(self, spec: SlotSpec, isolation: Isolation) -> dict[str, str]:
-        """Returns the variables by which tasks of a slot use MPS; empty if the slot does not use
+        """Returns the variables by which tasks of a slot use MPS; empty: the slot does not use
         MPS.
         """
         share = _single_share(spec)

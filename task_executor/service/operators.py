@@ -274,7 +274,9 @@ class Operators:
             self.refresh_task(task)
 
     def used(self, task: Task, operator_id: str, used_bytes: int | None) -> None:
-        """Stores the memory use that a pool of a task reports; None: the pool no longer exists."""
+        """Stores the memory use that a pool of a task reports; None: the pool does not exist any
+        more.
+        """
         if used_bytes is None:
             self._used.pop((task.task_id, operator_id), None)
             lending, pool = self._lending.get(task.key), PoolKey(task.task_id, operator_id)
@@ -316,7 +318,7 @@ class Operators:
         pool = PoolKey(task.task_id, operator_id)
         if pool not in lending:
             quota = self._memory.quota(claim.fraction, self._managed_bytes(task.key))
-            # A task with a separate memory limit has memory only for its quotas, so its pools
+            # If a task has a separate memory limit, it has memory only for its quotas. So its pools
             # cannot borrow.
             borrows = not task.memory_limit_bytes
             lending.join(pool, quota.memory_bytes, kept_bytes, borrows=borrows)

@@ -34,7 +34,9 @@ from task_executor.service.resizing import finish_resize, keep_size
 from task_executor.service.slot_keeper import SlotKeeper
 
 Measurement = tuple[int, Iterable[DeviceUsage]]
-"""Number of a reading of GPUs, and the use of the GPUs whose memory is measured by slot."""
+"""The number of a reading of GPUs, and the use of some GPUs: those whose memory is measured by
+slot.
+"""
 
 GONE_S: Final = 15.0
 """After a slot has left its GPUs, the driver may still report memory of the slot for this time, in
@@ -66,8 +68,8 @@ class Parking:
 
     Args:
         keeper: the slots.
-        measurement: a function that returns the number of the last reading of GPUs, and the use of
-            the GPUs whose memory is measured by slot.
+        measurement: a function that returns the number of the last reading of GPUs. It also returns
+            the use of those GPUs whose memory is measured by slot.
     """
 
     def __init__(self, keeper: SlotKeeper, measurement: Callable[[], Measurement]) -> None:
@@ -82,7 +84,7 @@ class Parking:
         """Begins to park or unpark a slot. Returns IN_PROGRESS.
 
         Args:
-            slot: the slot, whose new size (`becoming`) must already be saved.
+            slot: the slot. Its new size (`becoming`) must already be saved.
 
         Raises:
             ValueError: the slot has no resize in progress.

@@ -58,9 +58,7 @@ class Prepared:
 
     @property
     def helper_is_ours(self) -> bool:
-        """True if this process starts and stops the helper; False if the helper is a separate
-        unit.
-        """
+        """True: this process starts and stops the helper. False: the helper is a separate unit."""
         return self.options.helper_socket is None
 
     @property
@@ -101,7 +99,7 @@ def prepare(options: TaskExecutorOptions, stopping: threading.Event | None = Non
         raise ConfigurationError(
             f"the helper {what}: {error}", details={"state_dir": directory.path}
         ) from None
-    # Release the lock, so that another start can lock the directory at once.
+    # Release the lock. So another start can lock the directory at once.
     except BaseException:
         directory.close()
         raise
@@ -181,7 +179,7 @@ def _text(path: Path | None) -> str | None:
 def _socket_path(options: TaskExecutorOptions, state_dir: Path) -> Path:
     """Returns the path of the helper's socket.
 
-    The path is short. It is different for each state directory, so that several executors can share
+    The path is short. It is different for each state directory. So several executors can share
     `run_dir`.
     """
     run_dir = options.run_dir.absolute()

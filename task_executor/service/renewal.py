@@ -68,7 +68,8 @@ class Renewal:
         """Renews the certificate soon if this executor trusts other authorities than the RM does.
 
         Args:
-            authorities_sha256: what the RM has answered; empty: it does not say.
+            authorities_sha256: the digest of the authorities that the RM trusts, from its answer;
+                empty: the answer has none.
         """
         if authorities_sha256 not in ("", self._own.credentials.authorities_sha256):
             self._wanted.set()

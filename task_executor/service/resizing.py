@@ -100,7 +100,7 @@ async def finish_resizes(
 
     Args:
         keeper: the slots of this executor.
-        on_host: the limits of the slots on the host, as the helper has just reported them.
+        on_host: the limits of the slots on the host, from the helper's last report.
         before: the specs in the slot table before the call to the helper.
     """
     async with keeper.resize_lock:
@@ -136,8 +136,7 @@ async def _enforce(keeper: SlotKeeper, key: SlotKey, *, again: bool) -> Outcome:
     if slot is None or wanted is None:
         return Outcome(key, error=slot_removed(key))
     begun = time.monotonic()
-    # Quotas of operators must shrink before the limits, so that operators can return memory in
-    # time.
+    # Quotas of operators must shrink before the limits. So operators can return memory in time.
     keeper.operators.size_changed(key)
     await keeper.before_shrink(key)
     # An earlier attempt may have changed the limits on the host. Then continue in spite of this

@@ -137,7 +137,7 @@ class SlotKeeper:
         self.reports = ReportLog()
         self.starts = 0  # number of fronts started with this identity, including this front
         self.epoch_proof = EpochProof()  # the proof of the highest epoch that an RM has proven
-        self.denials = Denials()  # identities to reject, as the RM has last sent them
+        self.denials = Denials()  # identities to reject, from the last list of the RM
         self.admin_calls = AdminCalls()
         self.fence: CommandFence[Any] = CommandFence()
         self.on_change: Callable[[], None] = lambda: None  # wakes the report loop
@@ -228,7 +228,7 @@ class SlotKeeper:
 
         Args:
             rm_epoch: the epoch of an RM.
-            proof: the proof of the epoch; empty if the RM has sent the proof before.
+            proof: the proof of the epoch; empty: the RM has already sent the proof.
 
         Raises:
             OSError: the checkpoint could not be written.
@@ -539,7 +539,7 @@ class SlotKeeper:
         for key, _ in begun:
             for task in self.tasks.of_slot(key):
                 task.cancelled = task.cancelled or not task.has_ended
-        # Save before the first signal, so that a restarted front continues to free these slots.
+        # Save before the first signal. A restarted front then continues to free these slots.
         await self.save_or_log()
         for key, grace_ms in begun:
             self.begin_teardown(key, grace_ms=grace_ms)

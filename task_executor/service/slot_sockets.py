@@ -1,7 +1,7 @@
 """Serves a unix socket for each slot, at which the slot's tasks read their peers and their present
 quotas.
 
-The format of frames is the same as at the helper's sockets (`helper/protocol.py`). The kernel
+The frames have the same format as on the helper's sockets (`helper/protocol.py`). The kernel
 reports which process connects, and the executor rejects a process that belongs to no task of the
 slot. After a restart, the front makes the sockets again at the same paths.
 """
@@ -180,7 +180,7 @@ class SlotSockets:
             self.path(key).unlink(missing_ok=True)
 
     async def close(self) -> None:
-        """Closes all sockets. The files of the sockets stay, so that tasks can connect to the next
+        """Closes all sockets. The files of the sockets stay. So tasks can connect to the next
         front.
         """
         for each in self._revoking.values():
@@ -258,7 +258,7 @@ class SlotSockets:
             self._revoking[key] = asyncio.create_task(self._await_given_back(key))
 
     async def _await_given_back(self, key: SlotKey) -> None:
-        """Ends those tasks of a slot that do not give borrowed memory back in time."""
+        """If tasks of a slot do not return borrowed memory in time, ends these tasks."""
         try:
             while (deadline := self.operators.next_deadline(key)) is not None:
                 await asyncio.sleep(max(deadline - time.monotonic(), 0) + LATE_S)

@@ -38,7 +38,7 @@ class SqueezeRule:
 
 @dataclass(frozen=True, slots=True)
 class _Counters:
-    """CPU time that was used until one moment, in microseconds, by cpu and by slot."""
+    """The CPU time that each cpu and each slot has used until one moment, in microseconds."""
 
     at: float  # the moment, in seconds of the clock
     cpus: Mapping[int, int]

@@ -128,7 +128,7 @@ class TaskRunner:
             Unavailable: the executor is stopping, or the task could not be started or recorded.
         """
         submission = submission_of(request)
-        # Check the token first, so that other jobs learn nothing from the errors below.
+        # Check the token first. So other jobs learn nothing from the errors below.
         owner = shown.check_slot(*submission.key)
         check_not_overridden(self._keeper.table.devices.host, submission.env)
         task = self._existing_task(submission, shown.caller)
@@ -338,7 +338,7 @@ class TaskRunner:
             task_id: the id of the task.
             shown: the caller, and the rights that its token gives.
             operators: True if administrators (role `operator`) may also use the task.
-            reads: True if the call changes nothing, so that any token of the job is enough.
+            reads: True: the call changes nothing, so any token of the job is enough.
 
         Raises:
             NotFound: TASK_UNKNOWN.
@@ -557,7 +557,7 @@ class TaskRunner:
             ended = [t for t in in_slot if t.has_ended and not t.watchers]
             for task in ended[: len(in_slot) - ENDED_PER_SLOT_MAX + 1]:
                 task.slot_removed_at = (
-                    0.0  # a time far in the past, so that the next sweep deletes the task
+                    0.0  # a time far in the past; so the next sweep deletes the task
                 )
 
     def overdue(self, now: float) -> list[Task]:

@@ -1,7 +1,7 @@
 """Determines the user that a task runs as, and the environment of the task.
 
 The helper, which has the privilege to change users, checks the same rules again. This module also
-checks them, so that the caller gets an error that says what to do.
+checks them. So the caller gets an error that says what to do.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class UserPolicy:
 
     @property
     def note(self) -> str:
-        """The note in slot reports if tasks run as the user of the daemons; empty: they run as
+        """A text for slot reports if tasks run as the user of the daemons; empty: tasks run as
         another user.
         """
         if self.default.uid not in (0, self.own.uid):

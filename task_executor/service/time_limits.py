@@ -5,7 +5,7 @@ The limit counts by the boot clock, from the moment at which the slot was carved
 resource manager does not extend the limit. The resource manager is not needed to end a slot.
 
 Example: a slot with a limit of 10 minutes was carved at 12:00. The front is down from 12:05 to
-12:20. The slot ends at 12:20, as soon as the front has recovered its slots.
+12:20. The slot ends shortly after 12:20, when the front has recovered its slots.
 """
 
 from __future__ import annotations

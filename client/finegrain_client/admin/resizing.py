@@ -51,8 +51,7 @@ class Resizing:
         status: types.SlotStatus | None = None
         try:
             async with asyncio.timeout(timeout_s):
-                # Read the position in the event log first, so that no event about the change is
-                # missed.
+                # First read the position in the event log. So no event about the change is missed.
                 next_sequence = await self._next_sequence()
                 status = await self._request_size(change, wait_for_use=wait_for_use)
                 return await self._resized(status, change, next_sequence) if wait else status

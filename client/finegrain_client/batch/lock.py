@@ -35,7 +35,7 @@ def runner_of(path: Path) -> dict[str, Any] | None:
         # the state file is not readable either, and the function that reads it reports the error
         return None
     try:
-        # Take a shared lock, so that a reader does not take another reader for a runner.
+        # Take a shared lock. So a reader does not take another reader for a runner.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return None
     except BlockingIOError:

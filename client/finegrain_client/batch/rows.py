@@ -67,8 +67,8 @@ class Known:
     losses: dict[int, int] = field(default_factory=dict)
     durations_s: list[float] = field(default_factory=list)  # durations of threads that are done
     job: JobRow | None = None  # the last job of the batch
-    # The fields below describe the last job, unless it is known that this job has ended.
+    # The fields below describe the last job. They are empty if this job is known to have ended.
     submitted: list[SubmittedRow] = field(default_factory=list)
-    open: list[AttemptRow] = field(default_factory=list)  # attempts whose outcome is unknown
+    open: list[AttemptRow] = field(default_factory=list)  # attempts that may or may not have ended
     lost: list[AttemptRow] = field(default_factory=list)
     used: set[tuple[str, int]] = field(default_factory=set)  # slots that have run a thread

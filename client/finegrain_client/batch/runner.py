@@ -1,4 +1,4 @@
-"""Runs a batch, with one job after another, until every thread has its result.
+"""Runs a batch until every thread has its result. It uses one job after the other.
 
 The runner takes over the job of an earlier runner, or registers a new job. It ends the job when the
 batch is done, stopped or cancelled. If the runner fails, or `BatchJob.leave` is called, the job
@@ -70,8 +70,8 @@ class Runner:
         self._cluster = cluster
         self._state = state
         self._lease_s = lease_s
-        # Use one thread, so that writes keep their order, and only one call uses the connection at
-        # a time.
+        # Use one thread. So writes keep their order, and only one call uses the connection at a
+        # time.
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="finegrain-batch")
         self._session: Session | None = None
         self._stop_mode = ""
@@ -193,7 +193,7 @@ class Runner:
         return None
 
     async def end_left_job(self) -> None:
-        """Ends the job of a runner that no longer works, and marks the batch as cancelled.
+        """Ends the job that an earlier runner has left, and marks the batch as cancelled.
 
         Raises:
             FinegrainError: the state file cannot be used.

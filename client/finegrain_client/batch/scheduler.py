@@ -107,8 +107,8 @@ class BatchScheduler:
 
         Args:
             unknown: attempts whose outcome is unknown.
-            lost: attempts that were recorded as lost.
-            used: slots that have run a thread before.
+            lost: attempts that an earlier runner has recorded as lost.
+            used: slots that have already run a thread.
         """
         for each in (*lost, *unknown):
             key = each.allocation_id, each.generation
@@ -117,7 +117,7 @@ class BatchScheduler:
         self._unknown = {(each.thread, each.attempt) for each in unknown}
 
     def finish_restore(self) -> None:
-        """Ends the restore: attempts whose slot was not granted again are lost."""
+        """Ends the restore. Attempts whose slot was not granted again are now lost."""
         for (thread, attempt), _ in list(self._lost_attempts.values()):
             if (thread, attempt) in self._unknown:
                 self._attempt_lost(

@@ -78,10 +78,10 @@ class Session:
     """Works on a batch while one job exists.
 
     Attributes:
-        scheduler: the scheduler, which decides which thread runs in which slot.
+        scheduler: the scheduler. It decides which thread runs in which slot.
         slots: the requests and slots of the job.
         row: the job's row in the state file.
-        stop_mode: "cancel" or "leave" after `wake` was called; empty before.
+        stop_mode: "cancel" or "leave" after a call of `wake`; empty before the call.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Session:
         self._clock_offset_s = time.time() - time.monotonic()
 
     async def run(self) -> None:
-        """Works until no work is left, or until `wake` is called.
+        """Works until no work is left or `wake` is called.
 
         Raises:
             SessionEnded: the job has ended.
@@ -154,8 +154,8 @@ class Session:
 
         The resource manager measures the duration of a thread from the grant to the release of its
         slot. If a slot ends together with its job, the resource manager does not measure the
-        thread. Without this wait, the longest thread would often not be measured, because the
-        longest thread is often the last thread.
+        thread. The longest thread is often the last one. Without this wait, it would often not be
+        measured.
         """
         if self._releases:
             await asyncio.wait(self._releases, timeout=RELEASE_WAIT_S)
@@ -197,7 +197,7 @@ class Session:
                 self._handle(await self._inbox.get())
         except TimeoutError:
             return
-        # Handle all waiting messages first, so that they need only one decision and one write.
+        # First handle all waiting messages. They then need only one decision and one write.
         while not self._inbox.empty():
             self._handle(self._inbox.get_nowait())
 

@@ -117,7 +117,7 @@ class BatchSlots:
         self._events: JobEvents = job.events()
 
     def slot(self, key: SlotKey) -> Slot | None:
-        """Returns a slot of the job; None: the job no longer has it."""
+        """Returns a slot of the job; None: the job does not have this slot any more."""
         slot = self._slots.get(key[0])
         return slot if slot is not None and slot.generation == key[1] else None
 
@@ -264,8 +264,8 @@ class BatchSlots:
         request = self._job._watch.requests.get(event.allocation_id)
         if request is None:
             # The submission got no answer, so the job deleted the handle of the request. But the
-            # resource manager had accepted the request. Make a new handle of the slot, so that the
-            # slot is used or released.
+            # resource manager had accepted the request. Make a new handle of the slot. The slot is
+            # then used or released.
             known = self._slots.get(event.allocation_id)
             if known is None or known.generation < status.generation:
                 self._slots[event.allocation_id] = Slot(self._job._context, status)

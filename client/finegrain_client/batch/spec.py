@@ -81,7 +81,7 @@ class BatchSpec:
     output_limit_bytes: int = OUTPUT_LIMIT_DEFAULT_BYTES
 
     def __post_init__(self) -> None:
-        # Store a tuple, so that the caller cannot change the command later.
+        # Store a tuple. So the caller cannot change the command later.
         object.__setattr__(self, "command", tuple(os.fspath(each) for each in self.command))
         _check_whole("threads", self.threads, 1, RANGE_MAX)
         if not self.command or not self.command[0]:
@@ -127,8 +127,8 @@ class BatchSpec:
         }
 
     def retry_after_s(self, failures: int) -> float:
-        """Returns the delay in seconds before the next try of a thread that has failed `failures`
-        times.
+        """Returns the delay before the next try of a thread, in seconds. The thread has already
+        failed `failures` times.
         """
         # Limit the exponent, because a float would overflow. The delay is never below
         # `retry_delay_s`.
@@ -150,7 +150,7 @@ class BatchSpec:
 
         def fill(found: re.Match[str]) -> str:
             literal, name = found.groups()
-            # Replace in one pass over the text, so that a filled-in value is not replaced again.
+            # Replace in one pass over the text. So a filled-in value is not replaced again.
             return f"{{{literal}}}" if literal else str(values[name])
 
         return _PLACE.sub(fill, text)

@@ -69,7 +69,7 @@ class StateFile:
         """
         with sqlite_file.named(path, "batch"):
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Take the lock first, because no other process may use the file before it is complete.
+            # Take the lock first: no other process may use the file before it is complete.
             lock = take_lock(path)
             try:
                 # Create the file before SQLite opens it. So no other user can ever read the
@@ -114,7 +114,7 @@ class StateFile:
         try:
             with sqlite_file.named(path, "batch"):
                 connection = sqlite_file.connect(path)
-                # check the file first, so that files of other kinds stay unchanged
+                # check the file first; so files of other kinds are not changed
                 check_version(path, connection)
                 _upgrade(connection)
                 return cls(path, lock, sqlite_file.write_ahead(connection))
@@ -221,10 +221,10 @@ class StateFile:
             )
 
     def forget_failures(self) -> int:
-        """Deletes the results of failed threads, so that they run again.
+        """Deletes the results of failed threads. These threads then run again.
 
-        Returns the number of these threads. Their failures and losses no longer count towards the
-        limits.
+        Returns the number of these threads. Their failures and losses do not count towards the
+        limits any more.
 
         Raises:
             ConfigurationError: STORE_CORRUPT. The file is damaged or is not a state file.
@@ -309,7 +309,7 @@ class StateFile:
 
 def _upgrade(connection: sqlite3.Connection) -> None:
     if connection.execute("pragma user_version").fetchone()[0] == OLDEST_VERSION:
-        # Use one transaction, so that a crash leaves the old version or the new version.
+        # Use one transaction. So a crash leaves either the old version or the new version.
         connection.executescript(
             f"begin; {UPGRADE_FROM_1}; pragma user_version = {SCHEMA_VERSION}; commit;"
         )

@@ -68,7 +68,7 @@ class Threads:
         """Queues the delayed threads whose delay is over."""
         while self._due and self._due[0][0] <= now:
             thread = heapq.heappop(self._due)[1]
-            # Skip the thread if it has meanwhile got its result from another attempt.
+            # The thread may have got its result from another attempt in the meantime. Then skip it.
             if self._state[thread] == DELAYED:
                 self.to_do(thread)
 

@@ -39,7 +39,7 @@ HOPELESS = (
     Reason.USER_NOT_ALLOWED,
     Reason.LIMIT_TOO_SMALL,
 )
-"""Reasons why a command did not start, after which another try on the same host would fail
+"""Reasons why a command did not start. After one of these, another try on the same host would fail
 again.
 """
 

@@ -915,7 +915,7 @@ class Job(ContextHandle["AsyncJob"]):
     def end(
         self, grace_s: float | None = None, *, outcome: JobOutcome | str = JobOutcome.SUCCEEDED
     ) -> None:
-        """Ends the job now: cancels its requests, releases its slots, and ends their tasks.
+        """Ends the job now. Cancels its requests, releases its slots, and ends their tasks.
 
         If the job has already ended, nothing happens. A detached job ends only by this call.
 

@@ -38,8 +38,8 @@ class ContextHandle(Handle[ContextT]):
         entered = False
 
         async def enter() -> None:
-            # Record the entry, because an interruption may hit the caller's thread after the loop
-            # has entered the context.
+            # Record the entry. An interruption may reach the caller's thread after the loop has
+            # entered the context.
             nonlocal entered
             await self.inner.__aenter__()
             entered = True

@@ -46,7 +46,7 @@ class PrivateLoop:
             ConfigurationError: the loop is closed, or the caller is on the loop's own thread.
         """
         if self._loop.is_closed() or threading.get_ident() == self._thread.ident:
-            # Close the coroutine, because Python would otherwise warn that it was never awaited.
+            # Close the coroutine. Otherwise Python would warn that it was never awaited.
             work.close()
             raise ConfigurationError(
                 "the blocking client is closed"

@@ -166,7 +166,7 @@ class JobGraph:
         """Returns the plan of the present graph.
 
         Raises:
-            GraphError: the graph cannot be compiled. The message names the operators and what to
-                change.
+            GraphError: the graph cannot be compiled. The message names the operators, and says what
+                to change.
         """
         return compile_graph(self.spec)

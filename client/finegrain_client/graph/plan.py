@@ -155,7 +155,7 @@ class Plan:
     """The plan of one job.
 
     Attributes:
-        specified: True if all operators have resources; False if no operator has resources.
+        specified: True: all operators have resources; False: no operator has resources.
         network_buffer_bytes: size of one network buffer.
         slots_needed: the smallest number of slots with which the job can run. In a batch job,
             regions can run one after the other. In a streaming job, all regions run at the same

@@ -198,7 +198,9 @@ def _far_end(path: Iterable[EdgeSpec], start: str) -> Iterable[str]:
 def _repairing_flip(
     names: Sequence[str], edges: Edges, candidates: Iterable[EdgeSpec]
 ) -> EdgeSpec | None:
-    """Makes each candidate blocking in turn; returns the first with which the graph is valid."""
+    """Makes one candidate after the other blocking. Returns the first with which the graph is
+    valid.
+    """
     for candidate in candidates:
         changed = [
             replace(edge, exchange=Exchange.BLOCKING) if edge is candidate else edge

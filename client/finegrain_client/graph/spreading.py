@@ -2,8 +2,8 @@
 
 A group has as many slots as its highest parallelism. A chain with this parallelism has one subtask
 in each slot. The subtasks of a smaller chain are in slots at equal distances. The first slot is
-chosen so that the chain gets the slots with the fewest subtasks so far. Chains of a co-location
-group are spread together, as one chain.
+chosen so that the chain gets slots with few subtasks. Chains of a co-location group are spread
+together, as one chain.
 
 Example: 4 slots, chains with 4, 2 and 1 subtasks. The second chain gets slots 0 and 2, the third
 chain gets slot 1.

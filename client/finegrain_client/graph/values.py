@@ -27,8 +27,8 @@ DELAY_MAX_S = 86_400
 
 
 class JobMode(StrEnum):
-    """How the tasks of a job end. Tasks of a batch job end by themselves. Tasks of a streaming job
-    end only when a user ends the job.
+    """The way in which the tasks of a job end. Tasks of a batch job end by themselves. Tasks of a
+    streaming job end only when a user ends the job.
     """
 
     STREAMING = "streaming"
@@ -254,7 +254,7 @@ class JobOptions:
                 check_whole(name, percent, 0, 100)
         check_whole("restarts_max", self.restarts_max, 0, RESTARTS_MAX)
         delay = self.restart_delay_s
-        # Compare the type, because `isinstance` accepts True as an int.
+        # Compare the type: `isinstance` would accept True as an int.
         if type(delay) not in (int, float) or not 0 <= delay <= DELAY_MAX_S:
             raise InvalidArgument("restart_delay_s", delay, f"0 to {DELAY_MAX_S} seconds")
 
@@ -315,6 +315,6 @@ def check_flag(field_name: str, value: object) -> None:
 
 def check_whole(field_name: str, value: object, least: int, most: int) -> None:
     """Raises InvalidArgument if the value is not an integer from `least` to `most`."""
-    # Compare the type, because `isinstance` accepts True as an int.
+    # Compare the type: `isinstance` would accept True as an int.
     if type(value) is not int or not least <= value <= most:
         raise InvalidArgument(field_name, value, f"an integer from {least} to {most}")

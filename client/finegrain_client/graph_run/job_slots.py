@@ -1,7 +1,7 @@
 """Keeps the slots of a job that runs a plan. This part of the runner calls the resource manager.
 
-Slot `n` of the schedule has the allocation id `<prefix>-<n>`, so that every runner of the job finds
-the slot.
+Slot `n` of the schedule has the allocation id `<prefix>-<n>`. So every runner of the job finds the
+slot.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class JobSlots:
         """Requests slots as one gang and waits until they are granted.
 
         Returns the executor of each slot. If the slots can never be granted, returns the rejection.
-        A slot that was lost meanwhile counts as granted. Its loss is reported when a task is
+        A slot that was lost in the meantime counts as granted. Its loss is reported when a task is
         deployed.
 
         Raises:

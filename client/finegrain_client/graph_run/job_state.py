@@ -1,4 +1,4 @@
-"""Keeps the state of a running job: its schedule, and effects that have no answer yet.
+"""Keeps the state of a running job. This is its schedule, and effects that have no answer yet.
 
 The state is pure: the same events lead to the same state. A runner that continues a job replays the
 events, and then carries out the effects in `outstanding` again.
@@ -88,7 +88,7 @@ class JobState:
         """Returns the effects that an earlier runner may not have completed.
 
         Repeating these effects is safe. The release of slots is not included: a new runner releases
-        every slot that the schedule neither has nor has requested.
+        every slot that the schedule does not have and has not requested.
         """
         found: list[Effect] = list(self.requests.values())
         for number, region in self.schedule.regions.items():

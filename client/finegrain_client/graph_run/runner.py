@@ -87,8 +87,8 @@ class Runner:
         self._file = file
         self._lease_s = lease_s
         self._on_progress = on_progress
-        # Use one thread, so that writes keep their order, and only one call uses the connection at
-        # a time.
+        # Use one thread. So writes keep their order, and only one call uses the connection at a
+        # time.
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="finegrain-job")
         self._inbox: asyncio.Queue[Event | FinegrainError] = asyncio.Queue()
         self._background: set[asyncio.Task[None]] = set()

@@ -91,7 +91,7 @@ class GraphStateFile:
             AlreadyExists: another runner works on the job.
             ConfigurationError: the file is not the state file of a job, or has another version.
         """
-        with reading(path):  # checks the file first, so that files of other kinds stay unchanged
+        with reading(path):  # checks the file first; so files of other kinds are not changed
             pass
         lock = take_lock(path)
         try:

@@ -31,7 +31,7 @@ class GraphProgress(Value):
     tasks_running: int
     slots: int
     restarts: int
-    message: str = ""  # what the job waits for, or the last failure
+    message: str = ""  # the thing that the job waits for, or the last failure
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Runs the background tasks of a job, and notifies waiting code of changes.
 
-All asyncio tasks of a job belong to one `Background`, which cancels them when the job is left.
+All asyncio tasks of a job belong to one `Background`. When the job is left, it cancels them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ CLEANING_UP = "cancelling"
 class Background:
     """A set of running asyncio tasks.
 
-    If a task fails, its error is logged, with the traceback unless the error is a FinegrainError.
+    If a task fails, its error is logged. The traceback is logged, too, unless the error is a
+    FinegrainError.
     """
 
     def __init__(self) -> None:

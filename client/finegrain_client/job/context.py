@@ -19,7 +19,7 @@ class JobContext:
     """The shared state of one job.
 
     Attributes:
-        registered: true as soon as the resource manager knows the job.
+        registered: true after the resource manager has accepted the job.
         tokens: allocation tokens by allocation id and generation, while the watch applies the
             message with which they have arrived.
     """

@@ -39,8 +39,7 @@ class JobEvents:
         while not self._waiting:
             if self._end is not None:
                 raise self._end
-            # No change can get lost here, because no other code runs between the check and the
-            # wait.
+            # No change can get lost here: no other code runs between the check and the wait.
             self._changed.clear()
             await self._changed.wait()
         return self._waiting.popleft()

@@ -73,7 +73,9 @@ class GangSpec:
         return (self.members,) if isinstance(self.members, SlotSpec) else self.members
 
     def message(self) -> slots_pb2.Gang:
-        """Returns the gang as a protocol message, with a generated id if `gang_id` is empty."""
+        """Returns the gang as a protocol message. If `gang_id` is empty, the message gets a
+        generated id.
+        """
         number = slots_pb2.GangPlacement.Value(f"GANG_PLACEMENT_{self._placement()}")
         return slots_pb2.Gang(
             gang_id=self.gang_id or new_id(),

@@ -132,7 +132,7 @@ class Job:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # Use a separate asyncio task with a shield, because the job must end even if the caller is
+        # Use a separate asyncio task with a shield. The job must end even if the caller is
         # cancelled.
         failed = self._failed or error is not None
         outcome = JobOutcome.FAILED if failed else JobOutcome.SUCCEEDED
@@ -331,7 +331,7 @@ class Job:
         *,
         outcome: JobOutcome | str = JobOutcome.SUCCEEDED,
     ) -> None:
-        """Ends the job now: cancels its requests, releases its slots, and ends their tasks.
+        """Ends the job now. Cancels its requests, releases its slots, and ends their tasks.
 
         If the job has already ended, nothing happens. A detached job ends only by this call.
 

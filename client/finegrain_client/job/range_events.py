@@ -106,8 +106,8 @@ class WatchedRanges:
     ) -> None:
         """Ends the members that a snapshot did not show.
 
-        Members that `found` reports as ended get the reported state. The resource manager no longer
-        knows the other members, so they end as CANCELLED with reason ALLOCATION_UNKNOWN.
+        Members that `found` reports as ended get the reported state. The resource manager does not
+        know the other members any more. So they end as CANCELLED with reason ALLOCATION_UNKNOWN.
 
         Args:
             found: the statuses that the resource manager returned for the incomplete ranges.

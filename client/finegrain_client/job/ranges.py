@@ -180,7 +180,7 @@ class RequestRange:
 
     @internal
     def attach(self, index: int, request: Request) -> None:
-        """Adds a request as the member `index`, unless this member is already known."""
+        """Adds a request as the member `index`. Does nothing if this member is already known."""
         if index not in self._members:
             self._members.add(index)
             self.requests[index] = request
@@ -231,7 +231,7 @@ class RequestRange:
 
     @internal
     def reject(self, rejection: Rejection) -> None:
-        """Records that the resource manager rejected the members that were submitted last."""
+        """Records that the resource manager has rejected the last submitted members."""
         self.rejection = rejection
         self._end_if_done()
 
@@ -292,7 +292,7 @@ class GrantedSlots:
         self.end(None)
 
     def put(self, slot: Slot) -> None:
-        """Queues a granted slot, unless the slot was queued before."""
+        """Queues a granted slot. Does nothing if the slot was queued before."""
         # Skip a known generation, because the same slot is reported again after a resize.
         if self._yielded.get(slot.allocation_id, 0) < slot.generation:
             self._yielded[slot.allocation_id] = slot.generation

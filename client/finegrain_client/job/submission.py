@@ -31,7 +31,7 @@ Wanted = SlotSpec | GangSpec | Iterable[SlotSpec | GangSpec]
 
 @dataclass(slots=True)
 class Piece:
-    """A request or a gang, which one call must contain as a whole."""
+    """A request or a gang. One call must contain the whole piece."""
 
     requests: list[slots_pb2.SlotRequest]
     gang: slots_pb2.Gang | None = None
@@ -104,7 +104,7 @@ class Submission:
         for piece in many:
             gang = read(Gang, piece.gang) if piece.gang is not None else None
             requests += [self._request(each, gang) for each in piece.requests]
-        # Add the handles before the calls, because the watch stream may be faster than an answer.
+        # Add the handles before the calls: the watch stream may be faster than an answer.
         self._watch.requests.update({each.allocation_id: each for each in requests})
         tried: list[Batch] = []
         try:
@@ -117,7 +117,7 @@ class Submission:
             if isinstance(error, REFUSALS):
                 # the batch was rejected as a whole, so no request of the batch was stored
                 del tried[-1]
-            # Remove the handles first, so that they receive no more events.
+            # Remove the handles first. They then receive no more events.
             self._forget([each.allocation_id for each in requests])
             self._withdraw([each.allocation_id for one in tried for each in one.requests])
             raise
@@ -134,7 +134,7 @@ class Submission:
         A rejection is in `RequestRange.rejection`.
         """
         (template,) = replace(spec, count=1, allocation_id=range_id).messages()
-        # Add the range before the call, because the watch stream may be faster than the answer.
+        # Add the range before the call: the watch stream may be faster than the answer.
         known = self._watch.ranges.by_id.setdefault(range_id, RequestRange(self._context, template))
         known.rejection = None
         members = first, first + spec.count
@@ -181,7 +181,7 @@ class Submission:
             manager has an older version, which ignores new members.
         """
         (template,) = replace(spec, count=1, allocation_id=range_id).messages()
-        # Add the members before the call, because the watch stream may be faster than the answer.
+        # Add the members before the call: the watch stream may be faster than the answer.
         known = self._watch.ranges.by_id.setdefault(range_id, RequestRange(self._context, template))
         members = first, first + spec.count
         known.add(*members)

@@ -232,8 +232,8 @@ class JobWatch:
             self._first_snapshot.set()
 
     async def _end_unseen(self, sequence: int) -> None:
-        """Ends the waiting members that are missing in the snapshot, in the state that the resource
-        manager returns.
+        """Ends the waiting members that are missing in the snapshot. They get the state that the
+        resource manager returns.
 
         These members have ended in the meantime.
         """
@@ -285,8 +285,8 @@ class JobWatch:
         request.update_status(status)
 
     def _member(self, status: RequestStatus) -> Request | None:
-        """Converts a member of a range to a `Request`, unless the member waits and has never had a
-        slot.
+        """Converts a member of a range to a `Request`. There is one exception: a waiting member
+        that has never had a slot.
         """
         if status.state is RequestState.PENDING and status.generation == 0:
             return None

@@ -60,7 +60,7 @@ class MemoryPool:
         self._pages = pages
         self._on_use = on_use
         self._free: list[Page] = []
-        self._clean: list[Page] = []  # free pages without memory behind them
+        self._clean: list[Page] = []  # free pages that have no memory now
         self._used: set[Page] = set()
         self._quota_pages = pages
         self._asked = 0  # number of pages that the pool has requested in total

@@ -1,1 +1,3 @@
-"""Implements the handle of a slot: its size, its tasks, and its reuse."""
+"""Implements the handle of a slot. It gives access to the size, the tasks, and the reuse of the
+slot.
+"""

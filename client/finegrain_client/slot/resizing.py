@@ -33,7 +33,9 @@ FORGOTTEN = (
     "the resource manager's database was restored from a backup that does not contain it; request "
     "it again"
 )
-"""Text of the error if the resource manager no longer knows a change that it acknowledged."""
+"""Text of the error if the resource manager has acknowledged a change and does not know it any
+more.
+"""
 
 _PARTS = {
     "cpu_milli": "cpu_milli",

@@ -47,14 +47,13 @@ class _Waiter:
             self._news.set()
 
     def settle(self, found: SlotStatus | FinegrainError) -> None:
-        # Keep the first outcome, because a later end of the slot must not hide a change that was
-        # made.
+        # Keep the first outcome: a later end of the slot must not hide a change that was made.
         self._outcome = self._outcome or found
         self._news.set()
 
     async def news(self) -> SlotStatus | None:
-        """Waits for a status. Returns the slot if it has the change; None: the status does not have
-        the change.
+        """Waits for a status. If the slot has the change, returns the slot; None: the status does
+        not have the change.
         """
         await self._news.wait()
         self._news.clear()
@@ -89,7 +88,8 @@ class SlotSize:
             each.update(status, reason, message)
 
     def reset(self, status: SlotStatus) -> None:
-        """Applies the resource manager's current status, even if it is older than the known status.
+        """Applies the current status of the resource manager. It may be older than the known
+        status.
 
         The current status can be older if the resource manager was restored from older state.
         """
@@ -111,8 +111,8 @@ class SlotSize:
         """Requests a change, and waits until the slot has the new size; see `Slot.resize`."""
         for tries_left in reversed(range(TRIES_MAX)):
             number, size = self.status.resize_number + 1, change.target(self.status)
-            # Create the waiter before the call, because the watch stream may report the outcome
-            # before the call returns.
+            # Create the waiter before the call: the watch stream may report the outcome before the
+            # call returns.
             with self._expecting(change, number) as waiter:
                 try:
                     status = await self._request(

@@ -179,7 +179,7 @@ class Slot(SlotAtExecutor):
         await self._context.connection.call_manager(
             lambda manager, timeout_s: manager.ReleaseSlots(message, timeout=timeout_s)
         )
-        # Mark the slot after the call, because the slot exists until the call has succeeded.
+        # Mark the slot after the call: the slot exists until the call has succeeded.
         self.mark_released()
 
     async def reuse_for(self, request: Reusable | str, grace_s: float | None = None) -> bool:

@@ -1,7 +1,7 @@
 """Implements the handle of one task, which starts, watches, signals and ends the task, and writes
 its input.
 
-Every call contains the task id, so that the call can be repeated safely. The watch stream of a task
+Every call contains the task id. So the call can be repeated safely. The watch stream of a task
 contains the task's output and result.
 """
 
@@ -97,8 +97,8 @@ class TaskOptions:
     def holder_of(self, task_id: str) -> str:
         """Returns the id of the output's holder; empty: no holder.
 
-        The holder's id is the task id, so that another process that submits the same task again is
-        the same holder.
+        The holder's id is the task id. So if another process submits the same task again, it is the
+        same holder.
         """
         return task_id if self.hold_output else ""
 
@@ -197,7 +197,7 @@ class Task:
             JobEnded: the job has ended.
         """
         async with asyncio.timeout(timeout_s):
-            # Use a shield, because several callers may wait: if one caller is cancelled, other
+            # Use a shield, because several callers may wait. If one caller is cancelled, the other
             # callers must still get the result.
             return await asyncio.shield(self._done)
 
@@ -215,7 +215,7 @@ class Task:
             FinegrainError: the executor refused the call.
         """
         reader = _Reader(Offsets(stdout_offset, stderr_offset))
-        # The caller can read the output to its end even if the slot is released meanwhile.
+        # Even if the slot is released in the meantime, the caller can read the output to its end.
         with self._slot.in_use():
             async with aclosing(self._messages(reader)) as messages:
                 while (message := await self._slot.guard(anext(messages, None))) is not None:

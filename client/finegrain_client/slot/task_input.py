@@ -1,4 +1,4 @@
-"""Writes the standard input of a task. Bytes have offsets, so that a repeated write adds no bytes
+"""Writes the standard input of a task. Bytes have offsets. So a repeated write adds no bytes
 twice.
 
 A write is split into messages. If the call breaks, it continues from the offset that the executor

@@ -31,7 +31,8 @@ class DeviceStatus(Value):
     allocated: Mapping[str, int]  # amounts that all slots together have
     available: Mapping[str, int]  # amounts for new slots; empty if no new slot gets the device
     uses: tuple[DeviceUse, ...]
-    condition: DeviceCondition | None = None  # None: no change since the executor registered
+    # None: nothing has changed since the executor registered.
+    condition: DeviceCondition | None = None
     usage: DeviceUsage | None = None  # None: the driver of the device does not measure its use
 
 

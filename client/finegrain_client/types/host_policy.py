@@ -22,4 +22,5 @@ class HostPolicyStatus(Value):
     set: HostPolicy  # the settings that administrators made at runtime
     effective: HostSettings
     number: int  # rises by 1 with every change of a setting; 0: no setting was changed
-    followed_number: int | None  # `number` of the settings that the executor uses; None: not known
+    # `number` of the settings that the executor uses; None: it is not known.
+    followed_number: int | None

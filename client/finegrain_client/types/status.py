@@ -243,7 +243,7 @@ class JobStatus(Value):
     owner: str = ""  # identity that registered the job, such as "user/alice"
     outcome: JobOutcome | None = None  # None: the job has not ended
     depends_on: tuple[JobDependency, ...] = ()  # jobs that must end before the job gets slots
-    awaited_job_ids: tuple[str, ...] = ()  # those of these jobs that have not ended
+    awaited_job_ids: tuple[str, ...] = ()  # the jobs of `depends_on` that have not ended
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,7 +171,7 @@ class _Placement:
             queue.order.resume_paused()
             goes_on = queue.begin_pass()
         self._placer.finish()
-        # Put these classes back only after the loop. The loop would try them again and again.
+        # Wait without the lock. So other commands continue.
         for scheduling_class in self._unknown:
             queue.continue_with(scheduling_class)
         for request in self._set_aside:

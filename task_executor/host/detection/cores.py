@@ -54,7 +54,7 @@ def read_layout(reader: TreeReader, online: CpuSet) -> Layout:
     # core.
     core_maps = _maps(reader, online, "core_cpus", "thread_siblings")
     cores = _partition(reader, core_maps, "core")
-    # Every cpu must be in exactly one core, so that no cpu is lost or counted twice.
+    # Every cpu must be in exactly one core. So no cpu is lost or counted twice.
     lone = online - _covered(cores)
     if lone and online:
         reader.warn(

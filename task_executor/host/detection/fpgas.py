@@ -25,8 +25,8 @@ def read_fpgas(reader: TreeReader, nodes: Sequence[NumaNode]) -> tuple[Fpga, ...
 
     Args:
         reader: reads the files of the host.
-        nodes: the NUMA nodes of the host. If a region reports a node that is not among these nodes,
-            the node of the region is unknown.
+        nodes: the NUMA nodes of the host. If a region reports any other node, the node of the
+            region is not known.
     """
     found = []
     for minor in reader.numbered(REGIONS, "region"):

@@ -161,7 +161,7 @@ def _cpus(reader: TreeReader, path: str, online: CpuSet) -> CpuSet:
 def _nearest_cpus(reader: TreeReader, node: NumaNode, nodes: dict[int, NumaNode]) -> CpuSet:
     """Returns the CPUs that are nearest to a node without CPUs.
 
-    The kernel may list the nearest nodes (initiators) in `access0` and `access1`; this list has
+    The kernel may list the nearest nodes (initiators) in `access0` and `access1`. This list has
     priority over distances. The function reads access1 first, because access1 lists only CPUs as
     initiators.
     """
@@ -180,7 +180,7 @@ def _nearest_cpus(reader: TreeReader, node: NumaNode, nodes: dict[int, NumaNode]
 
 
 def distance(node: NumaNode, to_id: int, node_ids: Sequence[int]) -> int | None:
-    """Returns the distance from a node to another node; None if it is unknown.
+    """Returns the distance from a node to another node; None: the distance is not known.
 
     The columns of the file correspond to the ids of the online nodes. The number of columns may
     differ from the number of nodes, for example because the file includes offline nodes. Then the

@@ -103,7 +103,7 @@ def _parsed(text: str) -> Any:
     """Parses JSON or YAML.
 
     Raises:
-        ValueError: the text is neither JSON nor YAML.
+        ValueError: the text is no JSON and no YAML.
     """
     # Try JSON first, because its parser is faster and needs no library.
     try:

@@ -1,7 +1,7 @@
 """Computes the state of a kubelet from the texts of its files.
 
-If a part cannot be read, its last known content is used. Otherwise the executor would offer a
-kubelet's cpus to slots whenever it reads a file while the kubelet replaces the file.
+If a part cannot be read, its last known content is used. Otherwise the executor could read a file
+while the kubelet replaces it, and offer a kubelet's cpus to slots.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class KubeletTexts:
 
     Attributes:
         texts: the texts of "cpu_manager_state", "memory_manager_state",
-            "device-plugins/kubelet_internal_checkpoint", "config", and of drop-in files as
-            "config/NAME" in their sequence.
-        failures: the reason why a file could not be read, by name of each existing file that could
-            not be read.
+            "device-plugins/kubelet_internal_checkpoint" and "config". Drop-in files follow in their
+            order, as "config/NAME".
+        failures: the files that exist but could not be read. The key is the name of the file, and
+            the value is the reason.
         command: the arguments of the kubelet's process.
     """
 

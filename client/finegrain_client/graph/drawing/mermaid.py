@@ -1,4 +1,4 @@
-"""Draws a plan as a Mermaid flowchart, which GitHub and many documentation tools show."""
+"""Draws a plan as a Mermaid flowchart. GitHub and many documentation tools can show it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def mermaid(plan: Plan) -> str:
 
 
 def _lines(plan: Plan) -> Iterator[str]:
-    # Use numbers as ids, because names may be words of Mermaid, such as "end".
+    # Use numbers as ids: names may be words of Mermaid, such as "end".
     ids = {chain.name: f"c{at}" for at, chain in enumerate(plan.chains)}
     for region in plan.regions:
         yield f'subgraph r{region.number}["{region_text(region)}"]'

@@ -29,7 +29,9 @@ class RequestSlots:
 
 @dataclass(frozen=True, slots=True)
 class CancelRequest:
-    """Cancel a request. If it was granted meanwhile, the schedule releases its slots."""
+    """Cancel a request. If the request was granted in the meantime, the schedule releases its
+    slots.
+    """
 
     request: int
 

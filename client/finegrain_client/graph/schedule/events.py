@@ -58,8 +58,8 @@ class TaskFailed:
 
     Attributes:
         message: the reason, for people.
-        input_missing: the edge ("map -> reduce") whose data the task did not find; empty: the task
-            failed for another reason.
+        input_missing: the edge ("map -> reduce") of which the task did not find the data; empty:
+            the task failed for another reason.
     """
 
     task: TaskId

@@ -1,5 +1,5 @@
-"""Keeps one region of a job while the job runs: its state, its tasks, and the number of its
-restarts.
+"""Keeps one region of a job while the job runs. It keeps its state, its tasks, and the number of
+its restarts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MOVES: frozenset[tuple[RegionState, RegionState]] = frozenset(
         (RegionState.FINISHED, RegionState.WAITING),
     }
 )
-"""All allowed changes of state, which docs/job-graphs.md shows as a diagram."""
+"""All allowed changes of state. docs/job-graphs.md shows them as a diagram."""
 
 OCCUPYING = frozenset((RegionState.RUNNING, RegionState.CANCELLING, RegionState.DELAYED))
 """States in which a region occupies its slots. In other states it occupies no slot."""

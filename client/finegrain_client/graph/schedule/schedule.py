@@ -6,8 +6,8 @@
   waits. And the job can finish with the number of slots that its largest region needs.
 - When a region finishes, its slots may pass to another region. The profiles must be equal, and the
   other region must need no more slots to start. All other idle slots are released.
-- A region whose task fails runs again after a delay, in the same slots. A region that lost a slot
-  runs again without a delay.
+- If a task of a region fails, the region runs again after a delay, in the same slots. A region that
+  lost a slot runs again without a delay.
 - If output is lost and a region still needs it, the producer's region runs again, and every region
   after it, too.
 """
@@ -70,8 +70,8 @@ class Schedule:
     def step(self, event: Event) -> list[Effect]:
         """Applies an event, and returns the effects that the runner must carry out, in order.
 
-        Cost: linear in the number of slots if a region starts, stops, or loses a slot or output;
-        otherwise constant.
+        Cost: The cost is linear in the number of slots if a region starts, stops, or loses a slot
+        or output. In all other cases it is constant.
         """
         self._effects = []
         if self.ended:
@@ -130,7 +130,9 @@ class Schedule:
         self._release_granted(event)
 
     def _release_granted(self, event: events.SlotsGranted) -> None:
-        """Releases the slots of a request that was cancelled before the grant arrived."""
+        """A request may have been cancelled before its grant arrived. Releases the slots of such a
+        request.
+        """
         for at in range(len(event.hosts)):
             self._effects.append(effects.ReleaseSlot(event.first_slot + at))
 
