@@ -204,7 +204,8 @@ GroupOption = Annotated[
         "--group",
         metavar="GROUP",
         autocompletion=completing.groups,
-        help="Resource group of the job; default: the group `default`.",
+        help="Resource group of the job; default: what the rules of groups choose, or else the "
+        "group `default`.",
     ),
 ]
 TimeLimitOption = Annotated[
@@ -223,6 +224,15 @@ ExpectedRunTimeOption = Annotated[
         metavar="DURATION",
         help="Time that the work in the slot will probably take, as a hint for the scheduler; "
         "default: --time-limit, or what earlier slots of the job took.",
+    ),
+]
+JobLabelOption = Annotated[
+    list[str],
+    typer.Option(
+        "--job-label",
+        metavar="KEY=VALUE",
+        help="Label of the job, which rules of groups can use (`finegrain groups rules`). "
+        "Repeatable.",
     ),
 ]
 AfterOption = Annotated[

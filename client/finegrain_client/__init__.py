@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from finegrain.resources import GIB, KIB, MIB, ResourceProfile
     from finegrain.values.dependencies import JobDependency
     from finegrain.values.explanations import Counterfactual, Dimension, GangSpot
+    from finegrain.values.group_rules import GroupRule
     from finegrain.values.isolation import Isolation
     from finegrain.values.outcomes import ItemOutcome
     from finegrain.values.states import (
@@ -153,6 +154,7 @@ _NAMES: Final = {
     ),
     "finegrain.resources": "GIB KIB MIB ResourceProfile",
     "finegrain.values.dependencies": "JobDependency",
+    "finegrain.values.group_rules": "GroupRule",
     "finegrain.values.explanations": "Counterfactual Dimension GangSpot",
     "finegrain.values.isolation": "Isolation",
     "finegrain.values.outcomes": "ItemOutcome",
@@ -251,6 +253,7 @@ __all__ = [
     "GraphRunSpec",
     "GraphState",
     "GroupLimit",
+    "GroupRule",
     "GroupStatus",
     "Groups",
     "HostBindPolicy",

@@ -8,7 +8,7 @@ change the cluster are for administrators, and are in `admin/operations.py`.
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -115,12 +115,14 @@ class Cluster(Operations, Identities):
         lease_s: float = LEASE_DEFAULT_S,
         detached: bool = False,
         after: Iterable[JobDependency | str] = (),
+        labels: Mapping[str, str] | None = None,
     ) -> Job:
         """Returns a new job. `async with` registers it on entry and ends it on exit.
 
         Args:
             name: name for people to read, 1 to 200 printable characters.
-            group: resource group of the job; empty: "default".
+            group: resource group of the job; empty: the rules of the groups decide, and if none
+                matches, "default".
             lease_s: time in seconds without contact after which the resource manager ends the job,
                 1 s to 1 day.
             detached: if true, the job has no lease, and leaving `async with` does not end the job.
@@ -128,6 +130,7 @@ class Cluster(Operations, Identities):
             after: jobs that must end before this job gets its first slot. A `JobDependency` says
                 how the other job must end; the id of a job alone means that it must succeed. If a
                 job ends in another way, this job ends, too (DEPENDENCY_FAILED).
+            labels: labels of the job, which the rules of the groups can use.
 
         Raises:
             InvalidArgument: the name, the lease or an id is not allowed.
@@ -148,6 +151,7 @@ class Cluster(Operations, Identities):
             lease_s=lease_s,
             detached=detached,
             after=dependencies,
+            labels=labels or {},
         )
 
     def attach_job(self, job_id: str, *, lease_s: float = LEASE_DEFAULT_S) -> Job:

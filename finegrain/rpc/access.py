@@ -90,6 +90,7 @@ CLUSTER_ACCESS = table_of(
             "ResizeSlot",
             "SetGroup",
             "ChangeGroupUsers",
+            "ChangeGroupRules",
             "DeleteGroup",
             "CordonDevice",
             "UncordonDevice",

@@ -1563,6 +1563,7 @@ class GroupStatus(google.protobuf.message.Message):
     OLDEST_WAIT_TIME_FIELD_NUMBER: builtins.int
     JOBS_FIELD_NUMBER: builtins.int
     USERS_FIELD_NUMBER: builtins.int
+    RULES_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Name of the group."""
     parent: builtins.str
@@ -1614,6 +1615,10 @@ class GroupStatus(google.protobuf.message.Message):
         may use every group.
         """
 
+    @property
+    def rules(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___GroupRule]:
+        """The rules that put jobs into this group, by `order`."""
+
     def __init__(
         self,
         *,
@@ -1633,9 +1638,10 @@ class GroupStatus(google.protobuf.message.Message):
         oldest_wait_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         jobs: builtins.int = ...,
         users: collections.abc.Iterable[builtins.str] | None = ...,
+        rules: collections.abc.Iterable[global___GroupRule] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["oldest_wait_time", b"oldest_wait_time", "used", b"used"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["description", b"description", "jobs", b"jobs", "maximum", b"maximum", "minimum", b"minimum", "name", b"name", "oldest_wait_time", b"oldest_wait_time", "parent", b"parent", "running", b"running", "service", b"service", "share_entitled", b"share_entitled", "share_now", b"share_now", "tally", b"tally", "used", b"used", "users", b"users", "waiting", b"waiting", "weight", b"weight"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["description", b"description", "jobs", b"jobs", "maximum", b"maximum", "minimum", b"minimum", "name", b"name", "oldest_wait_time", b"oldest_wait_time", "parent", b"parent", "rules", b"rules", "running", b"running", "service", b"service", "share_entitled", b"share_entitled", "share_now", b"share_now", "tally", b"tally", "used", b"used", "users", b"users", "waiting", b"waiting", "weight", b"weight"]) -> None: ...
 
 global___GroupStatus = GroupStatus
 
@@ -1744,6 +1750,110 @@ class SetGroupResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["group", b"group"]) -> None: ...
 
 global___SetGroupResponse = SetGroupResponse
+
+@typing.final
+class GroupRule(google.protobuf.message.Message):
+    """Puts jobs that name no resource group into a group. When such a job registers, the RM compares it with the rules of all
+    groups, by `order`: the first rule that matches decides. If none matches, the job is in the group "default". A job must
+    match all patterns that are set. Patterns are those of a shell (`*`, `?`, `[ab]`); upper and lower case differ.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class LabelsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    ORDER_FIELD_NUMBER: builtins.int
+    JOB_FIELD_NUMBER: builtins.int
+    USER_FIELD_NUMBER: builtins.int
+    LABELS_FIELD_NUMBER: builtins.int
+    order: builtins.int
+    """Place of the rule among the rules of all groups, 1 to 1,000,000; no two rules have the same place. 0 in
+    ChangeGroupRules: after all other rules.
+    """
+    job: builtins.str
+    """Pattern for the name of the job; empty: any name."""
+    user: builtins.str
+    """Pattern for the owner of the job, such as `user/alice` or `user/etl-*`; empty: any owner."""
+    @property
+    def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """Patterns for labels of the job (RegisterJobRequest.labels). A job without the label does not match."""
+
+    def __init__(
+        self,
+        *,
+        order: builtins.int = ...,
+        job: builtins.str = ...,
+        user: builtins.str = ...,
+        labels: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["job", b"job", "labels", b"labels", "order", b"order", "user", b"user"]) -> None: ...
+
+global___GroupRule = GroupRule
+
+@typing.final
+class ChangeGroupRulesRequest(google.protobuf.message.Message):
+    """Adds and removes rules of one resource group. Jobs that are registered already stay where they are."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    ADD_FIELD_NUMBER: builtins.int
+    REMOVE_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """Name of the group."""
+    @property
+    def add(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___GroupRule]:
+        """Rules to add; at most 100. A rule needs at least one pattern."""
+
+    @property
+    def remove(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Orders of rules of the group to remove, before the other rules are added; at most 100."""
+
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        add: collections.abc.Iterable[global___GroupRule] | None = ...,
+        remove: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["add", b"add", "name", b"name", "remove", b"remove"]) -> None: ...
+
+global___ChangeGroupRulesRequest = ChangeGroupRulesRequest
+
+@typing.final
+class ChangeGroupRulesResponse(google.protobuf.message.Message):
+    """The RM has stored the change."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: builtins.int
+    @property
+    def group(self) -> global___GroupStatus:
+        """The group."""
+
+    def __init__(
+        self,
+        *,
+        group: global___GroupStatus | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["group", b"group"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["group", b"group"]) -> None: ...
+
+global___ChangeGroupRulesResponse = ChangeGroupRulesResponse
 
 @typing.final
 class ChangeGroupUsersRequest(google.protobuf.message.Message):

@@ -133,6 +133,11 @@ class ClusterServiceStub(object):
                 request_serializer=finegrain_dot_v1_dot_cluster__pb2.ChangeGroupUsersRequest.SerializeToString,
                 response_deserializer=finegrain_dot_v1_dot_cluster__pb2.ChangeGroupUsersResponse.FromString,
                 _registered_method=True)
+        self.ChangeGroupRules = channel.unary_unary(
+                '/finegrain.v1.ClusterService/ChangeGroupRules',
+                request_serializer=finegrain_dot_v1_dot_cluster__pb2.ChangeGroupRulesRequest.SerializeToString,
+                response_deserializer=finegrain_dot_v1_dot_cluster__pb2.ChangeGroupRulesResponse.FromString,
+                _registered_method=True)
         self.DeleteGroup = channel.unary_unary(
                 '/finegrain.v1.ClusterService/DeleteGroup',
                 request_serializer=finegrain_dot_v1_dot_cluster__pb2.DeleteGroupRequest.SerializeToString,
@@ -316,6 +321,13 @@ class ClusterServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ChangeGroupRules(self, request, context):
+        """Adds or removes rules that put jobs into a resource group. Administrators only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DeleteGroup(self, request, context):
         """Deletes a resource group. All its jobs must have ended, and it must have no group below it. The group "default"
         cannot be deleted.
@@ -468,6 +480,11 @@ def add_ClusterServiceServicer_to_server(servicer, server):
                     servicer.ChangeGroupUsers,
                     request_deserializer=finegrain_dot_v1_dot_cluster__pb2.ChangeGroupUsersRequest.FromString,
                     response_serializer=finegrain_dot_v1_dot_cluster__pb2.ChangeGroupUsersResponse.SerializeToString,
+            ),
+            'ChangeGroupRules': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeGroupRules,
+                    request_deserializer=finegrain_dot_v1_dot_cluster__pb2.ChangeGroupRulesRequest.FromString,
+                    response_serializer=finegrain_dot_v1_dot_cluster__pb2.ChangeGroupRulesResponse.SerializeToString,
             ),
             'DeleteGroup': grpc.unary_unary_rpc_method_handler(
                     servicer.DeleteGroup,
@@ -1005,6 +1022,33 @@ class ClusterService(object):
             '/finegrain.v1.ClusterService/ChangeGroupUsers',
             finegrain_dot_v1_dot_cluster__pb2.ChangeGroupUsersRequest.SerializeToString,
             finegrain_dot_v1_dot_cluster__pb2.ChangeGroupUsersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeGroupRules(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/finegrain.v1.ClusterService/ChangeGroupRules',
+            finegrain_dot_v1_dot_cluster__pb2.ChangeGroupRulesRequest.SerializeToString,
+            finegrain_dot_v1_dot_cluster__pb2.ChangeGroupRulesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -144,6 +144,12 @@ class ClusterServiceStub:
     ]
     """Allows users to register jobs in a resource group, or revokes this right. Administrators only."""
 
+    ChangeGroupRules: grpc.UnaryUnaryMultiCallable[
+        finegrain.v1.cluster_pb2.ChangeGroupRulesRequest,
+        finegrain.v1.cluster_pb2.ChangeGroupRulesResponse,
+    ]
+    """Adds or removes rules that put jobs into a resource group. Administrators only."""
+
     DeleteGroup: grpc.UnaryUnaryMultiCallable[
         finegrain.v1.cluster_pb2.DeleteGroupRequest,
         finegrain.v1.cluster_pb2.DeleteGroupResponse,
@@ -325,6 +331,12 @@ class ClusterServiceAsyncStub:
         finegrain.v1.cluster_pb2.ChangeGroupUsersResponse,
     ]
     """Allows users to register jobs in a resource group, or revokes this right. Administrators only."""
+
+    ChangeGroupRules: grpc.aio.UnaryUnaryMultiCallable[
+        finegrain.v1.cluster_pb2.ChangeGroupRulesRequest,
+        finegrain.v1.cluster_pb2.ChangeGroupRulesResponse,
+    ]
+    """Adds or removes rules that put jobs into a resource group. Administrators only."""
 
     DeleteGroup: grpc.aio.UnaryUnaryMultiCallable[
         finegrain.v1.cluster_pb2.DeleteGroupRequest,
@@ -543,6 +555,14 @@ class ClusterServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[finegrain.v1.cluster_pb2.ChangeGroupUsersResponse, collections.abc.Awaitable[finegrain.v1.cluster_pb2.ChangeGroupUsersResponse]]:
         """Allows users to register jobs in a resource group, or revokes this right. Administrators only."""
+
+    @abc.abstractmethod
+    def ChangeGroupRules(
+        self,
+        request: finegrain.v1.cluster_pb2.ChangeGroupRulesRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[finegrain.v1.cluster_pb2.ChangeGroupRulesResponse, collections.abc.Awaitable[finegrain.v1.cluster_pb2.ChangeGroupRulesResponse]]:
+        """Adds or removes rules that put jobs into a resource group. Administrators only."""
 
     @abc.abstractmethod
     def DeleteGroup(

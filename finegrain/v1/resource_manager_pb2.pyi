@@ -111,6 +111,22 @@ class RegisterJobRequest(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class LabelsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     JOB_ID_FIELD_NUMBER: builtins.int
     REQUEST_ID_FIELD_NUMBER: builtins.int
     NAME_FIELD_NUMBER: builtins.int
@@ -118,6 +134,7 @@ class RegisterJobRequest(google.protobuf.message.Message):
     LEASE_FIELD_NUMBER: builtins.int
     DETACHED_FIELD_NUMBER: builtins.int
     DEPENDS_ON_FIELD_NUMBER: builtins.int
+    LABELS_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     """Identity of the job, chosen by the job master (UUIDv7). Required."""
     request_id: builtins.str
@@ -127,7 +144,8 @@ class RegisterJobRequest(google.protobuf.message.Message):
     name: builtins.str
     """Name for people, 1 to 200 printable characters. Required."""
     group: builtins.str
-    """Resource group that the job belongs to; empty: "default". If the group does not exist, the call fails with
+    """Resource group that the job belongs to; empty: the rules of groups decide (ClusterService.ChangeGroupRules), and if
+    none matches, "default". If the group does not exist, the call fails with
     NOT_FOUND, reason "GROUP_UNKNOWN" (ClusterService.ListGroups lists the groups).
     """
     detached: builtins.bool
@@ -144,6 +162,10 @@ class RegisterJobRequest(google.protobuf.message.Message):
         the outcome FAILED and the reason "DEPENDENCY_FAILED".
         """
 
+    @property
+    def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """Labels of the job, which the rules of groups can use. The RM does not keep them."""
+
     def __init__(
         self,
         *,
@@ -154,9 +176,10 @@ class RegisterJobRequest(google.protobuf.message.Message):
         lease: google.protobuf.duration_pb2.Duration | None = ...,
         detached: builtins.bool = ...,
         depends_on: collections.abc.Iterable[global___JobDependency] | None = ...,
+        labels: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["lease", b"lease"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["depends_on", b"depends_on", "detached", b"detached", "group", b"group", "job_id", b"job_id", "lease", b"lease", "name", b"name", "request_id", b"request_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["depends_on", b"depends_on", "detached", b"detached", "group", b"group", "job_id", b"job_id", "labels", b"labels", "lease", b"lease", "name", b"name", "request_id", b"request_id"]) -> None: ...
 
 global___RegisterJobRequest = RegisterJobRequest
 

@@ -57,6 +57,7 @@ def register(app: typer.Typer) -> None:
     group.command(name="set")(reporting_errors(set_))
     group.command()(reporting_errors(allow))
     group.command()(reporting_errors(revoke))
+    group.command()(reporting_errors(rules))
     group.command()(reporting_errors(delete))
     app.add_typer(
         group, name="groups", help="Show or change resource groups: shares, weights, limits, users."
@@ -323,6 +324,83 @@ def _described(group: GroupStatus) -> str:
     parts += [f"minimum {limits_text(group.minimum)}"] if group.minimum else []
     parts += [f"maximum {limits_text(group.maximum)}"] if group.maximum else []
     return ", ".join(parts)
+
+
+def rules(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="[NAME]", autocompletion=completing.groups, help="Group; default: all."
+        ),
+    ] = "",
+    job: Annotated[
+        str, typer.Option("--job", metavar="PATTERN", help="Add a rule for these names of jobs.")
+    ] = "",
+    user: Annotated[
+        str, typer.Option("--user", metavar="PATTERN", help="Add a rule for these users.")
+    ] = "",
+    label: Annotated[
+        list[str],
+        typer.Option(
+            "--label",
+            metavar="KEY=PATTERN",
+            help="Add a rule for jobs with this label (`run --job-label`). Repeatable.",
+        ),
+    ] = [],  # noqa: B006 - typer wants the default as a list
+    order: Annotated[
+        int,
+        typer.Option(
+            "--order",
+            metavar="NUMBER",
+            min=0,
+            help="Place of the rule among the rules of all groups; 0: after all others.",
+        ),
+    ] = 0,
+    remove: Annotated[
+        list[int],
+        typer.Option("--remove", metavar="NUMBER", help="Remove the rule with this order."),
+    ] = [],  # noqa: B006
+    output: OutputOption = OutputFormat.TABLE,
+    manager: ManagerOption = "",
+    credentials: CredentialsOption = "",
+    config: ConfigOption = "",
+) -> None:
+    """Show, add or remove the rules that put jobs into groups.
+
+    A job that names no group is compared with the rules of all groups, by their order. The first
+    rule whose patterns all match decides. If no rule matches, the job is in the group default.
+    Patterns are those of a shell: quote them. A rule does not give the right to use the group.
+
+    \b
+    Examples:
+      finegrain groups rules
+      finegrain groups rules nightly --job 'etl-*' --user alice
+      finegrain groups rules nightly --label team=ml --order 5
+      finegrain groups rules nightly --remove 5
+    """
+    from finegrain.values.group_rules import GroupRule
+    from finegrain_cli.text.groups import rules_text
+
+    enter_command(output, manager, credentials, config)
+    labels = tuple(sorted(parse_pair("--label", each) for each in label))
+    adds = bool(job or user or labels)
+    if not name and (adds or remove):
+        raise InvalidArgument("NAME", name, "the group whose rules change")
+    if order and not adds:
+        raise InvalidArgument("--order", order, "--job, --user or --label with it")
+    owner = user if not user or "/" in user else f"user/{user}"
+    with open_cluster() as cluster:
+        if adds or remove:
+            add = [GroupRule(order, job, owner, labels)] if adds else []
+            cluster.change_group_rules(name, add=add, remove=remove)
+        found = [each for each in cluster.groups().groups if name in ("", each.name)]
+    if not found:
+        raise InvalidArgument("NAME", name, "the name of a group; `finegrain groups` lists them")
+    listed = sorted(
+        ({"group": each.name, **rule} for each in found for rule in each.to_dict()["rules"]),
+        key=lambda rule: rule["order"],
+    )
+    print_object("GroupRules", {"rules": listed}, output, rules_text(listed))
 
 
 def _identities(users: list[str] | None, *, all_users: bool) -> list[str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from finegrain.errors import FinegrainError, InvalidArgument, Reason
-from finegrain.units import parse_bytes
+from finegrain.units import parse_bytes, parse_pair
 from finegrain_cli import completing
 from finegrain_cli.common import (
     ConfigOption,
@@ -40,6 +40,7 @@ from finegrain_cli.slot_options import (
     GpuOption,
     GpuSharedOption,
     GroupOption,
+    JobLabelOption,
     LabelOption,
     MemoryOption,
     NumaOption,
@@ -121,6 +122,7 @@ def run(
         ),
     ] = "",
     group: GroupOption = "",
+    job_label: JobLabelOption = [],  # noqa: B006
     after: AfterOption = [],  # noqa: B006
     timeout: Annotated[
         str,
@@ -282,6 +284,7 @@ def run(
             # All users see the name, so it has no folders and no arguments.
             name=name or Path(command[0]).name[:200] or "run",
             group=group,
+            job_labels=tuple(parse_pair("--job-label", each) for each in job_label),
             after=dependencies(after),
             timeout_s=seconds("--timeout", timeout),
             wait_timeout_s=seconds("--wait-timeout", wait_timeout),

@@ -50,6 +50,7 @@ class RunOptions:
     output: str = ""  # a file for the output; empty: the streams of this process
     output_limit_bytes: int = 0  # 0: the executor's limit
     gang: GangOptions | None = None
+    job_labels: tuple[tuple[str, str], ...] = ()
     after: tuple[fg.JobDependency, ...] = ()  # jobs that must end before the command starts
 
 

@@ -60,7 +60,12 @@ async def _run_to(
         await cluster.info()  # a wrong address fails after 5 s, not after OUTAGE_S
     async with (
         open_cluster_async(OUTAGE_S) as cluster,
-        cluster.job(options.name, group=options.group, after=options.after) as job,
+        cluster.job(
+            options.name,
+            group=options.group,
+            after=options.after,
+            labels=dict(options.job_labels),
+        ) as job,
     ):
         if options.gang is not None:
             code = await run_gang(job, target, options, options.gang, environment, signals)

@@ -64,6 +64,14 @@ def users_text(users: Sequence[str]) -> str:
     return ", ".join(each.removeprefix("user/") for each in users) or "-"
 
 
+def rules_text(rules: Sequence[Row]) -> str:
+    """Returns a table of the rules that choose groups, in their order."""
+    if not rules:
+        return "no rules: jobs that name no group are in the group default"
+    heading, *lines = table_lines(RULE_COLUMNS, rules, OutputFormat.TABLE)
+    return "\n".join([painted(heading, Style.BOLD), *lines])
+
+
 def used_text(amounts: Mapping[str, int]) -> str:
     """Returns the amounts of slots in the form of `limits_text`, with the sum of all memory
     parts.
@@ -130,6 +138,16 @@ def _number(key: str) -> Any:
     return text
 
 
+RULE_COLUMNS = (
+    Column("order", lambda row: str(row["order"]), right=True),
+    Column("job", lambda row: row["job"] or "any"),
+    Column("user", lambda row: row["user"] or "any"),
+    Column(
+        "labels",
+        lambda row: ", ".join(f"{key}={value}" for key, value in row["labels"].items()) or "any",
+    ),
+    Column("group", lambda row: row["group"]),
+)
 COLUMNS = (
     Column("group", lambda row: str(row["label"]), shrinks=True),
     Column("weight", lambda row: f"{row['weight']:.10g}", right=True, rank=4),

@@ -28,6 +28,7 @@ from resource_manager.engine.executors.registration import (
     silence_timer_fired,
 )
 from resource_manager.engine.executors.reports import slots_reported
+from resource_manager.engine.jobs.group_rules import change_group_rules
 from resource_manager.engine.jobs.group_users import change_group_users
 from resource_manager.engine.jobs.groups import delete_group, set_group
 from resource_manager.engine.jobs.lifecycle import (
@@ -52,6 +53,7 @@ from resource_manager.engine.model.events import (
     ExecutorsAwaited,
     ForgetRequested,
     GroupDeleted,
+    GroupRulesChanged,
     GroupSet,
     GroupUsersChanged,
     HostPolicySet,
@@ -174,6 +176,8 @@ def _handle(state: State, event: Event) -> object:  # noqa: C901, PLR0912, PLR09
             forget_executor(state, event)
         case GroupSet():
             return set_group(state, event)
+        case GroupRulesChanged():
+            return change_group_rules(state.groups, state.changes, state.journal, event)
         case GroupUsersChanged():
             return change_group_users(state.groups, state.changes, state.journal, event)
         case GroupDeleted():

@@ -19,7 +19,11 @@ from resource_manager.service.audit import audited
 from resource_manager.service.engine_driver import now
 from resource_manager.service.runner import Runner
 from resource_manager.service.wire.encoding import groups_message, write
-from resource_manager.service.wire.groups import group_set_event, group_users_event
+from resource_manager.service.wire.groups import (
+    group_rules_event,
+    group_set_event,
+    group_users_event,
+)
 
 T = TypeVar("T")
 
@@ -60,6 +64,15 @@ class GroupCalls:
         group_users_event(request, now())  # rejects a malformed call before it is queued
         await self._runner.submit(lambda at: group_users_event(request, at), _nothing)
         return cluster_pb2.ChangeGroupUsersResponse(group=await self._group(request.name))
+
+    @audited(lambda request: request.name)
+    async def ChangeGroupRules(
+        self, request: cluster_pb2.ChangeGroupRulesRequest, context: Any
+    ) -> cluster_pb2.ChangeGroupRulesResponse:
+        """See the protocol."""
+        group_rules_event(request, now())  # rejects a malformed call before it is queued
+        await self._runner.submit(lambda at: group_rules_event(request, at), _nothing)
+        return cluster_pb2.ChangeGroupRulesResponse(group=await self._group(request.name))
 
     @audited(lambda request: request.name)
     async def DeleteGroup(

@@ -11,7 +11,7 @@ from finegrain.ids import check_id, check_text
 from finegrain.join_token import sha256_hex
 from finegrain.rpc.access import current_caller
 from finegrain.rpc.allocation_tokens import TokenSigner
-from finegrain.rpc.wire import duration_ms_from_proto, duration_ms_to_proto
+from finegrain.rpc.wire import duration_ms_from_proto, duration_ms_to_proto, labels_from_proto
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.v1 import slots_pb2
 from finegrain.values.outcomes import ItemOutcome
@@ -46,7 +46,6 @@ from resource_manager.service.wire.jobs import dependencies, job_outcome
 from resource_manager.service.wire.ranges import range_members, request_ranges
 from resource_manager.service.wire.slot_reuse import reuse_events, slot_reuses
 
-DEFAULT_GROUP = "default"
 EXPLAINED_EXECUTORS_MAX = 1_000
 # number of requests that are decoded before other calls run; one request takes 10 us
 CHECKED_AT_ONCE = 200
@@ -84,13 +83,22 @@ class JobCalls:
         job_id = check_id("job_id", request.job_id)
         request_id = decoding.request_id(request.request_id)
         name = check_text("name", request.name, longest=decoding.NAME_LENGTH_MAX)
-        group = check_id("group", request.group or DEFAULT_GROUP)
+        group = check_id("group", request.group) if request.group else ""
+        labels = labels_from_proto(request.labels, "labels")
         lease_ms = self._lease_ms(request)
         depends_on = dependencies(request.depends_on)
         caller, request_id_sha256 = current_caller(), sha256_hex(request_id)
         answer = await self._runner.submit(
             lambda at: JobRegistered(
-                at, job_id, name, group, lease_ms, caller.name, request_id_sha256, depends_on
+                at,
+                job_id,
+                name,
+                group,
+                lease_ms,
+                caller.name,
+                request_id_sha256,
+                depends_on,
+                labels,
             ),
             lambda job: rm_pb2.RegisterJobResponse(
                 lease=_lease(job), rm_epoch=self._runner.rm_epoch

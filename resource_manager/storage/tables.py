@@ -27,7 +27,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA_VERSION = 13
+SCHEMA_VERSION = 14
 """Number of the last migration; a file `migrations/versions/000N_*.py` with this N must exist."""
 
 APPLICATION_ID = 0x4647524D
@@ -256,6 +256,7 @@ groups = _table(
     _text("description"),
     _number("create_time_ms"),
     _text("users", server_default=text("'[]'")),
+    _text("rules", server_default=text("'[]'")),
 )
 
 # Usage of flows (groups and jobs) as of a moment. No foreign key: a flow is in one of two tables.

@@ -19,6 +19,7 @@ from finegrain.mapping.rows import FLOAT, Text
 from finegrain.mapping.stored import FORMS
 from finegrain.resources import ResourceProfile
 from finegrain.values.dependencies import JobDependency
+from finegrain.values.group_rules import GroupRule
 from finegrain.values.isolation import Isolation
 from finegrain.values.states import RequestState
 from resource_manager.engine.model.entities import Cordon, Ended, Resize
@@ -157,6 +158,7 @@ TEXTS: Mapping[Any, Text] = {
     HostPolicy: _json_of(HostPolicy),
     tuple[Cordon, ...]: _list_of(Cordon),
     tuple[JobDependency, ...]: _list_of(JobDependency),
+    tuple[GroupRule, ...]: _list_of(GroupRule),
     tuple[str, ...]: _list_of(str),
     Mapping[str, int]: Text(_amounts_text, json.loads),
     dict[Ended, IntervalSet]: Text(_ended_text, _ended_of),

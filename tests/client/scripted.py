@@ -442,6 +442,11 @@ class Scripted(_Servicer):
         group.maximum.update(request.maximum)
         return cluster_pb2.SetGroupResponse(group=group)
 
+    async def ChangeGroupRules(self, request: Any, context: Any) -> Any:
+        await self._begin("ChangeGroupRules", request, context)
+        group = cluster_pb2.GroupStatus(name=request.name, rules=request.add)
+        return cluster_pb2.ChangeGroupRulesResponse(group=group)
+
     async def ChangeGroupUsers(self, request: Any, context: Any) -> Any:
         await self._begin("ChangeGroupUsers", request, context)
         group = cluster_pb2.GroupStatus(name=request.name, users=request.allow)

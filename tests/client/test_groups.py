@@ -35,6 +35,18 @@ async def test_only_what_is_given_is_sent(servant: Scripted, cluster: fg.Cluster
     assert servant.calls["DeleteGroup"][0].name == "nightly"
 
 
+async def test_rules_are_added_and_removed(servant: Scripted, cluster: fg.Cluster) -> None:
+    rule = fg.GroupRule(5, "etl-*", "user/alice", (("team", "ml"),))
+    group = await cluster.change_group_rules("nightly", add=[rule], remove=[7])
+    assert group.rules == (rule,)
+    (sent,) = servant.calls["ChangeGroupRules"]
+    assert (sent.name, list(sent.remove), dict(sent.add[0].labels)) == (
+        "nightly",
+        [7],
+        {"team": "ml"},
+    )
+
+
 async def test_users_are_allowed_and_revoked(servant: Scripted, cluster: fg.Cluster) -> None:
     group = await cluster.change_group_users("nightly", allow=["user/alice"], revoke=["*"])
     assert group.users == ("user/alice",)

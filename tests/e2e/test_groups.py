@@ -98,8 +98,18 @@ def test_what_operators_do_to_groups_outlives_crashes(daemons: Daemons) -> None:
         ("set", "medium", "--weight", "5", "--min-cpu", "1.5", "--max", "licence=2"),
         ("set", "medium", "--max-memory", "1GiB", "--description", "who pays"),
         ("delete", "low", "--yes"),
+        ("rules", "medium", "--job", "etl-*", "--label", "team=ml"),
     ):
         assert daemons.cli("groups", *arguments).code == 0
+    with daemons.cli.client() as cluster:
+        for name, labels in (("etl-1", {"team": "ml"}), ("etl-2", {}), ("web", {"team": "ml"})):
+            with cluster.job(name, labels=labels):
+                (listed,) = cluster.jobs()
+                assert listed.group == ("medium" if name == "etl-1" else "default")
+    assert daemons.cli.json("groups", "rules")["rules"] == [
+        {"group": "medium", "order": 10, "job": "etl-*", "user": "", "labels": {"team": "ml"}}
+    ]
+    assert "etl-*" in daemons.cli("groups", "rules").text
     before = {each["name"]: each for each in daemons.cli.json("groups")["groups"]}
     killed(daemons)
     after = groups(daemons)

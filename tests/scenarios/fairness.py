@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from finegrain.resources import MIB
+from finegrain.values.group_rules import GroupRule
 from resource_manager.engine.explain.groups import group_views
 from tests.scenarios import render
 from tests.scenarios.commands import Commands
@@ -27,6 +28,23 @@ class FairnessCommands(Commands):
             minimum=_limits(words, "min"),
             maximum=_limits(words, "max"),
         )
+        yield from self._effects()
+
+    def do_rule(self, words: Words) -> Iterator[str]:
+        """Adds or removes a rule of a group, and prints the rules of the group."""
+        remove = words.number("remove")
+        rule = GroupRule(
+            words.number("order"),
+            words.values.pop("job", ""),
+            words.values.pop("user", ""),
+            words.labels(),
+        )
+        add = () if remove else (rule,)
+        removed = (remove,) if remove else ()
+        group = self.cluster.change_group_rules(words.subjects[0], add=add, remove=removed)
+        for each in group.rules:
+            labels = " ".join(f"{key}={value}" for key, value in each.labels)
+            yield f"{each.order}: job={each.job} user={each.user} {labels} -> {group.name}"
         yield from self._effects()
 
     def do_group_delete(self, words: Words) -> Iterator[str]:

@@ -20,12 +20,20 @@ class JobCommands(Commands):
 
     def do_job(self, words: Words) -> Iterator[str]:
         lease_ms = None if words.flag("detached") else words.number("lease", 30) * 1_000
-        group = words.values.pop("group", "default")
+        group = words.values.pop("group", "default").replace("none", "")
+        owner = words.values.pop("owner", "operator/ann")
         after = [each.partition(":") for each in words.values.pop("after", "").split(",") if each]
         depends_on = tuple(
             JobDependency(name, JobCondition(how.upper() or "OK")) for name, _, how in after
         )
-        self.cluster.job(*words.subjects, group=group, lease_ms=lease_ms, depends_on=depends_on)
+        self.cluster.job(
+            *words.subjects,
+            group=group,
+            lease_ms=lease_ms,
+            depends_on=depends_on,
+            owner=owner,
+            labels=words.labels(),
+        )
         yield from self._effects()
 
     def do_jobs(self, words: Words) -> Iterator[str]:
@@ -35,7 +43,8 @@ class JobCommands(Commands):
             waits = ", ".join(f"{name} ({how})" for name, how in awaited.items())
             waits = f" waits for {waits}" if waits else ""
             ended = f" {job.end_reason} {job.outcome}" if job.outcome else ""
-            yield f"{job.job_id} {job.state}{ended}{waits}"
+            group = "" if job.group == "default" else f" in {job.group}"
+            yield f"{job.job_id} {job.state}{ended}{waits}{group}"
 
     def do_request(self, words: Words) -> Iterator[str]:
         cpu, mem = words.number("cpu"), words.number("mem")

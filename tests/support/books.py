@@ -23,6 +23,7 @@ from finegrain.cpuset import CpuSet
 from finegrain.intervals import IntervalSet
 from finegrain.resources import GIB, ResourceProfile
 from finegrain.values.dependencies import JobDependency
+from finegrain.values.group_rules import GroupRule
 from finegrain.values.isolation import Isolation
 from finegrain.values.states import (
     GangPlacement,
@@ -290,6 +291,7 @@ def everything() -> Changes:
                 "for people",
                 5,
                 ("*", "user/a"),
+                (GroupRule(7, "etl-*", "user/b*", (("team", "ml"),)),),
             ),
         ],
         usage_records=[UsageRecord("group/default", "slots", 0.1, 1 / 3, 6, '{"count":1}')],

@@ -524,6 +524,10 @@ class FakeCluster:
         self.done.append(("set_group", name, fields))
         return replace(GROUPS.groups[1], name=name, weight=fields["weight"] or 1.0)
 
+    def change_group_rules(self, name: str, **fields: Any) -> GroupStatus:
+        self.done.append(("change_group_rules", name, fields))
+        return replace(GROUPS.groups[1], name=name, rules=tuple(fields.get("add", ())))
+
     def change_group_users(self, name: str, **fields: Any) -> GroupStatus:
         self.done.append(("change_group_users", name, fields))
         return replace(GROUPS.groups[1], name=name, users=tuple(fields.get("allow", ())))

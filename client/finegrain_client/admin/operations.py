@@ -12,6 +12,7 @@ from finegrain.errors import (
 )
 from finegrain.v1 import cluster_pb2 as pb
 from finegrain.values.bounds import AMOUNT_MAX
+from finegrain.values.group_rules import GroupRule
 from finegrain.values.outcomes import ItemOutcome
 from finegrain_client.call_limits import id_batches
 from finegrain_client.connection import Connection
@@ -202,6 +203,39 @@ class Operations:
         )
         from finegrain_client.types.groups import GroupStatus
 
+        return read(GroupStatus, answer.group)
+
+    async def change_group_rules(
+        self, name: str, *, add: Sequence[GroupRule] = (), remove: Sequence[int] = ()
+    ) -> GroupStatus:
+        """Adds or removes rules that put jobs into a resource group.
+
+        The rules are compared with a job that names no group when it registers. Of all rules of all
+        groups, the first that matches decides. Jobs that are registered already stay.
+
+        Args:
+            name: name of the group.
+            add: rules to add. `GroupRule.order` 0: after all other rules.
+            remove: orders of rules of this group to remove.
+
+        Raises:
+            InvalidArgument: a rule has no pattern, or an order that is not allowed.
+            AlreadyExists: another rule has this order.
+            NotFound: there is no such group, or no such rule.
+        """
+        message = pb.ChangeGroupRulesRequest(
+            name=name,
+            add=[
+                pb.GroupRule(
+                    order=each.order, job=each.job, user=each.user, labels=dict(each.labels)
+                )
+                for each in add
+            ],
+            remove=remove,
+        )
+        answer = await self._connection.call_cluster(
+            lambda cluster, timeout_s: cluster.ChangeGroupRules(message, timeout=timeout_s)
+        )
         return read(GroupStatus, answer.group)
 
     async def change_group_users(

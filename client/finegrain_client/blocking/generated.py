@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from finegrain.errors import FinegrainError
     from finegrain.resources import ResourceProfile
     from finegrain.values.dependencies import JobDependency
+    from finegrain.values.group_rules import GroupRule
     from finegrain.values.isolation import Isolation
     from finegrain.values.outcomes import ItemOutcome
     from finegrain_client.cluster import Cluster as AsyncCluster
@@ -947,12 +948,14 @@ class Cluster(LoopOwner["AsyncCluster"]):
         lease_s: float = 30.0,
         detached: bool = False,
         after: Iterable[JobDependency | str] = (),
+        labels: Mapping[str, str] | None = None,
     ) -> Job:
         """Returns a new job. `with` registers it on entry and ends it on exit.
 
         Args:
             name: name for people to read, 1 to 200 printable characters.
-            group: resource group of the job; empty: "default".
+            group: resource group of the job; empty: the rules of the groups decide, and if none
+                matches, "default".
             lease_s: time in seconds without contact after which the resource manager ends the job,
                 1 s to 1 day.
             detached: if true, the job has no lease, and leaving `with` does not end the job.
@@ -960,6 +963,7 @@ class Cluster(LoopOwner["AsyncCluster"]):
             after: jobs that must end before this job gets its first slot. A `JobDependency` says
                 how the other job must end; the id of a job alone means that it must succeed. If a
                 job ends in another way, this job ends, too (DEPENDENCY_FAILED).
+            labels: labels of the job, which the rules of the groups can use.
 
         Raises:
             InvalidArgument: the name, the lease or an id is not allowed.
@@ -968,7 +972,12 @@ class Cluster(LoopOwner["AsyncCluster"]):
             self.loop,
             self.loop.call(
                 lambda: self.inner.job(
-                    name, group=group, lease_s=lease_s, detached=detached, after=after
+                    name,
+                    group=group,
+                    lease_s=lease_s,
+                    detached=detached,
+                    after=after,
+                    labels=labels,
                 )
             ),
         )
@@ -1284,6 +1293,26 @@ class Cluster(LoopOwner["AsyncCluster"]):
                 maximum=maximum,
             )
         )
+
+    def change_group_rules(
+        self, name: str, *, add: Sequence[GroupRule] = (), remove: Sequence[int] = ()
+    ) -> GroupStatus:
+        """Adds or removes rules that put jobs into a resource group.
+
+        The rules are compared with a job that names no group when it registers. Of all rules of all
+        groups, the first that matches decides. Jobs that are registered already stay.
+
+        Args:
+            name: name of the group.
+            add: rules to add. `GroupRule.order` 0: after all other rules.
+            remove: orders of rules of this group to remove.
+
+        Raises:
+            InvalidArgument: a rule has no pattern, or an order that is not allowed.
+            AlreadyExists: another rule has this order.
+            NotFound: there is no such group, or no such rule.
+        """
+        return self.loop.run(self.inner.change_group_rules(name, add=add, remove=remove))
 
     def change_group_users(
         self, name: str, *, allow: Sequence[str] = (), revoke: Sequence[str] = ()

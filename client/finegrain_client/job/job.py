@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -72,6 +72,7 @@ class Job:
         detached: bool = False,
         job_id: str = "",
         after: Sequence[JobDependency] = (),
+        labels: Mapping[str, str] | None = None,
     ) -> None:
         self._attached = bool(job_id)
         self._context = JobContext(connection, job_id or new_id(), registered=self._attached)
@@ -83,6 +84,7 @@ class Job:
         self.lease_s = lease_s
         self.detached = detached
         self._after = tuple(after)
+        self._labels = dict(labels or {})
         self._failed = False
 
     def __repr__(self) -> str:
@@ -409,6 +411,7 @@ class Job:
             group=self.group,
             lease=None if self.detached else duration(self.lease_s),
             detached=self.detached,
+            labels=self._labels,
             depends_on=[
                 rm.JobDependency(
                     job_id=each.job_id,

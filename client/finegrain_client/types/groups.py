@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from finegrain.mapping.value import Value
+from finegrain.values.group_rules import GroupRule
 from finegrain_client.types.fairness import Reservation
 
 
@@ -30,6 +31,7 @@ class GroupStatus(Value):
     oldest_wait_time: datetime | None  # arrival time of the group's oldest queued request
     jobs: int  # number of active jobs, including jobs of child groups
     users: tuple[str, ...] = ()  # identities that may use the group; "*": all users
+    rules: tuple[GroupRule, ...] = ()  # rules that put jobs into the group, by order
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from finegrain.errors import (
 )
 from finegrain.values.states import JobOutcome
 from resource_manager.engine.fairness.flows import JOB
+from resource_manager.engine.jobs.group_rules import group_of
 from resource_manager.engine.jobs.group_users import check_may_use
 from resource_manager.engine.jobs.groups import known_group
 from resource_manager.engine.lifecycle.known import active_job, known_job
@@ -52,8 +53,9 @@ def register_job(state: State, event: JobRegistered) -> Job:
         _renew(state.timers, known, state.journal.now_ms)
         return known
     # The group is checked only for new jobs, because a group with live jobs cannot be deleted.
-    known_group(state.groups, event.group)
-    check_may_use(state.groups, event.group, event.owner)
+    group = group_of(state.groups, event)
+    known_group(state.groups, group)
+    check_may_use(state.groups, group, event.owner)
     state.dependency_moves.check(event.job_id, event.depends_on)
     if state.live_jobs >= state.settings.jobs_max:
         raise ResourceExhausted(
@@ -65,7 +67,7 @@ def register_job(state: State, event: JobRegistered) -> Job:
     job = Job(
         job_id=event.job_id,
         name=event.name,
-        group=event.group,
+        group=group,
         lease_ms=event.lease_ms,
         owner=event.owner,
         request_id_sha256=event.request_id_sha256,
@@ -284,7 +286,8 @@ def _renew(timers: Timers, job: Job, now_ms: int) -> None:
 def _same(job: Job, event: JobRegistered) -> bool:
     return (
         job.name == event.name
-        and job.group == event.group
+        # The rules may have changed since the first call.
+        and event.group in ("", job.group)
         and job.lease_ms == event.lease_ms
         and job.owner == event.owner
         and job.request_id_sha256 == event.request_id_sha256

@@ -19,6 +19,7 @@ from finegrain.devices.condition import DeviceCondition
 from finegrain.intervals import IntervalSet
 from finegrain.resources import Amounts, ResourceProfile
 from finegrain.values.dependencies import JobDependency
+from finegrain.values.group_rules import GroupRule
 from finegrain.values.isolation import NOTHING_REPORTED, Isolation
 from finegrain.values.states import (
     ExecutorState,
@@ -152,6 +153,8 @@ class Group:
     create_time_ms: int = 0
     # identities that may use the group and the groups below it; "*": all users
     users: tuple[str, ...] = ()
+    # rules that put jobs into this group, by order
+    rules: tuple[GroupRule, ...] = ()
 
 
 @dataclass(slots=True)

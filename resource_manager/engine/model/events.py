@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from finegrain.cpu_policy import HostPolicy
 from finegrain.resources import ResourceProfile
 from finegrain.values.dependencies import JobDependency
+from finegrain.values.group_rules import GroupRule
 from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.states import JobOutcome
 from resource_manager.engine.model.entities import (
@@ -30,7 +31,7 @@ Members = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class JobRegistered:
-    """A job master registers its job.
+    """A job master registers its job. If `group` is empty, the rules of groups choose the group.
 
     `owner` is the identity of the caller, for example "user/alice".
 
@@ -46,6 +47,7 @@ class JobRegistered:
     owner: str
     request_id_sha256: str
     depends_on: tuple[JobDependency, ...] = ()
+    labels: tuple[tuple[str, str], ...] = ()  # for the rules of groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +154,16 @@ class GroupSet:
     description: str | None = None
     minimum: Mapping[str, int | None] = field(default_factory=dict)
     maximum: Mapping[str, int | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRulesChanged:
+    """An administrator adds or removes rules of a resource group. Answer: the `Group`."""
+
+    at: Instant
+    name: str
+    add: tuple[GroupRule, ...] = ()
+    remove: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -473,6 +485,7 @@ Event = (
     | GroupSet
     | GroupDeleted
     | GroupUsersChanged
+    | GroupRulesChanged
     | HostPolicySet
     | DeviceCordoned
     | DeviceUncordoned

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from finegrain.devices.names import is_dimension
 from finegrain.errors import InvalidArgument
 from finegrain.resources import DEVICE_PREFIX, EXTENDED_PREFIX
-from finegrain.rpc.wire import EXTENDED_NAME_PATTERN
+from finegrain.rpc.wire import EXTENDED_NAME_PATTERN, labels_from_proto
+from finegrain.texts import check_text
 from finegrain.v1 import cluster_pb2
+from finegrain.values.group_rules import GroupRule
 from resource_manager.engine.model.entities import Instant
-from resource_manager.engine.model.events import GroupSet, GroupUsersChanged
+from resource_manager.engine.model.events import GroupRulesChanged, GroupSet, GroupUsersChanged
 
 NO_LIMIT = -1
 """An amount that removes a limit."""
@@ -20,6 +22,12 @@ USERS_MAX = 1_000
 
 DIMENSIONS_MAX = 64
 """Maximum number of resources that one group may limit."""
+
+
+RULES_MAX = 100
+"""Maximum number of rules to add, and to remove, in one call."""
+
+PATTERN_LENGTH_MAX = 200
 
 
 def group_set_event(request: cluster_pb2.SetGroupRequest, at: Instant) -> GroupSet:
@@ -53,6 +61,32 @@ def group_users_event(
     if not request.allow and not request.revoke:
         raise InvalidArgument("allow", "no user", "at least one user to allow or to revoke")
     return GroupUsersChanged(at, request.name, tuple(request.allow), tuple(request.revoke))
+
+
+def group_rules_event(
+    request: cluster_pb2.ChangeGroupRulesRequest, at: Instant
+) -> GroupRulesChanged:
+    """Decodes a ChangeGroupRules request. The engine makes the semantic checks.
+
+    Raises:
+        InvalidArgument: there is no rule, there are too many, or a pattern is malformed.
+    """
+    for field, items in (("add", request.add), ("remove", request.remove)):
+        if len(items) > RULES_MAX:
+            raise InvalidArgument(field, f"{len(items)} rules", f"at most {RULES_MAX}")
+    if not request.add and not request.remove:
+        raise InvalidArgument("add", "no rule", "at least one rule to add or to remove")
+    add = tuple(_rule(each, f"add[{at}]") for at, each in enumerate(request.add))
+    return GroupRulesChanged(at, request.name, add, tuple(request.remove))
+
+
+def _rule(message: cluster_pb2.GroupRule, field: str) -> GroupRule:
+    return GroupRule(
+        message.order,
+        check_text(f"{field}.job", message.job, longest=PATTERN_LENGTH_MAX, empty_ok=True),
+        check_text(f"{field}.user", message.user, longest=PATTERN_LENGTH_MAX, empty_ok=True),
+        labels_from_proto(message.labels, f"{field}.labels"),
+    )
 
 
 def _limits(field: str, given: Mapping[str, int]) -> dict[str, int | None]:

@@ -87,6 +87,7 @@ OF_THE_CLUSTER = {
     "GetTopologyResponse": "executor_id",
     "GetUsageResponse": "executor_id",
     "GroupLimit": "dimension group",
+    "GroupRule": "job labels user",
     "GroupStatus": "description name parent users",
     "HostCpus": "isolated_cpus reserved_cpus slot_cpus",
     "HostPolicy": "reserved_cpus",

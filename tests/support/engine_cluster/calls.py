@@ -8,6 +8,7 @@ from typing import Any
 from finegrain.cpu_policy import PLAIN, CpuPolicy, HostPolicy, QosClass
 from finegrain.resources import MIB, ResourceProfile
 from finegrain.values.dependencies import JobDependency
+from finegrain.values.group_rules import GroupRule
 from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.states import GangPlacement, JobOutcome
 from resource_manager.engine.model.entities import (
@@ -24,6 +25,7 @@ from resource_manager.engine.model.events import (
     DrainRequested,
     ForgetRequested,
     GroupDeleted,
+    GroupRulesChanged,
     GroupSet,
     GroupUsersChanged,
     HostPolicySet,
@@ -61,11 +63,14 @@ class Calls(Conversation):
         group: str = "default",
         lease_ms: int | None = None,
         depends_on: tuple[JobDependency, ...] = (),
+        labels: tuple[tuple[str, str], ...] = (),
         owner: str = "operator/ann",
     ) -> None:
         """Registers jobs. A job without a lease needs no keep-alive calls."""
         for name in names or (JOB,):
-            event = JobRegistered(self.at, name, name, group, lease_ms, owner, "r", depends_on)
+            event = JobRegistered(
+                self.at, name, name, group, lease_ms, owner, "r", depends_on, labels
+            )
             self.apply(event)
 
     def keep_alive(self, job: str = JOB, acknowledged_sequence: int = 0) -> Job:
@@ -274,6 +279,13 @@ class Calls(Conversation):
 
     def delete_group(self, name: str) -> None:
         self.apply(GroupDeleted(self.at, name))
+
+    def change_group_rules(
+        self, name: str, *, add: tuple[GroupRule, ...] = (), remove: tuple[int, ...] = ()
+    ) -> Group:
+        """Changes the rules of a group, as an administrator does."""
+        group: Group = self.apply(GroupRulesChanged(self.at, name, add, remove))
+        return group
 
     def change_group_users(
         self, name: str, *, allow: tuple[str, ...] = (), revoke: tuple[str, ...] = ()
