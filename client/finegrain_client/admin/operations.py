@@ -223,6 +223,8 @@ class Operations:
             AlreadyExists: another rule has this order.
             NotFound: there is no such group, or no such rule.
         """
+        from finegrain_client.types.groups import GroupStatus
+
         message = pb.ChangeGroupRulesRequest(
             name=name,
             add=[
