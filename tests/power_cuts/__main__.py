@@ -1,8 +1,8 @@
 """`./dev power-cuts --cuts N`: cuts the power of whole daemons, and checks what survives.
 
-Three machines run in turn: a resource manager under load, first starts, and the front of a task
-executor. With `--synchronous normal` resource manager and executor sync less than the product does:
-then the run must find losses in both, and fails.
+Four machines run in turn: a resource manager under load, first starts, the front of a task
+executor, and its helper with supervisors and tasks. With `--synchronous normal` they sync less than
+the product does: then the run must find losses in each, and fails.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from tests.power_cuts.executor_cuts import ExecutorCuts
 from tests.power_cuts.first_start import FirstStarts
 from tests.power_cuts.machine import Machine, machine, what_is_missing
 from tests.power_cuts.rm_cuts import RmCuts
+from tests.power_cuts.supervisor_cuts import SupervisorCuts
 
 Part = Callable[[Machine, argparse.Namespace], Coroutine[None, None, list[str]]]
 
@@ -55,10 +56,24 @@ async def cut_executor(on: Machine, options: argparse.Namespace) -> list[str]:
     return run.found
 
 
+async def cut_supervisor(on: Machine, options: argparse.Namespace) -> list[str]:
+    """Cuts a helper while short tasks run; returns what was forgotten."""
+    run = SupervisorCuts(on, options.synchronous, options.seed)
+    await run.run(options.cuts)
+    _say(
+        f"supervisor ({options.synchronous}): {_of(on)}; {run.tasks_started} tasks started, "
+        f"{run.ends_promised} ends reported, {run.ends_checked} of them checked after a cut"
+    )
+    if not run.found and not run.ends_checked:
+        return ["too little happened: no end was reported when the power went"]
+    return run.found
+
+
 PARTS: dict[str, Part] = {
     "resource-manager": cut_resource_manager,
     "first-start": cut_first_starts,
     "executor": cut_executor,
+    "supervisor": cut_supervisor,
 }
 
 

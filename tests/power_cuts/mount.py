@@ -97,6 +97,10 @@ class Operations(mfusepy.Operations):  # type: ignore[misc]  # untyped
         self._disk.create(path, stat.S_IFDIR | stat.S_IMODE(mode))
         return 0
 
+    def mknod(self, path: str, mode: int, dev: int) -> int:
+        self._disk.create(path, mode)  # sockets
+        return 0
+
     def unlink(self, path: str) -> int:
         self._disk.remove(path)
         return 0
