@@ -135,7 +135,7 @@ def booking(
     cpu = BEST_EFFORT_CPU_MILLI if best_effort else CPU_MILLI
     amounts: dict[str, int] = {cpu: profile.cpu_milli}
     if separate_pools:
-        # Round up each pool separately, so that the sum may be larger than with one pool.
+        # Round up each pool separately. The sum may then be larger than with one pool.
         for part in MEMORY_PARTS:
             amounts[part] = round_up(getattr(profile, part), MEMORY_GRAIN_BYTES)
     else:
@@ -192,7 +192,7 @@ def add(left: Amounts, right: Amounts) -> dict[str, int]:
 def subtract(left: Amounts, right: Amounts) -> dict[str, int]:
     """Returns the difference per dimension, without zeros.
 
-    A difference may be negative. The caller decides what a negative difference means.
+    A difference may be negative. A difference may be negative. The caller must handle this.
     """
     return _combine(left, right, -1)
 
@@ -210,7 +210,7 @@ def decrease(amounts: dict[str, int], less: Amounts) -> None:
         if left:
             amounts[name] = left
         else:
-            # Remove zeros, so that equal sums are equal dicts: the checks of invariants compare
+            # Remove zeros. Equal sums are then equal dicts, and the checks of invariants compare
             # dicts.
             del amounts[name]
 

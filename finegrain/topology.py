@@ -20,7 +20,8 @@ class NodeKind(StrEnum):
 
     CPU_AND_MEMORY = "cpu+memory"
     CPU_ONLY = "cpu-only"  # its cpus use the memory of another node
-    MEMORY_ONLY = "memory-only"  # HBM, CXL, persistent or GPU memory, or all its cpus are offline
+    # The node has HBM, CXL, persistent or GPU memory, or all its cpus are offline.
+    MEMORY_ONLY = "memory-only"
     EMPTY = "empty"
     CPU_MEMORY_UNKNOWN = "cpu, memory unknown"  # the kernel prints no meminfo for the node
     MEMORY_UNKNOWN = "memory unknown"
@@ -64,7 +65,7 @@ class Core:
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """One socket, as the sibling maps of its cpus describe it."""
+    """One socket, computed from the sibling maps of its cpus."""
 
     cpus: CpuSet
     physical_package_id: int | None  # label; may be -1, shared or huge
@@ -88,7 +89,7 @@ class L3Group:
 class CpuKind:
     """One kind of core on a hybrid host. Cores of different kinds differ in speed."""
 
-    name: str  # "core" or "atom" if the kernel names the kinds, else source and value
+    name: str  # "core" or "atom" if the kernel names the kinds; otherwise the source and the value
     cpus: CpuSet
     value: int | None  # higher is faster; comparable within one host only
     source: str  # the file that distinguishes the kinds, with N for the cpu number
@@ -249,7 +250,7 @@ class Limits:
     """
 
     cgroup_version: str | None = None  # one of v1, v2, hybrid and cpuset-fs
-    cpuset_path: str | None = None  # the cgroup whose cpuset files were read
+    cpuset_path: str | None = None  # path of the cgroup whose cpuset files were read
     cpuset_cpus: CpuSet | None = None  # the set in the file; it may contain offline cpus
     cpuset_nodes: NodeSet | None = None
     cpuset_directory: str | None = None  # directory of the cpuset files, relative to the root

@@ -113,7 +113,7 @@ def add_authority(state_dir: Path, files: tuple[Path, Path] | None) -> Authority
         )
     if added.key.public_key() == present.key.public_key():
         raise InvalidArgument("--key", "the present authority's key", "another key")
-    # Write the key first, because a trusted authority that can never sign would be useless.
+    # Write the key first: a trusted authority that can never sign would be useless.
     write_private_file(folder / NEXT_KEY_FILE, added.private_key_pem)
     write_private_file(folder / AUTHORITY_FILE, present.certificate_pem + added.certificate_pem)
     give_to_owner(state_dir, folder)
@@ -230,8 +230,8 @@ def _next_key(state_dir: Path) -> Path:
 
 
 def _served(state_dir: Path) -> Credentials | None:
-    """Returns the certificates that the resource manager shows; None: it never started with these
-    files.
+    """Returns the certificates that the resource manager shows; None: it has never started with
+    these files.
     """
     path = state_dir / FOLDER / RM_FILE
     return read_credentials(path) if path.exists() else None

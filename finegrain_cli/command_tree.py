@@ -158,7 +158,7 @@ def _constant(value: Any, ctx: Any) -> Any:  # noqa: ARG001 - typer passes it
 
 
 def _skip_conversions(command: Any) -> None:
-    """Converts those values of this command without pydantic that need no conversion.
+    """Some values of this command need no conversion. Converts these without pydantic.
 
     typer imports pydantic even for a text that needs no conversion. This import takes as long as
     all other work of a short command. If `_unconverted` cannot convert a value, typer converts it.
@@ -212,7 +212,8 @@ def _check_not_empty(parameter: Any, value: Any, ctx: Any) -> None:
     given.
 
     Raises:
-        BadParameter: the value is empty, as in a script whose variable is not set.
+        BadParameter: the value is empty, for example because a script uses a variable that is not
+            set.
     """
     if parameter.param_type_name != "option" or parameter.default is None:
         return

@@ -92,8 +92,8 @@ REQUIREMENTS = ("qos", "cpu_bind", "cpu_exclusive", "numa", "label", "require_is
 
 
 def hint_for(error: FinegrainError, typed: Mapping[str, object]) -> str:
-    """Returns what the user can do about an error. The hint mentions only options that the user
-    typed.
+    """Returns a hint: the things that the user can do about an error. The hint mentions only
+    options that the user typed.
 
     Args:
         error: the error.
@@ -115,7 +115,7 @@ def hint_for(error: FinegrainError, typed: Mapping[str, object]) -> str:
 def enter_command(
     output: OutputFormat, manager: str = "", credentials: str = "", config_file: str = ""
 ) -> None:
-    """Stores these common options, so that `current()` returns them.
+    """Stores these common options. `current()` then returns them.
 
     Args:
         output: form of the output.
@@ -129,7 +129,9 @@ def enter_command(
 
 
 def reporting_errors(command: Callable[P, None]) -> Callable[P, None]:
-    """Decorates a command so that a `FinegrainError` becomes one line, a hint and an exit code."""
+    """Decorates a command. A `FinegrainError` in it then becomes one line, a hint and an exit
+    code.
+    """
 
     @wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -184,7 +186,7 @@ class NotConfirmed(InvalidArgument):
 
 
 def confirm(what: str, *, yes: bool) -> None:
-    """Prints what a destructive command will do, and asks for confirmation unless `yes`.
+    """Prints what a destructive command will do. Asks for confirmation, unless `yes` is set.
 
     Raises:
         typer.Abort: the user declined.

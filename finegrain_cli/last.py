@@ -1,4 +1,4 @@
-"""Remembers this user's latest job on this host, so that commands accept the word `last` for this
+"""Remembers this user's latest job on this host. Commands then accept the word `last` for this
 job.
 """
 

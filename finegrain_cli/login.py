@@ -93,7 +93,7 @@ def at_socket(path: Path, role: Role) -> Credentials:
 
 
 def again(expired: Credentials, addresses: Sequence[str]) -> Credentials:
-    """Renews credentials that have expired, at the join port that belongs to each address.
+    """Renews credentials that have expired. Uses the join port that belongs to each address.
 
     The function does not find a resource manager whose join port is configured differently.
 

@@ -50,7 +50,7 @@ def show_help(
 
     Example: finegrain help groups set
     """
-    # Run `finegrain COMMAND --help`, so that an unknown command gives the same error.
+    # Run `finegrain COMMAND --help`. An unknown command then gives the same error.
     app([*(command or ()), "--help"], prog_name=context.find_root().info_name)
 
 

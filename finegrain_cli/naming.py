@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 ENDED_STATES = ("CANCELLED", "REJECTED", "RELEASED", "LOST")
 NAMED_MAX = 100
-"""Maximum number of jobs whose names are looked up by id. For more jobs, it is faster to list all
-jobs.
+"""The names of jobs are looked up by id. This is the maximum number of looked-up names. For more
+jobs, it is faster to list all jobs.
 """
 
 

@@ -27,14 +27,13 @@ def copier(target: type[T], source: type, given: str = "") -> Callable[..., T]:
         A function `make(source, *, ...)`, with the given fields as keyword arguments.
 
     Raises:
-        MappingError: a required field is neither in `source` nor in `given`, or `given` names an
+        MappingError: a required field is missing in both `source` and `given`. Or `given` names an
             unknown field.
     """
     passed, known, has = given.split(), attributes_of(target), attributes_of(source)
     if unknown := sorted(set(passed) - known.keys()):
         raise MappingError(f"{target.__name__} has no fields {', '.join(unknown)}")
-    # Check this here, so that a forgotten field causes an error at the start and not in a rare
-    # call.
+    # Check this here. So a forgotten field causes an error at the start, and not in a rare call.
     missing = [
         name
         for name, each in known.items()

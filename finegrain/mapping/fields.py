@@ -35,8 +35,8 @@ class Attribute:
     def argument(self, expression: str, *, named: bool = False) -> str:
         """Returns source code that passes `expression` to the constructor as this field.
 
-        The code passes the argument by position, which is faster, unless `named` is true or the
-        field is keyword-only.
+        The code passes the argument by position, because this is faster. If `named` is true or the
+        field is keyword-only, it passes the argument by name.
         """
         return f"{self.name}={expression}" if named or self.keyword_only else expression
 
@@ -91,11 +91,10 @@ def _hints_of(kind: type) -> Mapping[str, Any]:
     Any. No mapper uses these fields.
     """
     known: dict[str, Any] = {}
-    # Read base classes first, so that the annotation of a subclass has priority.
+    # Read base classes first. So the annotation of a subclass has priority.
     for base in reversed(kind.__mro__):
         for name, annotation in vars(base).get("__annotations__", {}).items():
-            # Evaluate one annotation at a time, so that a failure does not affect the other
-            # annotations.
+            # Evaluate one annotation at a time. So a failure does not affect the other annotations.
             alone = SimpleNamespace(__annotations__={name: annotation})
             try:
                 known |= get_type_hints(alone, vars(sys.modules[base.__module__]))

@@ -86,8 +86,8 @@ class JsonCodec:
 
     Args:
         forms: the differences from the rules, by class.
-        refuse_unknown: if true, unknown keys are an error. By default unknown keys are ignored, so
-            that an older program can read data of a newer program.
+        refuse_unknown: if true, unknown keys are an error. By default unknown keys are ignored. So
+            an older program can read data of a newer program.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class JsonCodec:
             return form.write
         if is_mapped(hint):
             return self._compiled_writer(hint, form or JsonForm())
-        # Check this before lists, because a tuple of pairs would also match as a list.
+        # Check this before lists: a tuple of pairs would also match as a list.
         if (pair := pair_of(hint)) is not None:
             return self._pairs_writer(*pair)
         if (item := item_of(hint)) is not None:
@@ -187,7 +187,7 @@ class JsonCodec:
             # Leave out a field only if a reader can supply the value: None, or the default.
             may_lack = each.optional if form.omit == "none" else not each.required
             if may_lack and each.name not in form.always.split():
-                # The test binds `item`, so that the next line need not read the attribute again.
+                # The test binds `item`. So the next line does not have to read the attribute again.
                 item = f"item := value.{each.name}"
                 test = f"({item}) is not None"
                 test = test if form.omit == "none" else _differs(source, each, item)
@@ -230,7 +230,7 @@ class JsonCodec:
             return form.read
         if is_mapped(hint):
             return self._compiled_reader(hint, form or JsonForm())
-        # Check this before lists, because a tuple of pairs would also match as a list.
+        # Check this before lists: a tuple of pairs would also match as a list.
         if (pair := pair_of(hint)) is not None:
             key, value = pair
             frozen = item_of(hint) is not None

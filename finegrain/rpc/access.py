@@ -23,7 +23,9 @@ TOKEN_KEY = "finegrain-allocation-token-bin"
 
 Roles = frozenset[Role]
 AccessTable = Mapping[str, Roles]
-"""Roles that may call a method, by full method name ("/finegrain.v1.ClusterService/GetCluster")."""
+"""For each method, the roles that may call it. The key is the full name of the method
+("/finegrain.v1.ClusterService/GetCluster").
+"""
 
 ANYBODY: Roles = frozenset(Role)
 JOB_MASTERS: Roles = frozenset((Role.USER, Role.OPERATOR))

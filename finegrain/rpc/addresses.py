@@ -15,7 +15,8 @@ _EXPECTED = 'an address "host:port" such as 10.0.0.1:7170, host-a:7170 or [::1]:
 
 
 def parse_address(text: str, field: str = "address") -> tuple[str, int]:
-    """Returns host (without brackets) and port (0 to 65,535; 0 is useful only for listening).
+    """Returns the host (without brackets) and the port (0 to 65,535). Port 0 is useful only for
+    listening.
 
     Raises:
         InvalidArgument: the text does not have the form "host:port".

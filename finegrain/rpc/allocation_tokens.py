@@ -82,7 +82,7 @@ class ShownToken:
 
     Args:
         caller: the identity that makes the call.
-        claims: the content of its token; None: the call shows no token.
+        claims: the content of the shown token; None: the call shows no token.
     """
 
     def __init__(self, caller: Caller, claims: AllocationClaims | None) -> None:

@@ -50,9 +50,9 @@ HANDSHAKE_TIMEOUT_MS = 10_000
 """If a connection has not completed its handshake after this time, the server closes it."""
 
 CONNECTION_AGE_MAX_MS = 3_600_000
-"""After this time, a server asks a client to open a new connection. The time varies by ±10 %, so
-that not all clients return together. So if a certificate was renewed or has expired, the server
-soon sees this.
+"""After this time, a server asks a client to open a new connection. The time varies by ±10 %. So
+not all clients return together. So if a certificate was renewed or has expired, the server soon
+sees this.
 """
 CONNECTION_AGE_GRACE_MS = 600_000
 """After a connection has become too old, its open calls may continue for this time. Streams that

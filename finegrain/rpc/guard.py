@@ -62,10 +62,14 @@ calls.
 """
 
 Observer = Callable[[str, str, float], None]
-"""A function that is called after every call with method, status name and duration in seconds."""
+"""A function that is called after every call. It gets the method, the name of the status, and the
+duration in seconds.
+"""
 
 Refused = Callable[[str, FinegrainError], None]
-"""A function that is called for each call that ends with an error, with method and error."""
+"""A function that is called for each call that ends with an error. It gets the method and the
+error.
+"""
 
 _log = logging.getLogger("finegrain.rpc")
 

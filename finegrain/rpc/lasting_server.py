@@ -1,6 +1,6 @@
 """A gRPC server. If it ends by itself, it listens again.
 
-The servers of gRPC 1.84 and 1.85 stop to listen when a caller sends a path that is not UTF-8. The
+In gRPC 1.84 and 1.85, a server stops listening when a caller sends a path that is not UTF-8. The
 process and its open connections stay, but a new connection is refused.
 """
 
@@ -77,7 +77,7 @@ class LastingServer:
                 continue
             _log.error("server_ended_by_itself", extra={"address": address})
             if self._server is not None:
-                # The old server failed, so its end may fail as well. It has closed its port.
+                # The old server has failed. So its end may fail, too. It has closed its port.
                 with contextlib.suppress(Exception):
                     await self._server.stop(0)
             if self.bind(address) and self._server is not None:

@@ -64,7 +64,7 @@ class Leaders:
             # Another call to this address failed earlier and has already switched.
             return self._current_confirmed
         hint = self._hint(error)
-        if hint == address:  # the server names itself, because it is about to become the leader
+        if hint == address:  # the server names itself: it is about to become the leader
             self._current_confirmed = False
             return False
         if hint and hint not in self._followed:

@@ -40,7 +40,7 @@ class LocalCalls:
 
         Raises:
             FinegrainError: the caller is not known, its role may not call the method, or the server
-                rejects all calls at present.
+                now rejects all calls.
         """
         self._methods[method].admit(_LocalContext(None, certificate, peer))
 

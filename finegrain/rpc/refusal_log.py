@@ -1,4 +1,4 @@
-"""Logs refused calls at a limited rate, so that a flood of refused calls cannot fill the disk."""
+"""Logs refused calls at a limited rate. So a flood of refused calls cannot fill the disk."""
 
 from __future__ import annotations
 

@@ -70,8 +70,8 @@ for _class, _status in STATUS_BY_CLASS.items():
     # If several classes have the same status, use the first class. So UNAVAILABLE without a reason
     # becomes Unavailable and not StoreError.
     _CLASS_BY_STATUS.setdefault(_status, _class)
-# Set this entry explicitly, because the loop above found IllegalTransition first, which has the
-# same status.
+# Set this entry explicitly. The loop above has found IllegalTransition first, which has the same
+# status.
 _CLASS_BY_STATUS[grpc.StatusCode.INTERNAL] = errors.FinegrainError
 
 _CLASS_BY_REASON: dict[Reason, type[FinegrainError]] = {

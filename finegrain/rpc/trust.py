@@ -37,7 +37,7 @@ class Trust:
         is_denied: a function that returns True if an administrator has denied an identity or a
             serial number (in hexadecimal).
         now: a function that returns the time in seconds since 1970 (UTC).
-        own: the certificate of the server, with the authorities that it trusts at present; None:
+        own: the certificate of the server. It has the authorities that the server trusts now; None:
             the authorities never change.
     """
 

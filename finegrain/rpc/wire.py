@@ -1,7 +1,7 @@
 """Converts shared values from and to messages, and checks them: amounts, labels, times, durations.
 
-The argument `field` is always the path of the message in the request ("requests[3].profile"), so
-that errors name the wrong field.
+The argument `field` is always the path of the message in the request ("requests[3].profile").
+Errors use it to name the wrong field.
 """
 
 from __future__ import annotations
@@ -243,7 +243,8 @@ def duration_ms_from_proto(
     Raises:
         InvalidArgument: the duration is malformed, or not from `smallest_ms` to `largest_ms`.
     """
-    # The negation before and after the integer division rounds nanoseconds up to milliseconds.
+    # There is a negation before the integer division, and another one after it. So nanoseconds are
+    # rounded up to milliseconds.
     duration_ms = message.seconds * 1000 - (-message.nanos // 1_000_000)
     well_formed = abs(message.nanos) < 1_000_000_000
     if not well_formed or not smallest_ms <= duration_ms <= largest_ms:

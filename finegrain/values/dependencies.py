@@ -1,4 +1,4 @@
-"""Defines what one job needs of another job before it gets slots."""
+"""Defines dependencies between jobs: a job waits for another job before it gets slots."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from finegrain.values.states import JobCondition
 
 @dataclass(frozen=True, slots=True)
 class JobDependency:
-    """A job gets its first slot only after another job has ended as the condition says."""
+    """A condition for the first slot of a job: another job must have ended in the given way."""
 
     job_id: str
     condition: JobCondition = JobCondition.OK

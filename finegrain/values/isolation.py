@@ -9,7 +9,7 @@ from finegrain.mapping.value import Value
 
 @dataclass(frozen=True, slots=True)
 class DeviceIsolation(Value):
-    """How strictly a slot's share of one device is enforced.
+    """The level at which a slot's share of one device is enforced.
 
     Attributes:
         type: type of the device.

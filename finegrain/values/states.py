@@ -51,7 +51,8 @@ class SlotState(StrEnum):
 
     PENDING = "PENDING"  # ordered; the executor has not confirmed the slot
     ALLOCATED = "ALLOCATED"  # carved and enforced on its host
-    FREEING = "FREEING"  # being removed, or its executor's true state is unknown
+    # Being removed; or its executor cannot be reached, so its state is not known.
+    FREEING = "FREEING"
 
 
 class ExecutorState(StrEnum):

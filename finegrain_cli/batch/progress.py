@@ -57,7 +57,7 @@ def progress_text(progress: Progress) -> str:
 
 @contextmanager
 def display(name: str, threads: int, *, quiet: bool = False) -> Iterator[Display]:
-    """Shows progress within the context: as a bar if standard error is a terminal."""
+    """Shows progress inside the context. If standard error is a terminal, it shows a bar."""
     if quiet:
         yield _Quiet()
     elif sys.stderr.isatty():

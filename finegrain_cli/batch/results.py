@@ -97,7 +97,7 @@ def _whole(path: Path, write: Callable[[TextIO], None]) -> None:
     try:
         with fresh.open("w", encoding="utf-8", newline="") as file:
             write(file)
-        # Rename the complete file, so that a reader sees the old file or the new file, but never a
+        # Rename the complete file. A reader then sees the old file or the new file, and never a
         # part.
         fresh.replace(path)
     finally:

@@ -1,4 +1,4 @@
 """Defines the commands, with one module per topic.
 
-Imports of heavy modules are inside the functions, so that `finegrain --help` starts fast.
+Imports of heavy modules are inside the functions. So `finegrain --help` starts fast.
 """

@@ -158,8 +158,8 @@ def restore(
     from resource_manager.storage import schema
 
     url = _url(database, make=True)
-    # Check this before the user is asked to confirm, so that the user does not confirm an
-    # impossible restore.
+    # Check this before the user is asked to confirm. The user must not confirm an impossible
+    # restore.
     schema.check_restorable(url)
     # An executor rejects commands with an epoch below the highest epoch that it has seen. So the
     # new epoch must be higher than every epoch that an executor has seen.

@@ -146,7 +146,7 @@ def resize(
         expected = "at least one of --cpu, --memory, --cpu-limit, --resource, --gpu or another"
         expected += " amount of devices, or --withdraw"
         raise InvalidArgument("size", "", expected)
-    # Decode all options above, so that a wrong option causes an error before any call.
+    # Decode all options above. A wrong option then causes an error before any call.
     with open_cluster() as cluster:
         allocation_id = full_allocation_id(cluster, slot)
         if withdraw:

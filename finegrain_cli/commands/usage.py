@@ -1,4 +1,4 @@
-"""Implements `usage`: what an executor's host or a slot really uses."""
+"""Implements `usage`. The command shows the measured use of an executor's host or of a slot."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from finegrain_cli.text.columns import memory_of
 from finegrain_cli.text.output import Column, OutputFormat, print_object, table_lines
 
 BARS = " ▁▂▃▄▅▆▇█"
-BARS_MAX = 48  # so that the line fits 80 columns
+BARS_MAX = 48  # with this limit, the line fits 80 columns
 
 Row = Mapping[str, Any]
 
@@ -154,7 +154,9 @@ def _text(
     key: str,
     output: OutputFormat,
 ) -> str:
-    """Returns the facts, one on each line, and the samples: as a table, or `key` as bars."""
+    """Returns the facts, one on each line. The samples follow, as a table. With `key`, they follow
+    as bars.
+    """
     highest = max((each[key] for each in samples), default=0)
     steps = (round(each[key] / (highest or 1) * (len(BARS) - 1)) for each in samples)
     bars = "".join(BARS[step] for step in steps)[-BARS_MAX:]

@@ -92,7 +92,7 @@ DurationOrNever = Annotated[
     int | None,
     _reader(parse_duration_ms),
     Kind.DURATION,
-    # pydantic runs the last validator first, so this validator removes "never" before the parser
+    # pydantic runs the last validator first. So this validator removes "never" before the parser
     # runs.
     BeforeValidator(lambda value: None if value == "never" else value),
 ]

@@ -45,7 +45,7 @@ class DemoLog:
         return result
 
     def expect(self, condition: bool, what: str) -> None:
-        """Records `what` as a failed check if `condition` is false."""
+        """If `condition` is false, records `what` as a failed check."""
         if not condition:
             self.mismatches.append(what)
             self.progress(f"MISMATCH: {what}")

@@ -35,7 +35,7 @@ def _operators_of(job: GraphJobStatus) -> OperatorsInUse:
 
     try:
         return asyncio.run(ask())
-    # for example, the caller has no suitable role: show the job without its operators
+    # for example, the caller has no suitable role; then show the job without its operators
     except FinegrainError as error:
         hosts = {each.executor_id for each in job.tasks if each.running}
         return OperatorsInUse(missing=dict.fromkeys(sorted(hosts), error.message))

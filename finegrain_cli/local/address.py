@@ -1,7 +1,8 @@
 """Keeps the resource manager's address when `finegrain up` uses a state directory again.
 
 Batches, jobs and executors may continue after the end of a resource manager, and call its address
-again. So the next resource manager listens at the same port, if this port is free.
+again. So the next resource manager listens at the same port. It can do this only if the port is
+free.
 """
 
 from __future__ import annotations

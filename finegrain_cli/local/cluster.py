@@ -1,7 +1,7 @@
 """Runs a whole cluster on this host as child processes, for `finegrain up` and for tests.
 
 This module determines the order in which daemons start and stop. When one daemon ends by itself,
-all other daemons are stopped as well. A stopped cluster leaves no process and no cgroup.
+all other daemons are stopped, too. A stopped cluster leaves no process and no cgroup.
 
 Tasks run as the user that `task_user.py` chooses. All files are in one directory: `rm/` (database,
 certificates), `executors/ID/`, `logs/`. Only sockets are in a temporary directory, because the path
@@ -299,7 +299,7 @@ class LocalCluster:
         self._await(manager, lambda: manager.endpoint() is not None)
         note = manager.endpoint() or {}
         self.address = str(note["address"])
-        # Save the address, so that the next cluster in this directory listens at the same port.
+        # Save the address. The next cluster in this directory then listens at the same port.
         write_address(self.state_dir, self.address)
         self.metrics_address = str(note.get("metrics_address") or "")
         self.web_address = str(note.get("web_address") or "")
@@ -315,7 +315,7 @@ class LocalCluster:
             options = self._executor_options(share)
             name = f"executor {share.executor_id}"
             self._executors.append(self._daemon(name, share.executor_id, options))
-        # start all executors without waiting, so that they start in parallel
+        # start all executors without waiting; so they start in parallel
         for executor in self._executors:
             executor.start()
         for share, executor in zip(self.shares, self._executors, strict=True):
@@ -387,7 +387,7 @@ class LocalCluster:
     def _end(self, daemon: DaemonProcess) -> None:
         """Waits for the end of a daemon that got SIGTERM. Kills the daemon after the timeout.
 
-        If the daemon is an executor that did not stop in an orderly way, `sweep` frees its slots.
+        If the daemon is an executor that did not stop cleanly, `sweep` frees its slots.
         """
         if not daemon.pid:
             return

@@ -27,7 +27,7 @@ NOT_FOR_CHILDREN = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 
 
 class DaemonProcess:
-    """A daemon in its own process and session, so that Ctrl-C reaches only the parent."""
+    """A daemon in a separate process and session. So Ctrl-C reaches only the parent."""
 
     def __init__(
         self, name: str, options: Options, log_file: Path, *, temporary_dir: Path, show_log: bool

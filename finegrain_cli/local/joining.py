@@ -1,4 +1,4 @@
-"""Writes join tokens for the executors of a local cluster, so that its user need not set up
+"""Writes join tokens for the executors of a local cluster. So its user does not have to set up
 anything.
 """
 

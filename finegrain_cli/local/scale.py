@@ -25,8 +25,8 @@ from finegrain_cli.local.shares import cpu_milli_of, equal_parts
 from finegrain_cli.local.stop import KILL_GRACE_MS, STOP_TIMEOUT_S
 from finegrain_cli.local.task_user import TaskUser, choose_task_user
 
-# Import these modules at the start of this process, because another version of finegrain may be
-# installed when the process stops the executors.
+# Import these modules at the start of this process. Another version of finegrain may be installed
+# before the process stops the executors.
 from resource_manager.providers.process_executor import ExecutorDirectory, executor_paths
 from resource_manager.providers.process_sweep import stop_everything
 from task_executor.host.network_ports import TASK_PORTS_DEFAULT, offered_ports, read_range
@@ -146,7 +146,7 @@ class ScaledExecutors:
         self._sweeper.stdin.flush()
 
     def ended(self) -> str:
-        """Returns a message if the sweeper has ended too early; empty while the sweeper runs."""
+        """Returns a message if the sweeper has ended too early; empty: the sweeper runs."""
         if self._sweeper is None or self._sweeper.poll() is None:
             return ""
         return f"the sweeper of executors ended with exit code {self._sweeper.returncode}"

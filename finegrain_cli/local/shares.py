@@ -114,7 +114,7 @@ def divide(names: Sequence[str], topology: HostTopology, capacity: Capacity) -> 
     count = len(names)
     usable = capacity.cpus - capacity.isolated_cpus
     cpu_milli = capacity.cpu_milli_total // count
-    # Round the amounts down, so that all shares together never exceed the host.
+    # Round the amounts down. So all shares together never exceed the host.
     memory_bytes = round_down(capacity.memory_bytes_total // count, MEMORY_GRAIN_BYTES)
     if cpu_milli < CPU_MILLI_MIN or memory_bytes < 64 * MEMORY_GRAIN_BYTES:
         raise InvalidArgument(

@@ -49,7 +49,7 @@ def describe_exit(daemon: DaemonProcess) -> str:
 
 @contextmanager
 def signals_deferred() -> Iterator[None]:
-    """Prints only a message at SIGINT, SIGTERM and SIGHUP, so that the stop is not interrupted."""
+    """At SIGINT, SIGTERM and SIGHUP, only prints a message. So the stop is not interrupted."""
     # Python sets signal handlers only in the main thread.
     if threading.current_thread() is not threading.main_thread():
         yield

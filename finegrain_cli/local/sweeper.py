@@ -19,8 +19,8 @@ from pathlib import Path
 
 from finegrain.errors import ConfigurationError
 
-# Import these modules at the start of this process, because another version of finegrain may be
-# installed when the process stops the executors.
+# Import these modules at the start of this process. Another version of finegrain may be installed
+# before the process stops the executors.
 from resource_manager.providers.process_sweep import stop_everything
 from resource_manager.providers.process_tree import this_process
 from resource_manager.service.state_dir import locked_state_dir
@@ -36,7 +36,7 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     line = sys.stdin.readline()
-    # If there is no line, `finegrain up` ended before it had started an executor.
+    # If there is no line, `finegrain up` has ended before it started an executor.
     if not line:
         return 0
     note = json.loads(line)

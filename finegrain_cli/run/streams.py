@@ -118,7 +118,7 @@ def _write(stream: BinaryIO, data: bytes) -> None:
 class LabelledLines:
     """Writes a command's output line by line, with a label before each line.
 
-    Whole lines are written at once, so that lines of several commands never mix. A line that is
+    Whole lines are written in one step. So lines of several commands never mix. A line that is
     longer than 64 KiB is split.
 
     Args:

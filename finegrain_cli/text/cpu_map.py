@@ -262,7 +262,7 @@ def _rows(cores: Sequence[_Core], by_cpu: Mapping[int, str]) -> list[str]:
         first[core.kind] = min(core.cpus[0], first.get(core.kind, core.cpus[0]))
     # Kinds of cores are in the order of their lowest cpu.
     cores = sorted(cores, key=lambda core: (first[core.kind], core.cpus))
-    # Pad cores with fewer threads, so that columns stay aligned.
+    # Pad cores with fewer threads. So columns stay aligned.
     width = max(len(core.cpus) for core in cores)
     lines: list[str] = []
     before: _Core | None = None
@@ -313,8 +313,8 @@ class ShortIds:
     def of(self, known: str) -> str:
         """Returns the shortened form of one of the ids.
 
-        In sorted order, the id that has the longest common beginning with `known` is a neighbour of
-        `known`. So the method compares `known` only with its two neighbours.
+        Sort all ids. The id that has the longest common beginning with `known` is then a neighbour
+        of `known`. So the method compares `known` only with its two neighbours.
         """
         at = bisect_left(self._ids, known)
         near = self._ids[max(at - 1, 0) : at] + self._ids[at + 1 : at + 2]

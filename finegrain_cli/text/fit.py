@@ -57,7 +57,7 @@ def output_width() -> int:
 def fitted(
     columns: Sequence[Fitting], rows: Sequence[Sequence[str]], width: int
 ) -> list[tuple[int, int]]:
-    """Chooses columns, and a width for each, so that a line has at most `width` characters.
+    """Chooses columns, and a width for each. A line then has at most `width` characters.
 
     The function first leaves out columns without any value ("-" in each row), and then columns by
     `rank`, the highest rank first. Columns of rank 0 always stay. If cells are still too long, it

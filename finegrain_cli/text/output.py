@@ -179,7 +179,7 @@ def print_json(data: Mapping[str, Any]) -> None:
 
 
 def print_json_line(data: Mapping[str, Any]) -> None:
-    """Prints one JSON document on one line and flushes, so that readers get the line at once."""
+    """Prints one JSON document on one line, and flushes. Readers then get the line at once."""
     print(json.dumps(data, ensure_ascii=False, separators=(",", ":")), flush=True)
 
 

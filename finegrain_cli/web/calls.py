@@ -1,4 +1,6 @@
-"""How the gateway reaches the servicers: within the resource manager's process, or over gRPC."""
+"""The ways in which the gateway reaches the servicers: within the resource manager's process, or
+over gRPC.
+"""
 
 from __future__ import annotations
 

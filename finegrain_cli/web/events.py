@@ -19,7 +19,9 @@ from finegrain_client.decoding import read
 from finegrain_client.types.status import ClusterEvent
 
 PAUSE_S = 15
-"""Time after which a stream without events sends a comment, so that proxies keep it open."""
+"""A stream without events sends a comment after this time, in seconds. So proxies keep the stream
+open.
+"""
 
 _EVENTS, _CLUSTER = f"/{CLUSTER}/ListEvents", f"/{CLUSTER}/GetCluster"
 

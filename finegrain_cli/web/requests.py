@@ -108,7 +108,7 @@ def _fill(message: Message, data: Any, path: str) -> None:
                 where, _shown(value), f"one of the fields {', '.join(sorted(described))}"
             )
         if value is None:
-            continue  # as if the field were absent
+            continue  # the field counts as absent
         if is_map(field):
             _fill_map(getattr(message, field.name), field, value, where)
         elif is_repeated(field):

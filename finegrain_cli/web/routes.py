@@ -42,7 +42,7 @@ class Route:
         kind: value of "kind" in the answer.
         form: makes the answer's document.
         summary: one sentence for the description of the interface.
-        value: class of the answer, or of its items; None: no class.
+        value: class of the answer, or of its items; None: there is no class.
         is_list: True if the answer has items.
         guarded_by: path of the resource whose ETag `If-Match` names; empty: `If-Match` is refused.
         status: status of a successful answer.

@@ -79,7 +79,8 @@ def message_class(field: FieldDescriptor) -> type[Message]:
 
 
 def numbers_of(kind: type[EnumT], descriptor: EnumDescriptor) -> dict[EnumT, int]:
-    """Returns the protocol's number of each enum member that has one.
+    """Returns the numbers of enum members in the protocol. Members without a number are left
+    out.
 
     Members are found by name: PENDING has the number of REQUEST_STATE_PENDING. A member named
     DEFAULT has the number 0 (UNSPECIFIED).

@@ -157,7 +157,7 @@ class Reader:
 
     @property
     def pairs(self) -> Sequence[tuple[type, type]]:
-        """All pairs that were compiled until now, including pairs of nested values."""
+        """All compiled pairs, including pairs of nested values."""
         return tuple(self._compiled)
 
     def _compile(self, kind: type, message: type[Message]) -> Callable[..., Any]:

@@ -136,7 +136,7 @@ class Writer:
 
     @property
     def pairs(self) -> Sequence[tuple[type, type]]:
-        """All pairs that were compiled until now, including pairs of nested values."""
+        """All compiled pairs, including pairs of nested values."""
         return tuple(self._compiled)
 
     def _compile(self, kind: type, message: type[Message]) -> Callable[..., Any]:
@@ -182,7 +182,7 @@ class Writer:
     ) -> str:
         """Returns the expression of a field. If the expression gives None, the field is not set."""
         # A local variable can be tested and converted directly. An attribute is first read into the
-        # variable `item`, so that it is read only once.
+        # variable `item`. So it is read only once.
         item = "item" if attribute.optional and not access.isidentifier() else access
         if convert is not None:
             value = f"{source.bind(convert, 'convert')}({item})"
