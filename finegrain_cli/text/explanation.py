@@ -62,8 +62,10 @@ def explanation_text(found: Explanation) -> str:
         lines.append(f"  cpus     {policy}")
     if found.dimensions:
         lines.append(f"  cluster  {_sums(found.dimensions)}")
+    # In fair order, the steps show the place of the request. It does not depend on its arrival.
+    earlier = "" if found.steps else f"{found.requests_ahead} came earlier; "
     lines.append(
-        f"  queue    {found.requests_ahead} came earlier; {found.executors_considered} executors "
+        f"  queue    {earlier}{found.executors_considered} executors "
         f"considered, {found.executors_fitting} fit now (state {found.snapshot_number})"
     )
     if state in (RequestState.PENDING, RequestState.ALLOCATING, RequestState.GRANTED):

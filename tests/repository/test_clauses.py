@@ -16,8 +16,12 @@ TABLES = {
     "docs/clauses/cpu-orchestration.md": [f"C{number}" for number in range(1, 68)],
     "docs/clauses/devices.md": [f"G{number}" for number in range(1, 55)],
     "docs/clauses/operators.md": [f"O{number}" for number in range(1, 19)],
+    "docs/clauses/dynamic-slots.md": [
+        *(f"D{number}" for number in range(1, 19)),
+        *(f"T{number}" for number in range(1, 10)),
+    ],
 }
-WITHOUT_COUNTERPART = {"C30", "C31", "C34", "C64", "C66", "G40", "G50", "G51", "G52"}
+WITHOUT_COUNTERPART = {"D16", "C30", "C31", "C34", "C64", "C66", "G40", "G50", "G51", "G52"}
 """What is about the machinery of others; the table says so."""
 
 NOT_MET = {"G41", "G42", "O8", "O9"}
@@ -46,6 +50,15 @@ def test_the_tests_that_are_named_exist(page: str) -> None:
     for file, name in (each for row in _rows(page).values() for each in row):
         code = (REPOSITORY / file).read_text(encoding="utf-8")
         assert re.search(rf"def {name}\(", code), f"{file}::{name}"
+
+
+@pytest.mark.parametrize("page", TABLES)
+def test_the_stories_that_are_named_exist(page: str) -> None:
+    text = (REPOSITORY / page).read_text(encoding="utf-8")
+    for names in re.findall(r"::test_story` \(([^)]*)\)", text):
+        for name in names.split(", "):
+            story = name.strip("`").removesuffix(".txt")
+            assert (REPOSITORY / "tests/scenarios" / f"{story}.txt").is_file(), name
 
 
 @functools.cache

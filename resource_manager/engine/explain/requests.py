@@ -186,7 +186,9 @@ def explain(
     return Explanation(
         view=view,
         primary_reason=reason,
-        summary="; ".join(filter(None, (_waiting(reason, survey, ahead, known), notice))),
+        summary="; ".join(
+            filter(None, (_waiting(reason, survey, None if in_turn else ahead, known), notice))
+        ),
         snapshot_number=state.journal.snapshot_number,
         requests_ahead=ahead,
         executors_considered=len(survey.hosts),
@@ -309,7 +311,7 @@ def _topology_text(survey: Survey) -> str:
     return f"{text} ({one.host.host_id}: {one.host_refusal.text})" if one.host_refusal else text
 
 
-def _waiting(reason: str, survey: Survey, ahead: int, known: dict[Reason, str]) -> str:
+def _waiting(reason: str, survey: Survey, ahead: int | None, known: dict[Reason, str]) -> str:
     """Describes why a request is queued. `known` contains the texts that depend on the request."""
     texts = known | {
         Reason.NOT_YET_CONSIDERED: "has just arrived and was not considered yet",
@@ -331,5 +333,7 @@ def _waiting(reason: str, survey: Survey, ahead: int, known: dict[Reason, str]) 
     else:
         text = "not enough is free"
     usable = f"{survey.usable} of {len(survey.hosts)} executors usable"
+    if ahead is None:
+        return f"{text}; {usable}"
     earlier = "1 request came" if ahead == 1 else f"{ahead} requests came"
     return f"{text}; {usable}, {earlier} earlier"
