@@ -1,7 +1,8 @@
 """What the HTTP interface gets from a resource manager.
 
-The interface is a client of the services and belongs to the command line, because its JSON is that
-of `-o json`. The command line passes a function of type `ServeWeb` to `resource_manager.main`.
+The interface is a client of the services. It belongs to the command line, because both print the
+same JSON (`-o json`). The command line passes a function of type `ServeWeb` to
+`resource_manager.main`.
 """
 
 from __future__ import annotations

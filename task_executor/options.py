@@ -64,7 +64,7 @@ class TaskExecutorOptions:
     cpus: str = ""
     # share of the host: the CPU time that slots can book, in thousandths of a core
     cpu_milli: int | None = None
-    # share of the host: the memory that slots can book; nothing of it is reserved
+    # share of the host: the memory that slots can book; no part of it is reserved
     memory_bytes: int | None = None
     # bytes of a separate pool for each memory part; empty: no separate pools
     memory_pools: tuple[tuple[str, int], ...] = ()

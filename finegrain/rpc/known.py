@@ -21,8 +21,8 @@ class Known(Generic[T]):
     def __init__(self, most: int) -> None:
         self._most = most
         self._values: dict[bytes, T] = {}
-        # For speed, the dict's method is bound only once. So code may clear the dict, but must
-        # never replace it.
+        # Checks the jobs on which a new job depends. A job waits until they have ended. Then it
+        # continues, or it is ended.
         self.get = self._values.get
 
     def keep(self, data: bytes, value: T) -> None:

@@ -154,8 +154,8 @@ def _text(
     key: str,
     output: OutputFormat,
 ) -> str:
-    """Returns the facts, one on each line. The samples follow, as a table. With `key`, they follow
-    as bars.
+    """Returns the facts, one on each line. The samples follow: as a table, or as bars that show the
+    value `key`.
     """
     highest = max((each[key] for each in samples), default=0)
     steps = (round(each[key] / (highest or 1) * (len(BARS) - 1)) for each in samples)

@@ -199,7 +199,7 @@ class ExecutorDirectory:
 
     def may_restart(self) -> bool:
         """Returns True if a front that was killed may be restarted."""
-        # Without an endpoint file the front shut down cleanly, or never served.
+        # If there is no endpoint file, the front shut down cleanly, or never served.
         return self.served() and int(self._note().get("starts", 0)) <= RESTARTS_MAX
 
     def bound_output(self) -> None:

@@ -43,7 +43,9 @@ class StateCheck:
         self._whole_s = 0.0  # time that the previous sweep took
 
     def run(self, state: State) -> list[str]:
-        """Checks all invariants at once, and returns the broken ones. Ends a sweep in progress."""
+        """Checks all invariants now, and returns the broken invariants. Ends a sweep in
+        progress.
+        """
         self._begin(state)
         return self._continue(limit_s=None)
 

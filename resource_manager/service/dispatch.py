@@ -94,7 +94,8 @@ class Dispatcher:
 
     def on_reload(self, rm_epoch: int) -> None:
         """Cancels commands in flight, and makes streams read from the store again."""
-        # These commands belong to the dropped state, so their answers must not be applied.
+        # The answers of these commands must not be applied: the commands belong to the dropped
+        # state.
         self._links.drop_all()
         self._hub.resync()
 

@@ -366,7 +366,7 @@ class EngineDriver:
                 item.value = item.read(self.state)
             elif item.render is not None:
                 item.value = item.render(item.value)
-        # The change is durable. Only the answer could not be made.
+        # The change is durable. But its answer could not be made.
         except Exception as error:
             item.error = error
 

@@ -1,8 +1,8 @@
 """Renews the leadership lease in a separate thread, and confirms it before answers and commands.
 
 A process may not run for longer than its lease, for example while it is suspended. This module
-detects it before the process answers a caller or commands an executor. Each store implements the
-lease in its own way.
+detects such a pause before the process answers a caller or commands an executor. Each store
+implements the lease in its own way.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class IdealTree:
             path.append(flow_id)
             flow_id = flow.parent
         depth = self._depth[flow_id]
-        # From the flow with a known depth down to the requested flow.
+        # Go from the flow with a known depth down to the requested flow.
         for each in reversed(path):
             depth += 1
             self._depth[each] = depth
@@ -117,8 +117,8 @@ class IdealTree:
     def _wanted(
         self, demands: Mapping[str, float]
     ) -> tuple[dict[str, list[str]], dict[str, float]]:
-        """Returns for each flow its children with demand, and the largest amount that it can
-        use.
+        """Returns two things for each flow: its children with demand, and the largest amount that
+        the flow can use.
         """
         below: dict[str, list[str]] = {}
         upper: dict[str, float] = {}
@@ -144,8 +144,9 @@ def divide(capacity: float, basins: Sequence[Basin]) -> dict[str, float]:
     """Divides capacity by water filling: each flow gets weight x level, but at least `lower` and at
     most `upper`.
 
-    The level is such that all of `capacity` is used, or every flow has its `upper`. If the lower
-    bounds alone exceed the capacity, each flow gets the same fraction of its lower bound.
+    The level is chosen so that all of `capacity` is used. If this is impossible, every flow has its
+    `upper`. If the lower bounds alone exceed the capacity, each flow gets the same fraction of its
+    lower bound.
 
     Example: A (weight 1, upper 2), B (weight 1) and C (weight 2) share 10. The level is 2.67: A has
     2, B 2.67 and C 5.33.
@@ -206,7 +207,7 @@ class FluidJob:
 
 @dataclass(frozen=True, slots=True)
 class FluidSegment:
-    """An interval without changes, and the share of each flow in it."""
+    """An interval in which no share changes. It has the share of each flow."""
 
     start_s: float
     end_s: float

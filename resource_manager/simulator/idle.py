@@ -86,8 +86,7 @@ class IdleCheck:
         changed = {
             name
             for name in held.keys() | self._held.keys()
-            # Compared by identity, because the engine replaces the object when a reservation
-            # changes.
+            # Compare by identity: the engine replaces the object when a reservation changes.
             if held.get(name) is not self._held.get(name)
         }
         self._held = held

@@ -53,7 +53,9 @@ class Spread:
 
 
 def nearest_rank(ordered: Sequence[float], quantile: float) -> float:
-    """Returns the smallest value such that at least `quantile` of all values are not above it."""
+    """Returns the smallest value with this property: at least `quantile` of all values are not
+    above it.
+    """
     # Round up, so that the result is not below this fraction of the values.
     return ordered[max(0, math.ceil(quantile * len(ordered)) - 1)]
 

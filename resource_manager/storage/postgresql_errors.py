@@ -76,7 +76,7 @@ def translated(
 
 
 def _meaning(state: str, message: str, location: DatabaseUrl, *, away: bool) -> tuple[Reason, str]:
-    # From specific to general: the first match decides.
+    # The order is from specific to general: the first match decides.
     if state.startswith(_DISK_FULL):
         return Reason.DISK_FULL, "has no space left; free space on the server's disk"
     if state.startswith(_LOCKED):

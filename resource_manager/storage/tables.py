@@ -79,8 +79,8 @@ def _of_job() -> Column[Any]:
 
 meta = _table("meta", _text("key", primary_key=True), _text("value"))
 
-# One row, id 1: the leader, its epoch and its address. On PostgreSQL it also has the end of the
-# lease, by the database's clock.
+# The table has one row with id 1: the leader, its epoch and its address. On PostgreSQL it also has
+# the end of the lease, by the database's clock.
 leadership = _table(
     "leadership",
     _key_number("id"),
@@ -313,7 +313,8 @@ CLUSTER_EVENT_SUBJECTS = ("executor_id", "job_id", "allocation_id")
 has no such subject.
 """
 
-# For the history of one subject. Most events name few subjects, so the indices omit empty columns.
+# This index is for the history of one subject. Most events name few subjects, so the indices omit
+# empty columns.
 for _subject in CLUSTER_EVENT_SUBJECTS:
     _named = text(f"{_subject} <> ''")
     Index(

@@ -81,7 +81,7 @@ class CommandFence(Generic[Answer]):
 
         Returns:
             None if the command is new: the caller must execute it and then call `record`. For a
-            repeated command, the recorded answer.
+            repeated command, returns the recorded answer.
 
         Raises:
             FailedPrecondition: STALE_EPOCH, STALE_REGISTRATION or COMMAND_OUT_OF_ORDER.

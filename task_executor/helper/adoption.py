@@ -30,7 +30,9 @@ from task_executor.helper.task import Task
 
 
 class Adoption(Supervision):
-    """All tasks by id, including those of earlier helpers. See the base class for the arguments."""
+    """All tasks by id. Tasks of earlier helpers are included. See the base class for the
+    arguments.
+    """
 
     def __init__(
         self, loop: Loop, config: dict[str, Any], driver: Driver, send_event: Callable[..., None]

@@ -232,8 +232,8 @@ def _execute(argv: list[str], env: dict[str, str]) -> None:
             if not os.path.lexists(candidate):
                 continue
             raise _not_executable(candidate, "its interpreter does not exist") from None
-        # Like execvp, try the next directories of PATH. If no directory has an executable program,
-        # report the first refusal.
+        # Continue with the next directories of PATH, in the same way as execvp. If no directory has
+        # an executable program, report the first refusal.
         except PermissionError:
             denied = denied or candidate
         except OSError as error:

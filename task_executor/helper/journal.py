@@ -214,7 +214,9 @@ class Journal:
         self._size += len(line)
 
     def _read(self, path: Path) -> None:
-        """Adds the facts of a segment. Facts of a later segment replace those of an earlier one."""
+        """Adds the facts of a segment. Facts of a later segment replace facts of an earlier
+        segment.
+        """
         self._size = 0
         with suppress(FileNotFoundError):
             data = path.read_bytes()

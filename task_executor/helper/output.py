@@ -34,7 +34,7 @@ class _Stream:
 
 
 class TaskOutput:
-    """Both output streams of one task.
+    """The two output streams of one task.
 
     Args:
         loop: the event loop.

@@ -229,8 +229,8 @@ class RunningTask:
     def _watch_exit(self) -> None:
         """Watches a process that is not a child of this process, until it ends.
 
-        The helper reaps it and reports its status. If the helper is killed, another process reaps
-        the task, and its status is lost.
+        The helper reaps the process and reports its status. If the helper is killed, another
+        process reaps the task, and its status is lost.
         """
         try:
             pidfd = os.pidfd_open(self._pid)
@@ -411,7 +411,7 @@ class RunningTask:
         if not (scratch := self._spec["scratch"]):
             return
         try:
-            # This removes an empty directory only, and follows no link, so it is safe although the
+            # This only removes an empty directory and follows no link. So it is safe, although the
             # directory belongs to the task's user. This saves a fork.
             os.rmdir(scratch)  # noqa: PTH106
         except FileNotFoundError:

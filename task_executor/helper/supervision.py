@@ -149,7 +149,7 @@ class Supervision:
 
     def _was_begun(self, task: Task, link: SupervisorLink) -> bool:
         """False if a supervisor that has closed its connection has not begun to start a task."""
-        # If it was slow to end, its journal is not kept yet.
+        # If the supervisor was slow to end, its journal is not kept yet.
         return task.was_begun() or task.id in Journal(self._folder, link.control.name).entries
 
     def _keep_journal(self, journal: Journal) -> None:
@@ -166,7 +166,8 @@ class Supervision:
         """True if another supervisor can take over a task.
 
         Its exit status is known only if this helper reaps it. Input may have been lost, so a task
-        with stdin cannot be continued. Without cgroups, nothing shows which processes belong to it.
+        with stdin cannot be continued. Without cgroups, nothing shows which processes belong to the
+        task.
         """
         pid = task.record.get("pid", 0)
         is_there = bool(pid) and start_ticks(pid) == task.record["start_time_ticks"]

@@ -64,7 +64,7 @@ def run_supervisor(setup: Setup, starter: socket.socket) -> NoReturn:
         prepare_for_tasks(with_root=setup.allow_root_tasks)
         pipes = (fd for each in setup.adopted for fd in each.pipes)
         close_all_but({starter.fileno(), setup.journal_fd, *pipes})
-        # This occupies the descriptors 0 to 2, so that no pipe or log becomes standard output by
+        # This occupies the descriptors 0 to 2. So no pipe or log becomes standard output by
         # accident.
         null = os.open("/dev/null", os.O_RDWR)
         for number in range(3):

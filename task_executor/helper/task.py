@@ -21,7 +21,7 @@ class Task:
         is_previous: True if an earlier version started it.
 
     Attributes:
-        exit: the record of its end, when it has ended.
+        exit: the record of the task's end; None: the task has not ended.
         link: the supervisor of the task, while it is known and runs.
         source: the supervisor in whose journal the task is.
         journals: the journals of supervisors that have ended, in which the task is.

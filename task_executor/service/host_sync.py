@@ -144,7 +144,8 @@ def _ended_with_its_slot(record: TaskRecord | None) -> bool:
     being freed or no longer exists.
     """
     if record is None or record.exit is None:
-        # Without a record, it is not known how the task ended. Most likely it ended with its slot.
+        # Without a record, it is not known how the task ended. The most likely cause is the end of
+        # its slot.
         return True
     how = record.exit
     return how.signal in (SIGTERM, SIGKILL) and not (how.oom_killed or how.timed_out)

@@ -52,7 +52,9 @@ class KubeletWatch:
         return self._reading.state if self._reading else None
 
     async def refresh(self) -> KubeletState | None:
-        """Reads the files again if they have changed, and returns the state. Only logs errors."""
+        """Reads the files again if they have changed, and returns the state. Errors are only
+        logged.
+        """
         try:
             found = await self._read_kubelet_files(self._mark)
         except (FinegrainError, OSError) as error:

@@ -275,7 +275,9 @@ class Case:
 
     @cached_property
     def _whole_cores(self) -> list[Mapping[int, int]]:
-        """For each node, the number of whole cores among the candidates, by number of threads."""
+        """For each node, how many of the candidates are whole cores, by number of threads per
+        core.
+        """
         layout, candidates = self._ledger.layout, self._candidates or 0
         return [whole_widths(cores, candidates) for cores in layout.cores_of_node]
 

@@ -16,9 +16,9 @@ Example: a host with two nodes has these hints.
     0b10   preferred, score 375       preferred, score 600
     0b11   not preferred, score 500   not preferred, score 300
 
-Mask 0b01 is no candidate, because memory has no hint for it. The result is 0b10 (score 975), which
-both resources prefer. The next best mask is 0b11: BestEffort admits this mask, but Restricted and
-SingleNUMANode admit only preferred masks.
+Mask 0b01 is no candidate: there is no memory hint for this mask. The result is 0b10 (score 975),
+which both resources prefer. The next best mask is 0b11: BestEffort admits this mask, but Restricted
+and SingleNUMANode admit only preferred masks.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def merge_ranked(
         remoteness: see `merge`.
 
     Returns:
-        At least one result. Only the first result may be a refusal.
+        The list has at least one result. Only the first result may be a refusal.
     """
     # A policy without alignment binds no slot to nodes. So the hints do not matter.
     if not policy.aligns:

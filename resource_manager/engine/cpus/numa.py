@@ -3,7 +3,7 @@
 Nodes are given by their positions in the layout. Only three kinds of amounts belong to nodes: cpu,
 memory, and countable resources that the host reports for a node, such as huge pages. Cpus of a node
 without memory use the memory of the nearest node with memory. A node without cpus serves slots only
-as such a nearest node.
+in this case: it is the nearest node with memory of some cpus.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def split(
         amount: the amount to split.
         available: position and available amount of each node. (The upstream code uses the rank in
             this list instead of the position, which is a bug.)
-        unit: if all amounts are multiples of this unit, all parts are also multiples of it.
+        unit: if all amounts are multiples of this unit, all parts are multiples of the unit, too.
 
     Source: `tryBestToDistributeEvenly` of Koordinator's nodenumaresource.
     """

@@ -60,7 +60,7 @@ def candidate_cpus(ledger: CpuLedger, resolved: Resolved) -> int | HostRefusal:
 
 
 def preferred_cpus(ledger: CpuLedger, resolved: Resolved, cpus: int) -> int:
-    """Returns those of `cpus` that also meet the policies that are only preferred.
+    """Returns the cpus in `cpus` that also meet the preferred policies.
 
     Args:
         ledger: the cpu ledger of the host.

@@ -247,7 +247,7 @@ class _ResizeCase:
     ) -> dict[int, int] | HostRefusal:
         has = {at: amounts.get(name, 0) for at, amounts in parts.items() if amounts.get(name, 0)}
         more = need - sum(has.values())
-        # The amount does not grow, so it stays on its present nodes.
+        # The amount does not grow. So all of it stays on its present nodes.
         if more <= 0:
             return split(need, list(has.items())) or {}
         nodes: Iterable[int] = parts

@@ -31,7 +31,8 @@ from resource_manager.engine.state import State
 def delivery_overdue(journal: Journal, settings: EngineSettings, host: Host) -> bool:
     """Returns True if deliveries of the command in flight have failed for too long.
 
-    Called after a report of the executor. An executor that does not report becomes lost instead.
+    The function must be called after a report of the executor. An executor that does not report
+    becomes lost instead.
 
     Args:
         journal: the journal, which has the current time.

@@ -25,8 +25,8 @@ number. If there are more, the code scans all requests, because most lookups wou
 
 @dataclass(frozen=True, slots=True)
 class RequestInterval:
-    """Either one request, or `count` consecutive members of a range in the same state. `request` is
-    the first of these members.
+    """An interval is either one request, or `count` consecutive members of a range in the same
+    state. `request` is the first of these members.
     """
 
     request: Request

@@ -250,7 +250,7 @@ def list_requests(
 def _full_ids(requests: Requests, text: str) -> Sequence[str]:
     """Returns the ids that a text means. If the text is an id, this is the text itself. Otherwise
     these are the ids that end with the text. If there are none, these are the ids that begin with
-    it.
+    the text.
 
     Example: "a1b2c3d4.17" means member 17 of the range whose id ends with a1b2c3d4. "a1b2c3d4"
     means all members of this range: the result is the id of the range and a dot. The ids of all
@@ -446,8 +446,8 @@ class IdPrefixes:
                 self._sorted.append(each)
 
     def __call__(self, text: str) -> bool:
-        # Only one prefix can match: of the prefixes that sort before the text or are equal to it,
-        # the last.
+        # Only one prefix can match. Take the prefixes that sort before the text or are equal to the
+        # text: it is the last of these.
         at = bisect_right(self._sorted, text)
         return at > 0 and text.startswith(self._sorted[at - 1])
 

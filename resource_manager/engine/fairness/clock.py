@@ -52,7 +52,8 @@ class Clock:
     Attributes:
         now_ms: the current time in monotonic milliseconds.
         tau: the current time in warped seconds since the landmark.
-        scale: the present value of g. An amount that a flow receives now is multiplied by it.
+        scale: the present value of g. When a flow receives an amount, the amount is multiplied by
+            this value.
         bend: the constant dg/dtau: g = 1 + bend * tau.
     """
 

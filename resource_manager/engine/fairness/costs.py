@@ -47,8 +47,8 @@ class Costs:
         self._counted: dict[str, Amounts] = {}
         self._memory_is_one = True
         self._compared: Amounts = {}  # the total by which booked amounts are divided
-        # By `id` of the amounts. The amounts are stored, too. So no other amounts get the same
-        # `id`.
+        # The key is the `id` of the amounts. The amounts are stored, too. So no other amounts get
+        # the same `id`.
         self._known: dict[int, tuple[Amounts, float]] = {}
 
     def count(self, executor_id: str, total: Amounts) -> None:

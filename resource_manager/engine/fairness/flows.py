@@ -92,8 +92,8 @@ class FlowTree:
         self.groups: dict[str, Flow] = {}
         self.jobs: dict[str, Flow] = {}
         self.changed: dict[str, Flow] = {}
-        # By `id` of the amounts. The amounts are stored, too. So no other amounts get the same
-        # `id`.
+        # The key is the `id` of the amounts. The amounts are stored, too. So no other amounts get
+        # the same `id`.
         self._known: dict[int, tuple[Amounts, dict[str, int]]] = {}
         self.urgent: dict[str, Flow] = {}
         self.accrued_while_down: dict[str, Flow] = {}
@@ -182,7 +182,7 @@ class FlowTree:
         flow.maximum = {}
         self.freed_groups[flow.id] = None
         for each in self._path(job_id):
-            # The flow had other work, so it already has its place among its siblings.
+            # The flow had other work, so its place among its siblings is already right.
             if each.active:
                 return
             self._raise(each)

@@ -194,7 +194,7 @@ class Host(CpuAllocator):
         self.separate_pools = has_separate_pools(registration.total)
         self.labels = dict(registration.labels)
         self._adopt_cpus(self._cpus_now())
-        # Called after `_adopt_cpus`, because the cpu ledger reads the present settings.
+        # Call this after `_adopt_cpus`, because the cpu ledger reads the present settings.
         self.adopt_topology()
         self.default_booking = self.booking_of(registration.default_profile)
         self.default_need = in_grains(self.default_booking)

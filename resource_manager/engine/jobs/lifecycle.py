@@ -211,7 +211,7 @@ def _dequeue(state: State, job_id: str, most: int) -> int:
     """
     taken = state.queue.remove_job(job_id, most)
     items = state.queue.non_batchables.of_job(job_id)
-    # Resizes are not removed here, because they end with their slots.
+    # Do not remove resizes here: they end with their slots.
     gangs = [state.gangs.by_id[item.name] for item in items if item.kind is Kind.GANG]
     for gang in gangs[: most - taken]:
         state.gangs.stop_waiting(gang, state.queue.non_batchables)

@@ -208,7 +208,7 @@ class GangMoves:
         """Queues a request again at its old place. If it belongs to a gang, the whole gang is
         queued again.
 
-        For the arguments, see `RequestMoves.requeue`.
+        The arguments are the same as for `RequestMoves.requeue`.
         """
         gang = self.gangs.of(request)
         if gang is None:

@@ -169,7 +169,7 @@ class RequestMoves:
     def confirm(self, slot: Slot, *, isolation: Isolation | None = None, cpus: str = "") -> None:
         """Records that the executor has carved the slot, and grants it to its request.
 
-        For the arguments, see `carve`.
+        The arguments are the same as for `carve`.
         """
         self.carve(slot, isolation=isolation, cpus=cpus)
         self.grant(slot)

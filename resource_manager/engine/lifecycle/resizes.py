@@ -574,7 +574,7 @@ def _ends(outcome: ItemOutcome, ordered: Resize) -> bool:
     if outcome.reason == Reason.PARK_FAILED:
         # The tasks of the slot need their GPUs back, so unparking is tried again.
         return not has_gpus(ordered.profile.devices)
-    # With these reasons, the executor or its kernel rejected the resize itself. A retry would
+    # These reasons mean that the executor or its kernel rejected the resize itself. A retry would
     # rarely succeed, so the job master must decide what to do.
     return outcome.reason in (
         Reason.STALE_RESIZE,

@@ -44,7 +44,7 @@ HOST_SETTING_NUMBER = "host_setting_number"
 """Number of the last change by an administrator to the settings of any host."""
 
 FORGOTTEN = "forgotten_registration_number"
-"""Highest registration number of all deleted executors."""
+"""The highest registration number of all deleted executors."""
 
 ARRIVAL_NUMBER = "arrival_number"
 """The last used arrival number; jobs and requests share the numbers."""

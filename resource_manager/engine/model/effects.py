@@ -120,9 +120,9 @@ class StartExecutor:
 
 @dataclass(frozen=True, slots=True)
 class StopExecutor:
-    """Tell a provider to stop an executor and to remove all parts of it. The executor may be
-    running, have ended, or never have started. The result arrives as ProvisionEnded or
-    ProvisionStopFailed.
+    """Tell a provider to stop an executor. The provider must also remove all parts of the executor.
+    The executor may be running, have ended, or never have started. The result arrives as
+    ProvisionEnded or ProvisionStopFailed.
     """
 
     executor_id: str

@@ -215,7 +215,7 @@ class Elastic:
         self.ordered_total: dict[str, int] = {}
         self.present: tuple[int, dict[str, int]] | None = None
         self.seen: dict[str, Host] = {}
-        # By shape: an empty executor as the settings describe it. Its cpus are unknown.
+        # For each shape, an empty executor with the values of the settings. Its cpus are unknown.
         self._promised = {each.name: HostView.empty(host_of(each)) for each in provisioning.shapes}
 
     def may_order(self, shape: ExecutorShape) -> bool:

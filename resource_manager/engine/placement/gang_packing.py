@@ -164,7 +164,7 @@ class Packing:
         self._placer = placer
         self._members = [each for each in members for _ in range(each.count)]
         self._able: dict[Members, list[str]] = {}  # by members: the hosts with room at the start
-        # For each host, the members that could go there.
+        # For each host, the members that it could serve.
         self._served_by: dict[str, tuple[int, ...]] = {}
 
     def run(self) -> list[Share]:

@@ -320,7 +320,7 @@ class Indexes:
 
 
 ReportNumbers = dict[str, tuple[str, int]]
-"""By executor: the id of its instance, and the number of its last processed report."""
+"""For each executor: the id of its instance, and the number of its last processed report."""
 
 
 class Hosts(dict[str, Host]):

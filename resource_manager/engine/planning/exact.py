@@ -144,7 +144,7 @@ class _Bound:
                 sum([count * value for count, value in zip(state, column, strict=True)])
                 for column in zip(*self._values, strict=True)
             ]
-            # Rounded down, because a bound above the true cost could exclude the best path.
+            # Round down: a bound above the true cost could exclude the best path.
             self._known[state] = max(sums, default=0) // PRICE_UNIT
         return self._known[state]
 

@@ -26,7 +26,7 @@ Rank = tuple[OrderKey, int]
 """The sort key of an item: first the key of its job, then its arrival number."""
 
 _ALL_JOBS = ""
-"""Stands for the id of the job if items are tried in order of arrival."""
+"""If items are tried in order of arrival, this replaces the id of the job."""
 
 
 class ItemOrder:
@@ -50,8 +50,8 @@ class ItemOrder:
     def __init__(self, tree: FlowTree | None) -> None:
         self._tree = tree
         self._jobs: dict[int, str] = {}  # the id of the job, by the item's arrival number
-        # By job: a heap of arrival numbers. The number of a removed item stays until it is at the
-        # top.
+        # For each job, a heap of arrival numbers. The number of a removed item stays until it is at
+        # the top.
         self._by_job: dict[str, list[int]] = {}
         # For each group, a heap of its children. The key of a child may be outdated.
         self._below: dict[Flow, list[tuple[SortKey, Flow]]] = {}
@@ -287,8 +287,8 @@ class NonBatchables:
 
     def unblock_by_quota(self, group_id: str) -> None:
         """Unblocks all items that the quota of a group blocked, in one call. If the caller
-        unblocked only a part in each call, an item that is blocked again would be added to the
-        remaining part. So the caller might never finish.
+        unblocked only a part of them in each call, it might never finish: an item that is blocked
+        again would be added to the remaining part.
         """
         for number in self._quota_blocked.pop(group_id, {}):
             del self._blocked_by[number]

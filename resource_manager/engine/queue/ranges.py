@@ -138,7 +138,7 @@ class Part:
             arrival_number=self.arrival_of(index),
             create_time_ms=self.row.create_time_ms,
         )
-        # A waiting member has not ended, so `how_ended` need not be called for it.
+        # A waiting member has not ended. So `how_ended` does not have to be called for this member.
         if index not in self.waiting and (ended := self.how_ended(index)) is not None:
             request.state, request.reason, request.message = ended[0]
         return request

@@ -145,10 +145,11 @@ class IdIndex:
                 del self._by_end[key]
 
     def find(self, part: str) -> list[str]:
-        """Returns the ids that end with a text, otherwise the ids that begin with it.
+        """Returns the ids that end with a text. If there are none, returns the ids that begin with
+        the text.
 
-        The result is empty if the text has fewer than four characters, or if more than
-        `BEGINNINGS_MAX` ids begin with it.
+        The result is empty in two cases: the text has fewer than four characters, or more than
+        `BEGINNINGS_MAX` ids begin with the text.
         """
         if len(part) < END_LENGTH:
             return []

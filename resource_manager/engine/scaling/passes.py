@@ -173,8 +173,9 @@ def _missing(settings: EngineSettings, provision_moves: ProvisionMoves) -> dict[
 
 
 def _request_minimum(moves: ProvisionMoves) -> None:
-    """Requests executors for the configured minimum. For each dimension, one after the other,
-    requests the cheapest set of executors that provides the missing amount.
+    """Requests executors for the configured minimum. The dimensions are handled one after the
+    other. For each, the function requests the cheapest set of executors that provides the missing
+    amount.
     """
     for name in sorted(_missing(moves.settings, moves)):
         # Executors that were just requested for another dimension also provide amounts of this

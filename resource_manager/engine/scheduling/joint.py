@@ -206,8 +206,8 @@ class JointPlacement:
 
 
 def _is_plain(scheduling_class: SchedulingClass) -> bool:
-    """Returns True if amounts alone decide on which hosts a class fits, and every host books the
-    same amounts for it.
+    """Returns True under two conditions: amounts alone decide on which hosts a class fits, and
+    every host books the same amounts for the class.
     """
     return (
         scheduling_class.profile is not None

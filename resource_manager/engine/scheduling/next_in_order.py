@@ -169,7 +169,7 @@ class NextInOrder:
 
 
 class _FreedHost:
-    """A host as it would be after a slot on it has ended."""
+    """A host as it would be without one of its slots."""
 
     def __init__(self, host: Host, slot: Slot) -> None:
         self.host = host

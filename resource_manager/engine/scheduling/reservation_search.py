@@ -261,8 +261,8 @@ class ReservationSearch:
         for at in islice(index.covering(wanted), most):
             host_id = index.ids[at]
             host = self._hosts[host_id]
-            # This computes `_missing_part`. The code is inlined for speed, because it runs for all
-            # hosts.
+            # These lines compute `_missing_part`. The code is inlined for speed, because it runs
+            # for all hosts.
             part = 0
             for n, free in free_of[host.separate_pools]:
                 if n and (missing := (n - free[at]) * MILLION // n) > part:

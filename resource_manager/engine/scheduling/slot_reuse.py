@@ -138,7 +138,7 @@ def _was_reused(request: Request, waiting: Request, following: NextInOrder) -> b
     if request.end_time_ms and waiting.end_time_ms and request.end_time_ms < waiting.end_time_ms:
         return False
     by = following.work_of(request.job_id).get(waiting.allocation_id)
-    # If no slot does this work any more, the function assumes that this slot took it over.
+    # If no slot does this work any more, the function assumes that this slot took over the work.
     return by in (None, request.allocation_id)
 
 

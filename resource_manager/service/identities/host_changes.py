@@ -71,8 +71,9 @@ async def _follow_authority(components: Components) -> None:
     own_files.read_again()
     if own.credentials.authorities == own_files.authority.trusted_pem.decode():
         return
-    # The database must name the signing authority before a certificate of it is shown. Otherwise
-    # the next start would reject the authority. A standby does this when it becomes the leader.
+    # The database must name the signing authority before any certificate of this authority is
+    # shown. Otherwise the next start would reject the authority. A standby does this when it
+    # becomes the leader.
     if components.leadership.refusal() is None:
         await check_authority(components.runner, own_files)
     own.replace(await asyncio.to_thread(own_files.rm_credentials))

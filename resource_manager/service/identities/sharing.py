@@ -51,7 +51,7 @@ def check_authority_shared(own: OwnFiles, leader: str) -> None:
 
 
 async def check_authority(runner: Runner, own: OwnFiles) -> None:
-    """Checks that the authority is the one that the database belongs to.
+    """Checks that the authority of this host is the authority of the database.
 
     The first resource manager that leads on a database stores its authority's key there. If the
     database already contains executors, they ran a version without certificates: they are awaited.
