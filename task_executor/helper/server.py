@@ -24,6 +24,7 @@ from task_executor.helper.protocol import (
     frames,
 )
 
+NO_ANSWER: dict[str, Any] = {}
 _CONNECTIONS_MAX = 64
 # the server disconnects a peer that has not read more than this number of bytes
 _OUTBOX_BYTES_MAX = 16 << 20
@@ -78,7 +79,8 @@ class FrameServer:
         uids: the users that may connect.
         verbs: the fields of each verb, for the check of requests.
         handle: a function of the verb and the arguments of a request. It returns a dict, or a job
-            that returns a dict. The function and the job may raise Fault.
+            that returns a dict. The function and the job may raise Fault. For `NO_ANSWER`, the
+            request has no answer unless it fails.
     """
 
     def __init__(
@@ -159,6 +161,8 @@ class _Connection:
         identity = message.get("id")
 
         def done(value: Any, error: Exception | None) -> None:
+            if error is None and value is NO_ANSWER:
+                return None
             if error is None:
                 return self.send({"id": identity, "ok": True, "result": value or {}})
             refusal = as_fault(error, "INTERNAL").as_dict()

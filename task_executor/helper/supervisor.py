@@ -21,7 +21,7 @@ from task_executor.helper.loop import Job, Loop
 from task_executor.helper.paths import identity_of
 from task_executor.helper.protocol import SUPERVISOR_VERBS, Fault, as_fault
 from task_executor.helper.running_task import Adopted, RunningTask
-from task_executor.helper.server import FrameServer, listen
+from task_executor.helper.server import NO_ANSWER, FrameServer, listen
 from task_executor.helper.syncing import Syncer
 
 _SPARES_OF_SLOT, _SPARED_SLOTS = 8, 256
@@ -136,7 +136,7 @@ class Supervisor:
             case "forget":
                 self.journal.forget(args["task_id"])
                 self.journal.compact(self.syncer.sync)
-                return {}
+                return NO_ANSWER
             case "reaped":
                 task = self._by_pid.pop(args["pid"], None)
                 if task is not None:

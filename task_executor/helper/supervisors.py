@@ -13,6 +13,7 @@ import select
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -119,8 +120,7 @@ class SupervisorLink:
         try:
             self.connect()
             # All requests of one turn of the loop are sent together.
-            if not self._outbox:
-                self._loop.soon(self._flush)
+            self._loop.soon(self._flush)
             self._outbox += encode({"id": number, "verb": verb, "args": args})
             while number not in self._answers:
                 if not self.is_alive or self._peer is None:
@@ -136,6 +136,13 @@ class SupervisorLink:
         if not answer["ok"]:
             raise fault_of(answer["error"])
         return answer["result"]
+
+    def tell(self, verb: str, args: dict[str, Any]) -> None:
+        """Sends a request that has no answer. If the supervisor has ended, nothing is sent."""
+        with suppress(OSError):
+            self.connect()
+            self._loop.soon(self._flush)
+            self._outbox += encode({"id": 0, "verb": verb, "args": args})
 
     def _flush(self) -> None:
         if self._peer is None:

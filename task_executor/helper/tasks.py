@@ -116,7 +116,7 @@ class Tasks(Adoption):
             raise Fault("START_FAILED", message, task_id=task_id) from None
         self._started(task, answer)
         # The event of the end is sent after this answer.
-        self.loop.later(0, lambda: self._start_answered(task))
+        self.loop.soon(lambda: self._start_answered(task))
         return {name: answer[name] for name in ("pid", "start_time_ticks")}
 
     def _make(self, spec: dict[str, Any], limits: Callable[[], dict[str, Any]]) -> Task:
@@ -251,7 +251,7 @@ class Tasks(Adoption):
             journal.forget(task.id)
         link = task.source
         if link is not None and link.is_alive and not task.is_previous:
-            self.loop.run(link.ask("forget", {"task_id": task.id}, ANSWER_S), lambda *_: None)
+            link.tell("forget", {"task_id": task.id})
 
 
 def _check_within(slot_bytes: int, memory_bytes: int | None) -> None:
