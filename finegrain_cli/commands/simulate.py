@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from resource_manager.engine.model.settings import EngineSettings, Fairness
     from resource_manager.simulator.replay import Outcome, Progress
 
-POLICIES = ("fair", "arrival")
+OWN_POLICIES: dict[str, Literal["fair", "arrival"]] = {"fair": "fair", "arrival": "arrival"}
+POLICIES = (*OWN_POLICIES, "reference:fcfs-easy", "reference:multifactor-easy")
 NO_HALF_LIFE = "never"
 NO_HALF_LIFE_ALIAS = "none"
 
@@ -166,6 +167,15 @@ def trace(
             "reservation of the longest starved request.",
         ),
     ] = 0.1,
+    run_times: Annotated[
+        str,
+        typer.Option(
+            "--run-times",
+            metavar="SOURCE",
+            help="Expected run times of jobs: log (the requested times of the log), none, or "
+            "scaled (the real run time times a factor from 1 to 5 for each user).",
+        ),
+    ] = "log",
     json_file: Annotated[
         str, typer.Option("--json", metavar="FILE", help="Also write the report to this file.")
     ] = "",
@@ -188,9 +198,10 @@ def trace(
     """
     enter_command(output)
     from resource_manager.engine.model.settings import EngineSettings
-    from resource_manager.simulator.replay import Plan, replay
+    from resource_manager.simulator.replay import Plan, replay, replay_reference
     from resource_manager.simulator.trace_report import trace_data, trace_text
     from resource_manager.simulator.traces.formats import read_workload
+    from resource_manager.simulator.traces.jobs import RUN_TIMES
     from resource_manager.simulator.traces.node_lists import read_nodes
 
     fairness = replace(
@@ -210,6 +221,9 @@ def trace(
         until_ms=parse_duration_ms("--until", until) if until else None,
         speedup=speedup,
     )
+    if run_times not in RUN_TIMES:
+        raise InvalidArgument("--run-times", run_times, f"one of {', '.join(RUN_TIMES)}")
+    workload = workload.expecting(run_times)
     if not nodes and not workload.nodes:
         expected = (
             "nodes such as 128x1cpu, or a list: this log does not name the nodes that it was "
@@ -221,8 +235,13 @@ def trace(
     plan = Plan(EngineSettings(fairness=fairness), group_by, _weights(weights), moldable)
     outcomes = []
     for order in orders:
-        ordered = replace(plan, settings=_ordered(plan.settings, order))
-        outcomes.append(replay(workload, cluster, ordered, _progress(order)))
+        progress = _progress(order)
+        own = OWN_POLICIES.get(order)
+        if own is not None:
+            ordered = replace(plan, settings=_ordered(plan.settings, own))
+            outcomes.append(replay(workload, cluster, ordered, progress))
+        else:
+            outcomes.append(replay_reference(workload, cluster, plan, order, progress))
         _clear_progress()
     # Stage 3: write the report. Its text goes to standard output last.
     data = trace_data(workload, cluster, plan, outcomes)
@@ -281,16 +300,11 @@ def _fairness(service: str, half_life: str, lookahead: str, starvation_timeout: 
     )
 
 
-def _policies(names: list[str]) -> list[Literal["fair", "arrival"]]:
-    orders: list[Literal["fair", "arrival"]] = []
-    for name in dict.fromkeys(names):
-        if name == "fair":
-            orders.append("fair")
-        elif name == "arrival":
-            orders.append("arrival")
-        else:
+def _policies(names: list[str]) -> list[str]:
+    for name in names:
+        if name not in POLICIES:
             raise InvalidArgument("--policy", name, f"one of {', '.join(POLICIES)}")
-    return orders
+    return list(dict.fromkeys(names))
 
 
 def _ordered(settings: EngineSettings, order: Literal["fair", "arrival"]) -> EngineSettings:

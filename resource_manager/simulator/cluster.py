@@ -151,6 +151,7 @@ class Cluster:
         at_ms: int = 0,
         gang: bool = False,
         labels: Labels = (),
+        expected_ms: int | None = None,
     ) -> JobRecord:
         """Schedules the arrival of a job with one thread per duration.
 
@@ -163,6 +164,8 @@ class Cluster:
             at_ms: time of arrival, in virtual milliseconds; not in the past.
             gang: all threads start at once, or none.
             labels: labels that a node must have; sorted.
+            expected_ms: the expected run time of each thread, which its request contains; None: it
+                contains none.
 
         Returns:
             The record of the job, which is updated as time advances.
@@ -186,7 +189,7 @@ class Cluster:
             sum(durations_ms),
             max(durations_ms),
         )
-        self._jobs[job_id] = Submitted(record, durations_ms, labels)
+        self._jobs[job_id] = Submitted(record, durations_ms, labels, expected_ms)
         # The number keeps the order of submission among arrivals at the same moment.
         heapq.heappush(self._future, (at_ms, self._next_number(), job_id))
         return record

@@ -71,6 +71,7 @@ class Submitted:
     record: JobRecord
     durations_ms: Sequence[int]
     labels: Labels
+    expected_ms: int | None = None
     # by allocation id: number of the run in the log
     running: dict[str, int] = field(default_factory=dict)
 
@@ -84,5 +85,9 @@ class Submitted:
     def request(self, allocation_id: str, gang_id: str = "") -> RequestSpec:
         """Returns the request of one thread, or of a range of threads."""
         return RequestSpec(
-            allocation_id, self.record.profile, required_labels=self.labels, gang_id=gang_id
+            allocation_id,
+            self.record.profile,
+            required_labels=self.labels,
+            gang_id=gang_id,
+            expected_run_time_ms=self.expected_ms,
         )

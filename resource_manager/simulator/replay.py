@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from finegrain.errors import InvalidArgument
 from finegrain.resources import CPU_MILLI, ResourceProfile, booking, total_of
@@ -15,7 +16,7 @@ from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.simulator.cluster import Cluster
 from resource_manager.simulator.ideal import IdealFlow, IdealTree
 from resource_manager.simulator.idle import IdleCheck
-from resource_manager.simulator.log import JobRecord, by_group, cores
+from resource_manager.simulator.log import JobRecord, RunLog, by_group, cores
 from resource_manager.simulator.measures import (
     Account,
     ShareGap,
@@ -30,6 +31,7 @@ from resource_manager.simulator.measures import (
 )
 from resource_manager.simulator.nodes import Node
 from resource_manager.simulator.plan import Effort
+from resource_manager.simulator.reference import ReferenceCluster
 from resource_manager.simulator.steps import Steps
 from resource_manager.simulator.traces.jobs import TraceJob, Workload
 
@@ -112,10 +114,7 @@ def replay(
         InvalidArgument: the log does not record the owner key `group_by`, or a weight is for a
             group without jobs.
     """
-    fitted = workload.fitted(nodes)
-    key = plan.group_by or (workload.owner_keys[0] if workload.owner_keys else "none")
-    groups = {job.name: fitted.group_of(job, key) for job in fitted.jobs}
-    weights = _weights(plan, set(groups.values()))
+    fitted, groups, weights = _grouped(workload, nodes, plan)
     cluster = Cluster(nodes, plan.settings)
     # Create the check before anything is submitted. So it sees every moment.
     check = IdleCheck(cluster)
@@ -127,7 +126,29 @@ def replay(
     if progress is not None:
         cluster.on_settled.append(_teller(progress, len(fitted.jobs)))
     cluster.run()
-    return _outcome(cluster, check, plan.settings, weights)
+    made = cluster.events["reservation_made"]
+    played = _Played(cluster.log, nodes, cluster.effort, check, made)
+    return _outcome(played, plan.settings, weights, plan.settings.fairness.order)
+
+
+class _Played(NamedTuple):
+    """A replay that has ended."""
+
+    log: RunLog
+    nodes: Sequence[Node]
+    effort: Effort
+    check: IdleCheck | None = None  # None: the replay was not checked
+    reservations: int = 0
+
+
+def _grouped(
+    workload: Workload, nodes: Sequence[Node], plan: Plan
+) -> tuple[Workload, dict[str, str], dict[str, float]]:
+    """Returns the jobs as these nodes can serve them, the group of each job, and the weights."""
+    fitted = workload.fitted(nodes)
+    key = plan.group_by or (workload.owner_keys[0] if workload.owner_keys else "none")
+    groups = {job.name: fitted.group_of(job, key) for job in fitted.jobs}
+    return fitted, groups, _weights(plan, set(groups.values()))
 
 
 def _weights(plan: Plan, names: set[str]) -> dict[str, float]:
@@ -147,11 +168,40 @@ def _submit(cluster: Cluster, job: TraceJob, group: str, *, moldable: bool) -> N
         at_ms=job.submit_ms,
         gang=job.count > 1 and not moldable,
         labels=job.labels,
+        expected_ms=job.requested_ms,
     )
 
 
-def _teller(progress: Progress, jobs: int) -> Callable[[Cluster], None]:
-    def tell(cluster: Cluster) -> None:
+def replay_reference(
+    workload: Workload,
+    nodes: Sequence[Node],
+    plan: Plan,
+    policy: str,
+    progress: Progress | None = None,
+) -> Outcome:
+    """Replays a whole log with the rules of another scheduler.
+
+    Args:
+        workload: the jobs. Their parts always start together.
+        nodes: the nodes of the simulated cluster.
+        plan: the groups and weights of the replay; the engine's settings determine the measures.
+        policy: one of `REFERENCES`.
+        progress: called every `PROGRESS_EVERY` moments.
+
+    Raises:
+        InvalidArgument: as for `replay`, or a job needs more than cpu and memory.
+    """
+    fitted, groups, weights = _grouped(workload, nodes, plan)
+    cluster = ReferenceCluster(nodes, policy, weights)
+    for job in fitted.jobs:
+        cluster.submit(job, groups[job.name])
+    cluster.run(None if progress is None else _teller(progress, len(fitted.jobs)))
+    played = _Played(cluster.log, nodes, cluster.effort)
+    return _outcome(played, plan.settings, weights, policy)
+
+
+def _teller(progress: Progress, jobs: int) -> Callable[[Cluster | ReferenceCluster], None]:
+    def tell(cluster: Cluster | ReferenceCluster) -> None:
         if cluster.effort.moments % PROGRESS_EVERY == 0:
             progress(cluster.jobs_over, jobs)
 
@@ -159,9 +209,9 @@ def _teller(progress: Progress, jobs: int) -> Callable[[Cluster], None]:
 
 
 def _outcome(
-    cluster: Cluster, check: IdleCheck, settings: EngineSettings, weights: Mapping[str, float]
+    played: _Played, settings: EngineSettings, weights: Mapping[str, float], policy: str
 ) -> Outcome:
-    log = cluster.log
+    log, check = played.log, played.check
     # Rejected and unserved jobs have no wait and no slowdown. The outcome counts them separately.
     over = [job for job in log.jobs.values() if job.end_ms is not None and job.started]
     rejected: dict[str, int] = {}
@@ -172,12 +222,12 @@ def _outcome(
     begin_ms = min((job.submit_ms for job in log.jobs.values()), default=0)
     end_ms = max((job.end_ms or 0 for job in over), default=begin_ms)
     in_use = whole_capacity_use(log, cores)
-    total = total_of(e.node.total for e in cluster.executors.values()).get(CPU_MILLI, 0) / 1_000
+    total = total_of(node.total for node in played.nodes).get(CPU_MILLI, 0) / 1_000
     waiting = waiting_threads(log)
     while_waiting, waited_ms = mean_while(in_use, waiting, begin_ms, end_ms)
-    accounts, gaps = _shares(cluster, settings, weights)
+    accounts, gaps = _shares(played, settings, weights)
     return Outcome(
-        policy=settings.fairness.order,
+        policy=policy,
         jobs=len(over),
         rejected=rejected,
         unserved=len(log.jobs) - len(over) - sum(rejected.values()),
@@ -189,11 +239,11 @@ def _outcome(
         waiting_time_ms=waited_ms,
         shares=gaps,
         groups=_groups(over, weights, accounts),
-        idle_checks=check.checks,
-        idle_moments=check.idle_moments,
-        idle_findings=tuple(check.findings),
-        reservations=cluster.events["reservation_made"],
-        effort=cluster.effort,
+        idle_checks=check.checks if check is not None else 0,
+        idle_moments=check.idle_moments if check is not None else 0,
+        idle_findings=tuple(check.findings) if check is not None else (),
+        reservations=played.reservations,
+        effort=played.effort,
         begin_ms=begin_ms,
         cores=_most_first(log.running(by_group, cores), begin_ms, end_ms),
         waiting=waiting,
@@ -202,18 +252,18 @@ def _outcome(
 
 
 def _shares(
-    cluster: Cluster, settings: EngineSettings, weights: Mapping[str, float]
+    played: _Played, settings: EngineSettings, weights: Mapping[str, float]
 ) -> tuple[dict[str, Account], list[ShareGap]]:
     costs = Costs(settings.fairness.usage_measure)
-    for name, executor in cluster.executors.items():
+    for node in played.nodes:
         # Dominant shares depend on the totals of the cluster, so count all nodes first.
-        costs.count(name, dict(executor.node.capacity))
+        costs.count(node.name, dict(node.capacity))
 
     def cost(profile: ResourceProfile) -> float:
         return costs.of(booking(profile, separate_pools=False))
 
     tree = IdealTree(IdealFlow(name, weight=weight) for name, weight in weights.items())
-    return share_gaps(moments(cluster.log, cost), tree, SHARE_WINDOWS_MS)
+    return share_gaps(moments(played.log, cost), tree, SHARE_WINDOWS_MS)
 
 
 def _most_first(by_name: Mapping[str, Steps], begin_ms: int, end_ms: int) -> dict[str, Steps]:

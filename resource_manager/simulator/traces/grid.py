@@ -34,7 +34,7 @@ _CLUSTER = re.compile(r"(?::|^|=)(?:cl_)?(zewura|zegox)")
 _EXCLUSIVE = "#excl"
 _NOTES = (
     "memory is per node; properties of nodes other than the cluster are not modelled",
-    "time limits that users set are ignored",
+    "requested times are hints: no job is ended at its time limit",
 )
 
 
@@ -77,6 +77,10 @@ def _job(row: Row, left_out: Counter[str]) -> TraceJob | None:
         owners={"user": row.text("user"), "queue": row.text("queue")},
         labels=_labels(request),
         waited_ms=row.amount_if_known("wait", factor=1_000),
+        # Logs without this column can be replayed, too.
+        requested_ms=row.amount_if_known("req_time", factor=1_000)
+        if "req_time" in row.texts
+        else None,
         whole_nodes=request.endswith(_EXCLUSIVE),
     )
 

@@ -6,6 +6,7 @@ to resource groups, and `fitted` drops resources that the given nodes do not hav
 
 from __future__ import annotations
 
+import random
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -51,6 +52,15 @@ class TraceJob:
     labels: Labels = ()
     whole_nodes: bool = False  # each part gets all cpus of its node
     waited_ms: int | None = None  # wait on the original cluster; None: not recorded
+    requested_ms: int | None = None  # run time that its user expected; None: not recorded
+
+
+RUN_TIMES = ("log", "none", "scaled")
+"""Where the expected run times come from: the requested times of the log; there are none; the real
+run time of each job, times a factor from 1 to 5 that belongs to its user.
+"""
+
+SCALE_MAX = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +126,29 @@ class Workload:
             replace(job, name=name, submit_ms=round((job.submit_ms - start) / speedup))
             for name, job in zip(_unique(job.name for job in chosen), chosen, strict=True)
         )
+        return replace(self, jobs=jobs)
+
+    def expecting(self, source: str, seed: int = 0) -> Workload:
+        """Returns the same jobs with expected run times from this source (see `RUN_TIMES`).
+
+        Args:
+            source: one of `RUN_TIMES`.
+            seed: determines the factors of "scaled".
+        """
+        if source == "log":
+            return self
+        factors: dict[str, float] = {}
+
+        def expected(job: TraceJob) -> int | None:
+            if source == "none":
+                return None
+            user = job.owners.get("user", "")
+            if user not in factors:
+                chance = random.Random(f"{seed}/{user}")  # noqa: S311 - not a secret
+                factors[user] = chance.uniform(1.0, SCALE_MAX)
+            return round(job.run_ms * factors[user])
+
+        jobs = tuple(replace(job, requested_ms=expected(job)) for job in self.jobs)
         return replace(self, jobs=jobs)
 
     def fitted(self, nodes: Sequence[Node]) -> Workload:

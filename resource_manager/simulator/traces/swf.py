@@ -93,6 +93,7 @@ def _job(row: Row, left_out: Counter[str]) -> TraceJob | None:
             count=processors,
             profile=ResourceProfile(1_000, task_heap_memory_bytes=memory),
             waited_ms=row.amount_if_known("wait time", factor=1_000),
+            requested_ms=row.amount_if_known("requested time", factor=1_000),
             owners={key: row.text(key) for key in _OWNERS if not row.is_missing(key)},
         )
     return None
