@@ -1296,6 +1296,7 @@ class Reservation(google.protobuf.message.Message):
     SINCE_TIME_FIELD_NUMBER: builtins.int
     PASSED_OVER_SINCE_TIME_FIELD_NUMBER: builtins.int
     SUMMARY_FIELD_NUMBER: builtins.int
+    START_TIME_FIELD_NUMBER: builtins.int
     allocation_id: builtins.str
     """The request; for a gang, the first member."""
     job_id: builtins.str
@@ -1316,6 +1317,10 @@ class Reservation(google.protobuf.message.Message):
     def passed_over_since_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """Since when other requests have been served before this request."""
 
+    @property
+    def start_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When the request will probably be placed; absent: it is not known how long slots on the executors will run."""
+
     def __init__(
         self,
         *,
@@ -1326,9 +1331,10 @@ class Reservation(google.protobuf.message.Message):
         since_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         passed_over_since_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         summary: builtins.str = ...,
+        start_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["passed_over_since_time", b"passed_over_since_time", "since_time", b"since_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "executors", b"executors", "gang_id", b"gang_id", "job_id", b"job_id", "passed_over_since_time", b"passed_over_since_time", "since_time", b"since_time", "summary", b"summary"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["passed_over_since_time", b"passed_over_since_time", "since_time", b"since_time", "start_time", b"start_time"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "executors", b"executors", "gang_id", b"gang_id", "job_id", b"job_id", "passed_over_since_time", b"passed_over_since_time", "since_time", b"since_time", "start_time", b"start_time", "summary", b"summary"]) -> None: ...
 
 global___Reservation = Reservation
 

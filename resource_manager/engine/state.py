@@ -23,6 +23,7 @@ from resource_manager.engine.lifecycle.quota_checks import QuotaChecks
 from resource_manager.engine.lifecycle.range_ends import RangeMoves
 from resource_manager.engine.lifecycle.request_timeouts import RequestTimeouts
 from resource_manager.engine.lifecycle.resizes import ResizeMoves
+from resource_manager.engine.lifecycle.run_times import RunTimes
 from resource_manager.engine.lifecycle.usage import UsageAccounting
 from resource_manager.engine.lifecycle.usage_checkpoints import Checkpoints, UsageCheckpoints
 from resource_manager.engine.lifecycle.waiting import WaitingReasons
@@ -231,6 +232,7 @@ class State:
             transitions=self.transitions,
             usage=self.usage,
         )
+        self.run_times = RunTimes(self.journal, self.requests, self.jobs)
         self.departures = Departures(
             journal=self.journal,
             changes=self.changes,

@@ -33,7 +33,8 @@ JOBS = codec(
     tables.jobs,
     Job,
     exceptions={"group_name": "group", "end_reason": ("end_reason", WORD)},
-    unstored="lease_until_ms acknowledged_sequence arrivals live_requests slot_keys durations",
+    unstored="lease_until_ms acknowledged_sequence arrivals live_requests slot_keys durations "
+    "run_times",
 )
 
 REQUESTS = codec(

@@ -63,6 +63,7 @@ class JobCommands(Commands):
             cpu_policy=cpu_policy(words),
             time_limit_ms=words.time_limit_ms(),
             wait_timeout_ms=words.wait_timeout_ms(),
+            expected_run_time_ms=words.expected_ms(),
         )
         requests = [replace(common, allocation_id=name) for name in words.subjects]
         yield from self._items(self.cluster.submit(*requests, job=job_id))
@@ -87,6 +88,7 @@ class JobCommands(Commands):
             gang_id=gang_id,
             cpu_policy=cpu_policy(words),
             time_limit_ms=words.time_limit_ms(),
+            expected_run_time_ms=words.expected_ms(),
         )
         cpu, mem = words.number("cpu"), words.number("mem")
         of_devices = devices.requests(words)

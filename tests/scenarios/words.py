@@ -29,6 +29,10 @@ class Words:
         text = self.values.pop("timeout", "")
         return self.milliseconds(text) if text else None
 
+    def expected_ms(self) -> int | None:
+        text = self.values.pop("expected", "")
+        return self.milliseconds(text) if text else None
+
     def time_limit_ms(self) -> int | None:
         text = self.values.pop("time_limit", "")
         return self.milliseconds(text) if text else None

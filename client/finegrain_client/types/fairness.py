@@ -72,3 +72,5 @@ class Reservation(Value):
     since_time: datetime | None
     passed_over_since_time: datetime | None
     summary: str
+    # when the request will probably be placed; None: it is not known how long slots will run
+    start_time: datetime | None = None

@@ -16,6 +16,8 @@ from finegrain.values.states import SlotState
 from resource_manager.engine.fairness.advice import Observed
 from resource_manager.engine.model.durations import Durations
 from resource_manager.engine.model.entities import Instant, Job, Slot, UsageRecord
+from resource_manager.engine.model.run_times import CLASSES_MAX, RecentDurations
+from resource_manager.engine.model.scheduling_key import SchedulingKey
 
 JOB_FLOW = "job/"
 """Prefix of the ids of the flows of jobs."""
@@ -26,12 +28,13 @@ def begin(slot: Slot, now_ms: int) -> None:
     slot.thread_since_ms = now_ms
 
 
-def end(job: Job, slot: Slot, now_ms: int) -> None:
+def end(job: Job, slot: Slot, key: SchedulingKey, now_ms: int) -> None:
     """Records that the job master gave the slot back. The thread in the slot has then ended.
 
     Args:
         job: the job whose durations are updated.
         slot: the slot of the thread.
+        key: the scheduling class of the slot's request.
         now_ms: the present time (monotonic).
     """
     # If the start of the thread is unknown, its duration is unknown, too.
@@ -40,18 +43,25 @@ def end(job: Job, slot: Slot, now_ms: int) -> None:
     if job.durations is None:
         job.durations = Durations()
     job.durations.add(now_ms - slot.thread_since_ms)
+    recent = job.run_times.get(key)
+    if recent is None:
+        if len(job.run_times) >= CLASSES_MAX:
+            del job.run_times[next(iter(job.run_times))]
+        recent = job.run_times[key] = RecentDurations()
+    recent.add(now_ms - slot.thread_since_ms)
     slot.thread_since_ms = None
 
 
-def note_reuse(job: Job, slot: Slot, now_ms: int) -> None:
+def note_reuse(job: Job, slot: Slot, key: SchedulingKey, now_ms: int) -> None:
     """Records that a thread in the slot has ended, and that the next thread begins in the slot.
 
     Args:
         job: the job whose durations are updated.
         slot: the slot of both threads.
+        key: the scheduling class of the slot's request.
         now_ms: the present time (monotonic).
     """
-    end(job, slot, now_ms)
+    end(job, slot, key, now_ms)
     if job.durations is None:
         job.durations = Durations()
     job.durations.handed_on += 1

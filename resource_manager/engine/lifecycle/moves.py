@@ -427,7 +427,8 @@ class RequestMoves:
             # work. So the thread's duration is recorded. With a reason, the slot was taken away
             # before the thread had ended.
             if how is RequestInput.RELEASE and not reason:
-                threads.end(self.jobs[slot.job_id], slot, self.journal.now_ms)
+                key = scheduling_key(request.spec)
+                threads.end(self.jobs[slot.job_id], slot, key, self.journal.now_ms)
             self.free(slot, grace_ms)
         if how is RequestInput.CANCEL:
             self.journal.cluster_event(

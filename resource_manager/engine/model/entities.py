@@ -30,6 +30,8 @@ from finegrain.values.states import (
     SlotState,
 )
 from resource_manager.engine.model.durations import Durations
+from resource_manager.engine.model.run_times import RecentDurations
+from resource_manager.engine.model.scheduling_key import SchedulingKey
 
 SlotKey = tuple[str, int]
 """Identity of a slot: allocation id and generation."""
@@ -240,6 +242,8 @@ class Job:
     slot_keys: set[tuple[str, int]] = field(default_factory=set)  # the slots of the job
     # durations of the job's threads; stored with the job's usage
     durations: Durations | None = None
+    # the latest durations, by class
+    run_times: dict[SchedulingKey, RecentDurations] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -69,6 +69,11 @@ class Reservation:
         version: the version of the cluster at which all hosts of the reservation were last found
             suitable for the owner.
         lacking: a host that had too little free capacity at the last check.
+        planned: True: the owner is not starved. It is the first in order, and the reservation says
+            when it will start.
+        promised_ms: the earliest start that was ever expected (monotonic). Slots that are placed on
+            the reserved capacity in the meantime must end before this moment. Otherwise slots that
+            run longer than expected would move the start again and again. None: not known.
     """
 
     owner: ReservationOwner
@@ -80,6 +85,8 @@ class Reservation:
     until_ms: int
     version: int
     lacking: str
+    planned: bool = False
+    promised_ms: int | None = None
 
     @property
     def order(self) -> tuple[int, int]:
@@ -109,6 +116,8 @@ class Reservations:
         stuck: True: another check may make a reservation even if nothing has changed. Some waiters
             were not examined yet, or a time limit may expire.
         placements: the number of placements of all jobs that was read at the last check.
+        plan_ms: the time of the next plan, at the earliest.
+        plan_freed: the number of slots that had been removed when the plan was made.
     """
 
     by_number: dict[int, Reservation] = field(default_factory=dict)
@@ -121,6 +130,8 @@ class Reservations:
     due_ms: int = 0
     stuck: bool = False
     placements: int = 0
+    plan_ms: int = 0
+    plan_freed: int = 0
 
     def __len__(self) -> int:
         return len(self.by_number)
@@ -129,6 +140,11 @@ class Reservations:
     def on_host(self) -> dict[str, Reservation]:
         """The reservations by host. A host has at most one reservation."""
         return {name: each for each in self.by_number.values() for name in each.hosts}
+
+    @property
+    def planned(self) -> Reservation | None:
+        """The reservation of the owner that is the first in order; None: nothing is planned."""
+        return next((each for each in self.by_number.values() if each.planned), None)
 
     def remove(self, ended: Reservation) -> None:
         """Removes a reservation. Waiters for which no hosts were found may now get its hosts."""

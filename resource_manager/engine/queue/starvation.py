@@ -19,7 +19,7 @@ Clocks are not stored. After the resource manager has restarted, `restart` sets 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
@@ -101,6 +101,11 @@ class StarvationClocks:
     def get(self, waiter: Waiter) -> StarvationClock | None:
         """Returns the clock of a waiter; None: the waiter has no running clock."""
         return self._running.get(waiter) or self._over.get(waiter)
+
+    def waiters(self) -> Iterator[Waiter]:
+        """Yields all waiters, the oldest clock first."""
+        yield from self._over
+        yield from self._running
 
     def restart(self, since_ms: Callable[[Waiter], int]) -> None:
         """Sets the start of each clock to the time when its waiter began to wait. This time may be

@@ -32,6 +32,7 @@ from resource_manager.engine.queue.non_batchable import Kind, NonBatchable
 from resource_manager.engine.queue.scheduling_classes import JobQueue, SchedulingClass
 from resource_manager.engine.scaling.arrival import hand_over
 from resource_manager.engine.scaling.passes import provide
+from resource_manager.engine.scheduling.backfill import Backfill
 from resource_manager.engine.scheduling.dispatch import dispatch
 from resource_manager.engine.scheduling.joint import FIRST_COST, JOINT_MIN, Budget, JointPlacement
 from resource_manager.engine.scheduling.reservations import (
@@ -93,16 +94,24 @@ def decide(state: State) -> None:
     # Do this before `place_waiting`, which would place other requests on these new executors.
     if state.elastic.arrived:
         hand_over(state)
+    # Plan before other requests are placed, so that they leave the capacity of the first in order.
+    if state.queue.starvation:
+        Backfill(state).plan()
     # Place owners of reservations first, because `place_waiting` might give their capacity to other
     # requests.
     if state.reservations.by_number:
         serve_owners(state)
+        # If the owner of the plan was placed, the next in order gets a plan.
+        Backfill(state).plan()
     place_waiting(state)
     # A reservation that ends frees its capacity for other requests. So the placement runs again.
     while state.reservations.by_number and end_served(state):
         place_waiting(state)
     if state.queue.starvation:
         reserve_for_starved(state)
+    # Do this after the placements in order, because it uses what they have left.
+    if state.reservations.by_number:
+        Backfill(state).fill()
     # Do this after all placements, because executors are requested only for requests that fit on no
     # host.
     if state.settings.provisioning.shapes or state.provisions:

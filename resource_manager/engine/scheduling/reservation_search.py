@@ -27,6 +27,7 @@ from finegrain.values.states import GangPlacement
 from resource_manager.engine.cpus.ledger import CpuLedger
 from resource_manager.engine.hosts.host import ONLINE, UNLIMITED, Host
 from resource_manager.engine.lifecycle.resizes import growth
+from resource_manager.engine.lifecycle.run_times import RunTimes
 from resource_manager.engine.model.host_refusal import HostRefusal
 from resource_manager.engine.model.scheduling_key import SLOTS, kinds_of
 from resource_manager.engine.placement.columns import needs_of, size_of
@@ -49,9 +50,12 @@ LABEL_VALUES_MAX = 32
 free capacity comes first.
 """
 
+NEVER = 2**62
+"""Stands for a moment that is not known. It is later than any other moment."""
+
 Candidate = tuple[int, int, str]
 """A host, as (missing part in millionths, negative number of its slots, id). The lowest tuple is
-best.
+best. If run times are known, the moment at which the host will have room replaces the missing part.
 
 If two hosts have the same missing part, the host with more slots is better, because its slots are
 smaller. On a host with large slots, the end of one slot frees enough capacity, so the owner needs
@@ -75,7 +79,18 @@ class _Unit(NamedTuple):
 class ReservationSearch:
     """A search for hosts to reserve for one owner. The indexes must be up to date."""
 
-    def __init__(self, state: State, owner: ReservationOwner) -> None:
+    def __init__(
+        self, state: State, owner: ReservationOwner, times: RunTimes | None = None
+    ) -> None:
+        """Prepares a search.
+
+        Args:
+            state: the state.
+            owner: the owner.
+            times: estimates of run times: hosts that will have room earlier are better. None: the
+                hosts where least is missing now are best.
+        """
+        self._times = times
         self._state, self._hosts, self.owner = state, state.hosts, owner
         self._slot = state.slots[owner.slot] if owner.slot is not None else None
         self._waiting = state.gangs.waiting[owner.gang_id] if owner.gang_id else None
@@ -268,7 +283,14 @@ class ReservationSearch:
                 if n and (missing := (n - free[at]) * MILLION // n) > part:
                     part = missing
             found.append((part, -len(host.slots), host_id))
-        return found
+        if self._times is None:
+            return found
+        hosts = self._hosts
+        needs_of_all = ((each, _booked_by(hosts[each[2]], members)) for each in found)
+        return [
+            (self._ready(hosts[host_id], need), slots, host_id)
+            for (_, slots, host_id), need in needs_of_all
+        ]
 
     def _by_value(
         self, units: Sequence[_Unit], candidates: Sequence[Sequence[Candidate]], label: str
@@ -319,7 +341,7 @@ class ReservationSearch:
                 if (
                     (one_each and host_id in self._chosen)
                     or not admits(host)
-                    or self._missing(host, members) is None
+                    or self._need_with(host, members) is None
                 ):
                     # The host is not put back into the list, because during the search its room
                     # only shrinks.
@@ -347,16 +369,31 @@ class ReservationSearch:
         request, sums = self.requests[unit.members[0][0]], self._hosts.indexes.main.sums
         return size_of(self._state.queue.class_for(request.key), sums)
 
-    def _missing(self, host: Host, members: Members) -> int | None:
-        """Returns the missing part of a host for these members together with the members that the
-        search has already put there. None: the members would not fit even if all other slots on the
-        host ended.
+    def _need_with(self, host: Host, members: Members) -> Amounts | None:
+        """Returns the amounts that these members book on a host, together with the members that the
+        search has already put there. None: they would not fit even if all other slots on the host
+        ended.
         """
         need = add(_booked_by(host, members), self._chosen.get(host.host_id, {}))
         if not fits(need, self._if_others_ended(host)) or not self._trials.fit_all(members, host):
             return None
+        return need
+
+    def _missing(self, host: Host, members: Members) -> int | None:
+        """Returns the missing part of a host for these members, as `_need_with` counts them. With
+        estimates of run times, returns when the host will have room for all of them. None: they do
+        not fit.
+        """
+        need = self._need_with(host, members)
+        if need is None or self._times is not None:
+            return None if need is None else self._ready(host, need)
         free = {**host.free(), SLOTS: host.slots_left()}
         return _missing_part((n, free.get(name, 0)) for name, n in need.items())
+
+    def _ready(self, host: Host, need: Amounts) -> int:
+        """Returns when a host will probably have these amounts free; `NEVER` if not known."""
+        ready_ms = self._times.ready_ms(host, need) if self._times is not None else None
+        return NEVER if ready_ms is None else ready_ms
 
     def _if_others_ended(self, host: Host) -> dict[str, int]:
         """Returns the amounts that would be free on a host if its slots ended. Slots that may never

@@ -28,12 +28,14 @@ are free, and the owner is placed.
 - Slots that do not end for a very long time may be services. So a reservation that waits for such
   slots expires. The owner's next reservation lasts twice as long.
 
-The resource manager does not know how long a slot will run. If it knew, only the computation of
-`spare` and `until_ms` would change.
+If it is known when slots end, others may use the reserved capacity until then, and the first waiter
+in order gets a planned reservation at once: see `backfill.py`. A waiter that has declared its run
+time gets no other reservation.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import islice
 
 from finegrain.cpu_policy import QosClass
@@ -45,6 +47,8 @@ from resource_manager.engine.fairness.quotas import QuotaBlock
 from resource_manager.engine.hosts.host import ONLINE
 from resource_manager.engine.hosts.notes import ReservedCapacity
 from resource_manager.engine.lifecycle.resizes import growth
+from resource_manager.engine.lifecycle.run_times import RunTimes
+from resource_manager.engine.model.entities import RequestSpec
 from resource_manager.engine.model.scheduling_key import SLOTS, in_grains
 from resource_manager.engine.model.settings import SECOND_MS
 from resource_manager.engine.model.texts import amounts_text
@@ -52,6 +56,7 @@ from resource_manager.engine.model.timers import Timer
 from resource_manager.engine.placement.columns import needs_of
 from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.placement.reserved import Reservation, ReservationOwner
+from resource_manager.engine.queue.gangs import Share
 from resource_manager.engine.queue.non_batchable import Kind
 from resource_manager.engine.queue.starvation import Mark, StarvationClock, Waiter
 from resource_manager.engine.scheduling.reservation_search import ReservationSearch
@@ -99,7 +104,7 @@ def serve_owners(state: State) -> None:
             ReservationSearch(state, each.owner).place(each)
             why = "placed there"
         if why:
-            _end(state, each, why)
+            end(state, each, why)
 
 
 def end_served(state: State) -> bool:
@@ -109,7 +114,7 @@ def end_served(state: State) -> bool:
     reservations = state.reservations.by_number.values()
     served = [each for each in reservations if not each.owner.waits_in(state.queue)]
     for each in served:
-        _end(state, each, "placed elsewhere")
+        end(state, each, "placed elsewhere")
     return bool(served)
 
 
@@ -161,8 +166,9 @@ def _check(state: State) -> None:
             break
         waiter = reservations.unexamined.pop()
         budget -= 1
-        owner, clock = _owner_of(state, waiter), state.queue.starvation.get(waiter)
-        if owner is None or clock is None:
+        owner, clock = owner_of(state, waiter), state.queue.starvation.get(waiter)
+        # A waiter that has declared its run time gets a plan when it is the first in order.
+        if owner is None or clock is None or has_declared(state, waiter):
             continue
         if any(each.owner.job_id == owner.job_id for each in reservations.by_number.values()):
             continue
@@ -237,7 +243,8 @@ def _may_reserve(state: State, owner: ReservationOwner, since: Mark) -> bool:
     together must stay within `reserved_part_max`. This sum does not include the reservation of the
     longest starved owner.
     """
-    in_order = sorted(state.reservations.by_number.values(), key=lambda each: each.order)
+    starved = (each for each in state.reservations.by_number.values() if not each.planned)
+    in_order = sorted(starved, key=lambda each: each.order)
     if not in_order or (since.ms, owner.number) < in_order[0].order:
         return True
     # `in_order[0]` is the reservation of the longest starved owner, which does not count.
@@ -251,6 +258,23 @@ def _may_reserve(state: State, owner: ReservationOwner, since: Mark) -> bool:
     whole = in_grains(total_of((need, *kept)))
     part, sums = state.settings.fairness.reserved_part_max, state.hosts.indexes.main.sums
     return all(amount <= part * sums.get(ONLINE + name, 0) for name, amount in whole.items())
+
+
+def reserve_planned(state: State, owner: ReservationOwner, times: RunTimes) -> None:
+    """Reserves the hosts that will have room for an owner first, if it is known when, or places the
+    owner if it fits there now.
+    """
+    search, clock = ReservationSearch(state, owner, times), state.queue.starvation.get(owner.waiter)
+    shares = search.choose(state.reservations.on_host)
+    if shares is None or clock is None:
+        return
+    # If it is not known when the hosts have room, the owner gets a reservation when it is starved.
+    ready = (
+        times.ready_ms(state.hosts[name], search.booked(state.hosts[name], some))
+        for name, some in shares.items()
+    )
+    if all(each is not None for each in ready):
+        _make(state, search, shares, clock, clock.since, planned=True)
 
 
 def _reserve(state: State, owner: ReservationOwner, clock: StarvationClock, since: Mark) -> None:
@@ -267,6 +291,20 @@ def _reserve(state: State, owner: ReservationOwner, clock: StarvationClock, sinc
         reservations.searched[owner.waiter] = found
         reservations.claimed |= found
         return
+    _make(state, search, shares, clock, since)
+
+
+def _make(
+    state: State,
+    search: ReservationSearch,
+    shares: dict[str, list[Share]],
+    clock: StarvationClock,
+    since: Mark,
+    *,
+    planned: bool = False,
+) -> None:
+    """Makes a reservation on these hosts, or places the owner if it fits there now."""
+    reservations, owner = state.reservations, search.owner
     # Best-effort slots run on all cpus that no LSE slot has. New best-effort slots, one after
     # another, could keep the last cpu from an LSE slot indefinitely. So the host must get no new
     # best-effort slots.
@@ -292,6 +330,7 @@ def _reserve(state: State, owner: ReservationOwner, clock: StarvationClock, sinc
         until_ms=state.journal.now_ms + lasts_ms,
         version=state.hosts.version,
         lacking=next(iter(hosts)),
+        planned=planned,
     )
     # This search finds placements that the search of `Placer` does not find, so the owner may fit
     # now.
@@ -309,10 +348,12 @@ def _reserve(state: State, owner: ReservationOwner, clock: StarvationClock, sinc
     if len(hosts) == 1:
         ((name, kept),) = hosts.items()
         what = f"{amounts_text(kept.amounts)} are reserved for it on {name}"
-    _record(state, "reservation_made", made, f"{owner.title} waited too long: {what}")
+    # A plan is made again at each check, so it gets no entry in the history.
+    if not planned:
+        _record(state, "reservation_made", made, f"{owner.title} waited too long: {what}")
 
 
-def _end(state: State, ended: Reservation, why: str) -> None:
+def end(state: State, ended: Reservation, why: str) -> None:
     state.reservations.remove(ended)
     for host in (state.hosts[name] for name in ended.hosts if name in state.hosts):
         host.reserved = None
@@ -320,7 +361,8 @@ def _end(state: State, ended: Reservation, why: str) -> None:
         # For topology-constrained classes, a reserved host has no room even if amounts are free. So
         # these classes must be tried again when the reservation ends.
         state.hosts.indexes.log_growth(host, state.queue)
-    _record(state, "reservation_ended", ended, f"{ended.owner.title}: {why}")
+    if not ended.planned:
+        _record(state, "reservation_ended", ended, f"{ended.owner.title}: {why}")
 
 
 def _record(state: State, kind: str, about: Reservation, message: str) -> None:
@@ -355,7 +397,8 @@ def _expired(state: State, each: Reservation) -> str:
     their end.
     """
     # If the hosts have room, `serve_owners` places the owner in this cycle.
-    if state.journal.now_ms < each.until_ms or has_room(state, each):
+    # A plan waits only for slots that have declared when they end.
+    if each.planned or state.journal.now_ms < each.until_ms or has_room(state, each):
         return ""
     lasting = [
         (name, key)
@@ -398,7 +441,7 @@ def _lacks(hosts: Hosts, each: Reservation, name: str) -> bool:
     return any(each.hosts[name].missing(host.free(), host.slots_left()))
 
 
-def _owner_of(state: State, waiter: Waiter) -> ReservationOwner | None:
+def owner_of(state: State, waiter: Waiter) -> ReservationOwner | None:
     """Returns the owner that a reservation for a waiter would have. If the waiter stands for a
     job's requests of one class, the owner is the oldest of these requests.
 
@@ -422,6 +465,26 @@ def _owner_of(state: State, waiter: Waiter) -> ReservationOwner | None:
         return ReservationOwner(waiter, item.job_id, item.name, waiter, slot=slot)
     first = state.gangs.waiting[item.name].members[0].allocation_id
     return ReservationOwner(waiter, item.job_id, first, waiter, item.name)
+
+
+def first_specs(state: State, waiter: Waiter) -> Iterator[tuple[RequestSpec, str]]:
+    """Yields the first request of a waiter, or all members of its gang, with the id of the job. A
+    resize yields nothing.
+    """
+    if not isinstance(waiter, int):
+        if (job_queue := waiter[0].job_queues.get(waiter[1])) is not None:
+            yield state.requests.at(job_queue.numbers.first).spec, waiter[1]
+        return
+    item = state.queue.non_batchables.get(waiter)
+    if item is not None and item.kind is Kind.GANG:
+        for member in state.gangs.waiting[item.name].members:
+            yield member.spec, item.job_id
+
+
+def has_declared(state: State, waiter: Waiter) -> bool:
+    """Returns True if a waiter's first request has an expected run time or a time limit."""
+    spec, _ = next(first_specs(state, waiter), (None, ""))
+    return spec is not None and not (spec.expected_run_time_ms is spec.time_limit_ms is None)
 
 
 def _quota_block_of(state: State, waiter: Waiter) -> QuotaBlock | None:

@@ -29,6 +29,7 @@ from resource_manager.engine.lifecycle.journal import Journal
 from resource_manager.engine.lifecycle.known import known_job
 from resource_manager.engine.model.entities import ENDED_REQUEST_STATES, Job, Request, Slot
 from resource_manager.engine.model.events import RequestsSubmitted, SlotsReuseRequested
+from resource_manager.engine.model.scheduling_key import scheduling_key
 from resource_manager.engine.model.state_tables import RequestInput
 from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.requests.submission import submit_requests
@@ -232,7 +233,8 @@ def _end_thread(journal: Journal, slots: Slots, jobs: dict[str, Job], request: R
     """
     slot = slots.of(request)
     if slot is not None and request.state is RequestState.GRANTED:
-        threads.end(jobs[request.job_id], slot, journal.now_ms)
+        key = scheduling_key(request.spec)
+        threads.end(jobs[request.job_id], slot, key, journal.now_ms)
 
 
 def _take_over(state: State, request: Request, waiting: Request) -> None:
@@ -250,7 +252,8 @@ def _take_over(state: State, request: Request, waiting: Request) -> None:
             slot.reuse_number += 1
             state.hosts.of(slot).reused[slot.allocation_id, slot.generation] = None
             state.changes.slot_moved(slot)
-        threads.note_reuse(state.jobs[request.job_id], slot, state.journal.now_ms)
+        key = scheduling_key(request.spec)
+        threads.note_reuse(state.jobs[request.job_id], slot, key, state.journal.now_ms)
         state.journal.slot_event(
             "slot_reused", slot, message=f"for request {waiting.allocation_id}"
         )

@@ -114,7 +114,7 @@ WRITINGS = (
             "job.request_id_sha256 job.arrival_number "
             "job.trimmed_sequence job.specified job.witness_allocation_id "
             "job.lease_until_ms job.acknowledged_sequence job.arrivals job.live_requests "
-            "job.slot_keys job.durations"
+            "job.slot_keys job.durations job.run_times"
         ),
     ),
     Writing(

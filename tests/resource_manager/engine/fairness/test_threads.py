@@ -16,6 +16,7 @@ from tests.support import books
 from tests.support.engine_cluster import FOREVER_MS, EngineCluster, host
 
 SMALL = ResourceProfile(100, 64 * MIB)
+KEY = (SMALL, (), None)
 
 
 def cluster_with(*names: str, restart: bool = False) -> EngineCluster:
@@ -98,10 +99,10 @@ def test_one_that_was_lost_counts_from_where_it_began_anew() -> None:
 def test_a_slot_that_is_handed_on_counts_once_for_every_thread() -> None:
     job, slot = books.job(), books.slot()
     threads.begin(slot, 1_000)
-    threads.note_reuse(job, slot, 3_000)
-    threads.note_reuse(job, slot, 4_000)
-    threads.end(job, slot, 9_000)
-    threads.end(job, slot, 9_000)
+    threads.note_reuse(job, slot, KEY, 3_000)
+    threads.note_reuse(job, slot, KEY, 4_000)
+    threads.end(job, slot, KEY, 9_000)
+    threads.end(job, slot, KEY, 9_000)
 
     assert job.durations is not None
     assert (job.durations.count, job.durations.total_ms, job.durations.handed_on) == (3, 8_000, 2)
@@ -134,7 +135,7 @@ def test_a_restart_knows_what_finished_and_since_when_the_rest_runs() -> None:
         UsageRecord("group/job-1", "slots", 0.0, 0.0, 1, ""),
     ]
     threads.restore({"job-1": job}, [slot], tallies, Instant(500, 80_000))
-    threads.end(job, slot, 1_500)
+    threads.end(job, slot, KEY, 1_500)
 
     assert job.durations is not None
     assert (job.durations.count, job.durations.total_ms) == (2, 7_000 + 30_000 + 1_000)
@@ -143,7 +144,7 @@ def test_a_restart_knows_what_finished_and_since_when_the_rest_runs() -> None:
 def test_after_a_restart_a_clock_that_was_set_back_makes_nothing_negative() -> None:
     job, slot = books.job(), books.slot(allocated_time_ms=50_000)
     threads.restore({"job-1": job}, [slot], [], Instant(500, 20_000))
-    threads.end(job, slot, 1_500)
+    threads.end(job, slot, KEY, 1_500)
 
     assert job.durations is not None
     assert job.durations.total_ms == 1_000
@@ -154,7 +155,7 @@ def test_after_a_restart_nobody_guesses_when_a_thread_of_a_slot_began_that_was_h
     handed_on = Durations(handed_on=1)
     tallies = [UsageRecord("job/job-1", "slots", 0.0, 0.0, 1, handed_on.to_text())]
     threads.restore({"job-1": job}, [slot], tallies, Instant(0, 9_000_000))
-    threads.end(job, slot, 1_000)
+    threads.end(job, slot, KEY, 1_000)
 
     assert job.durations == handed_on
 

@@ -1,0 +1,99 @@
+"""Estimates how long slots will run, from the requests and from earlier slots.
+
+The expected run time of a request is, in this order: its hint `expected_run_time`, its time limit,
+the estimate from the latest slots of its job and class. Without any of them it is not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from finegrain.resources import Amounts, add, fits
+from finegrain.values.states import SlotState
+from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.hosts.notes import ReservedCapacity
+from resource_manager.engine.lifecycle.journal import Journal
+from resource_manager.engine.model.entities import Job, RequestSpec, Slot
+from resource_manager.engine.model.scheduling_key import SLOTS, scheduling_key
+from resource_manager.engine.queue.requests import Requests
+
+DOUBLED_MAX = 30
+"""A slot that has outlasted its expected run time this many times over counts as endless."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RunTimes:
+    """Estimates run times and ends at the present moment."""
+
+    journal: Journal
+    requests: Requests
+    jobs: Mapping[str, Job]
+
+    @property
+    def now_ms(self) -> int:
+        """The present time (monotonic)."""
+        return self.journal.now_ms
+
+    def expected_ms(self, spec: RequestSpec, job_id: str) -> int | None:
+        """Returns how long a slot of a request will probably run; None: not known."""
+        if spec.expected_run_time_ms is not None:
+            return spec.expected_run_time_ms
+        if spec.time_limit_ms is not None:
+            return spec.time_limit_ms
+        job = self.jobs.get(job_id)
+        recent = job.run_times.get(scheduling_key(spec)) if job is not None else None
+        return recent.expected_ms if recent is not None else None
+
+    def end_ms(self, slot: Slot) -> int | None:
+        """Returns when a slot will probably end (monotonic); None: not known.
+
+        A slot that has outlasted its expected run time will probably run as long again, and so on.
+        """
+        if slot.state is SlotState.FREEING:
+            return self.now_ms
+        request = self.requests.get(slot.allocation_id)
+        if request is None:
+            return None
+        expected_ms = self.expected_ms(request.spec, slot.job_id)
+        since_ms = self.now_ms if slot.state is SlotState.PENDING else slot.thread_since_ms
+        if expected_ms is None or since_ms is None:
+            return None
+        expected_ms, doubled = max(1, expected_ms), 0
+        while since_ms + expected_ms <= self.now_ms and doubled < DOUBLED_MAX:
+            expected_ms, doubled = 2 * expected_ms, doubled + 1
+        if doubled == DOUBLED_MAX:
+            return None
+        limit_ms = slot.time_limit_ms
+        return since_ms + (expected_ms if limit_ms is None else min(expected_ms, limit_ms))
+
+    def ready_ms(self, host: Host, need: Amounts) -> int | None:
+        """Returns when a host will probably have these amounts free (monotonic); `SLOTS` is the
+        number of slots. None: not known.
+        """
+        free: Amounts = {**host.free(), SLOTS: host.slots_left()}
+        if fits(need, free):
+            return self.now_ms
+        ends: list[tuple[int, int, Amounts]] = []
+        for number, slot in enumerate(host.slots.values()):
+            end_ms = self.end_ms(slot)
+            if end_ms is not None:
+                ends.append((end_ms, number, slot.booked))
+        for end_ms, _, booked in sorted(ends, key=lambda each: each[:2]):
+            free = add(free, {**booked, SLOTS: 1})
+            if fits(need, free):
+                return max(end_ms, self.now_ms)
+        return None
+
+    def start_ms(
+        self, hosts: Mapping[str, Host], kept: Mapping[str, ReservedCapacity]
+    ) -> int | None:
+        """Returns when all reserved capacity will probably be free (monotonic); None: not known."""
+        latest_ms = self.now_ms
+        for name, each in kept.items():
+            need = {**each.amounts, SLOTS: each.slots} if each.slots else each.amounts
+            ready_ms = self.ready_ms(hosts[name], need)
+            if ready_ms is None:
+                return None
+            latest_ms = max(latest_ms, ready_ms)
+        return latest_ms

@@ -1,0 +1,256 @@
+"""EASY backfilling: plans the start of the first waiter, and places others before that start.
+
+Source: D. A. Lifka, "The ANL/IBM SP scheduling system" (JSSPP 1995). If it is known when slots will
+end (`lifecycle/run_times.py`), capacity can be reserved for a moment, and used until then:
+
+1. *Plan.* The first waiter in order gets a *planned* reservation at once, if it has declared a run
+   time: on the hosts that will have room for it first, as far as slots end as expected. When slots
+   have ended, or the order has changed, the plan is made again.
+2. *Backfill.* A waiter whose slots will probably have ended before that moment may use all free
+   capacity of the reserved hosts. This holds for the reservations of starved owners, too. Other
+   waiters may use only the capacity that the owner does not need (`ReservedCapacity.spare`).
+
+Example: a gang needs 4 hosts. Two are free, and slots on two others will end in 60 minutes. The
+gang reserves these 4 hosts for then. A request that expects to run for 50 minutes is placed on one
+of the free hosts; a request that expects to run for 70 minutes is not.
+
+If a slot runs longer than expected, the owner starts later than planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from finegrain.resources import Amounts, add, subtract
+from finegrain.values.states import GangPlacement
+from resource_manager.engine.fairness.choice import order_key_of
+from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.hosts.notes import ReservedCapacity
+from resource_manager.engine.model.scheduling_key import in_grains
+from resource_manager.engine.placement.gangs import seek
+from resource_manager.engine.placement.placer import Placer
+from resource_manager.engine.placement.reserved import Reservation
+from resource_manager.engine.queue.gangs import Where
+from resource_manager.engine.queue.non_batchable import Kind, OrderKey
+from resource_manager.engine.queue.starvation import Waiter
+from resource_manager.engine.scheduling.reservation_search import ReservationSearch
+from resource_manager.engine.scheduling.reservations import (
+    CHECK_INTERVAL_MS,
+    end,
+    first_specs,
+    has_declared,
+    owner_of,
+    reserve_planned,
+)
+from resource_manager.engine.state import State
+
+COMPARED_MAX = 256
+"""At most this many waiters are compared: those that have waited longest. The first of them in
+order is the owner of the plan.
+"""
+
+TRIED_MAX = 64
+"""At most this many waiters are tried in one cycle."""
+
+
+class Candidate(NamedTuple):
+    """A waiter that may be placed before the owner of a reservation, and the expected run time of
+    its slots.
+    """
+
+    waiter: Waiter
+    expected_ms: int
+
+
+class Backfill:
+    """Plans and backfills in one scheduling cycle."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._times = state.run_times
+
+    def plan(self) -> None:
+        """Plans the start of the first waiter in order, if it has declared a run time. Replaces the
+        plan of the last check. Waiters that fit now are placed, until one does not fit.
+        """
+        state, reservations = self._state, self._state.reservations
+        planned, now_ms = reservations.planned, state.journal.now_ms
+        # If the owner of the plan was placed or has ended, another waiter is first now.
+        is_valid = planned is not None and planned.owner.waits_in(state.queue)
+        none = not state.settings.fairness.reservations_max
+        if none or (is_valid and now_ms < reservations.plan_ms):
+            return
+        # The number of slots that have ended, and of reuses.
+        freed = state.flows.placements - len(state.slots)
+        for _ in range(TRIED_MAX):
+            # A waiter that a maximum blocks has no owner.
+            owners = (owner_of(state, waiter) for waiter in self._in_order())
+            owner = next((each for each in owners if each is not None), None)
+            kept = reservations.planned
+            # As long as no slot has ended, no other hosts can have room earlier.
+            if kept is not None:
+                if kept is planned and kept.owner == owner and reservations.plan_freed == freed:
+                    return
+                end(state, kept, "it is planned again")
+            if owner is None or not has_declared(state, owner.waiter):
+                return
+            if owner.number in reservations.by_number:
+                return
+            reservations.plan_ms, reservations.plan_freed = now_ms + CHECK_INTERVAL_MS, freed
+            # The search reads the indexes.
+            state.hosts.refresh(state.queue)
+            reserve_planned(state, owner, self._times)
+            again = reservations.planned
+            if kept is not None and again is not None and again.owner == kept.owner:
+                again.promised_ms = kept.promised_ms
+            if owner.waits_in(state.queue):
+                return
+
+    def fill(self) -> None:
+        """Places waiters on reserved hosts if they will probably have ended before the owners
+        start.
+        """
+        state, now_ms = self._state, self._times.now_ms
+        later = [
+            (at_ms, each)
+            for each in state.reservations.by_number.values()
+            if (at_ms := self._promised(each)) is not None and at_ms > now_ms
+        ]
+        later.sort(key=lambda each: each[0], reverse=True)
+        room = self._room(each for _, each in later)
+        candidates = list(self._candidates(later[0][0], room)) if later else []
+        if not candidates:
+            return
+        placer = Placer(state.hosts)
+        opened: list[tuple[Host, ReservedCapacity | None]] = []
+        # The hosts of the latest start are opened first, for all candidates that end before this
+        # start. Then the hosts of the next start are opened, too, for candidates that end before
+        # it.
+        for at_ms, reservation in later:
+            here = [state.hosts[name] for name in reservation.hosts]
+            for host in here:
+                opened.append((host, host.reserved))
+                host.reserved = None
+            placer.follow(here)
+            candidates = [each for each in candidates if now_ms + each.expected_ms <= at_ms]
+            candidates = [each for each in candidates if not self._try(placer, each.waiter)]
+        for host, reserved in opened:
+            host.reserved = reserved
+        placer.follow([host for host, _ in opened])
+        placer.finish()
+
+    def _promised(self, each: Reservation) -> int | None:
+        """Returns the moment before which backfilled slots must end; None: it is not known."""
+        expected_ms = self._times.start_ms(self._state.hosts, each.hosts)
+        if expected_ms is None or each.promised_ms is None:
+            each.promised_ms = expected_ms
+        else:
+            each.promised_ms = min(each.promised_ms, expected_ms)
+        return each.promised_ms
+
+    def _in_order(self) -> Sequence[Waiter]:
+        """Returns the waiters in the order in which they are served: the `COMPARED_MAX` waiters
+        that have waited longest.
+        """
+        state, flows = self._state, self._state.flows
+        fair = state.settings.fairness.order == "fair"
+        keys: dict[str, OrderKey] = {}
+        found: list[tuple[OrderKey, int, Waiter]] = []
+        for waiter in islice(state.queue.starvation.waiters(), COMPARED_MAX):
+            if isinstance(waiter, int):
+                item = state.queue.non_batchables.get(waiter)
+                number, job_id = waiter, item.job_id if item is not None else ""
+            else:
+                job_queue = waiter[0].job_queues.get(waiter[1])
+                number = job_queue.numbers.first if job_queue is not None else 0
+                job_id = waiter[1] if job_queue is not None else ""
+            if not job_id:
+                continue
+            if fair and job_id not in keys:
+                keys[job_id] = order_key_of(flows, flows.jobs[job_id])
+            found.append((keys.get(job_id, ()), number, waiter))
+        return [waiter for *_, waiter in sorted(found, key=lambda each: each[:2])]
+
+    def _room(self, opened: Iterable[Reservation]) -> Amounts:
+        """Returns the amounts that are free in the whole cluster, with those of opened
+        reservations, in the units of the index.
+        """
+        hosts = self._state.hosts
+        room: Amounts = hosts.indexes.main.sums
+        for each in opened:
+            for host in (hosts[name] for name in each.hosts):
+                room = add(room, in_grains(subtract(host.free(), host.spare())))
+        return room
+
+    def _candidates(self, latest_ms: int, room: Amounts) -> Iterator[Candidate]:
+        """Yields the waiters that will probably have ended before a moment, in order.
+
+        Args:
+            latest_ms: the moment (monotonic).
+            room: what is free in the whole cluster. Waiters that need more are left out.
+        """
+        state = self._state
+        owners = {each.owner.waiter for each in state.reservations.by_number.values()}
+        found = 0
+        for waiter in self._in_order():
+            if waiter in owners or not self._may_fit(waiter, room):
+                continue
+            expected_ms = self._expected_ms(waiter)
+            if expected_ms is None or self._times.now_ms + expected_ms > latest_ms:
+                continue
+            yield Candidate(waiter, expected_ms)
+            found += 1
+            if found == TRIED_MAX:
+                return
+
+    def _may_fit(self, waiter: Waiter, room: Amounts) -> bool:
+        """Returns False if a waiter needs more than is free in the whole cluster."""
+        state = self._state
+        if not isinstance(waiter, int):
+            need = state.quotas.largest_booking(waiter[0])
+        else:
+            item = state.queue.non_batchables.get(waiter)
+            if item is None or item.kind is not Kind.GANG:
+                return False
+            need = state.quotas.gang_need(state.gangs.waiting[item.name])
+        return all(amount <= room.get(name, 0) for name, amount in in_grains(need).items())
+
+    def _expected_ms(self, waiter: Waiter) -> int | None:
+        """Returns the expected run time of a waiter: of its first request, or of the longest member
+        of its gang. None: it is not known.
+        """
+        longest_ms = 0
+        # Equal members have equal run times, so each run time is read once.
+        specs = {
+            (spec.profile, spec.time_limit_ms, spec.expected_run_time_ms): (spec, job_id)
+            for spec, job_id in first_specs(self._state, waiter)
+        }
+        for spec, job_id in specs.values():
+            expected_ms = self._times.expected_ms(spec, job_id)
+            if expected_ms is None:
+                return None
+            longest_ms = max(longest_ms, expected_ms)
+        return longest_ms
+
+    def _try(self, placer: Placer, waiter: Waiter) -> bool:
+        """Places a waiter, if all its slots fit now and no maximum blocks it."""
+        state = self._state
+        owner = owner_of(state, waiter)
+        if owner is None:
+            return False
+        requests = ReservationSearch(state, owner).requests
+        waiting = state.gangs.waiting[owner.gang_id] if owner.gang_id else None
+        where = Where(GangPlacement.ANYWHERE) if waiting is None else waiting.kind.where
+        found = seek(state.hosts, where, requests)
+        if found is None:
+            return False
+        if waiting is not None:
+            state.gang_moves.place_together(waiting, requests, found)
+        elif not isinstance(waiter, int):
+            request = state.requests.at(owner.number)
+            state.moves.place([request], state.hosts[found[0].host_id])
+            state.queue.served(waiter[0], [request])
+        placer.follow([state.hosts[name] for name in dict.fromkeys(each.host_id for each in found)])
+        return True

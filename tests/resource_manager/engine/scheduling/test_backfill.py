@@ -1,0 +1,119 @@
+"""Planned reservations, and requests that are placed on reserved hosts because they end in time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from finegrain.resources import MIB, ResourceProfile
+from resource_manager.engine.explain.reservations import reservation_views
+from resource_manager.engine.model.entities import GangSpec, RequestSpec
+from resource_manager.engine.model.run_times import KEPT, RecentDurations
+from tests.support.engine_cluster import FOREVER_MS, EngineCluster, host
+
+MINUTE_MS = 60_000
+
+
+def cluster_of(hosts: int) -> EngineCluster:
+    """Hosts with one core each; requests are served in order of arrival."""
+    made = [host(f"host-{number}", cpu_milli=1_000) for number in range(hosts)]
+    cluster = EngineCluster(*made, order="arrival", lost_timeout_ms=FOREVER_MS)
+    for name in ("first", "wide", "other", "third", "fourth"):
+        cluster.job(name)
+    return cluster
+
+
+def spec(name: str, minutes: int | None, gang_id: str = "") -> RequestSpec:
+    profile = ResourceProfile(1_000, 16 * MIB)
+    expected_ms = None if minutes is None else minutes * MINUTE_MS
+    return RequestSpec(name, profile, gang_id=gang_id, expected_run_time_ms=expected_ms)
+
+
+def submit_gang(cluster: EngineCluster, name: str, count: int, minutes: int | None) -> None:
+    members = [spec(f"{name}{at}", minutes, name) for at in range(count)]
+    cluster.submit(*members, GangSpec(name), job="wide")
+
+
+def test_a_gang_is_planned_at_once_and_short_work_runs_before_it() -> None:
+    cluster = cluster_of(4)
+    cluster.submit(spec("a", 60), spec("b", 60), job="first")
+    cluster.settle()
+    submit_gang(cluster, "g", 4, 10)
+    cluster.submit(spec("long", 61), job="third")
+    cluster.submit(spec("unknown", None), job="fourth")
+    cluster.submit(spec("short", 59), job="other")
+    cluster.settle()
+    assert cluster.where("short")
+    assert (cluster.where("long"), cluster.where("unknown")) == ("", "")
+    (view,) = reservation_views(cluster.state)
+    assert (view.gang_id, len(view.executors)) == ("g", 4)
+    assert view.start_time_ms == cluster.at.time_ms + 60 * MINUTE_MS
+    cluster.wait(59 * MINUTE_MS)
+    cluster.release("short", job="other")
+    cluster.settle()
+    cluster.wait(MINUTE_MS)
+    cluster.release("a", "b", job="first")
+    cluster.settle()
+    assert all(cluster.where(f"g{at}") for at in range(4))
+    assert cluster.state.reservations.planned is not None
+    assert cluster.state.reservations.planned.owner.title == "long"  # it is the first in order now
+
+
+def test_slots_that_outlast_their_estimate_move_the_start_but_let_no_more_work_in() -> None:
+    cluster = cluster_of(3)
+    cluster.submit(spec("a", 60), spec("b", 60), job="first")
+    cluster.settle()
+    submit_gang(cluster, "g", 3, 10)
+    cluster.wait(61 * MINUTE_MS)
+    (view,) = reservation_views(cluster.state)
+    assert view.start_time_ms == cluster.at.time_ms + 59 * MINUTE_MS
+    cluster.submit(spec("late", 30), job="other")
+    cluster.settle()
+    assert cluster.where("late") == ""
+
+
+def test_the_time_limit_counts_where_no_run_time_is_expected() -> None:
+    cluster = cluster_of(2)
+    limited = replace(spec("a", None), time_limit_ms=60 * MINUTE_MS)
+    cluster.submit(limited, job="first")
+    cluster.settle()
+    submit_gang(cluster, "g", 2, 10)
+    short = replace(spec("short", None), time_limit_ms=50 * MINUTE_MS)
+    cluster.submit(short, job="other")
+    cluster.settle()
+    assert cluster.where("short")
+
+
+def test_without_run_times_nothing_is_planned() -> None:
+    cluster = cluster_of(2)
+    cluster.submit(spec("a", 60), job="first")
+    cluster.settle()
+    submit_gang(cluster, "g", 2, None)
+    cluster.settle()
+    assert not cluster.state.reservations
+
+
+def test_the_latest_durations_of_a_job_and_class_give_the_estimate() -> None:
+    recent = RecentDurations()
+    for number in range(9):
+        recent.add(number)
+    estimates = [recent.expected_ms]
+    recent.add(1_000)
+    estimates.append(recent.expected_ms)
+    for _ in range(KEPT):
+        recent.add(7)
+    assert [*estimates, recent.expected_ms] == [None, 8, 7]  # 8: the ninth of ten
+
+
+def test_an_estimate_lets_threads_of_a_batch_backfill() -> None:
+    """Ten threads took five minutes each, so the next ones probably do."""
+    cluster = cluster_of(4)
+    names = [f"t{number}" for number in range(13)]
+    cluster.submit(*(spec(name, None) for name in names), job="other")
+    for done in range(0, 10, 2):
+        cluster.settle()
+        cluster.wait(5 * MINUTE_MS)
+        cluster.release(*names[done : done + 2], job="other")
+    cluster.settle()
+    estimate = cluster.state.run_times.expected_ms(spec("x", None), "other")
+    assert estimate is not None
+    assert 5 * MINUTE_MS <= estimate <= 15 * MINUTE_MS
