@@ -8,6 +8,7 @@ the state is derived from this row and the row of the slot.
 from __future__ import annotations
 
 from functools import partial
+from itertools import chain
 
 from finegrain.errors import InvariantBroken
 from finegrain.values.states import ExecutorState, RequestState, SlotState
@@ -15,6 +16,7 @@ from resource_manager.engine.fairness import threads
 from resource_manager.engine.fairness.groups import adopt_groups
 from resource_manager.engine.hosts.allowed_cpus import CLUSTER, cordons_for, policy_for
 from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.lifecycle.run_times import declares
 from resource_manager.engine.model.changes import (
     FORGOTTEN,
     GENERATION_FLOOR,
@@ -77,6 +79,10 @@ def restore(snapshot: Snapshot, settings: EngineSettings, at: Instant) -> State:
         _restore_range(state, row)
     for request in sorted(snapshot.requests, key=lambda request: request.arrival_number):
         _restore_request(state, request)
+    specs = chain(
+        (each.spec for each in snapshot.requests), (each.spec.request for each in snapshot.ranges)
+    )
+    state.run_times.declared = any(map(declares, specs))
     # Slots are sorted by generation, because `_match` expects the older slots of a request first.
     for slot in sorted(snapshot.slots, key=lambda slot: (slot.allocation_id, slot.generation)):
         _restore_slot(state, slot)

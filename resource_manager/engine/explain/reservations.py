@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from finegrain.resources import Amounts
-from resource_manager.engine.model.entities import Request, Slot
+from resource_manager.engine.lifecycle.run_times import RunTimes
+from resource_manager.engine.model.entities import Instant, Request, Slot
 from resource_manager.engine.model.texts import amounts_text
 from resource_manager.engine.placement.feasibility import blocking_reservations
+from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.placement.reserved import Reservation
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 from resource_manager.engine.state import State
@@ -47,7 +49,7 @@ class ReservationView:
 def reservation_views(state: State) -> list[ReservationView]:
     """Returns all reservations, the oldest reservation first."""
     reservations = state.reservations.by_number.values()
-    return [_view(state, each) for each in reservations]
+    return [_view(state.run_times, state.hosts, state.started, each) for each in reservations]
 
 
 def reservation_of(state: State, request: Request, slot: Slot | None) -> ReservationView | None:
@@ -66,7 +68,7 @@ def reservation_of(state: State, request: Request, slot: Slot | None) -> Reserva
         # reservation is found.
         number = slot.wanted.arrival_number if slot.wanted is not None else 0
     each = state.reservations.by_number.get(number)
-    return _view(state, each) if each is not None else None
+    return _view(state.run_times, state.hosts, state.started, each) if each is not None else None
 
 
 def held_for_others(state: State, scheduling_class: SchedulingClass) -> list[ReservationView]:
@@ -74,13 +76,13 @@ def held_for_others(state: State, scheduling_class: SchedulingClass) -> list[Res
     without these reservations.
     """
     return [
-        _view(state, each)
+        _view(state.run_times, state.hosts, state.started, each)
         for each in blocking_reservations(state.hosts, state.reservations, scheduling_class)
     ]
 
 
-def _view(state: State, each: Reservation) -> ReservationView:
-    owner, hosts, started = each.owner, state.hosts, state.started
+def _view(times: RunTimes, hosts: Hosts, started: Instant, each: Reservation) -> ReservationView:
+    owner = each.owner
     executors = tuple(
         ReservedExecutorView(
             name, kept.amounts, *kept.missing(hosts[name].free(), hosts[name].slots_left())
@@ -91,9 +93,9 @@ def _view(state: State, each: Reservation) -> ReservationView:
         if name in hosts
     )
     here = {name: kept for name, kept in each.hosts.items() if name in hosts}
-    start_ms = state.run_times.start_ms(hosts, here)
+    start_ms = times.start_ms(hosts, here)
     if start_ms is not None:
-        start_ms += state.journal.at.time_ms - state.journal.now_ms
+        start_ms += times.journal.at.time_ms - times.now_ms
     passed_ms = started.time_ms + each.starved_since.ms - started.monotonic_ms
     return ReservationView(
         allocation_id=owner.allocation_id,
@@ -102,7 +104,7 @@ def _view(state: State, each: Reservation) -> ReservationView:
         executors=executors,
         since_time_ms=each.since_time_ms,
         passed_over_since_time_ms=passed_ms,
-        summary=_summary(each, state.jobs[owner.job_id].name, executors, passed_ms)
+        summary=_summary(each, times.jobs[owner.job_id].name, executors, passed_ms)
         + (f"; it will probably start at {_clock(start_ms)}" if start_ms is not None else ""),
         start_time_ms=start_ms,
     )

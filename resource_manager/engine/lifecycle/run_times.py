@@ -22,13 +22,27 @@ DOUBLED_MAX = 30
 """A slot that has outlasted its expected run time this many times over counts as endless."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+def declares(spec: RequestSpec) -> bool:
+    """Returns True if a request has an expected run time or a time limit."""
+    return spec.expected_run_time_ms is not None or spec.time_limit_ms is not None
+
+
+@dataclass(slots=True, eq=False)
 class RunTimes:
-    """Estimates run times and ends at the present moment."""
+    """Estimates run times and ends at the present moment.
+
+    Attributes:
+        journal: the journal, with the present time.
+        requests: all requests.
+        jobs: all jobs, by id.
+        declared: True if any request has declared a run time since this process started. Without
+            such a request, nothing is planned.
+    """
 
     journal: Journal
     requests: Requests
     jobs: Mapping[str, Job]
+    declared: bool = False
 
     @property
     def now_ms(self) -> int:

@@ -9,6 +9,7 @@ process. Decisions use only monotonic times.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -31,7 +32,6 @@ from finegrain.values.states import (
 )
 from resource_manager.engine.model.durations import Durations
 from resource_manager.engine.model.run_times import RecentDurations
-from resource_manager.engine.model.scheduling_key import SchedulingKey
 
 SlotKey = tuple[str, int]
 """Identity of a slot: allocation id and generation."""
@@ -243,7 +243,7 @@ class Job:
     # durations of the job's threads; stored with the job's usage
     durations: Durations | None = None
     # the latest durations, by class
-    run_times: dict[SchedulingKey, RecentDurations] = field(default_factory=dict)
+    run_times: dict[Hashable, RecentDurations] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

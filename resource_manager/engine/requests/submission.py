@@ -72,6 +72,12 @@ def submit_requests(state: State, event: RequestsSubmitted) -> list[ItemOutcome]
             # later.
             ranges = {each: new_members(state.ranges, each) for each in ranges}
             _refuse_beyond_limits(state, job, list(new.values()), ranges)
+    wanted = chain(event.requests, (each.request for each in event.ranges))
+    if not state.run_times.declared:
+        state.run_times.declared = any(
+            spec.expected_run_time_ms is not None or spec.time_limit_ms is not None
+            for spec in wanted
+        )
     # The checks of feasibility below read the indexes.
     if state.hosts.touched:
         state.hosts.refresh(state.queue)

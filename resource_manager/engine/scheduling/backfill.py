@@ -70,6 +70,7 @@ class Backfill:
     def __init__(self, state: State) -> None:
         self._state = state
         self._times = state.run_times
+        self._ledgers = state.requests, state.queue, state.gangs
 
     def plan(self) -> None:
         """Plans the start of the first waiter in order, if it has declared a run time. Replaces the
@@ -94,14 +95,14 @@ class Backfill:
                 if kept is planned and kept.owner == owner and reservations.plan_freed == freed:
                     return
                 end(state, kept, "it is planned again")
-            if owner is None or not has_declared(state, owner.waiter):
+            if owner is None or not has_declared(*self._ledgers, owner.waiter):
                 return
             if owner.number in reservations.by_number:
                 return
             reservations.plan_ms, reservations.plan_freed = now_ms + CHECK_INTERVAL_MS, freed
             # The search reads the indexes.
             state.hosts.refresh(state.queue)
-            reserve_planned(state, owner, self._times)
+            reserve_planned(ReservationSearch(state, owner, self._times))
             again = reservations.planned
             if kept is not None and again is not None and again.owner == kept.owner:
                 again.promised_ms = kept.promised_ms
@@ -225,7 +226,7 @@ class Backfill:
         # Equal members have equal run times, so each run time is read once.
         specs = {
             (spec.profile, spec.time_limit_ms, spec.expected_run_time_ms): (spec, job_id)
-            for spec, job_id in first_specs(self._state, waiter)
+            for spec, job_id in first_specs(*self._ledgers, waiter)
         }
         for spec, job_id in specs.values():
             expected_ms = self._times.expected_ms(spec, job_id)

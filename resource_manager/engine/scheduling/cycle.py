@@ -95,14 +95,15 @@ def decide(state: State) -> None:
     if state.elastic.arrived:
         hand_over(state)
     # Plan before other requests are placed, so that they leave the capacity of the first in order.
-    if state.queue.starvation:
+    if state.run_times.declared and state.queue.starvation:
         Backfill(state).plan()
     # Place owners of reservations first, because `place_waiting` might give their capacity to other
     # requests.
     if state.reservations.by_number:
         serve_owners(state)
         # If the owner of the plan was placed, the next in order gets a plan.
-        Backfill(state).plan()
+        if state.run_times.declared:
+            Backfill(state).plan()
     place_waiting(state)
     # A reservation that ends frees its capacity for other requests. So the placement runs again.
     while state.reservations.by_number and end_served(state):

@@ -91,7 +91,7 @@ class ReservationSearch:
                 hosts where least is missing now are best.
         """
         self._times = times
-        self._state, self._hosts, self.owner = state, state.hosts, owner
+        self.state, self._hosts, self.owner = state, state.hosts, owner
         self._slot = state.slots[owner.slot] if owner.slot is not None else None
         self._waiting = state.gangs.waiting[owner.gang_id] if owner.gang_id else None
         self._outlasting = state.reservations.outlasting
@@ -105,7 +105,7 @@ class ReservationSearch:
         """The member requests of the owner, with the hosts that they must avoid now; empty: the
         owner is a slot that must grow.
         """
-        owner, state = self.owner, self._state
+        owner, state = self.owner, self.state
         if self._waiting is not None:
             return state.gang_moves.current_requests(self._waiting)
         if isinstance(owner.waiter, int):
@@ -184,7 +184,7 @@ class ReservationSearch:
         caller has checked that the amounts are free.
         """
         if self._slot is not None:
-            found = self._state.resizes.assignment_for(self._hosts.of(self._slot), self._slot)
+            found = self.state.resizes.assignment_for(self._hosts.of(self._slot), self._slot)
             return not isinstance(found, HostRefusal)
         trials = TentativeCpus()
         return all(
@@ -199,7 +199,7 @@ class ReservationSearch:
         Raises:
             InvariantBroken: the host has too few suitable cpus for a slot that must grow.
         """
-        state, owner = self._state, self.owner
+        state, owner = self.state, self.owner
         if self._slot is not None:
             found = state.resizes.assignment_for(self._hosts.of(self._slot), self._slot)
             if isinstance(found, HostRefusal):
@@ -228,7 +228,7 @@ class ReservationSearch:
             if key in self._outlasting and other is not slot
         ]
         need = total_of((slot.booked, growth(host, slot), *stays))
-        unsuited = self._state.resizes.unsuited
+        unsuited = self.state.resizes.unsuited
         return host.eligible and fits(need, host.total) and not unsuited(host, slot, slot.wanted)
 
     def _suits(self, each: Reservation, name: str) -> bool:
@@ -259,7 +259,7 @@ class ReservationSearch:
         hosts.
         """
         members = self._of(unit)
-        class_for = self._state.queue.class_for
+        class_for = self.state.queue.class_for
         needs = [(needs_of(class_for(request.key)).amounts, n) for request, n in members]
         pooled, separate = (_sum((need[kind], n) for need, n in needs) for kind in (0, 1))
         # In the index, reserved capacity is not free. So hosts without reservations are preferred.
@@ -367,7 +367,7 @@ class ReservationSearch:
 
     def _size(self, unit: _Unit) -> int:
         request, sums = self.requests[unit.members[0][0]], self._hosts.indexes.main.sums
-        return size_of(self._state.queue.class_for(request.key), sums)
+        return size_of(self.state.queue.class_for(request.key), sums)
 
     def _need_with(self, host: Host, members: Members) -> Amounts | None:
         """Returns the amounts that these members book on a host, together with the members that the

@@ -47,7 +47,7 @@ from resource_manager.engine.fairness.quotas import QuotaBlock
 from resource_manager.engine.hosts.host import ONLINE
 from resource_manager.engine.hosts.notes import ReservedCapacity
 from resource_manager.engine.lifecycle.resizes import growth
-from resource_manager.engine.lifecycle.run_times import RunTimes
+from resource_manager.engine.lifecycle.run_times import declares
 from resource_manager.engine.model.entities import RequestSpec
 from resource_manager.engine.model.scheduling_key import SLOTS, in_grains
 from resource_manager.engine.model.settings import SECOND_MS
@@ -56,8 +56,10 @@ from resource_manager.engine.model.timers import Timer
 from resource_manager.engine.placement.columns import needs_of
 from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.placement.reserved import Reservation, ReservationOwner
-from resource_manager.engine.queue.gangs import Share
+from resource_manager.engine.queue.gangs import GangLedger, Share
 from resource_manager.engine.queue.non_batchable import Kind
+from resource_manager.engine.queue.queue import WaitingQueue
+from resource_manager.engine.queue.requests import Requests
 from resource_manager.engine.queue.starvation import Mark, StarvationClock, Waiter
 from resource_manager.engine.scheduling.reservation_search import ReservationSearch
 from resource_manager.engine.state import State
@@ -168,7 +170,9 @@ def _check(state: State) -> None:
         budget -= 1
         owner, clock = owner_of(state, waiter), state.queue.starvation.get(waiter)
         # A waiter that has declared its run time gets a plan when it is the first in order.
-        if owner is None or clock is None or has_declared(state, waiter):
+        if owner is None or clock is None:
+            continue
+        if has_declared(state.requests, state.queue, state.gangs, waiter):
             continue
         if any(each.owner.job_id == owner.job_id for each in reservations.by_number.values()):
             continue
@@ -186,7 +190,7 @@ def _check(state: State) -> None:
             # for this waiter.
             reservations.claimed |= reservations.searched[waiter]
         else:
-            _reserve(state, owner, clock, since)
+            _reserve(ReservationSearch(state, owner), clock, since)
             budget -= max(SEARCH_COST, len(state.hosts) // HOSTS_PER_WAITER)
     reservations.stuck = time_may_help or bool(reservations.unexamined)
     reservations.placements = state.flows.placements
@@ -260,11 +264,12 @@ def _may_reserve(state: State, owner: ReservationOwner, since: Mark) -> bool:
     return all(amount <= part * sums.get(ONLINE + name, 0) for name, amount in whole.items())
 
 
-def reserve_planned(state: State, owner: ReservationOwner, times: RunTimes) -> None:
+def reserve_planned(search: ReservationSearch) -> None:
     """Reserves the hosts that will have room for an owner first, if it is known when, or places the
     owner if it fits there now.
     """
-    search, clock = ReservationSearch(state, owner, times), state.queue.starvation.get(owner.waiter)
+    state, times = search.state, search.state.run_times
+    clock = state.queue.starvation.get(search.owner.waiter)
     shares = search.choose(state.reservations.on_host)
     if shares is None or clock is None:
         return
@@ -274,14 +279,14 @@ def reserve_planned(state: State, owner: ReservationOwner, times: RunTimes) -> N
         for name, some in shares.items()
     )
     if all(each is not None for each in ready):
-        _make(state, search, shares, clock, clock.since, planned=True)
+        _make(search, shares, clock, clock.since, planned=True)
 
 
-def _reserve(state: State, owner: ReservationOwner, clock: StarvationClock, since: Mark) -> None:
+def _reserve(search: ReservationSearch, clock: StarvationClock, since: Mark) -> None:
     """Reserves the best hosts for an owner, or places the owner if it fits there now. If all
     suitable hosts are reserved or claimed, the owner claims them.
     """
-    reservations, search = state.reservations, ReservationSearch(state, owner)
+    reservations, owner = search.state.reservations, search.owner
     taken = reservations.claimed.union(reservations.on_host)
     shares = search.choose(taken)
     if shares is None:
@@ -291,11 +296,10 @@ def _reserve(state: State, owner: ReservationOwner, clock: StarvationClock, sinc
         reservations.searched[owner.waiter] = found
         reservations.claimed |= found
         return
-    _make(state, search, shares, clock, since)
+    _make(search, shares, clock, since)
 
 
 def _make(
-    state: State,
     search: ReservationSearch,
     shares: dict[str, list[Share]],
     clock: StarvationClock,
@@ -304,7 +308,8 @@ def _make(
     planned: bool = False,
 ) -> None:
     """Makes a reservation on these hosts, or places the owner if it fits there now."""
-    reservations, owner = state.reservations, search.owner
+    state, owner = search.state, search.owner
+    reservations = state.reservations
     # Best-effort slots run on all cpus that no LSE slot has. New best-effort slots, one after
     # another, could keep the last cpu from an LSE slot indefinitely. So the host must get no new
     # best-effort slots.
@@ -467,24 +472,28 @@ def owner_of(state: State, waiter: Waiter) -> ReservationOwner | None:
     return ReservationOwner(waiter, item.job_id, first, waiter, item.name)
 
 
-def first_specs(state: State, waiter: Waiter) -> Iterator[tuple[RequestSpec, str]]:
+def first_specs(
+    requests: Requests, queue: WaitingQueue, gangs: GangLedger, waiter: Waiter
+) -> Iterator[tuple[RequestSpec, str]]:
     """Yields the first request of a waiter, or all members of its gang, with the id of the job. A
     resize yields nothing.
     """
     if not isinstance(waiter, int):
         if (job_queue := waiter[0].job_queues.get(waiter[1])) is not None:
-            yield state.requests.at(job_queue.numbers.first).spec, waiter[1]
+            yield requests.at(job_queue.numbers.first).spec, waiter[1]
         return
-    item = state.queue.non_batchables.get(waiter)
+    item = queue.non_batchables.get(waiter)
     if item is not None and item.kind is Kind.GANG:
-        for member in state.gangs.waiting[item.name].members:
+        for member in gangs.waiting[item.name].members:
             yield member.spec, item.job_id
 
 
-def has_declared(state: State, waiter: Waiter) -> bool:
+def has_declared(
+    requests: Requests, queue: WaitingQueue, gangs: GangLedger, waiter: Waiter
+) -> bool:
     """Returns True if a waiter's first request has an expected run time or a time limit."""
-    spec, _ = next(first_specs(state, waiter), (None, ""))
-    return spec is not None and not (spec.expected_run_time_ms is spec.time_limit_ms is None)
+    spec, _ = next(first_specs(requests, queue, gangs, waiter), (None, ""))
+    return spec is not None and declares(spec)
 
 
 def _quota_block_of(state: State, waiter: Waiter) -> QuotaBlock | None:
