@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from finegrain.errors import Reason, Unavailable
 
-_NOT_RUNNING = "is it running, and is the address right?"
+NOT_RUNNING = "is it running, and is the address right?"
 _CLOSED = "{where} closed the connection; is it running, and does it accept your certificate?"
 
 
@@ -23,7 +23,7 @@ def connect_failure(text: str, address: str = "") -> Unavailable:
         if pattern in text:
             now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
             return Unavailable(message.format(where=where, now=now), reason=reason, details=details)
-    return Unavailable(f"{where} cannot be reached; {_NOT_RUNNING}", details=details)
+    return Unavailable(f"{where} cannot be reached; {NOT_RUNNING}", details=details)
 
 
 # Texts of gRPC 1.66 to 1.85 with BoringSSL. The first text of this table that occurs decides. A
@@ -69,31 +69,31 @@ _FAILURES: tuple[tuple[str, str, Reason], ...] = (
     ),
     (
         "Connection refused",
-        "{where} cannot be reached (connection refused); " + _NOT_RUNNING,
+        "{where} cannot be reached (connection refused); " + NOT_RUNNING,
         Reason.UNREACHABLE,
     ),
     # The time limit of the handshake has passed.
     (
         "Endpoint closing",
-        "{where} cannot be reached (no answer); " + _NOT_RUNNING,
+        "{where} cannot be reached (no answer); " + NOT_RUNNING,
         Reason.UNREACHABLE,
     ),
     (
         "No route to host",
-        "{where} cannot be reached (no answer); " + _NOT_RUNNING,
+        "{where} cannot be reached (no answer); " + NOT_RUNNING,
         Reason.UNREACHABLE,
     ),
     (
         "Network is unreachable",
-        "{where} cannot be reached (no answer); " + _NOT_RUNNING,
+        "{where} cannot be reached (no answer); " + NOT_RUNNING,
         Reason.UNREACHABLE,
     ),
     (
         "Connection timed out",
-        "{where} cannot be reached (no answer); " + _NOT_RUNNING,
+        "{where} cannot be reached (no answer); " + NOT_RUNNING,
         Reason.UNREACHABLE,
     ),
-    ("DNS", "{where} cannot be reached (the name is unknown); " + _NOT_RUNNING, Reason.UNREACHABLE),
+    ("DNS", "{where} cannot be reached (the name is unknown); " + NOT_RUNNING, Reason.UNREACHABLE),
     ("Socket closed", _CLOSED, Reason.UNREACHABLE),
     ("Connection reset by peer", _CLOSED, Reason.UNREACHABLE),
     ("Broken pipe", _CLOSED, Reason.UNREACHABLE),

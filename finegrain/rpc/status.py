@@ -22,7 +22,7 @@ from google.rpc import (  # type: ignore[import-untyped]
 
 from finegrain import errors
 from finegrain.errors import FinegrainError, InvalidArgument, Reason, ResourceExhausted, Unavailable
-from finegrain.rpc.connect_failures import connect_failure
+from finegrain.rpc.connect_failures import NOT_RUNNING, connect_failure
 from finegrain.v1 import slots_pb2
 
 DOMAIN = "finegrain"
@@ -216,7 +216,7 @@ def _bare(code: grpc.StatusCode, text: str, address: str) -> FinegrainError:
     if code is grpc.StatusCode.UNAVAILABLE:
         return connect_failure(text, address)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return Unavailable(f"{where} did not answer in time ({text})", details=details)
+        return Unavailable(f"{where} did not answer in time; {NOT_RUNNING}", details=details)
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return errors.FailedPrecondition(
             f"{where} does not know this call ({text}); its version does not match the version of "

@@ -3,35 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 
-import grpc.aio
 import pytest
 
 import finegrain_client as fg
 from finegrain.credentials import Credentials
-from finegrain.rpc.own_certificate import OwnCertificate
 from tests.client.scripted import Scripted
+from tests.support.answering import answering
 from tests.support.identities import credentials
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-
-
-@asynccontextmanager
-async def answering(shown: Credentials | None) -> AsyncIterator[str]:
-    """Serves nothing at the yielded address, with this certificate or without TLS."""
-    server = grpc.aio.server()
-    if shown is None:
-        port = server.add_insecure_port("127.0.0.1:0")
-    else:
-        own = OwnCertificate(shown).server_credentials()
-        port = server.add_secure_port("127.0.0.1:0", own)
-    await server.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        await server.stop(0)
 
 
 @pytest.mark.parametrize(
