@@ -30,6 +30,7 @@ SECTIONS: Final[dict[str, dict[str, str]]] = {
         "explain": "operate",
         "advise": "advise",
         "groups": "groups",
+        "users": "users",
         "providers": "elastic",
         "devices": "devices",
         "topo": "host",

@@ -45,6 +45,7 @@ _BY_REASON: dict[errors.Reason, ExitCode] = {
     errors.Reason.WAITING_EXECUTOR: ExitCode.STILL_WAITING,
     errors.Reason.WAITING_GANG: ExitCode.STILL_WAITING,
     errors.Reason.WAITING_GROUP_LIMIT: ExitCode.STILL_WAITING,
+    errors.Reason.WAITING_USER_LIMIT: ExitCode.STILL_WAITING,
     errors.Reason.WAITING_DEPENDENCY: ExitCode.STILL_WAITING,
     errors.Reason.WAITING_RESERVATION: ExitCode.STILL_WAITING,
     errors.Reason.TIMED_OUT: ExitCode.STILL_WAITING,

@@ -111,7 +111,7 @@ if TYPE_CHECKING:
         Reservation,
         ReservedExecutor,
     )
-    from finegrain_client.types.groups import Groups, GroupStatus
+    from finegrain_client.types.groups import Groups, GroupStatus, UserStatus
     from finegrain_client.types.host_policy import HostPolicyStatus
     from finegrain_client.types.identities import (
         AuditCheck,
@@ -183,7 +183,7 @@ _NAMES: Final = {
     "finegrain_client.types.fairness": (
         "ChoiceStep FlowStatus GroupLimit Reservation ReservedExecutor"
     ),
-    "finegrain_client.types.groups": "Groups GroupStatus",
+    "finegrain_client.types.groups": "Groups GroupStatus UserStatus",
     "finegrain_client.types.host_policy": "HostPolicyStatus",
     "finegrain_client.types.identities": "AuditCheck AuditEntry Denial NewToken TokenStatus",
     "finegrain_client.types.providers": "ExecutorShape ProvidedExecutor Providers",
@@ -324,6 +324,7 @@ __all__ = [
     "Unavailable",
     "UsageHistory",
     "UsageSample",
+    "UserStatus",
     "as_granted",
     "batch",
     "blocking",

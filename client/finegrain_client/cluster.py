@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from finegrain_client.types.advice import ThreadAdvice
     from finegrain_client.types.devices import ExecutorDevices
     from finegrain_client.types.explain import Explanation
-    from finegrain_client.types.groups import Groups
+    from finegrain_client.types.groups import Groups, UserStatus
     from finegrain_client.types.host_policy import HostPolicyStatus
     from finegrain_client.types.providers import Providers
     from finegrain_client.types.topology import TopologyReport
@@ -433,6 +433,15 @@ class Cluster(Operations, Identities):
         from finegrain_client.types.providers import Providers
 
         return read(Providers, answer)
+
+    async def users(self) -> list[UserStatus]:
+        """Returns the users that have limits or live jobs, with their use."""
+        answer = await self._connection.call_cluster(
+            lambda cluster, timeout_s: cluster.ListUsers(pb.ListUsersRequest(), timeout=timeout_s)
+        )
+        from finegrain_client.types.groups import UserStatus
+
+        return read.each(UserStatus, answer.users)
 
     async def groups(self) -> Groups:
         """Returns the resource groups with their weights, limits and usage."""

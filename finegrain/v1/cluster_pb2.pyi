@@ -1856,6 +1856,200 @@ class ChangeGroupRulesResponse(google.protobuf.message.Message):
 global___ChangeGroupRulesResponse = ChangeGroupRulesResponse
 
 @typing.final
+class ListUsersRequest(google.protobuf.message.Message):
+    """Lists users."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___ListUsersRequest = ListUsersRequest
+
+@typing.final
+class ListUsersResponse(google.protobuf.message.Message):
+    """The users that have limits or live jobs."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    USERS_FIELD_NUMBER: builtins.int
+    @property
+    def users(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___UserStatus]:
+        """The users, by name."""
+
+    def __init__(
+        self,
+        *,
+        users: collections.abc.Iterable[global___UserStatus] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["users", b"users"]) -> None: ...
+
+global___ListUsersResponse = ListUsersResponse
+
+@typing.final
+class UserStatus(google.protobuf.message.Message):
+    """The limits of one user, and what its jobs use."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class MaximumEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.int
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.int = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    USER_FIELD_NUMBER: builtins.int
+    OWN_LIMITS_FIELD_NUMBER: builtins.int
+    MAXIMUM_FIELD_NUMBER: builtins.int
+    USED_FIELD_NUMBER: builtins.int
+    SLOTS_FIELD_NUMBER: builtins.int
+    JOBS_FIELD_NUMBER: builtins.int
+    REQUESTS_FIELD_NUMBER: builtins.int
+    user: builtins.str
+    """Identity such as `user/alice`. `*` stands for each user without own limits."""
+    own_limits: builtins.bool
+    """True: the user has own limits. False: the limits of `*` apply."""
+    slots: builtins.int
+    """Number of slots of the user."""
+    jobs: builtins.int
+    """Number of jobs that have not ended, or still have slots."""
+    requests: builtins.int
+    """Number of requests that have not ended."""
+    @property
+    def maximum(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
+        """Limits for all jobs of the user together, by dimension. "jobs": jobs that have not ended, or still have slots.
+        "requests": requests that have not ended, with and without slot. A call that would exceed one of these two fails
+        with RESOURCE_EXHAUSTED. For the other dimensions (as in GroupStatus.maximum), requests wait with the reason
+        "WAITING_USER_LIMIT". An absent dimension has no limit; 0 is a limit.
+        """
+
+    @property
+    def used(self) -> finegrain.v1.resources_pb2.ResourceAmounts:
+        """Amounts of all slots of the user."""
+
+    def __init__(
+        self,
+        *,
+        user: builtins.str = ...,
+        own_limits: builtins.bool = ...,
+        maximum: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
+        used: finegrain.v1.resources_pb2.ResourceAmounts | None = ...,
+        slots: builtins.int = ...,
+        jobs: builtins.int = ...,
+        requests: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["used", b"used"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["jobs", b"jobs", "maximum", b"maximum", "own_limits", b"own_limits", "requests", b"requests", "slots", b"slots", "used", b"used", "user", b"user"]) -> None: ...
+
+global___UserStatus = UserStatus
+
+@typing.final
+class SetUserLimitsRequest(google.protobuf.message.Message):
+    """Sets limits of a user."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class MaximumEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.int
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.int = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    USER_FIELD_NUMBER: builtins.int
+    MAXIMUM_FIELD_NUMBER: builtins.int
+    user: builtins.str
+    """Identity such as `user/alice` or `operator/ann`. `*`: each user (not administrators) without own limits. If a user
+    has own limits, none of the limits of `*` applies to it.
+    """
+    @property
+    def maximum(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
+        """Limits by dimension, as in UserStatus; -1 removes a limit. Limits that are not named stay. A lower limit stops no
+        slot and ends no job.
+        """
+
+    def __init__(
+        self,
+        *,
+        user: builtins.str = ...,
+        maximum: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["maximum", b"maximum", "user", b"user"]) -> None: ...
+
+global___SetUserLimitsRequest = SetUserLimitsRequest
+
+@typing.final
+class SetUserLimitsResponse(google.protobuf.message.Message):
+    """The RM has stored the limits."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    USER_FIELD_NUMBER: builtins.int
+    @property
+    def user(self) -> global___UserStatus:
+        """The user."""
+
+    def __init__(
+        self,
+        *,
+        user: global___UserStatus | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["user", b"user"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["user", b"user"]) -> None: ...
+
+global___SetUserLimitsResponse = SetUserLimitsResponse
+
+@typing.final
+class DeleteUserLimitsRequest(google.protobuf.message.Message):
+    """Deletes the own limits of a user."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    USER_FIELD_NUMBER: builtins.int
+    user: builtins.str
+    """The user, as in SetUserLimitsRequest."""
+    def __init__(
+        self,
+        *,
+        user: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["user", b"user"]) -> None: ...
+
+global___DeleteUserLimitsRequest = DeleteUserLimitsRequest
+
+@typing.final
+class DeleteUserLimitsResponse(google.protobuf.message.Message):
+    """The RM has deleted the limits."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___DeleteUserLimitsResponse = DeleteUserLimitsResponse
+
+@typing.final
 class ChangeGroupUsersRequest(google.protobuf.message.Message):
     """Changes which users may register jobs in a resource group. Jobs that are registered already stay."""
 

@@ -128,6 +128,21 @@ class ClusterServiceStub(object):
                 request_serializer=finegrain_dot_v1_dot_cluster__pb2.SetGroupRequest.SerializeToString,
                 response_deserializer=finegrain_dot_v1_dot_cluster__pb2.SetGroupResponse.FromString,
                 _registered_method=True)
+        self.ListUsers = channel.unary_unary(
+                '/finegrain.v1.ClusterService/ListUsers',
+                request_serializer=finegrain_dot_v1_dot_cluster__pb2.ListUsersRequest.SerializeToString,
+                response_deserializer=finegrain_dot_v1_dot_cluster__pb2.ListUsersResponse.FromString,
+                _registered_method=True)
+        self.SetUserLimits = channel.unary_unary(
+                '/finegrain.v1.ClusterService/SetUserLimits',
+                request_serializer=finegrain_dot_v1_dot_cluster__pb2.SetUserLimitsRequest.SerializeToString,
+                response_deserializer=finegrain_dot_v1_dot_cluster__pb2.SetUserLimitsResponse.FromString,
+                _registered_method=True)
+        self.DeleteUserLimits = channel.unary_unary(
+                '/finegrain.v1.ClusterService/DeleteUserLimits',
+                request_serializer=finegrain_dot_v1_dot_cluster__pb2.DeleteUserLimitsRequest.SerializeToString,
+                response_deserializer=finegrain_dot_v1_dot_cluster__pb2.DeleteUserLimitsResponse.FromString,
+                _registered_method=True)
         self.ChangeGroupUsers = channel.unary_unary(
                 '/finegrain.v1.ClusterService/ChangeGroupUsers',
                 request_serializer=finegrain_dot_v1_dot_cluster__pb2.ChangeGroupUsersRequest.SerializeToString,
@@ -314,6 +329,27 @@ class ClusterServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListUsers(self, request, context):
+        """Lists the users that have limits or live jobs.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetUserLimits(self, request, context):
+        """Sets limits for all jobs of a user together. Administrators only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteUserLimits(self, request, context):
+        """Deletes the own limits of a user. Administrators only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ChangeGroupUsers(self, request, context):
         """Allows users to register jobs in a resource group, or revokes this right. Administrators only.
         """
@@ -475,6 +511,21 @@ def add_ClusterServiceServicer_to_server(servicer, server):
                     servicer.SetGroup,
                     request_deserializer=finegrain_dot_v1_dot_cluster__pb2.SetGroupRequest.FromString,
                     response_serializer=finegrain_dot_v1_dot_cluster__pb2.SetGroupResponse.SerializeToString,
+            ),
+            'ListUsers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListUsers,
+                    request_deserializer=finegrain_dot_v1_dot_cluster__pb2.ListUsersRequest.FromString,
+                    response_serializer=finegrain_dot_v1_dot_cluster__pb2.ListUsersResponse.SerializeToString,
+            ),
+            'SetUserLimits': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetUserLimits,
+                    request_deserializer=finegrain_dot_v1_dot_cluster__pb2.SetUserLimitsRequest.FromString,
+                    response_serializer=finegrain_dot_v1_dot_cluster__pb2.SetUserLimitsResponse.SerializeToString,
+            ),
+            'DeleteUserLimits': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteUserLimits,
+                    request_deserializer=finegrain_dot_v1_dot_cluster__pb2.DeleteUserLimitsRequest.FromString,
+                    response_serializer=finegrain_dot_v1_dot_cluster__pb2.DeleteUserLimitsResponse.SerializeToString,
             ),
             'ChangeGroupUsers': grpc.unary_unary_rpc_method_handler(
                     servicer.ChangeGroupUsers,
@@ -995,6 +1046,87 @@ class ClusterService(object):
             '/finegrain.v1.ClusterService/SetGroup',
             finegrain_dot_v1_dot_cluster__pb2.SetGroupRequest.SerializeToString,
             finegrain_dot_v1_dot_cluster__pb2.SetGroupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListUsers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/finegrain.v1.ClusterService/ListUsers',
+            finegrain_dot_v1_dot_cluster__pb2.ListUsersRequest.SerializeToString,
+            finegrain_dot_v1_dot_cluster__pb2.ListUsersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetUserLimits(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/finegrain.v1.ClusterService/SetUserLimits',
+            finegrain_dot_v1_dot_cluster__pb2.SetUserLimitsRequest.SerializeToString,
+            finegrain_dot_v1_dot_cluster__pb2.SetUserLimitsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteUserLimits(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/finegrain.v1.ClusterService/DeleteUserLimits',
+            finegrain_dot_v1_dot_cluster__pb2.DeleteUserLimitsRequest.SerializeToString,
+            finegrain_dot_v1_dot_cluster__pb2.DeleteUserLimitsResponse.FromString,
             options,
             channel_credentials,
             insecure,

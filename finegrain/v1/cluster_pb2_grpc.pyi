@@ -138,6 +138,24 @@ class ClusterServiceStub:
     decision on.
     """
 
+    ListUsers: grpc.UnaryUnaryMultiCallable[
+        finegrain.v1.cluster_pb2.ListUsersRequest,
+        finegrain.v1.cluster_pb2.ListUsersResponse,
+    ]
+    """Lists the users that have limits or live jobs."""
+
+    SetUserLimits: grpc.UnaryUnaryMultiCallable[
+        finegrain.v1.cluster_pb2.SetUserLimitsRequest,
+        finegrain.v1.cluster_pb2.SetUserLimitsResponse,
+    ]
+    """Sets limits for all jobs of a user together. Administrators only."""
+
+    DeleteUserLimits: grpc.UnaryUnaryMultiCallable[
+        finegrain.v1.cluster_pb2.DeleteUserLimitsRequest,
+        finegrain.v1.cluster_pb2.DeleteUserLimitsResponse,
+    ]
+    """Deletes the own limits of a user. Administrators only."""
+
     ChangeGroupUsers: grpc.UnaryUnaryMultiCallable[
         finegrain.v1.cluster_pb2.ChangeGroupUsersRequest,
         finegrain.v1.cluster_pb2.ChangeGroupUsersResponse,
@@ -325,6 +343,24 @@ class ClusterServiceAsyncStub:
     """Creates or changes a resource group. The change is durable when the call returns, and applies from the next
     decision on.
     """
+
+    ListUsers: grpc.aio.UnaryUnaryMultiCallable[
+        finegrain.v1.cluster_pb2.ListUsersRequest,
+        finegrain.v1.cluster_pb2.ListUsersResponse,
+    ]
+    """Lists the users that have limits or live jobs."""
+
+    SetUserLimits: grpc.aio.UnaryUnaryMultiCallable[
+        finegrain.v1.cluster_pb2.SetUserLimitsRequest,
+        finegrain.v1.cluster_pb2.SetUserLimitsResponse,
+    ]
+    """Sets limits for all jobs of a user together. Administrators only."""
+
+    DeleteUserLimits: grpc.aio.UnaryUnaryMultiCallable[
+        finegrain.v1.cluster_pb2.DeleteUserLimitsRequest,
+        finegrain.v1.cluster_pb2.DeleteUserLimitsResponse,
+    ]
+    """Deletes the own limits of a user. Administrators only."""
 
     ChangeGroupUsers: grpc.aio.UnaryUnaryMultiCallable[
         finegrain.v1.cluster_pb2.ChangeGroupUsersRequest,
@@ -547,6 +583,30 @@ class ClusterServiceServicer(metaclass=abc.ABCMeta):
         """Creates or changes a resource group. The change is durable when the call returns, and applies from the next
         decision on.
         """
+
+    @abc.abstractmethod
+    def ListUsers(
+        self,
+        request: finegrain.v1.cluster_pb2.ListUsersRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[finegrain.v1.cluster_pb2.ListUsersResponse, collections.abc.Awaitable[finegrain.v1.cluster_pb2.ListUsersResponse]]:
+        """Lists the users that have limits or live jobs."""
+
+    @abc.abstractmethod
+    def SetUserLimits(
+        self,
+        request: finegrain.v1.cluster_pb2.SetUserLimitsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[finegrain.v1.cluster_pb2.SetUserLimitsResponse, collections.abc.Awaitable[finegrain.v1.cluster_pb2.SetUserLimitsResponse]]:
+        """Sets limits for all jobs of a user together. Administrators only."""
+
+    @abc.abstractmethod
+    def DeleteUserLimits(
+        self,
+        request: finegrain.v1.cluster_pb2.DeleteUserLimitsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[finegrain.v1.cluster_pb2.DeleteUserLimitsResponse, collections.abc.Awaitable[finegrain.v1.cluster_pb2.DeleteUserLimitsResponse]]:
+        """Deletes the own limits of a user. Administrators only."""
 
     @abc.abstractmethod
     def ChangeGroupUsers(

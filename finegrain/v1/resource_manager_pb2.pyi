@@ -925,6 +925,7 @@ class RequestStatus(google.protobuf.message.Message):
     NUMA nodes), "INFEASIBLE_NOW_OFFLINE", "INFEASIBLE_NEVER", "WAITING_LABELS", "WAITING_EXECUTOR" (planned on a
     requested executor that has not registered yet), "WAITING_GANG" (the request would fit, but its gang as a whole
     does not), "WAITING_GROUP_LIMIT" (the request would raise a resource group of its job above the group's maximum),
+    "WAITING_USER_LIMIT" (the request would raise the jobs of its owner above the owner's maximum),
     "WAITING_RESERVATION" (the request would fit, but the capacity is reserved for a starved request).
     """
     generation: builtins.int
@@ -1258,8 +1259,9 @@ class GroupLimit(google.protobuf.message.Message):
     USED_FIELD_NUMBER: builtins.int
     ASKED_FIELD_NUMBER: builtins.int
     MAXIMUM_FIELD_NUMBER: builtins.int
+    USER_FIELD_NUMBER: builtins.int
     group: builtins.str
-    """The group; empty: the whole cluster."""
+    """The group; empty: the limit is of `user`, or of the whole cluster."""
     dimension: builtins.str
     """"slots", "cpu_milli", "memory_bytes", ..., or "extended." and the name."""
     used: builtins.int
@@ -1268,6 +1270,8 @@ class GroupLimit(google.protobuf.message.Message):
     """Amount that the request needs."""
     maximum: builtins.int
     """Maximum amount for the group's slots."""
+    user: builtins.str
+    """Identity that owns the job, if the limit is for all its jobs together; otherwise empty."""
     def __init__(
         self,
         *,
@@ -1276,8 +1280,9 @@ class GroupLimit(google.protobuf.message.Message):
         used: builtins.int = ...,
         asked: builtins.int = ...,
         maximum: builtins.int = ...,
+        user: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["asked", b"asked", "dimension", b"dimension", "group", b"group", "maximum", b"maximum", "used", b"used"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["asked", b"asked", "dimension", b"dimension", "group", b"group", "maximum", b"maximum", "used", b"used", "user", b"user"]) -> None: ...
 
 global___GroupLimit = GroupLimit
 

@@ -207,8 +207,8 @@ def set_(
         raise InvalidArgument(
             "NAME", name, f"another name: --parent {NONE} means that there is no parent"
         )
-    maximum = _limits("max", max_slots, max_cpu, max_memory, max_)
-    minimum = _limits("min", min_slots, min_cpu, min_memory, min_)
+    maximum = limits_from("max", max_slots, max_cpu, max_memory, max_)
+    minimum = limits_from("min", min_slots, min_cpu, min_memory, min_)
     with open_cluster() as cluster:
         group = cluster.set_group(
             name,
@@ -417,12 +417,12 @@ def _used_by(group: GroupStatus) -> str:
     return f"{group.name}: users {users_text(group.users)}"
 
 
-def _limits(
+def limits_from(
     what: str, slots: str, cpu: str, memory: str, others: list[str]
 ) -> dict[str, int | None]:
     found: dict[str, int | None] = {}
     if slots:
-        found["slots"] = None if slots == NONE else _count(f"--{what}-slots", slots)
+        found["slots"] = None if slots == NONE else limit_count(f"--{what}-slots", slots)
     if cpu:
         found[CPU_MILLI] = None if cpu == NONE else parse_cpu_milli(f"--{what}-cpu", cpu)
     if memory:
@@ -433,12 +433,12 @@ def _limits(
             amount = None if text == NONE else device_limit(f"--{what} {name}", name, text)
             found |= dict.fromkeys(dimensions, amount)
             continue
-        amount = None if text == NONE else _count(f"--{what} {name}", text)
+        amount = None if text == NONE else limit_count(f"--{what} {name}", text)
         found[EXTENDED_PREFIX + name.removeprefix(EXTENDED_PREFIX)] = amount
     return found
 
 
-def _count(option: str, text: str) -> int:
+def limit_count(option: str, text: str) -> int:
     if not _AMOUNT.fullmatch(text):
         raise InvalidArgument(option, text, f"a whole number up to {AMOUNT_MAX}, or {NONE}")
     return int(text)

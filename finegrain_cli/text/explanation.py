@@ -108,7 +108,7 @@ def _order(found: Explanation) -> list[str]:
         used, asked, most = (
             amount_text(name, each) for each in (limit.used, limit.asked, limit.maximum)
         )
-        owner = f"group {limit.group}" if limit.group else "the cluster"
+        owner = limit.user or (f"group {limit.group}" if limit.group else "the cluster")
         lines.append(
             f"  maximum  {owner} has {used} {dimension_name(name)} of at most {most}, "
             f"and {asked} more are requested"

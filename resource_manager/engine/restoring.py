@@ -97,6 +97,8 @@ def restore(snapshot: Snapshot, settings: EngineSettings, at: Instant) -> State:
             time_ms=at.time_ms,
         )
     )
+    for limits in snapshot.user_limits:
+        state.flows.users.set_limits(limits.user_id, limits.maximum)
     state.usage.register()
     for host in state.hosts.values():
         # Adopt the registration a second time, after the host got its slots. The registration also

@@ -38,6 +38,7 @@ from resource_manager.engine.jobs.lifecycle import (
     request_job_end,
     retention_timer_fired,
 )
+from resource_manager.engine.jobs.users import delete_user_limits, set_user_limits
 from resource_manager.engine.model.effects import StepResult
 from resource_manager.engine.model.events import (
     CommandAnswered,
@@ -72,6 +73,8 @@ from resource_manager.engine.model.events import (
     SlotsReuseRequested,
     Ticked,
     UndrainRequested,
+    UserLimitsDeleted,
+    UserLimitsSet,
 )
 from resource_manager.engine.model.timers import Timer
 from resource_manager.engine.requests.resize_intake import request_resize
@@ -180,6 +183,10 @@ def _handle(state: State, event: Event) -> object:  # noqa: C901, PLR0912, PLR09
             return change_group_rules(state.groups, state.changes, state.journal, event)
         case GroupUsersChanged():
             return change_group_users(state.groups, state.changes, state.journal, event)
+        case UserLimitsSet():
+            set_user_limits(state.flows.users, state.changes, state.journal, event)
+        case UserLimitsDeleted():
+            delete_user_limits(state.flows.users, state.changes, state.journal, event)
         case GroupDeleted():
             delete_group(state, event)
         case DeviceCordoned():

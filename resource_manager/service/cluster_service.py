@@ -43,6 +43,7 @@ from resource_manager.service.paging import key_of, page_size, token_of
 from resource_manager.service.privacy import hide_private_fields
 from resource_manager.service.runner import Runner
 from resource_manager.service.submission import give_up, resize_slot
+from resource_manager.service.users_service import UserCalls
 from resource_manager.service.watch import WatchHub, happens
 from resource_manager.service.wire import decoding, encoding
 from resource_manager.service.wire.advice import advice_wanted
@@ -67,7 +68,7 @@ class About:
     web_address: str = ""  # known after the HTTP interface was started
 
 
-class ClusterServicer(DeviceCalls, GroupCalls, HostPolicyCalls, ClusterServiceServicer):
+class ClusterServicer(DeviceCalls, GroupCalls, HostPolicyCalls, UserCalls, ClusterServiceServicer):
     """ClusterService; protos/finegrain/v1/cluster.proto documents each call."""
 
     def __init__(self, runner: Runner, hub: WatchHub, about: About, measured: MeasuredUse) -> None:

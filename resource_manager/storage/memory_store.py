@@ -214,6 +214,7 @@ def snapshot_of(of: MemoryTables, rm_epoch: int) -> Snapshot:
         provisions=_all(of, rows.PROVISIONS),
         ranges=_all(of, rows.RANGES),
         groups=_all(of, rows.GROUPS),
+        user_limits=_all(of, rows.USER_LIMITS),
         usage_records=_all(of, rows.TALLIES),
         host_settings=_all(of, rows.HOST_SETTINGS),
         counters=dict(of.rows(tables.counters)),

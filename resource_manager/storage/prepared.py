@@ -45,6 +45,7 @@ class PreparedChanges:
                 _encoded(rows.RANGES, [r for r in changes.ranges if r.job_id not in gone]),
             ),
             (tables.groups, _encoded(rows.GROUPS, changes.groups)),
+            (tables.user_limits, _encoded(rows.USER_LIMITS, changes.user_limits)),
             (tables.tallies, _encoded(rows.TALLIES, changes.usage_records)),
             (tables.host_settings, _encoded(rows.HOST_SETTINGS, changes.host_settings)),
             (
@@ -96,6 +97,8 @@ class PreparedChanges:
         statements.delete(connection, tables.request_ranges, ("range_id", "first_index"), ranges)
         groups = [(name,) for name in changes.deleted_groups]
         statements.delete(connection, tables.groups, ("name",), groups)
+        users = [(user,) for user in changes.deleted_user_limits]
+        statements.delete(connection, tables.user_limits, ("user_id",), users)
         tallies = [(flow_id,) for flow_id in changes.deleted_usage_records]
         statements.delete(connection, tables.tallies, ("flow_id",), tallies)
         settings = [(executor_id,) for executor_id in changes.deleted_host_settings]

@@ -24,6 +24,7 @@ from resource_manager.engine.model.entities import (
     RequestRange,
     Slot,
     UsageRecord,
+    UserLimits,
 )
 from resource_manager.storage import tables
 from resource_manager.storage.codecs import codec, move_codec
@@ -80,6 +81,7 @@ PROVISIONS = codec(
 )
 
 GROUPS = codec(tables.groups, Group)
+USER_LIMITS = codec(tables.user_limits, UserLimits)
 TALLIES = codec(tables.tallies, UsageRecord)
 HOST_SETTINGS = codec(tables.host_settings, HostSetting)
 

@@ -126,6 +126,7 @@ class SqlStore(Store):
                 provisions=_all(connection, rows.PROVISIONS),
                 ranges=_all(connection, rows.RANGES),
                 groups=_all(connection, rows.GROUPS),
+                user_limits=_all(connection, rows.USER_LIMITS),
                 usage_records=_all(connection, rows.TALLIES),
                 host_settings=_all(connection, rows.HOST_SETTINGS),
                 counters={row[0]: row[1] for row in connection.execute(_COUNTERS)},

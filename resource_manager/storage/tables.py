@@ -27,7 +27,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA_VERSION = 14
+SCHEMA_VERSION = 15
 """Number of the last migration; a file `migrations/versions/000N_*.py` with this N must exist."""
 
 APPLICATION_ID = 0x4647524D
@@ -258,6 +258,9 @@ groups = _table(
     _text("users", server_default=text("'[]'")),
     _text("rules", server_default=text("'[]'")),
 )
+
+# Limits of users. The user "*" stands for each user without own limits.
+user_limits = _table("user_limits", _text("user_id", primary_key=True), _text("maximum"))
 
 # Usage of flows (groups and jobs) as of a moment. No foreign key: a flow is in one of two tables.
 tallies = _table(

@@ -452,6 +452,22 @@ class Scripted(_Servicer):
         group = cluster_pb2.GroupStatus(name=request.name, users=request.allow)
         return cluster_pb2.ChangeGroupUsersResponse(group=group)
 
+    async def ListUsers(self, request: Any, context: Any) -> Any:
+        await self._begin("ListUsers", request, context)
+        user = cluster_pb2.UserStatus(user="user/alice", slots=2, jobs=1, requests=3)
+        user.used.cpu_milli = 500
+        return cluster_pb2.ListUsersResponse(users=[user])
+
+    async def SetUserLimits(self, request: Any, context: Any) -> Any:
+        await self._begin("SetUserLimits", request, context)
+        user = cluster_pb2.UserStatus(user=request.user, own_limits=True)
+        user.maximum.update(request.maximum)
+        return cluster_pb2.SetUserLimitsResponse(user=user)
+
+    async def DeleteUserLimits(self, request: Any, context: Any) -> Any:
+        await self._begin("DeleteUserLimits", request, context)
+        return cluster_pb2.DeleteUserLimitsResponse()
+
     async def DeleteGroup(self, request: Any, context: Any) -> Any:
         await self._begin("DeleteGroup", request, context)
         return cluster_pb2.DeleteGroupResponse()

@@ -54,6 +54,18 @@ async def test_users_are_allowed_and_revoked(servant: Scripted, cluster: fg.Clus
     assert (sent.name, list(sent.allow), list(sent.revoke)) == ("nightly", ["user/alice"], ["*"])
 
 
+async def test_limits_of_users_are_read_and_set(servant: Scripted, cluster: fg.Cluster) -> None:
+    (alice,) = await cluster.users()
+    assert (alice.user, alice.slots, alice.jobs, alice.requests) == ("user/alice", 2, 1, 3)
+    assert (alice.used, alice.maximum, alice.own_limits) == ({"cpu_milli": 500}, {}, False)
+    found = await cluster.set_user_limits("*", {"jobs": 3})
+    assert (found.user, found.maximum, found.own_limits) == ("*", {"jobs": 3}, True)
+    await cluster.set_user_limits("user/alice", {"slots": None})
+    assert dict(servant.calls["SetUserLimits"][1].maximum) == {"slots": -1}
+    await cluster.delete_user_limits("user/alice")
+    assert servant.calls["DeleteUserLimits"][0].user == "user/alice"
+
+
 async def test_an_amount_below_zero_is_no_limit_by_mistake(
     servant: Scripted, cluster: fg.Cluster
 ) -> None:

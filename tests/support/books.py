@@ -53,6 +53,7 @@ from resource_manager.engine.model.entities import (
     Resize,
     Slot,
     UsageRecord,
+    UserLimits,
 )
 
 PROFILE = ResourceProfile(
@@ -294,6 +295,7 @@ def everything() -> Changes:
                 (GroupRule(7, "etl-*", "user/b*", (("team", "ml"),)),),
             ),
         ],
+        user_limits=[UserLimits("user/a", {"slots": 2, "jobs": 0}), UserLimits("*")],
         usage_records=[UsageRecord("group/default", "slots", 0.1, 1 / 3, 6, '{"count":1}')],
         host_settings=[
             HostSetting(
@@ -349,6 +351,7 @@ def _rows(books: Snapshot) -> tuple[Any, ...]:
         sorted(books.usage_records, key=lambda each: each.flow_id),
         sorted(books.host_settings, key=lambda each: each.executor_id),
         books.counters,
+        sorted(books.user_limits, key=lambda each: each.user_id),
     )
 
 
@@ -367,4 +370,5 @@ def books_of(changes: Changes) -> Snapshot:
         changes.usage_records,
         changes.host_settings,
         changes.counters,
+        changes.user_limits,
     )

@@ -35,7 +35,7 @@ from finegrain_client.types.fairness import (
     Reservation,
     ReservedExecutor,
 )
-from finegrain_client.types.groups import Groups, GroupStatus
+from finegrain_client.types.groups import Groups, GroupStatus, UserStatus
 from finegrain_client.types.host_policy import HostPolicyStatus
 from finegrain_client.types.providers import ExecutorShape, ProvidedExecutor, Providers
 from finegrain_client.types.topology import TopologyReport
@@ -226,6 +226,15 @@ GROUPS = Groups(
     ),
     service_measure="dominant",
     half_life_s=900.0,
+)
+USER = UserStatus(
+    user="user/alice",
+    own_limits=True,
+    maximum={"jobs": 5, "cpu_milli": 4_000},
+    used={"cpu_milli": 500, "memory_bytes": 256 * MIB},
+    slots=1,
+    jobs=2,
+    requests=3,
 )
 EVENT = types.ClusterEvent(
     sequence=9,
@@ -531,6 +540,16 @@ class FakeCluster:
     def change_group_users(self, name: str, **fields: Any) -> GroupStatus:
         self.done.append(("change_group_users", name, fields))
         return replace(GROUPS.groups[1], name=name, users=tuple(fields.get("allow", ())))
+
+    def users(self) -> list[UserStatus]:
+        return [USER]
+
+    def set_user_limits(self, user: str, maximum: dict[str, int | None]) -> UserStatus:
+        self.done.append(("set_user_limits", user, maximum))
+        return replace(USER, user=user)
+
+    def delete_user_limits(self, user: str) -> None:
+        self.done.append(("delete_user_limits", user))
 
     def host_policy(self, executor_id: str | None) -> HostPolicyStatus:
         if executor_id:

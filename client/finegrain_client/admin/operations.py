@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         NumaPolicy,
         NumaStrategy,
     )
-    from finegrain_client.types.groups import GroupStatus
+    from finegrain_client.types.groups import GroupStatus, UserStatus
     from finegrain_client.types.host_policy import HostPolicyStatus
 
 NO_LIMIT = -1
@@ -264,6 +264,42 @@ class Operations:
         from finegrain_client.types.groups import GroupStatus
 
         return read(GroupStatus, answer.group)
+
+    async def set_user_limits(
+        self, user: str, maximum: Mapping[str, int | None] | None = None
+    ) -> UserStatus:
+        """Sets limits for all jobs of a user together. The limits stop no slot and end no job.
+
+        A user with own limits is not subject to the limits of "*".
+
+        Args:
+            user: identity such as "user/alice"; "*": each user (not administrators) without own
+                limits.
+            maximum: limits by dimension: "jobs", "requests", "slots", "cpu_milli", "memory_bytes",
+                and those of `set_group`. None removes the limit of this dimension. Limits that are
+                not named stay.
+
+        Raises:
+            InvalidArgument: an argument is out of range.
+        """
+        message = pb.SetUserLimitsRequest(user=user, maximum=_limits(maximum))
+        answer = await self._connection.call_cluster(
+            lambda cluster, timeout_s: cluster.SetUserLimits(message, timeout=timeout_s)
+        )
+        from finegrain_client.types.groups import UserStatus
+
+        return read(UserStatus, answer.user)
+
+    async def delete_user_limits(self, user: str) -> None:
+        """Deletes the own limits of a user, so that the limits of "*" apply to it.
+
+        Raises:
+            NotFound: IDENTITY_UNKNOWN: the user has no own limits.
+        """
+        message = pb.DeleteUserLimitsRequest(user=user)
+        await self._connection.call_cluster(
+            lambda cluster, timeout_s: cluster.DeleteUserLimits(message, timeout=timeout_s)
+        )
 
     async def delete_group(self, name: str) -> None:
         """Deletes a resource group. The group must have no jobs and no child groups.

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from finegrain_client.types.advice import ThreadAdvice
     from finegrain_client.types.devices import ExecutorDevices
     from finegrain_client.types.explain import Explanation
-    from finegrain_client.types.groups import Groups, GroupStatus
+    from finegrain_client.types.groups import Groups, GroupStatus, UserStatus
     from finegrain_client.types.host_policy import HostPolicyStatus
     from finegrain_client.types.identities import (
         AuditCheck,
@@ -1153,6 +1153,10 @@ class Cluster(LoopOwner["AsyncCluster"]):
         """
         return self.loop.run(self.inner.providers())
 
+    def users(self) -> list[UserStatus]:
+        """Returns the users that have limits or live jobs, with their use."""
+        return self.loop.run(self.inner.users())
+
     def groups(self) -> Groups:
         """Returns the resource groups with their weights, limits and usage."""
         return self.loop.run(self.inner.groups())
@@ -1332,6 +1336,33 @@ class Cluster(LoopOwner["AsyncCluster"]):
             NotFound: GROUP_UNKNOWN: there is no such group.
         """
         return self.loop.run(self.inner.change_group_users(name, allow=allow, revoke=revoke))
+
+    def set_user_limits(
+        self, user: str, maximum: Mapping[str, int | None] | None = None
+    ) -> UserStatus:
+        """Sets limits for all jobs of a user together. The limits stop no slot and end no job.
+
+        A user with own limits is not subject to the limits of "*".
+
+        Args:
+            user: identity such as "user/alice"; "*": each user (not administrators) without own
+                limits.
+            maximum: limits by dimension: "jobs", "requests", "slots", "cpu_milli", "memory_bytes",
+                and those of `set_group`. None removes the limit of this dimension. Limits that are
+                not named stay.
+
+        Raises:
+            InvalidArgument: an argument is out of range.
+        """
+        return self.loop.run(self.inner.set_user_limits(user, maximum))
+
+    def delete_user_limits(self, user: str) -> None:
+        """Deletes the own limits of a user, so that the limits of "*" apply to it.
+
+        Raises:
+            NotFound: IDENTITY_UNKNOWN: the user has no own limits.
+        """
+        self.loop.run(self.inner.delete_user_limits(user))
 
     def delete_group(self, name: str) -> None:
         """Deletes a resource group. The group must have no jobs and no child groups.

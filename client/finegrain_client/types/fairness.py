@@ -41,13 +41,16 @@ class ChoiceStep(Value):
 
 @dataclass(frozen=True, slots=True)
 class GroupLimit(Value):
-    """A maximum of a resource group that blocks a request."""
+    """A maximum that blocks a request: of a resource group, of the owner of the job (`user`), or of
+    the whole cluster (both are empty).
+    """
 
     group: str
     dimension: str
     used: int  # amount that the group's slots have
     asked: int  # amount that the request needs
     maximum: int
+    user: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,21 @@ class GroupStatus(Value):
 
 
 @dataclass(frozen=True, slots=True)
+class UserStatus(Value):
+    """The limits of one user, and what its jobs use. The user "*" stands for each user without own
+    limits.
+    """
+
+    user: str
+    own_limits: bool
+    maximum: Mapping[str, int]  # limits of all its jobs together; an absent dimension has no limit
+    used: Mapping[str, int]
+    slots: int
+    jobs: int  # jobs that have not ended, or still have slots
+    requests: int  # requests that have not ended
+
+
+@dataclass(frozen=True, slots=True)
 class Groups(Value):
     """All resource groups: parents before their children, siblings by name."""
 

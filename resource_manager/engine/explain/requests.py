@@ -31,7 +31,7 @@ from resource_manager.engine.explain.waiting_reasons import (
     rejection_notice,
     waiting_block,
 )
-from resource_manager.engine.fairness.flows import GROUP, ROOT
+from resource_manager.engine.fairness.flows import limited_title
 from resource_manager.engine.fairness.quotas import QuotaBlock
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.lifecycle.known import known_host, known_request
@@ -174,6 +174,7 @@ def explain(
         if planned
         else "",
         Reason.WAITING_GROUP_LIMIT: _quota_message(block) if block is not None else "",
+        Reason.WAITING_USER_LIMIT: _quota_message(block) if block is not None else "",
         Reason.WAITING_DEPENDENCY: _awaited_text(
             state.dependencies.awaited(request.job_id), state.jobs
         ),
@@ -284,9 +285,7 @@ def _quota_message(block: QuotaBlock) -> str:
     dimension = block.dimension
     has = amount_text(dimension, block.used, block.maximum, of=" of at most ")
     needs = f"but the request needs {amount_text(dimension, block.need)}"
-    if block.group_id == ROOT:
-        return f"the cluster has {has}, {needs}"
-    return f"group {block.group_id.removeprefix(GROUP)} has {has}, {needs}"
+    return f"{limited_title(block.group_id)} has {has}, {needs}"
 
 
 def _reserved_text(others: list[ReservationView]) -> str:

@@ -13,7 +13,7 @@ from finegrain.errors import Reason
 from finegrain.values.states import ExecutorState, RequestState
 from resource_manager.engine.explain.paused import PART, Paused
 from resource_manager.engine.explain.provisions import clock_at, planned_count, planned_on
-from resource_manager.engine.fairness.flows import Flow
+from resource_manager.engine.fairness.flows import GROUP, JOB, ROOT, Flow
 from resource_manager.engine.fairness.quotas import QuotaBlock
 from resource_manager.engine.lifecycle.quota_checks import QuotaChecks, maxima
 from resource_manager.engine.model.entities import Request
@@ -72,13 +72,20 @@ def pending_reason(state: State, request: Request) -> str:
         return Reason.NOT_YET_CONSIDERED
     if state.dependencies.awaited(request.job_id):
         return Reason.WAITING_DEPENDENCY
-    if waiting_block(state.queue, state.gangs, state.quotas, request) is not None:
-        return Reason.WAITING_GROUP_LIMIT
+    block = waiting_block(state.queue, state.gangs, state.quotas, request)
+    if block is not None:
+        return reason_of(block)
     if planned_on(state.queue, state.elastic, request):
         return Reason.WAITING_EXECUTOR
     if request.spec.gang_id:
         return state.waiting_reasons.member_reason(request)
     return state.waiting_reasons.waiting_reason(state.queue.class_of(request.spec))
+
+
+def reason_of(block: QuotaBlock) -> Reason:
+    """Returns the reason why a request waits that this maximum blocks."""
+    of_group = block.group_id.startswith((GROUP, ROOT, JOB))
+    return Reason.WAITING_GROUP_LIMIT if of_group else Reason.WAITING_USER_LIMIT
 
 
 def waiting_block(
@@ -103,8 +110,8 @@ def _blocked(state: State, scheduling_class: SchedulingClass) -> Paused[dict[str
     """Returns counts of queued requests of a class, by reason. Two kinds are counted: requests of
     jobs that wait for other jobs, and requests that the maximum of a group blocks.
     """
-    # The result is cached by group, because all jobs of a group have the same limits.
-    blocked: dict[Flow | None, bool] = {}
+    # The result is cached by group and user, because all jobs of both have the same limits.
+    blocked: dict[tuple[Flow | None, Flow | None], QuotaBlock | None] = {}
     counts: dict[str, int] = {}
     for at, job_queue in enumerate(list(scheduling_class.job_queues.values()), start=1):
         if at % PART == 0:
@@ -118,15 +125,12 @@ def _blocked(state: State, scheduling_class: SchedulingClass) -> Paused[dict[str
                 counts.get(Reason.WAITING_DEPENDENCY, 0) + considered
             )
             continue
-        group = flow.parent
-        if group not in blocked:
-            blocked[group] = (
-                state.quotas.request_block(scheduling_class, job_queue.job_id) is not None
-            )
-        if blocked[group]:
-            counts[Reason.WAITING_GROUP_LIMIT] = (
-                counts.get(Reason.WAITING_GROUP_LIMIT, 0) + considered
-            )
+        limited = flow.parent, flow.user
+        if limited not in blocked:
+            blocked[limited] = state.quotas.request_block(scheduling_class, job_queue.job_id)
+        if (block := blocked[limited]) is not None:
+            reason = reason_of(block)
+            counts[reason] = counts.get(reason, 0) + considered
     return counts
 
 
@@ -135,8 +139,8 @@ def _gang_reasons(state: State, waiting: WaitingGang) -> Iterable[tuple[str, int
         return [(Reason.NOT_YET_CONSIDERED, len(waiting.members))]
     if state.dependencies.awaited(waiting.gang.job_id):
         return [(Reason.WAITING_DEPENDENCY, len(waiting.members))]
-    if state.quotas.gang_block(waiting) is not None:
-        return [(Reason.WAITING_GROUP_LIMIT, len(waiting.members))]
+    if (block := state.quotas.gang_block(waiting)) is not None:
+        return [(reason_of(block), len(waiting.members))]
     if planned_on(state.queue, state.elastic, waiting.members[0]):
         return [(Reason.WAITING_EXECUTOR, len(waiting.members))]
     return state.waiting_reasons.reasons(waiting)

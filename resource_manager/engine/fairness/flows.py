@@ -47,6 +47,7 @@ from finegrain.resources import Amounts, decrease, increase
 from resource_manager.engine.fairness.clock import Clock, Rescaling
 from resource_manager.engine.fairness.quotas import SLOTS, counted, fulfilment
 from resource_manager.engine.fairness.siblings import Flow, FlowUsage, Siblings, SortKey
+from resource_manager.engine.fairness.users import Users
 from resource_manager.engine.model.settings import Fairness
 
 __all__ = ["GROUP", "JOB", "ROOT", "Flow", "FlowTree", "FlowUsage", "SortKey"]
@@ -57,6 +58,15 @@ JOB = "job/"
 
 _KNOWN_MAX = 1_024
 """The largest number of amounts whose counted form is cached."""
+
+
+def limited_title(flow_id: str) -> str:
+    """Returns the name of a group, a user or the cluster for people, from the id of its flow."""
+    if flow_id == ROOT:
+        return "the cluster"
+    if flow_id.startswith(GROUP):
+        return f"group {flow_id.removeprefix(GROUP)}"
+    return flow_id
 
 
 class FlowTree:
@@ -81,6 +91,7 @@ class FlowTree:
             flows use less than before or have new limits. `QuotaChecks.unblock` clears this dict.
         waiting_jobs: the flows of jobs that wait for other jobs. Such a job may have no slots yet.
             So its flow has a maximum of 0 slots.
+        users: the limits of users, which apply beside those of groups.
     """
 
     def __init__(self, fairness: Fairness, now_ms: int) -> None:
@@ -100,6 +111,7 @@ class FlowTree:
         self.placements = 0
         self.freed_groups: dict[str, None] = {}
         self.waiting_jobs: dict[str, Flow] = {}
+        self.users = Users(self.freed_groups)
 
     def advance(self, now_ms: int) -> None:
         """Advances the clock. A time before the clock's current time is ignored."""
@@ -153,19 +165,27 @@ class FlowTree:
         self._mark(flow)
         return flow
 
-    def add_job(self, job_id: str, group: str) -> Flow:
+    def add_job(self, job_id: str, group: str, owner: str = "") -> Flow:
         """Adds a job to a group.
+
+        Args:
+            job_id: the id of the job.
+            group: the name of the group.
+            owner: the identity that owns the job.
 
         Raises:
             KeyError: no group has the name `group`.
         """
         flow = self.jobs[job_id] = self._add(JOB + job_id, job_id, self.groups[group])
+        self.users.add_job(owner, flow)
         return flow
 
     def remove_job(self, job_id: str) -> None:
         """Removes a job. The past usage of the job still counts in its groups."""
         self.waiting_jobs.pop(job_id, None)
-        self._remove(self.jobs.pop(job_id))
+        flow = self.jobs.pop(job_id)
+        self._remove(flow)
+        self.users.remove_job(flow)
 
     def hold_job(self, job_id: str) -> None:
         """Gives a job a maximum of 0 slots, because it waits for other jobs."""
@@ -198,7 +218,9 @@ class FlowTree:
         """Returns the flow with this id; None: it was removed."""
         if flow_id.startswith(JOB):
             return self.jobs.get(flow_id.removeprefix(JOB))
-        return self.root if flow_id == ROOT else self.groups.get(flow_id.removeprefix(GROUP))
+        if flow_id.startswith(GROUP):
+            return self.groups.get(flow_id.removeprefix(GROUP))
+        return self.root if flow_id == ROOT else self.users.flows.get(flow_id)
 
     def remove_group(self, name: str) -> None:
         """Removes a group that has no children."""
@@ -244,6 +266,8 @@ class FlowTree:
             # Groups count amounts in the form in which limits are given.
             if flow.children is None:
                 amounts = self._counted(booked)
+                if flow.user is not None:
+                    self.users.use(flow, amounts, count)
             flow = parent
 
     def note_reuse(self, job_id: str) -> None:
@@ -267,6 +291,7 @@ class FlowTree:
             flow.moves += 1
             increase(flow.used, booked if flow.children is None else counted(booked))
             self._mark(flow)
+        self.users.use(self.jobs[job_id], counted(booked), 1)
 
     def stop_accruing(self, job_id: str, cost: float) -> None:
         """Stops accruing usage for a slot, for example because the slot is being freed. The slot
@@ -291,6 +316,7 @@ class FlowTree:
         before.
         """
         amounts = self._counted(booked)
+        self.users.release(self.jobs[job_id], amounts)
         for flow in self._path(job_id):
             flow.running -= 1
             flow.moves += 1
@@ -312,6 +338,8 @@ class FlowTree:
             after: the amounts that the slot has booked now.
         """
         less, more = counted(before), counted(after)
+        self.users.release(self.jobs[job_id], less, 0)
+        self.users.grow(self.jobs[job_id], more)
         for flow in self._path(job_id):
             is_job = flow.children is None
             decrease(flow.used, before if is_job else less)

@@ -6,14 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from resource_manager.engine.fairness.users import ALL_USERS
 from resource_manager.engine.model.changes import ChangeTracker
 from resource_manager.engine.model.entities import Group, Job, JobState
 
 DEFAULT_GROUP = "default"
 """The group of jobs that do not name a group."""
-
-ALL_USERS = "*"
-"""The entry of a group's users that admits all users."""
 
 DELIVERED_COUNTER = "groups_delivered"
 """A counter that is 1 after the delivered groups were created. An administrator may have deleted

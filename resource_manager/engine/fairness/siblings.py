@@ -63,6 +63,8 @@ class Flow(Entry):
         below_minimum: True if the flow is in the tournament of children below their minimum.
         paused: True: the flow must be in no tournament, even if its children are active.
         changed: True if the flow's usage has changed since it was last stored.
+        owner: the identity that owns the job.
+        user: the flow of the owner, if the owner has a maximum; see `users.py`.
     """
 
     id: str = ""
@@ -87,6 +89,9 @@ class Flow(Entry):
     below_minimum: bool = False
     paused: bool = False
     changed: bool = False
+    # The next fields are only for jobs.
+    owner: str = ""
+    user: Flow | None = None
 
     def __repr__(self) -> str:
         return f"<{self.id}>"

@@ -42,7 +42,26 @@ def tree_problems(flows: FlowTree, groups: dict[str, Group]) -> Iterator[Finding
     """Yields problems of the root, and groups that only the tree has."""
     if flows.groups.keys() != groups.keys():
         yield f"the tree has groups {sorted(flows.groups)}, but the groups are {sorted(groups)}"
+    yield from _users(flows)
     yield from _children(flows, flows.root)
+
+
+def _users(flows: FlowTree) -> Iterator[Finding]:
+    """Compares the use of each limited user with the sum over its jobs."""
+    users = flows.users
+    for user, flow in users.flows.items():
+        used: Counter[str] = Counter()
+        jobs = users.jobs_of(user).values()
+        for job in jobs:
+            used.update(counted(job.used))
+            if job.user is not flow:
+                yield f"{job.id} does not count for {user}"
+        running = sum(job.running for job in jobs)
+        if (counted(flow.used), flow.running) != (counted(used), running):
+            yield (
+                f"{user} uses {counted(flow.used)} in {flow.running} slots, but its jobs use"
+                f" {counted(used)} in {running}"
+            )
 
 
 def _children(flows: FlowTree, flow: Flow) -> Iterator[Finding]:

@@ -11,7 +11,8 @@ from dataclasses import replace
 
 from finegrain.errors import InvalidArgument, PermissionDenied, Reason, ResourceExhausted
 from finegrain.identity import Identity, Role
-from resource_manager.engine.fairness.groups import ALL_USERS, above
+from resource_manager.engine.fairness.groups import above
+from resource_manager.engine.fairness.users import ALL_USERS
 from resource_manager.engine.jobs.groups import known_group
 from resource_manager.engine.lifecycle.journal import Journal
 from resource_manager.engine.model.changes import ChangeTracker

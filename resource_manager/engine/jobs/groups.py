@@ -158,25 +158,36 @@ def _wanted(event: GroupSet, group: Group) -> Group:
             "description", event.description, longest=DESCRIPTION_LENGTH_MAX, empty_ok=True
         )
     # A minimum of 0 guarantees nothing, so it is not stored. A maximum of 0 admits nothing.
-    minimum = _changed("minimum", group.minimum, event.minimum)
+    minimum = changed_limits("minimum", group.minimum, event.minimum)
     return replace(
         group,
         weight=float(weight),
         parent=group.parent if event.parent is None else event.parent,
         description=description,
         minimum={name: amount for name, amount in minimum.items() if amount},
-        maximum=_changed("maximum", group.maximum, event.maximum),
+        maximum=changed_limits("maximum", group.maximum, event.maximum),
     )
 
 
-def _changed(field: str, amounts: Amounts, changes: Mapping[str, int | None]) -> dict[str, int]:
+def changed_limits(
+    field: str, amounts: Amounts, changes: Mapping[str, int | None], *also: str
+) -> dict[str, int]:
     """Returns the limits with changes: an amount sets the limit of a dimension, and None removes
     it.
+
+    Args:
+        field: the name of the field, for errors.
+        amounts: the present limits.
+        changes: the changes.
+        also: limits that are allowed beside those of quotas.
+
+    Raises:
+        InvalidArgument: a dimension or an amount is not valid.
     """
-    if wrong := unlimited_dimension(changes):
+    if wrong := unlimited_dimension(each for each in changes if each not in also):
         expected = (
-            "slots, cpu_milli, best_effort_cpu_milli, memory_bytes, or extended. and the name of a"
-            " countable resource"
+            f"{''.join(f'{each}, ' for each in also)}slots, cpu_milli, best_effort_cpu_milli,"
+            " memory_bytes, or extended. and the name of a countable resource"
         )
         raise InvalidArgument(f"{field} of a dimension", wrong, expected)
     found = dict(amounts)

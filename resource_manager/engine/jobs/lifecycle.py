@@ -18,6 +18,7 @@ from resource_manager.engine.jobs.group_users import check_may_use
 from resource_manager.engine.jobs.groups import known_group
 from resource_manager.engine.lifecycle.known import active_job, known_job
 from resource_manager.engine.lifecycle.range_ends import Why
+from resource_manager.engine.lifecycle.user_limits import check_jobs
 from resource_manager.engine.model.endings import Ending
 from resource_manager.engine.model.entities import ENDED_REQUEST_STATES, Job, JobState
 from resource_manager.engine.model.events import JobEndRequested, JobKeptAlive, JobRegistered
@@ -43,7 +44,7 @@ def register_job(state: State, event: JobRegistered) -> Job:
         InvalidArgument: a dependency of the job is not allowed.
         NotFound: the job's resource group, or a job on which it depends, does not exist.
         PermissionDenied: the owner may not use the group.
-        ResourceExhausted: the maximum number of live jobs is reached.
+        ResourceExhausted: the maximum number of live jobs, or of the owner's jobs, is reached.
     """
     known = state.jobs.get(event.job_id)
     # The caller repeats the call if it did not receive the answer.
@@ -57,6 +58,7 @@ def register_job(state: State, event: JobRegistered) -> Job:
     known_group(state.groups, group)
     check_may_use(state.groups, group, event.owner)
     state.dependency_moves.check(event.job_id, event.depends_on)
+    check_jobs(state.flows.users, event.owner)
     if state.live_jobs >= state.settings.jobs_max:
         raise ResourceExhausted(
             f"there are {state.live_jobs} live jobs, but at most {state.settings.jobs_max} are"
@@ -77,7 +79,7 @@ def register_job(state: State, event: JobRegistered) -> Job:
         depends_on=event.depends_on,
     )
     state.jobs[job.job_id] = job
-    state.flows.add_job(job.job_id, job.group)
+    state.flows.add_job(job.job_id, job.group, job.owner)
     state.live_jobs += 1
     _renew(state.timers, job, state.journal.now_ms)
     state.changes.job(job)

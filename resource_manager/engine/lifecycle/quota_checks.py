@@ -12,7 +12,7 @@ from functools import partial
 
 from finegrain.resources import Amounts, shared_booking
 from resource_manager.engine.fairness.costs import Costs
-from resource_manager.engine.fairness.flows import JOB, Flow, FlowTree
+from resource_manager.engine.fairness.flows import GROUP, ROOT, Flow, FlowTree
 from resource_manager.engine.fairness.quotas import (
     QuotaBlock,
     counted,
@@ -55,6 +55,8 @@ class QuotaChecks:
         if flow is None:
             return []
         found = [group for group in flow.ancestors() if group.maximum]
+        if flow.user is not None:
+            found.insert(0, flow.user)
         return [flow, *found] if flow.maximum else found
 
     def admitted(self, job_queue: JobQueue, most: int) -> int:
@@ -78,7 +80,7 @@ class QuotaChecks:
         # If no request of the group can be placed, pause the group. This is cheaper than to block
         # each of its job queues.
         if block is not None and not (
-            not block.group_id.startswith(JOB)
+            block.group_id.startswith((GROUP, ROOT))
             and self._is_full(groups, block.group_id)
             and self.queue.order.pause(block.group_id)
         ):
@@ -233,6 +235,11 @@ def maxima(flows: FlowTree) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """
     return tuple(
         (flow.id, tuple(limit - used_of(flow, name) for name, limit in flow.maximum.items()))
-        for flow in (flows.root, *flows.groups.values(), *flows.waiting_jobs.values())
+        for flow in (
+            flows.root,
+            *flows.groups.values(),
+            *flows.waiting_jobs.values(),
+            *flows.users.flows.values(),
+        )
         if flow.maximum
     )

@@ -16,6 +16,7 @@ from resource_manager.engine.model.entities import (
     RequestRange,
     Slot,
     UsageRecord,
+    UserLimits,
 )
 
 GENERATION_FLOOR = "generation_floor"
@@ -74,6 +75,7 @@ class ChangeTracker:
         self._provisions: dict[str, Provision] = {}
         self._ranges: dict[tuple[str, int], RequestRange] = {}
         self._groups: dict[str, Group] = {}
+        self._user_limits: dict[str, UserLimits] = {}
         self._usage_records: dict[str, UsageRecord] = {}
         self._host_settings: dict[str, HostSetting] = {}
         self._deleted_jobs: dict[str, None] = {}
@@ -84,6 +86,7 @@ class ChangeTracker:
         self._deleted_provisions: dict[str, None] = {}
         self._deleted_ranges: dict[tuple[str, int], None] = {}
         self._deleted_groups: dict[str, None] = {}
+        self._deleted_user_limits: dict[str, None] = {}
         self._deleted_usage_records: dict[str, None] = {}
         self._deleted_host_settings: dict[str, None] = {}
         self._job_events: list[JobEvent] = []
@@ -147,6 +150,11 @@ class ChangeTracker:
         """Notes that a group is new or changed."""
         self._groups[group.name] = group
         self._deleted_groups.pop(group.name, None)
+
+    def user_limits(self, limits: UserLimits) -> None:
+        """Notes that the limits of a user are new or changed."""
+        self._user_limits[limits.user_id] = limits
+        self._deleted_user_limits.pop(limits.user_id, None)
 
     def usage(self, record: UsageRecord) -> None:
         """Notes the usage of a flow."""
@@ -216,6 +224,11 @@ class ChangeTracker:
         self._groups.pop(group.name, None)
         self._deleted_groups[group.name] = None
 
+    def delete_user_limits(self, user: str) -> None:
+        """Notes that the limits of a user are deleted."""
+        self._user_limits.pop(user, None)
+        self._deleted_user_limits[user] = None
+
     def delete_usage(self, flow_id: str) -> None:
         """Notes that the stored usage of a flow is deleted."""
         self._usage_records.pop(flow_id, None)
@@ -260,6 +273,7 @@ class ChangeTracker:
             provisions=list(self._provisions.values()),
             ranges=list(self._ranges.values()),
             groups=list(self._groups.values()),
+            user_limits=list(self._user_limits.values()),
             usage_records=list(self._usage_records.values()),
             host_settings=list(self._host_settings.values()),
             deleted_jobs=list(self._deleted_jobs),
@@ -270,6 +284,7 @@ class ChangeTracker:
             deleted_provisions=list(self._deleted_provisions),
             deleted_ranges=list(self._deleted_ranges),
             deleted_groups=list(self._deleted_groups),
+            deleted_user_limits=list(self._deleted_user_limits),
             deleted_usage_records=list(self._deleted_usage_records),
             deleted_host_settings=list(self._deleted_host_settings),
             job_events=self._job_events,

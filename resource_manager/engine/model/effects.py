@@ -23,6 +23,7 @@ from resource_manager.engine.model.entities import (
     Resize,
     Slot,
     UsageRecord,
+    UserLimits,
 )
 
 
@@ -167,6 +168,7 @@ class Changes:
     provisions: list[Provision] = field(default_factory=list)
     ranges: list[RequestRange] = field(default_factory=list)
     groups: list[Group] = field(default_factory=list)
+    user_limits: list[UserLimits] = field(default_factory=list)
     usage_records: list[UsageRecord] = field(default_factory=list)
     host_settings: list[HostSetting] = field(default_factory=list)
     moved_requests: list[Request] = field(default_factory=list)
@@ -181,6 +183,7 @@ class Changes:
     # (range_id, first_index); the ranges of a deleted job are deleted with the job, and not listed
     deleted_ranges: list[tuple[str, int]] = field(default_factory=list)
     deleted_groups: list[str] = field(default_factory=list)
+    deleted_user_limits: list[str] = field(default_factory=list)
     deleted_usage_records: list[str] = field(default_factory=list)
     deleted_host_settings: list[str] = field(default_factory=list)
     job_events: list[JobEvent] = field(default_factory=list)
@@ -209,6 +212,7 @@ class Changes:
                 self.provisions,
                 self.ranges,
                 self.groups,
+                self.user_limits,
                 self.usage_records,
                 self.host_settings,
                 self.moved_requests,
@@ -221,6 +225,7 @@ class Changes:
                 self.deleted_provisions,
                 self.deleted_ranges,
                 self.deleted_groups,
+                self.deleted_user_limits,
                 self.deleted_usage_records,
                 self.deleted_host_settings,
                 self.job_events,
@@ -251,3 +256,4 @@ class Snapshot:
     usage_records: list[UsageRecord] = field(default_factory=list)
     host_settings: list[HostSetting] = field(default_factory=list)
     counters: dict[str, int] = field(default_factory=dict)
+    user_limits: list[UserLimits] = field(default_factory=list)

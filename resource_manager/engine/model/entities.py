@@ -160,6 +160,16 @@ class Group:
 
 
 @dataclass(slots=True)
+class UserLimits:
+    """The limits of all jobs of an identity together. A dimension that is missing is not
+    limited.
+    """
+
+    user_id: str  # identity such as "user/alice"; "*": each user without own limits
+    maximum: Amounts = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class UsageRecord:
     """The stored usage of a flow at one time."""
 

@@ -179,6 +179,26 @@ class GroupUsersChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class UserLimitsSet:
+    """An administrator sets limits of a user. Answer: None.
+
+    Only the named dimensions change; the value None removes that limit.
+    """
+
+    at: Instant
+    user: str
+    maximum: Mapping[str, int | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class UserLimitsDeleted:
+    """An administrator deletes the limits of a user. Answer: None."""
+
+    at: Instant
+    user: str
+
+
+@dataclass(frozen=True, slots=True)
 class GroupDeleted:
     """An administrator deletes a resource group. Answer: None."""
 
@@ -486,6 +506,8 @@ Event = (
     | GroupDeleted
     | GroupUsersChanged
     | GroupRulesChanged
+    | UserLimitsSet
+    | UserLimitsDeleted
     | HostPolicySet
     | DeviceCordoned
     | DeviceUncordoned

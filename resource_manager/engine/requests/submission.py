@@ -15,6 +15,7 @@ from finegrain.errors import InvalidArgument, Reason, ResourceExhausted
 from finegrain.values.outcomes import ItemOutcome
 from resource_manager.engine.lifecycle.known import active_job, known_job, taken
 from resource_manager.engine.lifecycle.range_ends import Why
+from resource_manager.engine.lifecycle.user_limits import check_requests
 from resource_manager.engine.model.entities import (
     ENDED_REQUEST_STATES,
     GangSpec,
@@ -46,7 +47,7 @@ def submit_requests(state: State, event: RequestsSubmitted) -> list[ItemOutcome]
         InvalidArgument: some requests of the job would have a profile and others not, or a gang has
             no members in the call, or the call declares a gang twice.
         ResourceExhausted: the job would have too many live requests or scheduling classes, or all
-            jobs together would have too many live requests.
+            jobs together, or those of the owner, would have too many live requests.
     """
     # Check the whole call first, because a rejected event must not change the state.
     job = active_job(state.jobs, event.job_id)
@@ -128,6 +129,8 @@ def _refuse_beyond_limits(
             details={"live": live, "asked": new, "requests_max": most},
             retry_after_s=5.0,
         )
+    if state.flows.users.limits:
+        check_requests(state.flows.users, state.jobs, job.owner, new)
     waiting = len(queue.by_job.get(job.job_id, ())) + state.gangs.by_job[job.job_id]
     most = settings.job_scheduling_classes_max
     # Do not count the classes here: the limit is not exceeded even if each item has a new class.

@@ -98,13 +98,14 @@ class NextInOrder:
         return known
 
     def _is_above_maximum(self, slot: Slot) -> bool:
-        """Returns True if a group of the job uses more than its maximum. This happens after an
-        administrator has lowered the maximum.
+        """Returns True if a group or the owner of the job uses more than its maximum. This happens
+        after an administrator has lowered the maximum.
         """
         need = needs_slots(counted(slot.booked))
+        job = self.tree.jobs[slot.job_id]
         return any(
             used_of(flow, name) > flow.maximum[name]
-            for flow in self.tree.jobs[slot.job_id].ancestors()
+            for flow in (*job.ancestors(), *((job.user,) if job.user else ()))
             for name in need.keys() & flow.maximum.keys()
         )
 
@@ -238,9 +239,12 @@ class _Without:
 
     def _admits(self, other: Flow, need: dict[str, int]) -> bool:
         """Returns True if no maximum blocks the other job after the slot has ended."""
+        own = next(iter(self._path)).user
         groups = [
-            _GroupWithoutSlot(each, needs_slots(self._booked) if each in self._path else {})
-            for each in other.ancestors()
+            _GroupWithoutSlot(
+                each, needs_slots(self._booked) if each is own or each in self._path else {}
+            )
+            for each in (*other.ancestors(), *((other.user,) if other.user else ()))
         ]
         return room(groups, need, 1) > 0
 

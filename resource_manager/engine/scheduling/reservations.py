@@ -42,7 +42,7 @@ from finegrain.cpu_policy import QosClass
 from finegrain.resources import BEST_EFFORT_CPU_MILLI, total_of
 from finegrain.values.states import SlotState
 from resource_manager.engine.fairness.choice import SharesSince, order_key_of
-from resource_manager.engine.fairness.flows import GROUP
+from resource_manager.engine.fairness.flows import limited_title
 from resource_manager.engine.fairness.quotas import QuotaBlock
 from resource_manager.engine.hosts.host import ONLINE
 from resource_manager.engine.hosts.notes import ReservedCapacity
@@ -393,7 +393,7 @@ def _void(state: State, each: Reservation) -> str:
     if not ReservationSearch(state, each.owner).suits(each, names):
         return "its executors could no longer serve it, even when empty"
     block = _quota_block_of(state, each.owner.waiter)
-    return f"a maximum of group {block.group_id.removeprefix(GROUP)} blocks it" if block else ""
+    return f"a maximum of {limited_title(block.group_id)} blocks it" if block else ""
 
 
 def _expired(state: State, each: Reservation) -> str:

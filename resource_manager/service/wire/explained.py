@@ -13,6 +13,15 @@ from resource_manager.engine.fairness.flows import GROUP, ROOT
 from resource_manager.engine.fairness.quotas import QuotaBlock
 from resource_manager.engine.model.host_refusal import HostRefusal
 
+
+def _group(flow_id: str) -> str:
+    return flow_id.removeprefix(GROUP) if flow_id.startswith(GROUP) else ""
+
+
+def _user(flow_id: str) -> str:
+    return "" if flow_id == ROOT or flow_id.startswith(GROUP) else flow_id
+
+
 WRITINGS = (
     Writing(
         Explanation,
@@ -26,8 +35,9 @@ WRITINGS = (
         QuotaBlock,
         rm_pb2.GroupLimit,
         {
-            # An empty name stands for the whole cluster.
-            "group": As("group_id", lambda flow_id: flow_id.removeprefix(GROUP).removeprefix(ROOT)),
+            # Two empty names stand for the whole cluster.
+            "group": As("group_id", _group),
+            "user": As("group_id", _user),
             "asked": "need",
         },
     ),

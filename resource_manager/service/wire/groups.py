@@ -12,7 +12,12 @@ from finegrain.texts import check_text
 from finegrain.v1 import cluster_pb2
 from finegrain.values.group_rules import GroupRule
 from resource_manager.engine.model.entities import Instant
-from resource_manager.engine.model.events import GroupRulesChanged, GroupSet, GroupUsersChanged
+from resource_manager.engine.model.events import (
+    GroupRulesChanged,
+    GroupSet,
+    GroupUsersChanged,
+    UserLimitsSet,
+)
 
 NO_LIMIT = -1
 """An amount that removes a limit."""
@@ -87,6 +92,15 @@ def _rule(message: cluster_pb2.GroupRule, field: str) -> GroupRule:
         check_text(f"{field}.user", message.user, longest=PATTERN_LENGTH_MAX, empty_ok=True),
         labels_from_proto(message.labels, f"{field}.labels"),
     )
+
+
+def user_limits_event(request: cluster_pb2.SetUserLimitsRequest, at: Instant) -> UserLimitsSet:
+    """Decodes a SetUserLimits request. The engine makes the semantic checks.
+
+    Raises:
+        InvalidArgument: the limits are malformed.
+    """
+    return UserLimitsSet(at, request.user, _limits("maximum", request.maximum))
 
 
 def _limits(field: str, given: Mapping[str, int]) -> dict[str, int | None]:
