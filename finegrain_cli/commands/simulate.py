@@ -181,7 +181,9 @@ def trace(
     ] = "",
     plot: Annotated[
         list[str],
-        typer.Option("--plot", metavar="FILE", help="Write a plot to this file: .png or .txt."),
+        typer.Option(
+            "--plot", metavar="FILE", help="Write a plot to this file: .png, .svg or .txt."
+        ),
     ] = [],  # noqa: B006 - typer wants the default as a list
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
@@ -341,9 +343,9 @@ def _clear_progress() -> None:
 def _check_plots(names: list[str]) -> None:
     for name in names:
         suffix = Path(name).suffix
-        if suffix not in (".png", ".txt"):
-            raise InvalidArgument("--plot", name, "a name that ends in .png or .txt")
-        if suffix == ".png":
+        if suffix not in (".png", ".svg", ".txt"):
+            raise InvalidArgument("--plot", name, "a name that ends in .png, .svg or .txt")
+        if suffix != ".txt":
             from resource_manager.simulator.drawing_png import require_matplotlib
 
             require_matplotlib()
@@ -363,12 +365,12 @@ def _check_output_files(names: list[str]) -> None:
 
 
 def _draw(name: str, outcomes: list[Outcome], total_cores: float) -> None:
-    from resource_manager.simulator.trace_plots import save_trace_png, trace_plot_text
+    from resource_manager.simulator.trace_plots import save_trace_picture, trace_plot_text
 
     if name.endswith(".txt"):
         write_file(name, trace_plot_text(outcomes, total_cores) + "\n")
         return
     try:
-        save_trace_png(Path(name), outcomes, total_cores)
+        save_trace_picture(Path(name), outcomes, total_cores)
     except OSError as error:
         raise ConfigurationError(f"cannot write {name}: {error}") from error

@@ -32,13 +32,14 @@ def figures(
     out: Annotated[
         str,
         typer.Option(
-            "--out", metavar="DIR", help="Write each figure to this folder, as .txt and .png."
+            "--out", metavar="DIR", help="Write each figure to this folder, as .txt, .png and .svg."
         ),
     ] = "",
     text_only: Annotated[
         bool,
         typer.Option(
-            "--text-only", help="With --out: do not write .png files, which need matplotlib."
+            "--text-only",
+            help="With --out: do not write .png and .svg files, which need matplotlib.",
         ),
     ] = False,
     output: OutputOption = OutputFormat.TABLE,
@@ -85,7 +86,7 @@ def figures(
 
 
 def _write(folder: Path, results: dict[str, FigureResult], *, pictures: bool) -> None:
-    from resource_manager.simulator.drawing_png import save_png
+    from resource_manager.simulator.drawing_png import save_picture
     from resource_manager.simulator.figure_report import figure_text, shared_end_s
 
     try:
@@ -96,7 +97,8 @@ def _write(folder: Path, results: dict[str, FigureResult], *, pictures: bool) ->
             if pictures:
                 coarse = results.get(result.set_up.coarse)
                 drawn = [result.picture] if coarse is None else [coarse.picture, result.picture]
-                save_png(folder / f"figure-{name}.png", drawn)
+                for suffix in ("png", "svg"):
+                    save_picture(folder / f"figure-{name}.{suffix}", drawn)
     except OSError as error:
         raise ConfigurationError(f"cannot write to {folder}: {error}") from error
     say(f"finegrain: wrote {len(results)} figures to {folder}")

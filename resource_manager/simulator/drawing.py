@@ -1,7 +1,8 @@
 """Pictures of a run as text: the threads of work on each thread of capacity, and each flow's share
 over time.
 
-The text is for terminals and documents. `drawing_png.py` draws the same pictures as PNG files.
+The text is for terminals and documents. `drawing_png.py` draws the same pictures as PNG or SVG
+files.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Bar:
     """A thread of work on its thread of capacity.
 
     `mark` is the character of the bar; empty: the character of its job. `label` is the name of the
-    thread, which is shown if there is room.
+    thread with its job, which is shown if there is room; with less room, `short_label` is shown.
     """
 
     lane: str
@@ -35,6 +36,7 @@ class Bar:
     job: str
     label: str = ""
     mark: str = ""
+    short_label: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,9 @@ class Area:
     end_s: float
     flows: Mapping[str, Steps]
     marks: Mapping[str, str]
+    # intervals (start and end in seconds) with the ideal share of each flow; drawn as lines in
+    # files with pictures
+    ideal: Sequence[tuple[float, float, Mapping[str, float]]] = ()
 
 
 def timeline_text(timeline: Timeline, end_s: float = 0.0, width: int = WIDTH) -> str:

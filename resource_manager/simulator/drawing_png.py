@@ -1,4 +1,4 @@
-"""Draws the pictures of `drawing.py` as PNG files, with matplotlib (the extra `plots`).
+"""Draws the pictures of `drawing.py` as PNG or SVG files, with matplotlib (the extra `plots`).
 
 matplotlib is imported only when it is needed. It draws into memory, so it needs no display.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,8 +21,11 @@ if TYPE_CHECKING:
 
 # The palette of Okabe and Ito. People with colour blindness can distinguish its colours.
 COLOURS = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#0072B2", "#D55E00", "#F0E442", "#999999")
-WIDTH_INCHES = 9.0
-DOTS_PER_INCH = 90
+_FULL_LABEL, _SHORT_LABEL = 1 / 18, 1 / 40
+"""A bar has its label, or its short label, if it is longer than this part of the time axis."""
+
+WIDTH_INCHES = 10.0
+DOTS_PER_INCH = 160  # 1,600 pixels wide
 
 
 def require_matplotlib() -> None:
@@ -32,12 +36,14 @@ def require_matplotlib() -> None:
     """
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigurationError(
-            "pictures as PNG need matplotlib: pip install 'finegrain[plots]', or draw no PNG files"
+            "pictures as PNG or SVG need matplotlib: pip install 'finegrain[plots]', or draw only"
+            " text"
         )
 
 
-def save_png(path: Path, pictures: Sequence[Timeline | Area]) -> None:
-    """Draws the pictures one below another, with the same time axis, into one file.
+def save_picture(path: Path, pictures: Sequence[Timeline | Area]) -> None:
+    """Draws the pictures one below another, with the same time axis, into one file: PNG or SVG, by
+    the suffix of its name.
 
     Raises:
         ConfigurationError: matplotlib is not installed.
@@ -104,11 +110,13 @@ def _draw_timeline(ax: Axes, timeline: Timeline, colours: Mapping[str, str]) -> 
             label=name if name not in named else None,
         )
         named.add(name)
-        if bar.label and (bar.end_s - bar.start_s) > timeline.end_s / 30:
+        width = (bar.end_s - bar.start_s) / timeline.end_s
+        label = bar.label if width > _FULL_LABEL else bar.short_label
+        if label and width > _SHORT_LABEL:
             middle = (bar.start_s + bar.end_s) / 2
-            ax.text(middle, heights[bar.lane], bar.label, ha="center", va="center", fontsize=5.5)
+            ax.text(middle, heights[bar.lane], label, ha="center", va="center", fontsize=5.5)
     ax.set_yticks(list(heights.values()), list(heights), fontsize=7)
-    ax.legend(fontsize=7, loc="lower right")
+    legend_beside(ax)
 
 
 def _draw_area(ax: Axes, area: Area, colours: Mapping[str, str]) -> None:
@@ -125,7 +133,18 @@ def _draw_area(ax: Axes, area: Area, colours: Mapping[str, str]) -> None:
     )
     ax.set_ylim(0, area.capacity)
     ax.set_ylabel("threads of capacity", fontsize=8)
-    ax.legend(fontsize=7, loc="upper right")
+    for number, (start_s, end_s, shares) in enumerate(area.ideal):
+        # The flows are stacked, so a line is the sum of the shares up to its flow.
+        levels = list(accumulate(shares.get(flow, 0.0) for flow in area.flows))
+        # matplotlib leaves out names that begin with an underscore.
+        label = "_again" if number else "ideal shares"
+        ax.hlines(levels, start_s, end_s, colors="black", linestyles="--", lw=0.9, label=label)
+    legend_beside(ax)
+
+
+def legend_beside(ax: Axes) -> None:
+    """Draws the legend on the right of the picture, so that it hides no data."""
+    ax.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.005, 1.0), borderaxespad=0.0)
 
 
 def _points(steps: Steps, end_s: float) -> tuple[list[float], list[float]]:

@@ -113,6 +113,7 @@ def run_figure(set_up: SetUp) -> FigureResult:
         counts[_lane(run)][run.job_id] += 1
         busy_ms += (run.end_ms or 0) - run.start_ms
     moment = set_up.looked_at_ms
+    found = tuple(phases(set_up, log)) if set_up.shares else ()
     return FigureResult(
         set_up,
         jobs,
@@ -120,8 +121,8 @@ def run_figure(set_up: SetUp) -> FigureResult:
         makespan_s,
         busy_ms / (makespan_s * 1_000 * len(lanes)),
         None if moment is None else choice_at(log, moment),
-        tuple(phases(set_up, log)) if set_up.shares else (),
-        _area(set_up, log, makespan_s) if set_up.shares else _timeline(set_up, log),
+        found,
+        _area(set_up, log, makespan_s, found) if set_up.shares else _timeline(set_up, log),
     )
 
 
@@ -259,8 +260,9 @@ def _timeline(set_up: SetUp, log: RunLog) -> Timeline:
             run.start_ms / 1_000,
             (run.end_ms or 0) / 1_000,
             run.job_id,
-            f"W{run.thread + 1}",
+            f"{run.job_id} W{run.thread + 1}",
             marks[run.job_id].get(run.thread, ""),
+            f"W{run.thread + 1}",
         )
         for run in log
     ]
@@ -268,10 +270,11 @@ def _timeline(set_up: SetUp, log: RunLog) -> Timeline:
     return Timeline(_heading(set_up), lanes, bars, _marks(set_up), set_up.meanings)
 
 
-def _area(set_up: SetUp, log: RunLog, end_s: float) -> Area:
+def _area(set_up: SetUp, log: RunLog, end_s: float, found: Sequence[Phase]) -> Area:
     running = log.running(by_job)
     flows = {job.name: running[job.name] for job in set_up.jobs}
-    return Area(_heading(set_up), len(set_up.speeds), end_s, flows, _marks(set_up))
+    ideal = [(each.start_s, each.end_s, each.ideal) for each in found]
+    return Area(_heading(set_up), len(set_up.speeds), end_s, flows, _marks(set_up), ideal)
 
 
 def _heading(set_up: SetUp) -> str:

@@ -1,8 +1,8 @@
 """Pictures of a replayed log: cores in use by group, waiting threads, and the distribution of
 waits.
 
-The pictures are text, or PNG files drawn with matplotlib (the extra `plots`). All policies are
-shown. Time is in days.
+The pictures are text, or PNG or SVG files drawn with matplotlib (the extra `plots`). All policies
+are shown. Time is in days.
 """
 
 from __future__ import annotations
@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resource_manager.simulator.drawing import WIDTH
-from resource_manager.simulator.drawing_png import COLOURS, WIDTH_INCHES, require_matplotlib
+from resource_manager.simulator.drawing_png import (
+    COLOURS,
+    DOTS_PER_INCH,
+    WIDTH_INCHES,
+    legend_beside,
+    require_matplotlib,
+)
 from resource_manager.simulator.measures import nearest_rank
 from resource_manager.simulator.replay import Outcome
 from resource_manager.simulator.steps import Steps
@@ -93,8 +99,8 @@ def trace_plot_text(outcomes: Sequence[Outcome], total_cores: float, width: int 
     return "\n".join(lines)
 
 
-def save_trace_png(path: Path, outcomes: Sequence[Outcome], total_cores: float) -> None:
-    """Draws all pictures into one file.
+def save_trace_picture(path: Path, outcomes: Sequence[Outcome], total_cores: float) -> None:
+    """Draws all pictures into one file: PNG or SVG, by the suffix of its name.
 
     Args:
         path: path of the file.
@@ -110,7 +116,7 @@ def save_trace_png(path: Path, outcomes: Sequence[Outcome], total_cores: float) 
     from matplotlib.figure import Figure
 
     rows = len(outcomes) + 2
-    figure = Figure(figsize=(WIDTH_INCHES, 2.6 * rows), dpi=90, layout="constrained")
+    figure = Figure(figsize=(WIDTH_INCHES, 2.6 * rows), dpi=DOTS_PER_INCH, layout="constrained")
     FigureCanvasAgg(figure)
     axes = list(figure.subplots(rows, 1, squeeze=False)[:, 0])
     begin_ms = min(outcome.begin_ms for outcome in outcomes)
@@ -135,7 +141,7 @@ def _draw_use(
         curves[OTHERS] = _sum_of(rest, *span_ms, POINTS)
     if curves:
         ax.stackplot(days, *curves.values(), labels=list(curves), colors=COLOURS[: len(curves)])
-        ax.legend(fontsize=7, loc="upper right", ncols=4)
+        legend_beside(ax)
     ax.set_xlim(0, days[-1])
     ax.set_ylim(0, total_cores)
     ax.set_ylabel("cores in use", fontsize=8)
@@ -152,7 +158,7 @@ def _draw_waiting(
     ax.set_ylim(bottom=0)
     ax.set_ylabel("threads waiting", fontsize=8)
     ax.set_xlabel("days", fontsize=8)
-    ax.legend(fontsize=7, loc="upper right")
+    legend_beside(ax)
 
 
 def _draw_waits(ax: Axes, outcomes: Sequence[Outcome]) -> None:
@@ -166,7 +172,7 @@ def _draw_waits(ax: Axes, outcomes: Sequence[Outcome]) -> None:
     ax.set_ylim(0, 1)
     ax.set_xlabel("wait in seconds", fontsize=8)
     ax.set_ylabel("share of jobs", fontsize=8)
-    ax.legend(fontsize=7, loc="lower right")
+    legend_beside(ax)
 
 
 def _sum_of(curves: Mapping[str, Steps], begin_ms: int, end_ms: int, count: int) -> list[float]:

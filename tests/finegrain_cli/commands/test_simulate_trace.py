@@ -128,7 +128,7 @@ def test_a_picture_without_matplotlib_says_how_to_get_it(
         (("--half-life", "0"), "--half-life is '0'; expected more than 0, or never"),
         (("--speedup", "0"), "--speedup is 0.0; expected a number above 0"),
         (("--speedup", "nan"), "--speedup is nan; expected a number above 0"),
-        (("--plot", "x.pdf"), "--plot is 'x.pdf'; expected a name that ends in .png or .txt"),
+        (("--plot", "x.pdf"), "--plot is 'x.pdf'; expected a name that ends in .png, .svg or .txt"),
         (("--weights", "user-1=much"), "--weights is 'user-1=much'; expected GROUP=NUMBER"),
         (("--weights", "nobody=2"), "--weights is 'nobody'; expected a resource group of the log"),
         (("--weights", "user-1=0"), "0.0; expected"),

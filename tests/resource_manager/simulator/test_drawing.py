@@ -1,10 +1,13 @@
 """Compares text pictures character by character, and PNG files by their content."""
 
 import importlib.util
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from finegrain.errors import ConfigurationError
 from resource_manager.simulator.drawing import (
@@ -15,7 +18,9 @@ from resource_manager.simulator.drawing import (
     table_text,
     timeline_text,
 )
-from resource_manager.simulator.drawing_png import save_png
+from resource_manager.simulator.drawing_png import save_picture
+from resource_manager.simulator.figure_setups import all_set_ups
+from resource_manager.simulator.figures import run_figure
 from resource_manager.simulator.steps import Steps
 
 TIMELINE = Timeline(
@@ -99,13 +104,42 @@ def test_a_table_reads_as_text_and_as_markdown() -> None:
 def test_png_files_hold_pictures_one_below_another(tmp_path: Path) -> None:
     from matplotlib.image import imread
 
-    save_png(tmp_path / "one.png", [TIMELINE])
-    save_png(tmp_path / "two.png", [TIMELINE, AREA])
+    save_picture(tmp_path / "one.png", [TIMELINE])
+    save_picture(tmp_path / "two.png", [TIMELINE, AREA])
 
     one, two = imread(tmp_path / "one.png"), imread(tmp_path / "two.png")
     assert one.shape[1] == two.shape[1]
     assert one.shape[0] < two.shape[0]
+    assert one.shape[1] == 1_600
     assert _has_colour(one, "#56B4E9"), "a bar of Job 1"
+
+
+def test_svg_files_name_threads_by_job_and_show_ideal_shares(tmp_path: Path) -> None:
+    ideal = [(0.0, 20.0, {"big": 6.0, "small": 2.0})]
+    named = [replace(each, label=f"{each.job} {each.label}") for each in TIMELINE.bars]
+    pictures: list[Timeline | Area] = [replace(TIMELINE, bars=named), replace(AREA, ideal=ideal)]
+    save_picture(tmp_path / "two.svg", pictures)
+
+    texts = re.findall(r"<!-- (.*?) -->", (tmp_path / "two.svg").read_text())
+    assert {"Job 1 W1", "Job 1 W2", "ideal shares", "small", "State U"} <= set(texts)
+
+
+def test_the_lines_of_ideal_shares_are_those_of_the_phases() -> None:
+    area = run_figure(all_set_ups()["3-10"]).picture
+    assert isinstance(area, Area)
+    first = area.ideal[0][2]
+    assert [round(first[flow]) for flow in area.flows] == [48, 6, 6]
+
+
+def test_the_legend_is_beside_the_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    saved: list[Any] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, _path: saved.append(figure))
+    save_picture(tmp_path / "two.png", [TIMELINE, AREA])
+    (figure,) = saved
+    figure.canvas.draw()
+    for ax in figure.axes:
+        legend = ax.get_legend().get_window_extent()
+        assert legend.x0 >= ax.get_window_extent().x1
 
 
 def test_without_matplotlib_the_extra_is_named(
@@ -113,7 +147,7 @@ def test_without_matplotlib_the_extra_is_named(
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(ConfigurationError, match=r"finegrain\[plots\]"):
-        save_png(tmp_path / "x.png", [AREA])
+        save_picture(tmp_path / "x.png", [AREA])
     assert not list(tmp_path.iterdir())
 
 
