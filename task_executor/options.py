@@ -137,6 +137,6 @@ class TaskExecutorOptions:
     helper_socket: Path | None = None
     # state directory of the helper that runs as a separate unit
     helper_state_dir: Path | None = None
-    front_user: str = ""  # user, besides root, that may connect to `helper_socket`
+    front_user: str = ""  # user who may connect to `helper_socket`; root always may
     # True: a planned stop of the executor ends all tasks (`finegrain up` sets this)
     stop_tasks_on_exit: bool = False

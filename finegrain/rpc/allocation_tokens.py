@@ -224,7 +224,7 @@ class TokenChecker:
         return self._signers[certificate]
 
     def _follow_authorities(self) -> None:
-        # A renewal of the own certificate may bring other authorities.
+        # When the own certificate is renewed, the authorities may change.
         pem = self._own.credentials.authorities
         if self._authorities[0] != pem:
             certificates = x509.load_pem_x509_certificates(pem.encode())

@@ -94,7 +94,8 @@ class GuardedServer:
         self._methods: dict[str, GuardedMethod] = {}
         self.local = LocalCalls(self._methods)
         self._server = LastingServer(self._make, own.server_credentials)
-        # The own certificate brings the authorities, and an authority may have been dropped.
+        # The server's own certificate comes with the authorities. An authority may have been
+        # dropped.
         own.on_replaced(self.end_denied_streams)
         self._health: Any = None
         self._names: list[str] = []

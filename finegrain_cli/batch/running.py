@@ -41,7 +41,7 @@ COMPANION_SUFFIXES = ("-wal", "-shm", ".lock", detached.LOG)
 
 @dataclass(frozen=True, slots=True)
 class BatchOptions:
-    """Options of the command, besides the description of the batch."""
+    """Options of the command that are not part of the description of the batch."""
 
     form: OutputFormat
     quiet: bool = False

@@ -1,4 +1,4 @@
-"""`finegrain certs migrate`: brings in the executors of a version without certificates."""
+"""`finegrain certs migrate`: helps executors of a version without certificates to join."""
 
 from __future__ import annotations
 

@@ -261,8 +261,8 @@ class FairnessSection(Section):
     usage_measure: str = Field(
         _FAIRNESS.usage_measure,
         pattern="^(dominant|slots|cpu)$",
-        description="usage of a slot per second; dominant: its share of the resource of the "
-        "cluster of which it has most; slots: 1; cpu: its cores",
+        description="usage of a slot per second; dominant: the largest of its shares of the "
+        "cluster's resources; slots: 1; cpu: its cores",
     )
     order: str = Field(
         _FAIRNESS.order,

@@ -44,7 +44,7 @@ POLL_INTERVAL_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class JobRunOptions:
-    """Options of the command, besides the description of the job."""
+    """Options of the command that are not part of the description of the job."""
 
     form: OutputFormat
     quiet: bool = False

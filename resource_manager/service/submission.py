@@ -61,7 +61,7 @@ class Submission:
 def make_submission(
     specs: Sequence[RequestSpec], gangs: Sequence[slots_pb2.Gang], *, members_max: int
 ) -> Submission:
-    """Checks the requests and gangs of a call, and brings the members of each gang together.
+    """Checks the requests and gangs of a call, and joins the members of each gang.
 
     Example: the requests a, b (gang g), c, d (gang g) are queued in the order a, b, d, c.
 

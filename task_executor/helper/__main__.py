@@ -329,7 +329,8 @@ def main(argument: str) -> int:
     os.chdir("/")
     become_subreaper()
     raise_descriptor_limit()
-    # The kernel should kill tasks rather than the helper: without the helper, no slot can be freed.
+    # If memory is short, the kernel should kill tasks, and not the helper: without the helper, no
+    # slot can be freed.
     spare_from_oom(-900)
     # Ctrl-C, a closed terminal or a closed log must not end the helper. Only SIGTERM and the verb
     # `stop` end it.

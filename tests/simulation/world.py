@@ -96,7 +96,8 @@ class Plan:
     without: frozenset[str] = frozenset()  # kinds of faults that do not happen
     without_numbers: frozenset[int] = frozenset()  # single faults that do not happen
     demands_work: bool = True
-    wishes: frozenset[str] = WISHES  # what is used besides single slots on existing hosts
+    # The features that a run uses in addition to single slots on existing hosts.
+    wishes: frozenset[str] = WISHES
 
     @property
     def is_large(self) -> bool:

@@ -11,7 +11,9 @@ from tests.support.patience import PATIENCE_S
 
 TOLERANCE = 0.15
 PERIODS = 30
-"""Enough periods that the slices which the kernel hands out in advance do not distort the sum."""
+"""The kernel hands out slices in advance. With enough periods, these slices do not distort the
+sum.
+"""
 SMALL_QUOTAS_MILLI = (20, 40)
 """Quotas that a spinning process uses up even beside forty others on two cpus."""
 

@@ -40,7 +40,8 @@ class BatchJob:
 
     If a runner is killed, its slots and tasks continue until the lease of the job (`lease_s`)
     expires. A runner that starts within this time takes over the slots and tasks, with all output.
-    A runner that starts later registers a new job. It runs all threads without a result again.
+    A runner that starts later registers a new job. It repeats
+    all threads that have no result.
 
     Attributes:
         state_file: path of the file with the state of the batch. Only its owner can read the file.

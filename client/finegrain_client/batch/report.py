@@ -69,7 +69,7 @@ class Report:
         Args:
             state: final state of the batch.
             done: number of threads that are done.
-            failed: number of threads that have failed for good.
+            failed: number of threads that have failed and are not tried again.
             why: the reason why the runner ends; empty if every thread has its result.
         """
         left = self.progress.threads - done - failed

@@ -322,7 +322,7 @@ def read_results(
 
     Args:
         connection: the state file.
-        failed_only: yield only threads that have failed for good.
+        failed_only: yield only threads that have failed and are not tried again.
         limit: maximum number of results; -1: no limit.
     """
     where = "where state = 'FAILED'" if failed_only else ""

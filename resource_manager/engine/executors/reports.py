@@ -135,8 +135,8 @@ def adopt_report(
         state: the state.
         host: the executor that sent the report.
         report: the report.
-        at_least_command: number of the command whose answer brought the report; 0: the report did
-            not come with an answer.
+        at_least_command: number of the command to which the report was the answer; 0: the report
+            was no answer to a command.
         returning: true if the executor was lost until now.
     """
     executor = host.executor

@@ -1,5 +1,5 @@
-"""Checks the jobs on which a new job depends, lets jobs wait, and lets them go on, or ends them,
-when the other jobs end.
+"""Checks the jobs on which a new job depends. A job waits until these have ended. Then it
+continues, or it is ended.
 
 A job has ended, for this purpose, when its last request has ended. Its slots may still be freed for
 a short time.

@@ -147,7 +147,7 @@ class Placer:
         self._ledger.follow(hosts)
 
     def finish(self) -> None:
-        """Ends the pass: brings the indexes up to date, and stores where the searches stopped."""
+        """Ends the pass: updates the indexes, and stores where the searches stopped."""
         self._ledger.settle()
         for found in self._found.values():
             found.finish()

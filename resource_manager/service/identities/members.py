@@ -37,7 +37,7 @@ class Token:
         identity: URI of the identity that the token is for.
         expires_ms: it is worthless after this time.
         made_by: identity of the administrator who made the token.
-        life_s: life of the certificate in seconds; 0: the default of the role.
+        life_s: duration of the certificate's validity in seconds; 0: the default of the role.
         used_key: hash of the key that has used the token; empty: the token was not used.
     """
 
@@ -106,7 +106,7 @@ class Members:
             identity: the identity that the token is for.
             made_by: identity of the operator.
             ttl_s: time for which the token can be used, in seconds; 0: the default time.
-            life_s: life of the certificate in seconds; 0: the default of the role.
+            life_s: duration of the certificate's validity in seconds; 0: the default of the role.
 
         Raises:
             InvalidArgument: the time is out of range.
@@ -129,7 +129,8 @@ class Members:
         return secret, token
 
     async def redeem(self, secret: str, key_sha256: str) -> tuple[Identity, int]:
-        """Uses a token. Returns the identity, and the life of the certificate in seconds.
+        """Uses a token. Returns the identity, and the duration of the certificate's validity in
+        seconds.
 
         Until the token expires, the same key may use it again. This is for the case that the answer
         was lost.

@@ -32,7 +32,7 @@ from tests.support.engine_cluster.store import RowStore
 
 START_TIME_MS = 1_700_000_000_000
 DELIVERIES_MAX = 50
-CHECKED_AFTER_A_BATCH = 5  # entities that the sweep over the invariants goes on with
+CHECKED_AFTER_A_BATCH = 5  # entities with which the sweep over the invariants continues
 
 
 @dataclass(frozen=True, eq=False)
