@@ -38,7 +38,7 @@ from finegrain.rpc.known import Known
 from finegrain.rpc.mapping.writer import Writer, Writing
 from finegrain.rpc.wire import EXTENDED_NAME_PATTERN, KNOWN_MAX, check_amount, check_cpu_list
 from finegrain.rpc.wire_cpu_words import BIND, EXCLUSIVE, HOST_BIND, NUMA, QOS, STRATEGY
-from finegrain.rpc.wire_devices import shares_from_proto
+from finegrain.rpc.wire_devices import check_count, shares_from_proto
 from finegrain.v1 import cpus_pb2 as pb
 from finegrain.v1 import devices_pb2
 
@@ -137,6 +137,8 @@ def assignment_from_proto(message: pb.CpuAssignment, field: str) -> CpuAssignmen
 
 
 def _checked_assignment(message: pb.CpuAssignment, field: str) -> CpuAssignment:
+    check_count(f"{field}.numa", message.numa, NODES_MAX)
+    check_count(f"{field}.pools", message.pools, NODES_MAX)
     shares = tuple(_node_share(each, f"{field}.numa[{at}]") for at, each in enumerate(message.numa))
     pools = tuple(
         PoolName(
@@ -236,6 +238,7 @@ def host_cpus_from_proto(message: pb.HostCpus, field: str) -> str:
             data[name] = text
     if policy := STORED.to_json(host_policy_from_proto(message.policy, f"{field}.policy")):
         data["policy"] = policy
+    check_count(f"{field}.numa", message.numa, NODES_MAX)
     zones = [_zone(each, f"{field}.numa[{at}]") for at, each in enumerate(message.numa)]
     _check_once(f"{field}.numa", [each["numa_node_id"] for each in zones])
     if zones:
@@ -296,6 +299,7 @@ def _zone(message: pb.NumaCapacity, field: str) -> dict[str, Any]:
         "memory_bytes": check_amount(f"{field}.memory_bytes", message.memory_bytes),
         "default_memory": message.default_memory,
     }
+    check_count(f"{field}.extended", message.extended, DIMENSIONS_MAX)
     extended = {EXTENDED_PREFIX + name: amount for name, amount in message.extended.items()}
     if found := _amounts(extended, f"{field}.extended"):
         zone["extended"] = {name.removeprefix(EXTENDED_PREFIX): each for name, each in found}
@@ -327,8 +331,6 @@ def _number(value: int, field: str, *, least: int = 0) -> int:
 
 
 def _check_once(field: str, items: Any) -> None:
-    if len(items) > NODES_MAX:
-        raise InvalidArgument(field, f"{len(items)} items", f"at most {NODES_MAX}")
     if len(set(items)) != len(items):
         raise InvalidArgument(field, f"{len(items)} items", "each of them only once")
 

@@ -42,6 +42,7 @@ _DIMENSION = re.compile(
 _ITEMS_MAX = 1_024  # maximum number of devices, functions or partitions of one host
 _LINKS_MAX = 65_536
 _RULES_MAX = 32
+_VALUES_MAX = 256  # maximum number of values of one rule about a label
 _TEXT_LENGTH_MAX = 256
 _LONG_TEXT = 1_000
 _DIMENSIONS_MAX = 64
@@ -64,7 +65,7 @@ def requests_from_proto(
     if not message.require_isolation:
         return found, ()
     where = f"{field}.require_isolation"
-    _check_number(where, message.require_isolation, _RULES_MAX)
+    check_count(where, message.require_isolation, _RULES_MAX)
     levels = check_required(message.require_isolation, [each.type for each in found], where)
     devices = tuple(
         replace(each, isolation=_part(levels, dimensions_of(each.type))) for each in found
@@ -128,15 +129,17 @@ def requests_to_proto(
             message.device_hints.append(hint)
 
 
-def shares_from_proto(messages: Iterable[pb.DeviceShare], field: str) -> tuple[DeviceShare, ...]:
+def shares_from_proto(messages: Sequence[pb.DeviceShare], field: str) -> tuple[DeviceShare, ...]:
     """Reads the devices of a slot.
 
     Raises:
         InvalidArgument: a name or amount is malformed, or a device occurs twice.
     """
+    check_count(field, messages)
     found = []
     for at, message in enumerate(messages):
         where = f"{field}[{at}]"
+        check_count(f"{where}.functions", message.functions)
         amounts = dimensions_from_proto(message.amounts, f"{where}.amounts")
         found.append(
             DeviceShare(
@@ -150,7 +153,6 @@ def shares_from_proto(messages: Iterable[pb.DeviceShare], field: str) -> tuple[D
                 ),
             )
         )
-    _check_number(field, found)
     if len({(each.type, each.uuid) for each in found}) != len(found):
         raise InvalidArgument(field, f"{len(found)} devices", "each of them only once")
     return tuple(found)
@@ -228,7 +230,7 @@ def condition_from_proto(message: pb.DeviceCondition, field: str) -> DeviceCondi
     Raises:
         InvalidArgument: a name, amount or text is malformed.
     """
-    _check_number(f"{field}.foreign_uses", message.foreign_uses)
+    check_count(f"{field}.foreign_uses", message.foreign_uses)
     known = {each.value: each for each in DeviceHealth}
     return DeviceCondition(
         type=_name(message.type, f"{field}.type"),
@@ -262,7 +264,7 @@ def conditions_from_proto(
     """
     if not messages:
         return ()
-    _check_number(field, messages)
+    check_count(field, messages)
     found = {
         (each.type, each.uuid): condition_from_proto(each, f"{field}[{at}]")
         for at, each in enumerate(messages)
@@ -300,7 +302,7 @@ def usages_from_proto(messages: Sequence[pb.DeviceUsage], field: str) -> tuple[D
     Raises:
         InvalidArgument: a name, amount or text is malformed.
     """
-    _check_number(field, messages)
+    check_count(field, messages)
     return tuple(
         DeviceUsage(
             type=_name(each.type, f"{field}[{at}].type"),
@@ -352,14 +354,14 @@ def devices_from_topology(message: resources_pb2.HostTopology, field: str) -> Ho
     Raises:
         InvalidArgument: a name, amount or text is malformed, or a device occurs twice.
     """
+    check_count(f"{field}.devices", message.devices)
     devices = tuple(
         device_from_proto(each, f"{field}.devices[{at}]") for at, each in enumerate(message.devices)
     )
-    _check_number(f"{field}.devices", devices)
     if len({(each.type, each.uuid) for each in devices}) != len(devices):
         raise InvalidArgument(f"{field}.devices", f"{len(devices)} devices", "each of them once")
-    _check_number(f"{field}.device_links", message.device_links, _LINKS_MAX)
-    _check_number(f"{field}.device_partitions", message.device_partitions)
+    check_count(f"{field}.device_links", message.device_links, _LINKS_MAX)
+    check_count(f"{field}.device_partitions", message.device_partitions)
     return HostDevices(
         devices,
         tuple(
@@ -372,12 +374,17 @@ def devices_from_topology(message: resources_pb2.HostTopology, field: str) -> Ho
             for at, each in enumerate(message.device_links)
         ),
         tuple(
-            Partition(tuple(each.minors), each.score, each.bandwidth)
-            for each in message.device_partitions
+            _partition(each, f"{field}.device_partitions[{at}]")
+            for at, each in enumerate(message.device_partitions)
         ),
         message.device_partitions_only,
         message.fake_devices,
     )
+
+
+def _partition(message: pb.DevicePartition, field: str) -> Partition:
+    check_count(f"{field}.minors", message.minors)
+    return Partition(tuple(message.minors), message.score, message.bandwidth)
 
 
 def dimensions_from_proto(amounts: Mapping[str, int], field: str) -> dict[str, int]:
@@ -487,7 +494,7 @@ def _capacity(amounts: Mapping[str, int], field: str) -> Pairs:
 
 
 def _labels(labels: Mapping[str, str], field: str) -> Labels:
-    _check_number(field, labels, _RULES_MAX)
+    check_count(field, labels, _RULES_MAX)
     for name, value in labels.items():
         _label_name(name, f"{field} key")
         _text(value, f"{field}[{name}]", empty_ok=True)
@@ -495,7 +502,9 @@ def _labels(labels: Mapping[str, str], field: str) -> Labels:
 
 
 def _rules(messages: Any, field: str) -> tuple[LabelRule, ...]:
-    _check_number(field, messages, _RULES_MAX)
+    check_count(field, messages, _RULES_MAX)
+    for at, each in enumerate(messages):
+        check_count(f"{field}[{at}].values", each.values, _VALUES_MAX)
     return tuple(
         LabelRule(
             _label_name(each.name, f"{field}[{at}].name"),
@@ -537,6 +546,14 @@ def _text(text: str, field: str, *, empty_ok: bool = False) -> str:
     return check_text(field, text, longest=_TEXT_LENGTH_MAX, empty_ok=empty_ok)
 
 
-def _check_number(field: str, items: Any, most: int = _ITEMS_MAX) -> None:
+def check_count(field: str, items: Any, most: int = _ITEMS_MAX) -> None:
+    """Checks the number of items in a list of a message.
+
+    Call this before the items are decoded: a message of 4 MiB can have two million items, which
+    would take seconds.
+
+    Raises:
+        InvalidArgument: there are more than `most` items.
+    """
     if len(items) > most:
         raise InvalidArgument(field, f"{len(items)} items", f"at most {most}")

@@ -18,7 +18,11 @@ from finegrain.ids import check_text
 from finegrain.rpc.known import Known
 from finegrain.rpc.mapping.writer import Writer
 from finegrain.rpc.wire import check_cpu_list
-from finegrain.rpc.wire_devices import device_isolation_from_proto, devices_from_topology
+from finegrain.rpc.wire_devices import (
+    check_count,
+    device_isolation_from_proto,
+    devices_from_topology,
+)
 from finegrain.topology import HostTopology
 from finegrain.v1 import resources_pb2
 from finegrain.values.bounds import CORES_MAX, NUMA_NODES_MAX
@@ -129,6 +133,8 @@ def _checked_isolation(message: resources_pb2.IsolationReport, field: str) -> Is
     _check_texts(message, _ISOLATION_WORDS, field)
     _check_lines(message.notes, f"{field}.notes")
     words = {name: getattr(message, name) for name in _ISOLATION_WORDS}
+    check_count(f"{field}.device_levels", message.device_levels)
+    check_count(f"{field}.ports", message.ports, _PORT_MAX)
     levels = tuple(
         device_isolation_from_proto(each, f"{field}.device_levels[{at}]")
         for at, each in enumerate(message.device_levels)

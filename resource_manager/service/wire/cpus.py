@@ -20,6 +20,7 @@ from resource_manager.engine.model.entities import CpuState
 
 CONTAINERS_MAX = 4_096
 OPTIONS_MAX = 64
+MEMORY_AMOUNTS_MAX = 16_384  # of all containers together, for each container and NUMA node
 TEXT_LENGTH_MAX = 300
 
 _WORDS = (
@@ -67,6 +68,10 @@ def _with_kubelet(state: CpuState, message: pb.KubeletReport, field: str) -> Cpu
         raise InvalidArgument(f"{field}.containers", count, f"at most {CONTAINERS_MAX}")
     # The engine needs only the sums: all cpus that containers have, and their memory on each NUMA
     # node.
+    amounts = sum(len(each.memory_bytes) for each in message.containers)
+    if amounts > MEMORY_AMOUNTS_MAX:
+        expected = f"at most {MEMORY_AMOUNTS_MAX}"
+        raise InvalidArgument(f"{field}.containers.memory_bytes", f"{amounts} amounts", expected)
     pinned, memory = EMPTY, dict[int, int]()
     for at, each in enumerate(message.containers):
         where = f"{field}.containers[{at}]"

@@ -26,7 +26,7 @@ from finegrain.rpc.wire import (
     profile_from_proto,
 )
 from finegrain.rpc.wire_cpus import assignment_from_proto, host_cpus_from_proto
-from finegrain.rpc.wire_devices import conditions_from_proto
+from finegrain.rpc.wire_devices import check_count, conditions_from_proto
 from finegrain.rpc.wire_topology import isolation_from_proto, topology_from_proto
 from finegrain.software_version import UNKNOWN, software_version
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
@@ -48,6 +48,7 @@ from resource_manager.service.wire.cpus import cpu_state_from_proto
 
 BATCH_ITEMS_MAX = 10_000
 SLOTS_MAX = 1_000_000
+REPORTED_SLOTS_MAX = 32_768  # as many as fit into a message, if they have usual profiles and ids
 NAME_LENGTH_MAX = 200
 REQUEST_ID_LENGTH_MIN = 16
 REQUEST_ID_LENGTH_MAX = 256
@@ -311,6 +312,8 @@ def report(message: slots_pb2.SlotReport, field: str) -> Report:
     # A report with the flag `unchanged` and with content contradicts itself, so it is rejected.
     if message.unchanged and (message.slots or message.HasField("available")):
         raise InvalidArgument(f"{field}.unchanged", True, "no slots and no available amounts")
+    check_count(f"{field}.slots", message.slots, REPORTED_SLOTS_MAX)
+    check_count(f"{field}.ended", message.ended, REPORTED_SLOTS_MAX)
     slots = tuple(
         _reported_slot(each, f"{field}.slots[{index}]") for index, each in enumerate(message.slots)
     )

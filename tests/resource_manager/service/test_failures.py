@@ -31,6 +31,7 @@ from resource_manager.main import EXIT_FAILED, EXIT_STEPPED_DOWN
 from resource_manager.options import ResourceManagerOptions
 from resource_manager.service import engine_driver as books
 from resource_manager.service import watch
+from resource_manager.storage import schema
 from resource_manager.storage.backup import AUTHORITY_KEY
 from resource_manager.storage.opening import open_store
 from resource_manager.storage.store import NotLeader, Store, StoreAway
@@ -362,6 +363,23 @@ async def test_books_that_executors_have_overtaken_command_nothing_and_name_the_
     (told,) = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
     database = f"sqlite:///{tmp_path / 'finegrain.db'}"
     assert f"`finegrain db raise-epoch --above-epoch {1 + ahead} --database {database}`" in told
+
+
+async def test_restarts_do_not_end_the_refusal_of_an_old_database(tmp_path: Path) -> None:
+    """Each start raises the epoch, so a supervisor's restarts once climbed past the refusal."""
+    async with running_rm(tmp_path) as rm:
+        newer = ScriptedExecutor(rm, rm_epoch=4, epoch_proof=rm.proof_of(4))
+        await refusal(newer.register())
+        async with asyncio.timeout(PATIENCE_S):
+            assert await asyncio.shield(rm.task) == EXIT_STEPPED_DOWN
+    options = ResourceManagerOptions(
+        state_dir=tmp_path, listen=ListenOptions(address="127.0.0.1:0"), join_listen=""
+    )
+    for _ in range(5):
+        assert await rm_main.serve(options) == EXIT_STEPPED_DOWN
+    schema.raise_epoch(f"sqlite:///{tmp_path / 'finegrain.db'}", above_epoch=4)
+    async with running_rm(tmp_path) as rm, ScriptedExecutor(rm) as executor:
+        assert executor.rm_epoch > 4
 
 
 async def test_an_executor_that_obeys_a_newer_resource_manager_stops_this_one(
