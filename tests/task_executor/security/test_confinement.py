@@ -78,16 +78,20 @@ async def test_a_task_has_a_session_of_its_own_and_no_terminal(nobody: HostOfNob
 async def test_what_the_daemon_keeps_is_closed_to_tasks(nobody: HostOfNobody) -> None:
     await nobody.slot()
     await nobody.slot("other")
-    victim = await nobody.start("sleep 1000", "victim", allocation_id="other", stdin=True)
+    script = "echo secret; sleep 1000"
+    victim = await nobody.start(script, "victim", allocation_id="other", stdin=True)
+    await eventually(lambda: nobody.output("victim"), "it has its log")
     supervisor = int(Path(f"/proc/{victim}/stat").read_text().rpartition(")")[2].split()[1])
-    kept = nobody.directory("victim")
+    kept, journals = nobody.directory("victim"), nobody.state / "supervisors"
+    (control,) = (path for path in journals.iterdir() if path.is_socket())
     groups = [
         f"/sys/fs/cgroup/{line.split(':')[1]}{line.split(':')[2]}"
         for line in Path(f"/proc/{victim}/cgroup").read_text().splitlines()
         if line.split(":")[1] in ("memory", "pids", "cpuset", "freezer")
     ]
     closed = [
-        *(str(kept / name) for name in ("task.json", "stdout.log", "control", "lock", ".")),
+        *(str(kept / name) for name in ("stdout.log", ".")),
+        *(str(path) for path in (journals, *journals.glob("*.journal"))),
         str(nobody.state / "helper.json"),
         str(nobody.state / "slots"),
         *(
@@ -109,7 +113,7 @@ for path in {closed!r}:
             os.read(fd, 1) if flags == os.O_RDONLY else os.write(fd, b"0")
         except OSError: pass
         else: print("open:", path)
-for path in ({str(kept / "control")!r}, {nobody.config.socket_path!r}):
+for path in ({str(control)!r}, {nobody.config.socket_path!r}):
     try: socket.socket(socket.AF_UNIX).connect(path)
     except OSError as error: pass
     else: print("connected:", path)
@@ -124,6 +128,7 @@ print("tried", len({closed!r}))
     assert (await nobody.exit_of()).exit_code == 0
     assert nobody.output() == f"tried {len(closed)}\n"
     assert len(groups) > 2
+    assert all(Path(path).exists() for path in closed)
     assert alive(supervisor)
 
 
