@@ -204,7 +204,7 @@ def wait_until_used(state_dir: Path) -> bool:
     """Waits until the resource manager that runs in a state directory uses its authorities.
 
     Returns:
-        False if no resource manager runs there: it uses the authorities after its next start.
+        False: no resource manager runs there. It uses the authorities after its next start.
 
     Raises:
         FailedPrecondition: the resource manager does not use them after 20 s.

@@ -337,8 +337,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Imports a public name on first use.
 
-    The import of all modules would take as long as everything else that a short command does, and
-    most programs use only some of them.
+    Most programs use only some of the modules. To import all of them would take as long as all
+    other work of a short command.
     """
     if name in _SUBMODULES:
         return importlib.import_module(f"{__name__}.{name}")

@@ -128,8 +128,8 @@ class Cluster(Operations, Identities):
             detached: if true, the job has no lease, and leaving `async with` does not end the job.
                 Only `Job.end` ends it.
             after: jobs that must end before this job gets its first slot. A `JobDependency` says
-                how the other job must end; the id of a job alone means that it must succeed. If a
-                job ends in another way, this job ends, too (DEPENDENCY_FAILED).
+                how the other job must end. The id of a job alone means that the job must succeed.
+                If a job ends in another way, this job ends, too (DEPENDENCY_FAILED).
             labels: labels of the job, which the rules of the groups can use.
 
         Raises:

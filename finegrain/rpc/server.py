@@ -157,7 +157,8 @@ class GuardedServer:
             await self._health.set("", status.SERVING if serving else status.NOT_SERVING)
 
     def end_denied_streams(self) -> None:
-        """Ends the streams of callers that are denied now, or whose authority is not trusted now.
+        """Ends streams of two kinds of callers: those that are denied now, and those whose
+        authority is not trusted now.
 
         Call this method after each denial, because the server checks the caller of a stream only at
         the start of the stream.

@@ -2,8 +2,8 @@
 
 The handshake proves that the cluster's authority has signed the certificate, and that the caller
 has its key. There is only one handshake for a connection, which may stay open for a long time. So
-the server checks the dates and the list of denied identities again at every call, and, after the
-authorities of the cluster have changed, also the signature.
+at every call, the server checks the dates and the list of denied identities again. After the
+authorities of the cluster have changed, it also checks the signature again.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class GroupRule:
     """Puts jobs into a group. A job must match all patterns that are set.
 
-    Patterns are those of a shell: `*` stands for any text, `?` for one character, `[ab]` for one of
+    Patterns have the form that shells use: `*` means any text, `?` one character, and `[ab]` one of
     these characters. Upper and lower case differ.
     """
 

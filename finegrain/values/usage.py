@@ -67,7 +67,8 @@ class SlotUsage(Value):
 class Usage(Value):
     """Measured use of the slots of an executor, and of its whole host.
 
-    `host` is None if the host was not measured, or if the use is of several executors.
+    `host` is None in two cases: the host was not measured, or the use is the sum of several
+    executors.
     """
 
     cpu_milli: int = 0

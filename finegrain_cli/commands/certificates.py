@@ -167,7 +167,8 @@ def backup(
     state, path = state_dir_of(state_dir), Path(file)
     existing_authority(state)  # before the user is asked for a passphrase
     passphrase = _passphrase(passphrase_file, new=True)
-    # Before the copy: a copy without a note would be worse than a note without a copy.
+    # Write the note before the copy: a copy without a note would be worse than a note without a
+    # copy.
     note(state, "certs backup", str(path.absolute()))
     authority = backup_authority(state, path, passphrase)
     data = {"cluster": authority.cluster, "file": str(path.absolute())}

@@ -369,7 +369,8 @@ def rules(
 
     A job that names no group is compared with the rules of all groups, by their order. The first
     rule whose patterns all match decides. If no rule matches, the job is in the group default.
-    Patterns are those of a shell: quote them. A rule does not give the right to use the group.
+    Patterns have the form that shells use, so put them in quotes. A rule does not give the right to
+    use the group.
 
     \b
     Examples:

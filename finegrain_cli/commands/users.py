@@ -45,7 +45,7 @@ def show(
     credentials: CredentialsOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """Show the users that have limits or jobs, with their use and their limits.
+    """Show the users that have limits or jobs. For each user, show the use and the limits.
 
     \b
     Examples:
@@ -102,8 +102,9 @@ def set_(
 ) -> None:
     """Set limits for all jobs of a user together.
 
-    Limits that you do not name stay unchanged; "none" removes a limit. The limits of "all" apply to
-    each user without own limits, but not to administrators. A change stops no slot and ends no job.
+    Limits that you do not name do not change; "none" removes a limit. The limits of "all" apply to
+    each user that has no separate limits. They do not apply to administrators. A change stops no
+    slot and ends no job.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""Writes users as text: what their jobs use, and their limits."""
+"""Writes users as text: the resources that their jobs use, and their limits."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The application: serves every route of the table.
 
-A request is handled in this order: the caller is identified and its role is checked, the body is
-measured, read and parsed, the call runs, and its answer becomes JSON. So a caller without rights
-costs little.
+A request is handled in this order. The caller is identified and its role is checked. The body is
+measured, read and parsed. Then the call runs, and its answer becomes JSON. So a caller without
+rights costs little.
 """
 
 from __future__ import annotations

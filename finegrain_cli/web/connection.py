@@ -1,4 +1,4 @@
-"""A connection of uvicorn that tells the application which certificate its client has shown."""
+"""A connection of uvicorn. It tells the application which certificate its client has shown."""
 
 from __future__ import annotations
 

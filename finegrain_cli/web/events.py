@@ -1,7 +1,7 @@
 """Streams of events (server-sent events): cluster events as they happen.
 
 The id of an event is `<epoch>.<sequence>`. A client that connects again sends the last id
-(`Last-Event-ID`), also to another resource manager, and gets the events after it.
+(`Last-Event-ID`), and gets the events after it. This also works at another resource manager.
 """
 
 from __future__ import annotations

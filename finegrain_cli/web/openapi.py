@@ -229,7 +229,7 @@ _PLAIN: dict[Any, Schema] = {
 
 def _of_dataclass(kind: type, schemas: dict[str, Schema]) -> Schema:
     if kind.__name__ not in schemas:
-        schemas[kind.__name__] = {}  # before its fields, because a class may contain itself
+        schemas[kind.__name__] = {}  # do this before the fields, because a class may contain itself
         hints = get_type_hints(kind)
         schemas[kind.__name__] |= {
             "type": "object",

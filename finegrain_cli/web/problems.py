@@ -35,7 +35,7 @@ STATUS: dict[grpc.StatusCode, int] = {
 """The status of HTTP for each status of the protocol."""
 
 BY_REASON = {Reason.MESSAGE_TOO_LARGE: 413}
-"""The status of reasons that have another status than their class."""
+"""These reasons have another status than their class."""
 
 
 class Changed(FailedPrecondition):

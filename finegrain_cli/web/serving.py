@@ -1,8 +1,7 @@
 """Serves the application over HTTPS, in the process and on the event loop of the resource manager.
 
-The port is open from the start, but the web libraries are imported, and the application is made,
-when the first connection arrives. So a resource manager whose HTTP interface is not used pays
-nothing for it.
+The port is open from the start. When the first connection arrives, the web libraries are imported
+and the application is made. So if the HTTP interface is not used, it costs nothing.
 """
 
 from __future__ import annotations
@@ -118,7 +117,8 @@ class _Listener:
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            date_header=False,  # uvicorn's own server loop would set it
+            # Uvicorn's own server loop sets the date, and this loop does not run here.
+            date_header=False,
             limit_concurrency=CONNECTIONS_MAX,
             h11_max_incomplete_event_size=32 * 1024,
         )

@@ -56,8 +56,8 @@ def audited(describe: Callable[[Any], str]) -> Callable[[F], F]:
             call = AuditedCall(
                 current_caller().name, method.__name__, short_text(describe(request))
             )
-            # The call stays set until its task ends, because `RefusalCounts` needs it after the
-            # method has raised an error.
+            # The call stays set until its task ends: `RefusalCounts` needs it after the method has
+            # raised an error.
             _open_call.set(_OpenCall(call))
             return await method(self, request, context)
 
@@ -104,8 +104,8 @@ class RefusalCounts:
         self._counts: dict[tuple[int, AuditedCall, str], int] = {}
 
     def add(self, method: str, error: FinegrainError) -> None:
-        """Counts a call that was refused because of its caller, or a recorded call that was refused
-        before the writer got it, for example because of a bad argument.
+        """Counts a refused call. It was refused because of its caller. Or it is a recorded call
+        that was refused before the writer got it, for example because of a bad argument.
         """
         open_call = _open_call.get()
         if isinstance(error, PermissionDenied | Unauthenticated):

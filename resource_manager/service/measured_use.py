@@ -1,10 +1,11 @@
-"""Keeps what executors measure on their hosts: the last report, and samples of the last hour.
+"""Keeps the measurements of executors on their hosts: the last report, and samples of the last
+hour.
 
 The engine never reads these measurements, because placement counts booked amounts only. They are
-kept in memory and not in the database, so a started resource manager has none until the executors
-report.
+kept in memory and not in the database. So after a start, the resource manager has none until the
+executors report.
 
-A report is kept as bytes, and is parsed again when a call reads it. So a report that no call reads
+A report is kept as bytes. When a call reads it, it is parsed again. So a report that no call reads
 costs little.
 """
 
@@ -34,7 +35,7 @@ text.
 _UINT32_MAX = 2**32 - 1
 _KIB = 1_024
 
-SlotId = tuple[str, int]  # allocation id and generation
+SlotId = tuple[str, int]  # a pair of allocation id and generation
 
 
 @dataclass(slots=True)
@@ -108,7 +109,7 @@ class MeasuredUse:
             }
 
     def of_executor(self, executor_id: str) -> slots_pb2.UsageReport:
-        """Returns the last report without devices and slots; empty: there is none."""
+        """Returns the last report, without devices and slots; empty: there is no report."""
         report = self.whole_report(executor_id)
         report.ClearField("devices")
         report.ClearField("slots")
@@ -223,7 +224,7 @@ def _sample_slots(host: _Host, slots: Iterable[slots_pb2.SlotUsage], now_ms: int
     outdated = _outdated(host.slot_times_ms, now_ms)
     del host.slot_times_ms[:outdated]
     most = 2 * len(host.slot_times_ms)
-    # Slots that are not in the report have ended, so their samples are dropped here.
+    # Slots that are not in the report have ended. So drop their samples here.
     present: dict[SlotId, array[int]] = {}
     for each in slots:
         key = (each.allocation_id, each.generation)

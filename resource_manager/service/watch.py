@@ -34,7 +34,7 @@ SNAPSHOT_REQUESTS_MAX = 1_000  # requests in one message; a larger snapshot has 
 SNAPSHOT_SCANNED_MAX = 20_000  # intervals read for one message, including ended requests
 SNAPSHOT_ITEMS = 500  # reading one part counts as this many items in the fair queues
 JOB_ENDED = "job_ended"  # the kind of cluster event that ends a job's streams
-TOKENS_AT_ONCE = 100  # number of tokens that are signed before other calls run
+TOKENS_AT_ONCE = 100  # after this number of signed tokens, other calls run
 KEEPALIVE_MS_MAX = 10_000
 """An open stream sends a message at least this often. The message may be empty."""
 

@@ -164,7 +164,7 @@ class Cluster:
             at_ms: time of arrival, in virtual milliseconds; not in the past.
             gang: all threads start at once, or none.
             labels: labels that a node must have; sorted.
-            expected_ms: the expected run time of each thread, which its request contains; None: it
+            expected_ms: the expected run time of each thread, for its request; None: the request
                 contains none.
 
         Returns:

@@ -27,7 +27,7 @@ class Bar:
     """A thread of work on its thread of capacity.
 
     `mark` is the character of the bar; empty: the character of its job. `label` is the name of the
-    thread with its job, which is shown if there is room; with less room, `short_label` is shown.
+    thread with its job, and is shown if there is room. With less room, `short_label` is shown.
     """
 
     lane: str

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 # The palette of Okabe and Ito. People with colour blindness can distinguish its colours.
 COLOURS = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#0072B2", "#D55E00", "#F0E442", "#999999")
 _FULL_LABEL, _SHORT_LABEL = 1 / 18, 1 / 40
-"""A bar has its label, or its short label, if it is longer than this part of the time axis."""
+"""If a bar is longer than the first part of the time axis, it has its label. If it is longer than
+the second part, it has its short label.
+"""
 
 WIDTH_INCHES = 10.0
 DOTS_PER_INCH = 160  # 1,600 pixels wide
@@ -143,7 +145,7 @@ def _draw_area(ax: Axes, area: Area, colours: Mapping[str, str]) -> None:
 
 
 def legend_beside(ax: Axes) -> None:
-    """Draws the legend on the right of the picture, so that it hides no data."""
+    """Draws the legend on the right of the picture. So the legend hides no data."""
     ax.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.005, 1.0), borderaxespad=0.0)
 
 

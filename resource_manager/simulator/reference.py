@@ -1,8 +1,8 @@
 """Replays a log with the rules of other batch schedulers, for comparison with the engine.
 
 - `reference:fcfs-easy`: jobs start in order of arrival, with EASY backfilling. Source: D. A. Lifka,
-  "The ANL/IBM SP scheduling system" (JSSPP 1995). Only the first waiting job has a reservation.
-  Any other job may start before it if this does not delay the start of the first job.
+  "The ANL/IBM SP scheduling system" (JSSPP 1995). Only the first waiting job has a reservation. Any
+  other job may start earlier if this does not delay the start of the first job.
 - `reference:multifactor-easy`: the same, but the first job is the one whose group has the least
   usage for its weight, as with the fair-share factor of Slurm's multifactor priority. Usage is
   cores x seconds, and counts half after `HALF_LIFE_MS`.

@@ -125,7 +125,7 @@ class TaskOutput:
         return [(fd, os.fstat(fd).st_ino if fd >= 0 else 0) for fd in fds]
 
     def to_sync(self) -> list[str]:
-        """Returns the files that must be durable before the end of the task is reported."""
+        """Returns the files that must be synced before the end of the task is reported."""
         files = [path for stream in self._streams.values() for path in stream.log.to_sync()]
         # The directories, because the first byte of output made the directory of the task.
         return [*files, str(self._directory), str(self._directory.parent)] if files else []

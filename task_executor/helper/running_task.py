@@ -131,7 +131,9 @@ class RunningTask:
             self._watch_exit()
 
     def identity(self) -> dict[str, Any]:
-        """Returns by what the helper finds the process, and the read ends of its pipes."""
+        """Returns the facts by which the helper finds the process, and the read ends of its
+        pipes.
+        """
         return self.process() | {"pipes": self._output.pipes()}
 
     def process(self) -> dict[str, Any]:

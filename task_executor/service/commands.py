@@ -142,7 +142,7 @@ class CommandRunner:
         self, numbers: CommandNumbers, proof: EpochProof, work: Callable[[], Awaitable[Answer]]
     ) -> Answer:
         fence = self._keeper.fence
-        # Wait without the lock, so that other commands continue.
+        # Wait without the lock. So other commands continue.
         if numbers.registration_number > fence.registration_number:
             await self._registered(REGISTRATION_WAIT_S)
         async with self._lock:

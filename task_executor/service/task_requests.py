@@ -22,7 +22,7 @@ from task_executor.engine.slots import SlotKey
 from task_executor.service.messages import check_generation
 from task_executor.service.operator_requests import operator_task_of
 
-# a limit is a multiple of this unit, so that the kernel never rounds it
+# a limit is a multiple of this unit; so the kernel never rounds it
 MEMORY_UNIT_BYTES = 64 * 1024
 PATH_LENGTH_MAX = 4096
 _ENV_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

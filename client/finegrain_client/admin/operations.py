@@ -219,7 +219,7 @@ class Operations:
             remove: orders of rules of this group to remove.
 
         Raises:
-            InvalidArgument: a rule has no pattern, or an order that is not allowed.
+            InvalidArgument: a rule has no pattern, or its order is not allowed.
             AlreadyExists: another rule has this order.
             NotFound: there is no such group, or no such rule.
         """
@@ -273,8 +273,8 @@ class Operations:
         A user with own limits is not subject to the limits of "*".
 
         Args:
-            user: identity such as "user/alice"; "*": each user (not administrators) without own
-                limits.
+            user: identity such as "user/alice"; "*": all users that have no separate limits, except
+                administrators.
             maximum: limits by dimension: "jobs", "requests", "slots", "cpu_milli", "memory_bytes",
                 and those of `set_group`. None removes the limit of this dimension. Limits that are
                 not named stay.

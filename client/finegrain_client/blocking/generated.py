@@ -961,8 +961,8 @@ class Cluster(LoopOwner["AsyncCluster"]):
             detached: if true, the job has no lease, and leaving `with` does not end the job.
                 Only `Job.end` ends it.
             after: jobs that must end before this job gets its first slot. A `JobDependency` says
-                how the other job must end; the id of a job alone means that it must succeed. If a
-                job ends in another way, this job ends, too (DEPENDENCY_FAILED).
+                how the other job must end. The id of a job alone means that the job must succeed.
+                If a job ends in another way, this job ends, too (DEPENDENCY_FAILED).
             labels: labels of the job, which the rules of the groups can use.
 
         Raises:
@@ -1312,7 +1312,7 @@ class Cluster(LoopOwner["AsyncCluster"]):
             remove: orders of rules of this group to remove.
 
         Raises:
-            InvalidArgument: a rule has no pattern, or an order that is not allowed.
+            InvalidArgument: a rule has no pattern, or its order is not allowed.
             AlreadyExists: another rule has this order.
             NotFound: there is no such group, or no such rule.
         """
@@ -1345,8 +1345,8 @@ class Cluster(LoopOwner["AsyncCluster"]):
         A user with own limits is not subject to the limits of "*".
 
         Args:
-            user: identity such as "user/alice"; "*": each user (not administrators) without own
-                limits.
+            user: identity such as "user/alice"; "*": all users that have no separate limits, except
+                administrators.
             maximum: limits by dimension: "jobs", "requests", "slots", "cpu_milli", "memory_bytes",
                 and those of `set_group`. None removes the limit of this dimension. Limits that are
                 not named stay.

@@ -217,8 +217,8 @@ class SlotAtExecutor:
             error: the error of the call.
 
         Raises:
-            FinegrainError: `error`, if a new token does not help; or the resource manager gives no
-                token.
+            FinegrainError: the given `error`, if a new token does not help. Another error, if the
+                resource manager gives no token.
         """
         now = asyncio.get_running_loop().time()
         if error.reason is not Reason.TOKEN_REFUSED or now - self._token_renewed_at < TOKEN_PAUSE_S:

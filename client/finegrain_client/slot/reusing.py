@@ -66,8 +66,8 @@ async def reuse_once(
         ranges: ranges that are submitted in the same call.
 
     Returns:
-        The outcomes of the pairs, and the outcomes of the ranges. The latter are missing if the
-        resource manager has an older version, which ignores the ranges.
+        The outcomes of the pairs, and the outcomes of the ranges. If the resource manager has an
+        older version, which ignores the ranges, there are no outcomes of ranges.
     """
     message = rm.ReuseSlotsRequest(
         job_id=context.job_id,

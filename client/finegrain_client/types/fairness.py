@@ -41,8 +41,8 @@ class ChoiceStep(Value):
 
 @dataclass(frozen=True, slots=True)
 class GroupLimit(Value):
-    """A maximum that blocks a request: of a resource group, of the owner of the job (`user`), or of
-    the whole cluster (both are empty).
+    """A maximum that blocks a request. It is the maximum of a resource group, of the owner of the
+    job (`user`), or of the whole cluster (both are empty).
     """
 
     group: str

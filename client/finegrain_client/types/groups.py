@@ -30,7 +30,7 @@ class GroupStatus(Value):
     waiting: int  # number of queued requests
     oldest_wait_time: datetime | None  # arrival time of the group's oldest queued request
     jobs: int  # number of active jobs, including jobs of child groups
-    users: tuple[str, ...] = ()  # identities that may use the group; "*": all users
+    users: tuple[str, ...] = ()  # the identities that may use the group; "*" means all users
     rules: tuple[GroupRule, ...] = ()  # rules that put jobs into the group, by order
 
 
@@ -42,7 +42,8 @@ class UserStatus(Value):
 
     user: str
     own_limits: bool
-    maximum: Mapping[str, int]  # limits of all its jobs together; an absent dimension has no limit
+    # Limits of all jobs of the user together; an absent dimension has no limit.
+    maximum: Mapping[str, int]
     used: Mapping[str, int]
     slots: int
     jobs: int  # jobs that have not ended, or still have slots

@@ -79,7 +79,7 @@ class SlotStatus(Value):
     # longest time in seconds from `allocated_time` or the last reuse on; None: no limit
     time_limit_s: float | None = None
     reuse_number: int = 0  # how often the slot was reused; counted only with a time limit
-    # None: not measured yet, or the kernel does not count it; only `Cluster` reads it
+    # None: the use is not measured yet, or the kernel does not count it. Only `Cluster` reads it
     used: SlotUsage | None = None
 
 

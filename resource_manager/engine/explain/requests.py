@@ -166,7 +166,7 @@ def explain(
     planned = planned_on(state.queue, state.elastic, request)
     block = waiting_block(state.queue, state.gangs, state.quotas, request)
     if state.dependencies.awaited(request.job_id):
-        block = None  # the job may have no slots at all, whatever the limits of its groups
+        block = None  # the job may have no slots at all; the limits of its groups do not matter
     others = held_for_others(state, scheduling_class)
     # The texts of these reasons depend on the request. The text of any other reason is fixed.
     known = {

@@ -1,4 +1,6 @@
-"""Builds the views of users: their limits, and what their jobs use."""
+"""Builds the views of users. A view has the limits of a user, and the resources that the user's
+jobs use.
+"""
 
 from __future__ import annotations
 

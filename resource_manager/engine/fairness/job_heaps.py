@@ -1,9 +1,9 @@
-"""Orders the active jobs of a fairness tree with heaps, while requests of many jobs are chosen one
-after the other and no time passes.
+"""Orders the active jobs of a fairness tree with heaps. This is used while requests of many jobs
+are chosen one after the other, and no time passes.
 
-A heap per group is faster than the tournaments of the group (`siblings.py`) in this case: without
-time, only the flows of the chosen job change their places. The tournaments stay untouched, and are
-updated at their next read.
+In this case, a heap per group is faster than the tournaments of the group (`siblings.py`): if no
+time passes, only the flows of the chosen job change their places. The tournaments do not change.
+They are updated at their next read.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ class JobHeaps:
     """The active flows of a tree, by group. The heap of a group is built when the group first
     comes next in order.
 
-    Until the last call, only `served` may follow a change of the tree, and each change may concern
-    only the job that `first` returned, and the groups that contain it.
+    Until the last call, only one kind of change of the tree is allowed. It may concern only the job
+    that `first` returned, and the groups above this job. After each change, `served` must be
+    called.
     """
 
     def __init__(self, tree: FlowTree) -> None:
@@ -40,8 +41,8 @@ class JobHeaps:
         return flow
 
     def run_length(self, job: Flow, cost: float) -> float:
-        """Returns the number of slots that the first job gets before another flow comes first, as
-        `choice.run_length` does.
+        """Returns the number of slots that the first job gets before another flow comes first, in
+        the same way as `choice.run_length`.
         """
         tree, length = self._tree, inf
         step = tree.lookahead_s * cost * tree.clock.scale
@@ -79,8 +80,8 @@ class JobHeaps:
 
 
 class JobTournaments:
-    """The same order as in `JobHeaps`, found with the tournaments. A choice takes longer, but there
-    is nothing to build, so this is faster if there are very many jobs.
+    """Finds the same order as `JobHeaps`, with the tournaments. A choice takes longer, but nothing
+    must be built. So this is faster if there are very many jobs.
     """
 
     def __init__(self, tree: FlowTree) -> None:

@@ -64,7 +64,7 @@ class Users:
         self._refresh(owner)
 
     def remove_job(self, job: Flow) -> None:
-        """Removes a job that has neither requests nor slots."""
+        """Removes a job. The job must have no requests and no slots."""
         jobs = self._jobs[job.owner]
         del jobs[job.name]
         if not jobs:
@@ -72,7 +72,9 @@ class Users:
             self.flows.pop(job.owner, None)
 
     def set_limits(self, owner: str, limits: Amounts | None) -> None:
-        """Sets the limits of an identity or of `ALL_USERS`; None: it has no own limits any more."""
+        """Sets the limits of an identity or of `ALL_USERS`; None: the identity has no separate
+        limits any more.
+        """
         if limits is None:
             self.limits.pop(owner, None)
         else:
@@ -123,7 +125,7 @@ class Users:
             increase(job.user.used, amounts)
 
     def release(self, job: Flow, amounts: Amounts, count: int = 1) -> None:
-        """Counts a slot of a job that was removed, or that gets another size (`count` is 0)."""
+        """A slot of a job was removed, or gets another size (`count` is 0): counts this."""
         if (user := job.user) is not None:
             user.running -= count
             decrease(user.used, amounts)

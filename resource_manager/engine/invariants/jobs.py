@@ -58,7 +58,9 @@ def _dependencies(dependencies: JobDependencies, job: Job, flow: Flow | None) ->
 def _awaited(
     dependencies: JobDependencies, jobs: dict[str, Job], endings: Container[str], job: Job
 ) -> Iterator[str]:
-    """Checks that a job waits only for jobs that have not ended, or whose end was not handled."""
+    """Checks the jobs for which a job waits. Each of them has not ended, or its end was not handled
+    yet.
+    """
     for awaited_id in dependencies.awaited(job.job_id):
         other = jobs.get(awaited_id)
         if other is None:

@@ -24,7 +24,7 @@ RULES_MAX = 1_000
 
 ORDER_MAX = 1_000_000
 ORDER_STEP = 10
-"""A rule without an order comes this far after the last rule, so that others fit in between."""
+"""A rule without an order comes this far after the last rule. So other rules fit in between."""
 
 
 def group_of(groups: dict[str, Group], event: JobRegistered) -> str:
@@ -59,7 +59,7 @@ def change_group_rules(
 
     Raises:
         NotFound: no group has this name, or no rule of the group has an order to remove.
-        InvalidArgument: a rule has no pattern, or an order that is not allowed.
+        InvalidArgument: a rule has no pattern, or its order is not allowed.
         AlreadyExists: another rule has the order.
         ResourceExhausted: the groups would have too many rules.
     """

@@ -154,7 +154,7 @@ def continue_ending(state: State) -> None:
 
     First it removes the job queues of these jobs. So none of their requests can be placed. The cost
     of this removal depends on the number of scheduling classes and not on the number of requests.
-    Then it handles the jobs that waited for jobs that have ended.
+    Then it handles jobs that waited for other jobs: those whose awaited jobs have ended.
     """
     left = DEQUEUED_AT_ONCE
     for job_id in state.endings:

@@ -61,7 +61,7 @@ def set_user_limits(
 def delete_user_limits(
     users: Users, changes: ChangeTracker, journal: Journal, event: UserLimitsDeleted
 ) -> None:
-    """Deletes the own limits of a user, so that those of all users apply to it.
+    """Deletes the separate limits of a user. The limits of all users then apply to this user.
 
     Args:
         users: the limits of all users.

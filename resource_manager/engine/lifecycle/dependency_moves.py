@@ -86,8 +86,8 @@ class DependencyMoves:
         self.flows.drop_hold(job_id)
 
     def handle_ended(self, end: Callable[[Job], None]) -> None:
-        """Handles the jobs that wait for jobs that have ended, until the step is full: removes the
-        dependency, or ends the waiting job if the condition is not met.
+        """Handles the jobs that wait for jobs that have ended. If the condition is met, removes the
+        dependency. If it is not met, ends the waiting job. Stops when the step is full.
 
         Args:
             end: ends a job with the reason DEPENDENCY_FAILED.

@@ -3,8 +3,8 @@
 The time counts from the arrival of a request. If a granted slot is lost and its request is queued
 again, the time starts again at this moment. Gangs have a timeout of their own, see `gangs.py`.
 
-Deadlines are not stored. After a restart, the deadline of a request that was never placed follows
-from its arrival time. For any other request, the time starts again.
+Deadlines are not stored. After a restart, a request that was never placed gets the deadline that
+follows from its arrival time. For any other request, the time starts again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class RequestTimeouts:
         timeout_ms = request.spec.wait_timeout_ms
         if timeout_ms is None:
             return
-        # Only for a request that was never placed, the moment when it began to wait is stored.
+        # Only for a request that was never placed, the time when its wait began is stored.
         since_time_ms = self.journal.at.time_ms if request.generation else request.create_time_ms
         request.waiting_until_ms = self.journal.deadline_ms(timeout_ms, since_time_ms)
         self.timers.arm(Timer.REQUEST, request.allocation_id, request.waiting_until_ms)
@@ -64,7 +64,7 @@ class RequestTimeouts:
         self.moves.reject(request, Reason.TIMED_OUT, message)
 
     def range_timer_fired(self, allocation_id: str) -> None:
-        """Rejects the members of a part of a range that were never placed and whose timeout has
+        """Rejects members of a part of a range: those that were never placed, and whose timeout has
         expired.
         """
         found = self.ranges.named(allocation_id)

@@ -1,7 +1,8 @@
 """Estimates how long slots will run, from the requests and from earlier slots.
 
-The expected run time of a request is, in this order: its hint `expected_run_time`, its time limit,
-the estimate from the latest slots of its job and class. Without any of them it is not known.
+The expected run time of a request is the first of these that exists: its hint `expected_run_time`,
+its time limit, the estimate from the latest slots of its job and class. If none exists, it is not
+known.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from resource_manager.engine.model.scheduling_key import SLOTS, scheduling_key
 from resource_manager.engine.queue.requests import Requests
 
 DOUBLED_MAX = 30
-"""A slot that has outlasted its expected run time this many times over counts as endless."""
+"""When a slot outlasts its expected run time, this time is doubled. After this number of times, the
+slot counts as endless.
+"""
 
 
 def declares(spec: RequestSpec) -> bool:
@@ -50,7 +53,7 @@ class RunTimes:
         return self.journal.now_ms
 
     def expected_ms(self, spec: RequestSpec, job_id: str) -> int | None:
-        """Returns how long a slot of a request will probably run; None: not known."""
+        """Returns the probable run time of a slot of a request; None: it is not known."""
         if spec.expected_run_time_ms is not None:
             return spec.expected_run_time_ms
         if spec.time_limit_ms is not None:
@@ -62,7 +65,8 @@ class RunTimes:
     def end_ms(self, slot: Slot) -> int | None:
         """Returns when a slot will probably end (monotonic); None: not known.
 
-        A slot that has outlasted its expected run time will probably run as long again, and so on.
+        If a slot has outlasted its expected run time, it will probably run for the same time again,
+        and so on.
         """
         if slot.state is SlotState.FREEING:
             return self.now_ms
@@ -82,8 +86,8 @@ class RunTimes:
         return since_ms + (expected_ms if limit_ms is None else min(expected_ms, limit_ms))
 
     def ready_ms(self, host: Host, need: Amounts) -> int | None:
-        """Returns when a host will probably have these amounts free (monotonic); `SLOTS` is the
-        number of slots. None: not known.
+        """Returns the time when a host will probably have these amounts free (monotonic); `SLOTS`
+        is the number of slots. None: it is not known.
         """
         free: Amounts = {**host.free(), SLOTS: host.slots_left()}
         if fits(need, free):

@@ -270,7 +270,8 @@ class Request:
     generation: int = 0
     end_time_ms: int | None = None
     # runtime: these fields are never stored
-    waiting_until_ms: int | None = None  # monotonic; None: no timeout, or not computed yet
+    # Monotonic; None: there is no timeout, or it is not computed yet.
+    waiting_until_ms: int | None = None
 
     @property
     def allocation_id(self) -> str:

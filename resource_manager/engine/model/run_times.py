@@ -1,9 +1,9 @@
-"""Keeps the durations of the latest threads of one job and class, to estimate how long the next
-ones will run.
+"""Keeps the durations of the latest threads of one job and class. From these, it estimates the
+duration of the next threads.
 
 Only the latest `KEPT` durations count, so the estimate follows a job whose threads become longer or
-shorter. The estimate is a high quantile: if it were too low, work would be planned into time in
-which the thread still runs.
+shorter. The estimate is a high quantile. If it were too low, other work would be planned for a time
+at which the thread still runs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ QUANTILE = 0.9
 """The estimate is this quantile of the kept durations."""
 
 CLASSES_MAX = 64
-"""Maximum number of classes of one job whose durations are kept; the oldest is dropped first."""
+"""Maximum number of classes of one job whose durations are kept. The oldest class is dropped
+first.
+"""
 
 
 @dataclass(slots=True)

@@ -71,9 +71,10 @@ class Reservation:
         lacking: a host that had too little free capacity at the last check.
         planned: True: the owner is not starved. It is the first in order, and the reservation says
             when it will start.
-        promised_ms: the earliest start that was ever expected (monotonic). Slots that are placed on
-            the reserved capacity in the meantime must end before this moment. Otherwise slots that
-            run longer than expected would move the start again and again. None: not known.
+        promised_ms: the earliest start that was ever expected (monotonic); None: it is not known.
+            Slots that are placed on the reserved capacity in the meantime must end before this
+            moment. Without this rule, slots that run longer than expected would move the start
+            again and again.
     """
 
     owner: ReservationOwner
@@ -143,7 +144,7 @@ class Reservations:
 
     @property
     def planned(self) -> Reservation | None:
-        """The reservation of the owner that is the first in order; None: nothing is planned."""
+        """The reservation of the first owner in order; None: nothing is planned."""
         return next((each for each in self.by_number.values() if each.planned), None)
 
     def remove(self, ended: Reservation) -> None:

@@ -1,6 +1,6 @@
 """Keeps which jobs wait for the end of which other jobs.
 
-A job names these jobs when it registers, so it can only wait for jobs that exist already. For this
+A job names these jobs when it registers. So it can only wait for jobs that exist already. For this
 reason there are no cycles. A job that waits has a maximum of 0 slots (`FlowTree.hold_job`). The
 ledger is not stored: after a restart, it is derived from the rows of the jobs.
 """
@@ -15,7 +15,7 @@ class JobDependencies:
     """Which jobs wait for which jobs.
 
     Attributes:
-        ended: jobs that have ended, and whose waiting jobs have not been handled yet.
+        ended: jobs that have ended, and whose waiting jobs must still be handled.
     """
 
     def __init__(self) -> None:

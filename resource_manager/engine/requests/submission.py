@@ -46,8 +46,8 @@ def submit_requests(state: State, event: RequestsSubmitted) -> list[ItemOutcome]
         NotFound, FailedPrecondition: the job is not known or has ended; see `active_job`.
         InvalidArgument: some requests of the job would have a profile and others not, or a gang has
             no members in the call, or the call declares a gang twice.
-        ResourceExhausted: the job would have too many live requests or scheduling classes, or all
-            jobs together, or those of the owner, would have too many live requests.
+        ResourceExhausted: there would be too many live requests: of the job, of all jobs together,
+            or of all jobs of the owner. Or the job would have too many scheduling classes.
     """
     # Check the whole call first, because a rejected event must not change the state.
     job = active_job(state.jobs, event.job_id)

@@ -1,18 +1,18 @@
 """EASY backfilling: plans the start of the first waiter, and places others before that start.
 
-Source: D. A. Lifka, "The ANL/IBM SP scheduling system" (JSSPP 1995). If it is known when slots will
-end (`lifecycle/run_times.py`), capacity can be reserved for a moment, and used until then:
+Source: D. A. Lifka, "The ANL/IBM SP scheduling system" (JSSPP 1995). If the end of slots is known
+(`lifecycle/run_times.py`), capacity can be reserved for a moment, and used until this moment:
 
-1. *Plan.* The first waiter in order gets a *planned* reservation at once, if it has declared a run
-   time: on the hosts that will have room for it first, as far as slots end as expected. When slots
+1. *Plan.* If the first waiter in order has declared a run time, it gets a *planned* reservation at
+   once. The hosts are those that will have room for it first, if slots end as expected. When slots
    have ended, or the order has changed, the plan is made again.
-2. *Backfill.* A waiter whose slots will probably have ended before that moment may use all free
-   capacity of the reserved hosts. This holds for the reservations of starved owners, too. Other
-   waiters may use only the capacity that the owner does not need (`ReservedCapacity.spare`).
+2. *Backfill.* If the slots of a waiter will probably end before that moment, the waiter may use all
+   free capacity of the reserved hosts. This holds for the reservations of starved owners, too.
+   Other waiters may use only the capacity that the owner does not need (`ReservedCapacity.spare`).
 
 Example: a gang needs 4 hosts. Two are free, and slots on two others will end in 60 minutes. The
 gang reserves these 4 hosts for then. A request that expects to run for 50 minutes is placed on one
-of the free hosts; a request that expects to run for 70 minutes is not.
+of the free hosts. A request that expects to run for 70 minutes is not.
 
 If a slot runs longer than expected, the owner starts later than planned.
 """
@@ -56,8 +56,8 @@ TRIED_MAX = 64
 
 
 class Candidate(NamedTuple):
-    """A waiter that may be placed before the owner of a reservation, and the expected run time of
-    its slots.
+    """A waiter that may be placed before the owner of a reservation. It comes with the expected run
+    time of its slots.
     """
 
     waiter: Waiter
@@ -90,7 +90,7 @@ class Backfill:
             owners = (owner_of(state, waiter) for waiter in self._in_order())
             owner = next((each for each in owners if each is not None), None)
             kept = reservations.planned
-            # As long as no slot has ended, no other hosts can have room earlier.
+            # While no slot has ended, no other hosts can have room earlier.
             if kept is not None:
                 if kept is planned and kept.owner == owner and reservations.plan_freed == freed:
                     return
@@ -126,9 +126,9 @@ class Backfill:
             return
         placer = Placer(state.hosts)
         opened: list[tuple[Host, ReservedCapacity | None]] = []
-        # The hosts of the latest start are opened first, for all candidates that end before this
-        # start. Then the hosts of the next start are opened, too, for candidates that end before
-        # it.
+        # First open the hosts of the latest start, for all candidates that end before this start.
+        # Then also open the hosts of the next start, for candidates that end before that start.
+        # Continue in the same way.
         for at_ms, reservation in later:
             here = [state.hosts[name] for name in reservation.hosts]
             for host in here:
@@ -143,7 +143,9 @@ class Backfill:
         placer.finish()
 
     def _promised(self, each: Reservation) -> int | None:
-        """Returns the moment before which backfilled slots must end; None: it is not known."""
+        """Returns the moment before which backfilled slots must end; None: the moment is not
+        known.
+        """
         expected_ms = self._times.start_ms(self._state.hosts, each.hosts)
         if expected_ms is None or each.promised_ms is None:
             each.promised_ms = expected_ms
@@ -152,8 +154,8 @@ class Backfill:
         return each.promised_ms
 
     def _in_order(self) -> Sequence[Waiter]:
-        """Returns the waiters in the order in which they are served: the `COMPARED_MAX` waiters
-        that have waited longest.
+        """Returns waiters in the order in which they are served. They are the `COMPARED_MAX`
+        waiters that have waited longest.
         """
         state, flows = self._state, self._state.flows
         fair = state.settings.fairness.order == "fair"
@@ -175,8 +177,8 @@ class Backfill:
         return [waiter for *_, waiter in sorted(found, key=lambda each: each[:2])]
 
     def _room(self, opened: Iterable[Reservation]) -> Amounts:
-        """Returns the amounts that are free in the whole cluster, with those of opened
-        reservations, in the units of the index.
+        """Returns the amounts that are free in the whole cluster, in the units of the index. The
+        amounts of opened reservations are included.
         """
         hosts = self._state.hosts
         room: Amounts = hosts.indexes.main.sums

@@ -94,7 +94,8 @@ def decide(state: State) -> None:
     # Do this before `place_waiting`, which would place other requests on these new executors.
     if state.elastic.arrived:
         hand_over(state)
-    # Plan before other requests are placed, so that they leave the capacity of the first in order.
+    # Plan before other requests are placed. These then leave the capacity for the first waiter in
+    # order.
     if state.run_times.declared and state.queue.starvation:
         Backfill(state).plan()
     # Place owners of reservations first, because `place_waiting` might give their capacity to other
@@ -110,7 +111,7 @@ def decide(state: State) -> None:
         place_waiting(state)
     if state.queue.starvation:
         reserve_for_starved(state)
-    # Do this after the placements in order, because it uses what they have left.
+    # Do this after the placements in order: it uses the capacity that they have left.
     if state.reservations.by_number:
         Backfill(state).fill()
     # Do this after all placements, because executors are requested only for requests that fit on no

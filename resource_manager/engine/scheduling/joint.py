@@ -1,14 +1,14 @@
 """Places requests of many jobs together, where one at a time would give each job the same slots.
 
 With fair order, jobs alternate slot by slot. So the search for hosts and the bookings would run
-once for each slot. If all requests that are next in order certainly fit, no choice of a host can
-change whose request is next. Then the requests are first chosen in fair order, and afterwards
-placed by scheduling class.
+once for each slot. There may be a time when all requests that are next in order certainly fit. Then
+no choice of a host can change whose request is next. So the requests are first chosen in fair
+order, and afterwards placed by scheduling class.
 
 Example: the classes with room need at most 2 cpus and 8 GiB. Host a has 5 cpus and 20 GiB free, so
-two slots of any of these classes fit on it. Host b has 4 cpus and 30 GiB free: two slots as well.
-Wherever a slot is placed, it takes at most one of these four places. So four requests certainly
-fit, in any order and on any hosts.
+two slots of any of these classes fit on it. Host b has 4 cpus and 30 GiB free, so two slots fit
+there, too. Wherever a slot is placed, it takes at most one of these four places. So four requests
+certainly fit, in any order and on any hosts.
 """
 
 from __future__ import annotations
@@ -38,11 +38,13 @@ of each resize.
 """
 
 JOINT_PER_PLACEMENT = 2
-"""This many requests that are placed together cost as much as one request that is placed alone."""
+"""A request that is placed alone costs as much as this number of requests that are placed
+together.
+"""
 
 JOINT_MIN = 16
-"""If fewer requests can be placed together, they are placed one job at a time, because the
-preparation would cost more than it saves.
+"""If fewer requests can be placed together, the preparation would cost more than it saves. Then
+they are placed one job at a time.
 """
 
 PART_OF_CLASS = 4
@@ -51,8 +53,8 @@ share a host.
 """
 
 JOBS_PER_REQUEST = 8
-"""If there are more than this many jobs for each request that can be placed, the jobs are not
-sorted, because this would cost more than it saves.
+"""If there are more jobs than this for each request that can be placed, sorting the jobs would cost
+more than it saves. Then they are not sorted.
 """
 
 
@@ -108,7 +110,8 @@ class JointPlacement:
             job_queue = queue.order.first_queue_of(job.name)
             scheduling_class = job_queue.scheduling_class
             if scheduling_class not in queue.fitting:
-                # A queue whose class has no room is deactivated only when it comes first in order.
+                # If a class has no room, its queue is deactivated only when it comes first in
+                # order.
                 queue.deactivate(job_queue)
                 budget.moves -= 1
                 jobs.served(job)
@@ -176,8 +179,8 @@ class JointPlacement:
             )
 
     def _certain_room(self, classes: Container[SchedulingClass], most: int) -> int:
-        """Returns how many requests of these classes certainly fit, in any order and on any hosts;
-        at most `most`.
+        """Returns how many requests of these classes certainly fit, in any order and on any hosts.
+        The result is at most `most`.
         """
         needed: dict[str, int] = {}
         for each in self.queue.fitting:

@@ -28,9 +28,9 @@ are free, and the owner is placed.
 - Slots that do not end for a very long time may be services. So a reservation that waits for such
   slots expires. The owner's next reservation lasts twice as long.
 
-If it is known when slots end, others may use the reserved capacity until then, and the first waiter
-in order gets a planned reservation at once: see `backfill.py`. A waiter that has declared its run
-time gets no other reservation.
+The end of slots may be known. Then other requests may use the reserved capacity until the owner
+needs it, and the first waiter in order gets a planned reservation at once: see `backfill.py`. A
+waiter that has declared its run time gets no other reservation.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def _check(state: State) -> None:
         waiter = reservations.unexamined.pop()
         budget -= 1
         owner, clock = owner_of(state, waiter), state.queue.starvation.get(waiter)
-        # A waiter that has declared its run time gets a plan when it is the first in order.
+        # If a waiter has declared its run time, it gets a plan when it is the first in order.
         if owner is None or clock is None:
             continue
         if has_declared(state.requests, state.queue, state.gangs, waiter):
@@ -265,15 +265,16 @@ def _may_reserve(state: State, owner: ReservationOwner, since: Mark) -> bool:
 
 
 def reserve_planned(search: ReservationSearch) -> None:
-    """Reserves the hosts that will have room for an owner first, if it is known when, or places the
-    owner if it fits there now.
+    """Reserves the hosts that will have room for an owner first, if this time is known. If the
+    owner fits there now, places the owner.
     """
     state, times = search.state, search.state.run_times
     clock = state.queue.starvation.get(search.owner.waiter)
     shares = search.choose(state.reservations.on_host)
     if shares is None or clock is None:
         return
-    # If it is not known when the hosts have room, the owner gets a reservation when it is starved.
+    # If the time when the hosts have room is not known, the owner gets a reservation when it is
+    # starved.
     ready = (
         times.ready_ms(state.hosts[name], search.booked(state.hosts[name], some))
         for name, some in shares.items()
@@ -401,8 +402,8 @@ def _expired(state: State, each: Reservation) -> str:
     slots that did not end in time are added to `outlasting`. So other reservations do not wait for
     their end.
     """
-    # If the hosts have room, `serve_owners` places the owner in this cycle.
-    # A plan waits only for slots that have declared when they end.
+    # If the hosts have room, `serve_owners` places the owner in this cycle. A plan waits only for
+    # slots whose end is known.
     if each.planned or state.journal.now_ms < each.until_ms or has_room(state, each):
         return ""
     lasting = [
