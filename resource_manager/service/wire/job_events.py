@@ -38,7 +38,7 @@ _PLAIN = frozenset(
 def slot_status_of_event(data: Mapping[str, Any]) -> slots_pb2.SlotStatus:
     """Returns the slot of a job event."""
     message = slots_pb2.SlotStatus(
-        **{name: data[name] for name in data.keys() & _PLAIN},
+        **{name: value for name, value in data.items() if name in _PLAIN},
         profile=_profile_of_event(data["profile"]),
         state=_STATES[data["state"]],
     )
@@ -69,8 +69,21 @@ def _resize_of_event(data: Mapping[str, Any]) -> slots_pb2.SlotResize:
     )
 
 
+_isolations: dict[int, tuple[Mapping[str, Any], resources_pb2.IsolationReport]] = {}
+"""Messages by `id` of their data. The data is stored, too, so that no other data gets the same
+`id`.
+"""
+
+
 def _isolation(data: Mapping[str, Any]) -> resources_pb2.IsolationReport:
-    return isolation_to_proto(STORED.from_json(Isolation, data))
+    # The journal shares one dict between all slots with equal isolation.
+    known = _isolations.get(id(data))
+    if known is None:
+        if len(_isolations) >= KNOWN_MAX:
+            _isolations.clear()
+        message = isolation_to_proto(STORED.from_json(Isolation, data))
+        known = _isolations[id(data)] = data, message
+    return known[1]
 
 
 def _assignment(data: Mapping[str, Any]) -> cpus_pb2.CpuAssignment:
