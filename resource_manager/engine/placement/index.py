@@ -329,7 +329,7 @@ class CapacityIndex:
             return searches[0]
         # Several searches are merged by position, so then each list contains one position.
         positions = _merged([chain.from_iterable(blocks) for blocks in searches])
-        return ([position] for position in positions)
+        return map(alone, positions)
 
     def covering_among(self, positions: list[int], needs: Iterable[Need]) -> list[int]:
         """Returns, in order, which of these positions meet at least one of the needs."""
@@ -438,6 +438,11 @@ class CapacityIndex:
             if self.sums[name] != sum(column[0]):
                 found.append(f"index column {name}: sum is {self.sums[name]}")
         return found
+
+
+def alone(position: int) -> list[int]:
+    """Returns a list of one position."""
+    return [position]
 
 
 def _build_column(leaves: list[int]) -> Column:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from functools import cached_property
 
 from finegrain.resources import shared_booking
 from resource_manager.engine.hosts.host import Host
@@ -62,6 +61,7 @@ class Ledger:
         self._prefix = prefix
         self._hosts = hosts
         self._topology = topology
+        self._cpus: TentativeCpus | None = None
         self._in_use = hosts.in_use
         self._proportions: dict[CapacityIndex, Proportions] = {}
         self._journal: list[Written] | None = None  # None: the ledger is not tentative
@@ -69,10 +69,12 @@ class Ledger:
         # only rankings of hosts with GPUs read `changed`
         self._notes_changes = hosts.indexes.gpu_hosts.sums[0] > 0
 
-    @cached_property
+    @property
     def cpus(self) -> TentativeCpus:
-        """The cpus that are taken tentatively."""
-        return TentativeCpus(as_if_empty if self._prefix else as_they_are)
+        """The cpus that are taken tentatively. The first access creates them."""
+        if self._cpus is None:
+            self._cpus = TentativeCpus(as_if_empty if self._prefix else as_they_are)
+        return self._cpus
 
     @property
     def hosts_in_use(self) -> int:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Iterable, Iterator
-from itertools import chain
+from itertools import chain, filterfalse
 
 from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI
 from resource_manager.engine.hosts.host import Host
@@ -238,9 +238,8 @@ class Placer:
             return (self._pack_each if topology else self._pack)(found, level, count, besides)
         column = self._policy.column(needs_of(wanted).pooled, self._indexes.main.sums)
         if topology:
-            best = (at for search in found.searches(level) for at in search.best_first(column))
             taken: list[Taken] = []
-            for position in best:
+            for position in _best_first(found, level, column):
                 # Place one slot per host, because the free cpus are known only after the caller has
                 # booked the slot.
                 if len(taken) == count:
@@ -370,8 +369,7 @@ class Placer:
         index = bookings.index
         # Merge two lists in order of score. One list has the hosts that got no slot in this call.
         # The other has the hosts that got slots, because slots change the score.
-        best = (at for search in found.searches(level) for at in search.best_first(column))
-        ahead = (at for at in best if at not in besides)
+        ahead = filterfalse(besides.__contains__, _best_first(found, level, column))
         taken: list[Taken] = []
         again: list[tuple[int, int]] = []  # heap of the hosts that got slots in this call
         position = next(ahead, None)
@@ -388,6 +386,13 @@ class Placer:
             if all(leaves[chosen] >= amount for leaves, amount, _ in columns):
                 heapq.heappush(again, (-score[chosen], chosen))
         return taken
+
+
+def _best_first(found: Candidates, level: int, column: str) -> Iterator[int]:
+    """Yields the hosts of a level that have room, in descending order of their score in a column,
+    tier by tier.
+    """
+    return chain.from_iterable([search.best_first(column) for search in found.searches(level)])
 
 
 class Candidates:

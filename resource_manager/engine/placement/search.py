@@ -21,7 +21,7 @@ from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.model.scheduling_key import ALIGNING, SLOTS, Labels, in_grains
 from resource_manager.engine.placement.columns import needs_of
 from resource_manager.engine.placement.hosts import Hosts
-from resource_manager.engine.placement.index import CapacityIndex, Need
+from resource_manager.engine.placement.index import CapacityIndex, Need, alone
 from resource_manager.engine.placement.ledger import Bookings, Ledger
 from resource_manager.engine.placement.policies import Tier
 from resource_manager.engine.queue.scheduling_classes import Cursor, SchedulingClass
@@ -334,7 +334,7 @@ class Search:
                 ([at] for at in block) if self.topology else iter([block] if block else ())
             )
         elif self.topology:  # each host is checked, so yield one host at a time
-            self._found = ([at] for at in index.covering(self._needs, self._frontier))
+            self._found = map(alone, index.covering(self._needs, self._frontier))
         else:
             self._found = index.covering_by_block(self._needs, self._frontier)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, filterfalse
 
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.model.scheduling_key import (
@@ -212,7 +212,7 @@ class TentativePlacer(Placer):
         ]
         in_use = index.columns[IN_USE][0] if IN_USE in index.columns else [0] * len(index)
         used = index.covering([{IN_USE: 1, **need} for need in needs])
-        for at in chain(used, (at for at in index.covering(needs) if not in_use[at])):
+        for at in chain(used, filterfalse(in_use.__getitem__, index.covering(needs))):
             host_id = index.ids[at]
             if not self._within or self._hosts[host_id].carries(self._within):
                 yield host_id, max([index.room(at, need or {SLOTS: 1}) for need in counted])
