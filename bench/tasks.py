@@ -2,7 +2,7 @@
 process.
 
     .venv/bin/python -m bench.tasks [--tasks 500] [--slots 4] [--single 50] [--executor-only]
-        [--json]
+        [--hyperqueue PYTHON] [--json]
 
 It starts `finegrain up` with one executor, with durability, TLS and the isolation that this user
 may have, so root measures cgroups.
@@ -13,6 +13,8 @@ may have, so root measures cgroups.
    from the request to the exit that the client sees.
 3. helper: `--tasks` tasks of `true` in one slot, one and eight at a time, started by the client of
    the helper alone, without a resource manager. `--executor-only` measures only this part.
+4. hyperqueue (only with `--hyperqueue`): the batch of part 1 with HyperQueue, whose package the
+   given Python has (`hyperqueue_tasks.py`).
 
 The CPU seconds of a process include all its threads, and all processes for which it has waited. So
 tasks count for the supervisor. Wall times depend on other work on the machine, so compare CPU
@@ -225,6 +227,15 @@ async def measure_helper(tasks: int, at_once: int, folder: Path) -> dict[str, An
     return found | {"cpu_ms_per_task": round(1000 * used_s / tasks, 2)} | percentiles(started_s)
 
 
+def measure_hyperqueue(python: str, tasks: int, slots: int) -> dict[str, Any]:
+    """Runs the batch with HyperQueue."""
+    script = Path(__file__).with_name("hyperqueue_tasks.py")
+    command = [python, str(script), "--tasks", str(tasks), "--cores", str(slots)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
 def _tree_s(root: int) -> float:
     return sum(map(cpu_s, {root, *children_of(root)}))
 
@@ -236,6 +247,7 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=4)
     parser.add_argument("--single", type=int, default=50)
     parser.add_argument("--executor-only", action="store_true")
+    parser.add_argument("--hyperqueue", metavar="PYTHON", default="")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     figures: dict[str, Any] = {}
@@ -251,6 +263,8 @@ def main() -> None:
                 figures["batch"] = asyncio.run(batch)
                 single = measure_single(options.single, root, helpers)
                 figures["single"] = asyncio.run(single)
+    if options.hyperqueue:
+        figures["hyperqueue"] = measure_hyperqueue(options.hyperqueue, options.tasks, options.slots)
     if options.json:
         print(json.dumps(figures, indent=2))
         return

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -101,3 +102,32 @@ def test_the_client_alone_works_on_the_lowest_versions_that_it_allows(
         [tmp_path / "venv/bin/finegrain"], capture_output=True, text=True, check=False
     )
     assert (ran.returncode, "finegrain[cli]" in ran.stderr) == (2, True)
+
+
+@pytest.mark.needs("engine-compiler")
+def test_the_compiled_wheel_holds_libraries_beside_the_sources(wheel: Path, tmp_path: Path) -> None:
+    """Builds the wheel as `./dev build --compiled` does."""
+    copy, pure = tmp_path / "copy", tmp_path / "pure"
+    ignore = shutil.ignore_patterns("__pycache__", "*.so")
+    for name in ("finegrain", "resource_manager"):
+        shutil.copytree(REPOSITORY / name, copy / name, ignore=ignore)
+    shutil.copy2(REPOSITORY / "pyproject.toml", copy)
+    pure.mkdir()
+    script = [REPOSITORY / ".venv-compiler/bin/python", REPOSITORY / "deploy/compiled_wheel.py"]
+    subprocess.run([*script, "libraries", copy], check=True, capture_output=True)
+    built = subprocess.run(
+        [*script, "wheel", copy, shutil.copy2(wheel, pure)],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    compiled = Path(built.stdout.splitlines()[-1])
+    assert compiled.name.endswith(".whl")
+    assert "-none-any" not in compiled.name
+    code = (
+        "from resource_manager.engine.placement import placer; import finegrain.intervals as i;"
+        "print(placer.__file__.endswith('.so'), i.IntervalSet.of([1, 2, 4]).run_count)"
+    )
+    done = _python_without_site(compiled, code, tmp_path)
+    assert done.stdout == "True 2\n", done.stderr
+    assert (tmp_path / "unpacked/resource_manager/engine/placement/placer.py").exists()

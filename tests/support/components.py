@@ -104,6 +104,11 @@ def _protos_generator() -> str | None:
     return None if stamp.exists() else "the pinned generator's .venv-protos is not set up"
 
 
+def _engine_compiler() -> str | None:
+    stamp = REPOSITORY / ".venv-compiler/setup-stamp"
+    return None if stamp.exists() else "the pinned compiler's .venv-compiler is not set up"
+
+
 def _package_index() -> str | None:
     with tempfile.TemporaryDirectory() as folder:
         fetched = subprocess.run(
@@ -131,6 +136,7 @@ COMPONENTS: dict[str, Component] = {
     "promtool": Component(_program("promtool"), INSTALL_TOOLS),
     "buf": Component(_program("buf"), INSTALL_TOOLS),
     "protos-generator": Component(_protos_generator, f"./dev protos, or {INSTALL_TOOLS}"),
+    "engine-compiler": Component(_engine_compiler, f"./dev build --compiled, or {INSTALL_TOOLS}"),
     "git": Component(_program("git"), "apt-get install git"),
     "openssl": Component(_program("openssl"), "apt-get install openssl"),
     "cc": Component(_program("cc"), "apt-get install gcc"),
