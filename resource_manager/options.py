@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from finegrain.cpu_policy import HostPolicy
 from finegrain.options import ListenOptions, LogOptions
 from finegrain.rpc.addresses import MANAGER_DEFAULT, format_address, parse_address
 from resource_manager.engine.model.settings import Fairness
@@ -67,6 +68,8 @@ class ResourceManagerOptions:
     # File of providers and executor shapes; None: there are no providers.
     providers_file: Path | None = None
     fairness: Fairness = field(default_factory=Fairness)
+    # settings of all hosts, unless they are set elsewhere
+    cluster_policy: HostPolicy = field(default_factory=HostPolicy)
 
     @property
     def web_address(self) -> str:

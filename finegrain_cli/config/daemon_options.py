@@ -7,6 +7,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import cast
 
+from finegrain.cpu_policy import (
+    BindPolicy,
+    ExclusivePolicy,
+    HostBindPolicy,
+    HostPolicy,
+    NumaPolicy,
+    NumaStrategy,
+)
 from finegrain.directories import run_directory, state_directory
 from finegrain.options import ListenOptions, LogOptions
 from finegrain_cli.config.model import (
@@ -59,6 +67,15 @@ def resource_manager_options(settings: Settings) -> ResourceManagerOptions:
         database_lease_ms=rm.database_lease,
         providers_file=_path(rm.providers_file),
         fairness=fairness_options(settings),
+        cluster_policy=HostPolicy(
+            bind=HostBindPolicy(rm.bind_policy) if rm.bind_policy else None,
+            numa_strategy=NumaStrategy(rm.numa_strategy) if rm.numa_strategy else None,
+            alignment=NumaPolicy(rm.alignment_policy) if rm.alignment_policy else None,
+            default_bind=BindPolicy(rm.default_bind_policy) if rm.default_bind_policy else None,
+            default_exclusive=ExclusivePolicy(rm.default_exclusive_policy)
+            if rm.default_exclusive_policy
+            else None,
+        ),
     )
 
 

@@ -248,6 +248,32 @@ class RmSection(ListenSection):
     database_lease: Duration = Field(
         1_000, ge=200, description="duration of the leadership lease on PostgreSQL"
     )
+    bind_policy: HostBind = Field(
+        "",
+        description="policy of all hosts that slots with dedicated cpus must follow, unless it is "
+        "set at runtime or by the host: FullPCPUsOnly (whole cores), SpreadByPCPUs (one thread per "
+        "core), None",
+    )
+    numa_strategy: Strategy = Field(
+        "",
+        description="NUMA node to use first, on all hosts that do not set it: MostAllocated, "
+        "LeastAllocated, DistributeEvenly",
+    )
+    alignment_policy: Alignment = Field(
+        "",
+        description="how slots are placed on NUMA nodes, on all hosts that do not set it: None, "
+        "BestEffort, Restricted, SingleNUMANode",
+    )
+    default_bind_policy: DefaultBind = Field(
+        "",
+        description="bind policy of requests that name no bind policy, on all hosts that do not "
+        "set it: FullPCPUs, SpreadByPCPUs, None",
+    )
+    default_exclusive_policy: DefaultExclusive = Field(
+        "",
+        description="exclusive policy of requests that name no exclusive policy, on all hosts that "
+        "do not set it: PCPULevel, NUMANodeLevel, None",
+    )
     providers_file: str = Field(
         "",
         description="file that defines executors to start on demand; default: no executors are "

@@ -14,7 +14,7 @@ from finegrain.errors import InvariantBroken
 from finegrain.values.states import ExecutorState, RequestState, SlotState
 from resource_manager.engine.fairness import threads
 from resource_manager.engine.fairness.groups import adopt_groups
-from resource_manager.engine.hosts.allowed_cpus import CLUSTER, cordons_for, policy_for
+from resource_manager.engine.hosts.allowed_cpus import cluster_policy, cordons_for, policy_for
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.lifecycle.run_times import declares
 from resource_manager.engine.model.changes import (
@@ -222,7 +222,7 @@ def _restore_executor(state: State, executor: Executor) -> None:
     host = Host.of(
         executor,
         policy_for(state.host_settings, executor.executor_id),
-        policy_for(state.host_settings, CLUSTER),
+        cluster_policy(state.host_settings, state.settings.cluster_policy),
         cordons_for(state.host_settings, executor.executor_id),
     )
     state.hosts[executor.executor_id] = host

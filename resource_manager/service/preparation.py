@@ -61,6 +61,7 @@ def settings_of(
         ended_retention_ms=options.ended_retention_ms,
         provisioning=provisioning or Provisioning(),
         fairness=_sound(options.fairness),
+        cluster_policy=options.cluster_policy,
     )
 
 

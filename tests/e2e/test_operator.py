@@ -293,3 +293,15 @@ def test_an_executor_that_was_lost_is_forgotten(daemons: Daemons) -> None:
     assert not daemons.cli.items("executors")
     kinds = [each["kind"] for each in daemons.cli.items("events", name)]
     assert kinds == ["executor_registered", "executor_lost", "executor_forgotten"]
+
+
+def test_policies_of_the_cluster_come_from_the_configuration(daemons: Daemons) -> None:
+    daemons.manager.start("--bind-policy", "SpreadByPCPUs", "--default-exclusive-policy", "None")
+    daemons.manager.endpoint()
+    found = daemons.cli.json("executors", "policy", "--defaults")
+    assert found["set"]["bind"] is None
+    assert found["effective"]["bind"] == "SpreadByPCPUs"
+    assert found["effective"]["origins"]["bind"] == "cluster"
+    assert daemons.cli("executors", "set", "--defaults", "--bind-policy", "None").code == 0
+    found = daemons.cli.json("executors", "policy", "--defaults")
+    assert (found["set"]["bind"], found["effective"]["bind"]) == ("None", "None")

@@ -9,7 +9,7 @@ from finegrain.errors import FinegrainError
 from resource_manager.engine.explain.lists import list_executors, list_requests, list_slots
 from resource_manager.engine.explain.requests import explain
 from tests.scenarios import render
-from tests.scenarios.cpus import CpuCommands
+from tests.scenarios.cpus import CpuCommands, host_policy
 from tests.scenarios.elastic import ElasticCommands
 from tests.scenarios.executors import ExecutorCommands
 from tests.scenarios.fairness import FairnessCommands
@@ -62,8 +62,13 @@ class Interpreter(
         values: dict[str, Any] = {
             name: int(v) if v.isdigit() else None if v == "none" else v
             for name, v in words.values.items()
+            if not name.startswith("cluster_")
         }
+        layer = {k[8:]: v for k, v in words.values.items() if k.startswith("cluster_")}
         words.values.clear()
+        words.values.update(layer)
+        if layer:
+            values["cluster_policy"] = host_policy(words)
         self.cluster = EngineCluster(jobs=(), **values)
         yield from ()
 

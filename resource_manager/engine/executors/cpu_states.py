@@ -16,8 +16,8 @@ from finegrain.cpu_policy import HostPolicy
 from finegrain.cpuset import CpuSet
 from finegrain.values.states import SlotState
 from resource_manager.engine.hosts.allowed_cpus import (
-    CLUSTER,
     announced_by,
+    cluster_policy,
     cordons_for,
     policy_for,
 )
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def adopt_settings(state: State, host: Host) -> None:
     """Applies changed settings of the host, or of the cluster, to the host."""
     host.operator_policy = policy_for(state.host_settings, host.host_id)
-    host.cluster_policy = policy_for(state.host_settings, CLUSTER)
+    host.cluster_policy = cluster_policy(state.host_settings, state.settings.cluster_policy)
     host.cordons = cordons_for(state.host_settings, host.host_id)
     settle_host(state, host)
 

@@ -25,6 +25,7 @@ from resource_manager.engine.executors.cpu_states import adopt_settings
 from resource_manager.engine.hosts.allowed_cpus import (
     CLUSTER,
     announced_by,
+    cluster_policy,
     host_cpus,
     policy_for,
     unannounced,
@@ -119,7 +120,7 @@ def policy_of(
         return host.present.policy
     # `own` has only settings of a single host, and the cluster has no such settings.
     own = NOTHING_SET if executor_id == CLUSTER else policy_for(host_settings, executor_id)
-    return unannounced(own, policy_for(host_settings, CLUSTER))
+    return unannounced(own, cluster_policy(host_settings, hosts.settings.cluster_policy))
 
 
 def set_host_policy(state: State, event: HostPolicySet) -> HostSetting:
@@ -168,7 +169,7 @@ def set_host_policy(state: State, event: HostPolicySet) -> HostSetting:
     if event.executor_id == CLUSTER:
         # Settings of the cluster also apply to executors that may be requested from providers.
         for seen in state.elastic.seen.values():
-            seen.cluster_policy = wanted
+            seen.cluster_policy = cluster_policy(state.host_settings, state.settings.cluster_policy)
             seen.settle_cpus()
     return setting
 

@@ -15,7 +15,7 @@ from finegrain.values.states import ExecutorState, ProvidedExecutorState, SlotSt
 from resource_manager.engine.executors.cpu_states import report_lost_cpus
 from resource_manager.engine.executors.reachability import unreachable_registered
 from resource_manager.engine.executors.reports import adopt_report, refuse_seen_epoch
-from resource_manager.engine.hosts.allowed_cpus import CLUSTER, cordons_for, policy_for
+from resource_manager.engine.hosts.allowed_cpus import cluster_policy, cordons_for, policy_for
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.lifecycle.known import known_host
 from resource_manager.engine.lifecycle.moves import key_of
@@ -132,7 +132,7 @@ def _adopt(state: State, host: Host | None, registration: Registration) -> Host:
         host = Host.of(
             executor,
             policy_for(state.host_settings, executor_id),
-            policy_for(state.host_settings, CLUSTER),
+            cluster_policy(state.host_settings, state.settings.cluster_policy),
             cordons_for(state.host_settings, executor_id),
         )
         state.hosts[executor_id] = host

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
 
@@ -208,3 +208,18 @@ def policy_for(settings: Mapping[str, HostSetting], executor_id: str) -> HostPol
     """
     setting = settings.get(executor_id)
     return setting.policy if setting is not None else NOTHING_SET
+
+
+def cluster_policy(settings: Mapping[str, HostSetting], configured: HostPolicy) -> HostPolicy:
+    """Returns the settings of the cluster: those that administrators made at runtime, and for the
+    others those of the configuration of the resource manager.
+    """
+    made = policy_for(settings, CLUSTER)
+    if configured == NOTHING_SET:
+        return made
+    missing = {
+        each.name: getattr(configured, each.name)
+        for each in fields(made)
+        if getattr(made, each.name) is None
+    }
+    return replace(made, **missing)

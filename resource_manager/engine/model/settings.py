@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from finegrain.cpu_policy import HostPolicy
 from finegrain.resources import MIB, Amounts, ResourceProfile
 from finegrain.values.bounds import CPU_MILLI_MIN
 
@@ -151,6 +152,10 @@ class EngineSettings:
     # A resize that an executor could not carry out is tried again after this time.
     resize_retry_min_ms: int = 1 * SECOND_MS
     resize_retry_max_ms: int = 30 * SECOND_MS
+
+    # The settings of all hosts that neither an administrator nor the executor nor a kubelet has
+    # made. Cpus are reserved host by host, so this policy has none.
+    cluster_policy: HostPolicy = field(default_factory=HostPolicy)
 
     # Executors that are started and stopped automatically.
     provisioning: Provisioning = field(default_factory=Provisioning)

@@ -7,6 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from finegrain.cpu_policy import (
+    BindPolicy,
+    ExclusivePolicy,
+    HostBindPolicy,
+    HostPolicy,
+    NumaPolicy,
+    NumaStrategy,
+)
 from finegrain.errors import ConfigurationError
 from finegrain_cli.config.daemon_options import (
     database_url,
@@ -97,6 +105,22 @@ def test_a_cpu_setting_that_is_none(key: str, text: str, told: str) -> None:
     assert told in caught.value.message
 
 
+def test_the_policy_of_the_cluster_has_every_key(tmp_path: Path) -> None:
+    file = tmp_path / "all.toml"
+    file.write_text(ALL)
+
+    policy = resource_manager_options(load_configuration(str(file)).settings).cluster_policy
+
+    assert policy == HostPolicy(
+        bind=HostBindPolicy.FULL_PCPUS_ONLY,
+        numa_strategy=NumaStrategy.MOST_ALLOCATED,
+        alignment=NumaPolicy.RESTRICTED,
+        default_bind=BindPolicy.SPREAD_BY_PCPUS,
+        default_exclusive=ExclusivePolicy.PCPU_LEVEL,
+    )
+    assert resource_manager_options(Settings()).cluster_policy == HostPolicy()
+
+
 def test_no_kubelet_is_looked_for_where_none_is_wanted() -> None:
     settings = load_configuration(environment={"FINEGRAIN_EXECUTOR__KUBELET_DIR": "none"}).settings
 
@@ -116,6 +140,11 @@ ALL = """
 level = "debug"
 format = "json"
 [rm]
+bind_policy = "FullPCPUsOnly"
+numa_strategy = "MostAllocated"
+alignment_policy = "Restricted"
+default_bind_policy = "SpreadByPCPUs"
+default_exclusive_policy = "PCPULevel"
 standby = true
 advertise = "rm-b:7170"
 state_dir = "/srv/rm"
