@@ -302,6 +302,11 @@ class GuardedMethod:
         if isinstance(error, grpc.aio.AbortError):
             self._done("ABORTED", started)
             return
+        # gRPC raises this when the caller has gone before a handler could send a status, for example
+        # the handler of health checks. No other status can be sent then.
+        if isinstance(error, grpc.aio.InternalError):
+            self._done("CANCELLED", started)
+            return
         if isinstance(error, asyncio.CancelledError):
             # If the caller has cancelled the call, send no status: the caller would not read it. If
             # the caller has not, `end_streams` has cancelled the handler, and the status asks the

@@ -8,11 +8,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import grpc
+import grpc.aio
 import pytest
 
 from finegrain.errors import InvalidArgument, PermissionDenied, Unauthenticated, Unavailable
 from finegrain.rpc import guard
+from finegrain.rpc.access import ANYBODY
+from finegrain.rpc.guard import GuardedMethod, ServerLifecycle
 from finegrain.rpc.refusal_log import LINES_MAX, WINDOW_S, RefusalLog
+from finegrain.rpc.trust import CERTIFICATE_KEY
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from tests.finegrain.rpc.test_server import (
     EXECUTOR,
@@ -22,6 +27,7 @@ from tests.finegrain.rpc.test_server import (
     rm_stub,
     served,
 )
+from tests.support.identities import credentials, trust
 
 REQUEST_RESOURCE = "/finegrain.v1.ResourceManagerService/RequestResource"
 KIB = 1024
@@ -125,3 +131,37 @@ def test_a_flood_of_refusals_writes_few_lines(caplog: pytest.LogCaptureFixture) 
         log.add("/a.B/C", Unauthenticated("no certificate"), "ipv4:1")
     assert len(caplog.records) == LINES_MAX + 2
     assert vars(caplog.records[-1])["left_out"] == 1_000 - LINES_MAX
+
+
+class GoneCaller:
+    """The context of a call whose caller has gone."""
+
+    def auth_context(self) -> dict[str, list[bytes]]:
+        return {CERTIFICATE_KEY: [credentials("user/alice").certificate.encode()]}
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
+    async def read(self) -> bytes:
+        return b""
+
+    async def abort(self, *_status: object) -> None:
+        raise grpc.aio.InternalError("execute_batch failed")
+
+
+async def test_a_caller_that_has_gone_is_no_failure_of_the_handler(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """For an unknown service, the handler of health checks itself sends the status."""
+    ended: list[str] = []
+
+    async def check(_request: object, context: Any) -> None:
+        await context.abort(grpc.StatusCode.NOT_FOUND, "unknown service")
+
+    lifecycle = ServerLifecycle(trust(), lambda _method, status, _seconds: ended.append(status))
+    handler: Any = grpc.unary_unary_rpc_method_handler(check, bytes)
+    method = GuardedMethod(lifecycle, "/grpc.health.v1.Health/Check", ANYBODY, handler)
+    with pytest.raises(grpc.aio.InternalError):
+        await method.unary_unary(None, GoneCaller())  # type: ignore[arg-type]
+    assert ended == ["CANCELLED"]
+    assert "call_failed" not in caplog.text
