@@ -80,6 +80,28 @@ async def test_a_forgotten_task_does_not_come_back(host: Host) -> None:
     assert (await host.exit_of("two")).exit_code == 3
 
 
+async def test_a_long_journal_is_replaced_while_tasks_run(host: Host) -> None:
+    await host.slot()
+    await host.start("sleep 600", "stays")
+    folder, argument = host.state / "supervisors", "x" * 100_000
+    for n in range(12):
+        await host.run(f"exit 3 # {argument}", f"t{n}")
+        await host.client.forget_task(f"t{n}")
+
+    def has_only_a_later_segment() -> bool:
+        numbers = [path.name.split(".")[1] for path in folder.glob("*.journal")]
+        return len(numbers) == 1 and numbers != ["0"]
+
+    await eventually(has_only_a_later_segment, "the first segment is removed")
+    assert sum(path.stat().st_size for path in folder.glob("*.journal")) < 1_000_000
+    host.kill_helper()
+    host.restart_helper()
+    (task,) = (await host.client.inspect()).tasks
+    assert (task.task_id, task.state) == ("stays", "running")
+    await host.client.kill_task("stays")
+    assert (await host.exit_of("stays")).signal == signal.SIGKILL
+
+
 async def test_ends_outlive_supervisor_and_helper(host: Host) -> None:
     await host.slot()
     await host.run("echo kept; exit 3", "one")
