@@ -59,6 +59,8 @@ class ResourceManagerOptions:
     requests_max: int = 2_000_000  # live requests of all jobs
     infeasible_after_ms: int = 30_000  # a request that fits no executor is rejected after this time
     job_calls_max: int = 64  # maximum number of calls in progress for one job
+    # hosts to which executors may offer slots; empty: only the host of the job master
+    offer_targets: tuple[str, ...] = ()
     job_streams_max: int = 32  # maximum number of open watch streams for one job
     job_events_max: int = 100_000
     cluster_events_max: int = 1_000_000

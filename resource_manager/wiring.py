@@ -18,6 +18,7 @@ from finegrain.metrics_http import MetricsServer
 from finegrain.rpc.access import CLUSTER_ACCESS, IDENTITY_ACCESS, RESOURCE_MANAGER_ACCESS
 from finegrain.rpc.addresses import check_dialable, format_address, parse_address
 from finegrain.rpc.allocation_tokens import TokenSigner
+from finegrain.rpc.offer_targets import OfferTargets
 from finegrain.rpc.own_certificate import OwnCertificate
 from finegrain.rpc.server import GuardedServer
 from finegrain.rpc.trust import Trust
@@ -96,6 +97,7 @@ class Servicer(JobCalls, ExecutorCalls, ResourceManagerServiceServicer):
             components.settings,
             components.metrics,
             tokens=components.tokens,
+            targets=OfferTargets.parse(components.options.offer_targets),
             limits=limits,
         )
         ExecutorCalls.__init__(

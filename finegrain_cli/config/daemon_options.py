@@ -59,6 +59,7 @@ def resource_manager_options(settings: Settings) -> ResourceManagerOptions:
         requests_max=rm.requests_max,
         infeasible_after_ms=rm.infeasible_after,
         job_calls_max=rm.job_calls_max,
+        offer_targets=tuple(rm.offer_targets),
         job_streams_max=rm.job_streams_max,
         job_events_max=rm.job_events_max,
         cluster_events_max=rm.cluster_events_max,

@@ -230,6 +230,11 @@ class RmSection(ListenSection):
     job_calls_max: int = Field(
         64, ge=1, description="maximum number of calls of one job that wait for an answer"
     )
+    offer_targets: Words = Field(
+        [],
+        description="host names and networks (10.0.0.0/8) to which job masters may have slots "
+        "offered; default: only the host from which the request comes",
+    )
     job_streams_max: int = Field(
         32, ge=1, description="maximum number of open watch streams of one job"
     )
@@ -574,8 +579,8 @@ class ExecutorSection(ListenSection):
     )
     offer_targets: Words = Field(
         [],
-        description="host names and networks (10.0.0.0/8) to which slots may be offered; default: "
-        "all",
+        description="host names and networks (10.0.0.0/8) to which this executor may offer slots; "
+        "default: all that the resource manager allows",
     )
     orphan_timeout: DurationOrNever = Field(
         600_000, description='free all slots after this time without a resource manager; or "never"'

@@ -10,7 +10,9 @@ from finegrain.errors import InvalidArgument, NotFound, Reason
 from finegrain.ids import check_id, check_text
 from finegrain.join_token import sha256_hex
 from finegrain.rpc.access import current_caller
+from finegrain.rpc.addresses import check_dialable
 from finegrain.rpc.allocation_tokens import TokenSigner
+from finegrain.rpc.offer_targets import OfferTargets, comes_from
 from finegrain.rpc.wire import duration_ms_from_proto, duration_ms_to_proto, labels_from_proto
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.v1 import slots_pb2
@@ -66,6 +68,7 @@ class JobCalls:
         metrics: ResourceManagerMetrics,
         *,
         tokens: TokenSigner,
+        targets: OfferTargets,
         limits: JobLimits | None = None,
     ) -> None:
         self._runner = runner
@@ -74,6 +77,7 @@ class JobCalls:
         self._settings = settings
         self._metrics = metrics
         self._tokens = tokens
+        self._targets = targets
         self._admission = JobAdmission(limits)
 
     async def RegisterJob(
@@ -145,6 +149,7 @@ class JobCalls:
         job_id = check_id("job_id", request.job_id)
         messages = request.requests
         decoding.check_batch("requests", messages, ranges=request.ranges)
+        self._check_targets(messages)
         ranges = request_ranges(request.ranges)
         checked = None
         members_max = self._settings.gang_members_max
@@ -322,6 +327,30 @@ class JobCalls:
             return answer
 
         return await self._runner.read(read, owner=caller.peer, items=EXPLAIN_ITEMS)
+
+    def _check_targets(self, messages: Sequence[slots_pb2.SlotRequest]) -> None:
+        """Checks that executors may offer slots to the addresses that the requests name.
+
+        Raises:
+            InvalidArgument: an address is neither on the host of the caller nor allowed by the
+                configuration.
+        """
+        peer = current_caller().peer
+        for index, message in enumerate(messages):
+            target, field = message.target_address, f"requests[{index}].target_address"
+            if not target:
+                continue
+            check_dialable(target, field)
+            if self._targets.is_empty:
+                allowed = comes_from(target, peer)
+            else:
+                allowed = self._targets.allow(target)
+            if not allowed:
+                expected = (
+                    "an address that the administrator allows (offer_targets of the resource"
+                    " manager); by default, only the host from which the request comes"
+                )
+                raise InvalidArgument(field, target, expected)
 
     async def _checked(
         self, job_id: str, messages: Sequence[slots_pb2.SlotRequest]

@@ -26,6 +26,7 @@ from finegrain.metrics_http import MetricsServer
 from finegrain.rpc.access import TASK_EXECUTOR_ACCESS
 from finegrain.rpc.addresses import check_dialable
 from finegrain.rpc.allocation_tokens import TokenChecker
+from finegrain.rpc.offer_targets import OfferTargets
 from finegrain.rpc.own_certificate import OwnCertificate
 from finegrain.rpc.server import GuardedServer
 from finegrain.rpc.trust import Trust
@@ -57,7 +58,7 @@ from task_executor.service.isolation import NO_HUGETLB
 from task_executor.service.manager_link import ManagerLink
 from task_executor.service.metrics import ExecutorMetrics
 from task_executor.service.mps import MpsDaemons, mps_problem
-from task_executor.service.offers import Offers, OfferTargets
+from task_executor.service.offers import Offers
 from task_executor.service.operator_calls import OperatorCalls
 from task_executor.service.parking import Parking, parking_problem, with_parking
 from task_executor.service.ports import Helper

@@ -11,21 +11,19 @@ allows.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import random
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import grpc.aio
 
-from finegrain.errors import FinegrainError, InvalidArgument, Reason
+from finegrain.errors import FinegrainError, Reason
 from finegrain.identity import Identity
 from finegrain.logs import get_logger
-from finegrain.rpc.addresses import parse_address
 from finegrain.rpc.channels import open_channel
+from finegrain.rpc.offer_targets import OfferTargets
 from finegrain.rpc.own_certificate import OwnCertificate
 from finegrain.rpc.status import error_from_rpc
 from finegrain.v1 import job_master_pb2, job_master_pb2_grpc, slots_pb2
@@ -38,57 +36,6 @@ PAUSE_S_MIN, PAUSE_S_MAX = 0.1, 1.0
 ITEMS_MAX = 1_000
 
 log = get_logger(__name__)
-
-
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-
-
-@dataclass(frozen=True, slots=True)
-class OfferTargets:
-    """The hosts to which this executor may make offers.
-
-    Attributes:
-        hosts: names of hosts, in lower case.
-        networks: networks of addresses.
-    """
-
-    hosts: frozenset[str] = frozenset()
-    networks: tuple[Network, ...] = ()
-
-    @classmethod
-    def parse(cls, texts: Iterable[str]) -> OfferTargets:
-        """Reads the configured list. If the list is empty, all hosts are allowed.
-
-        Args:
-            texts: host names, addresses and networks: "jobs-1.example", "10.1.2.3", "10.0.0.0/8".
-
-        Raises:
-            InvalidArgument: an entry is not a host name, an address or a network.
-        """
-        hosts, networks = set(), []
-        for text in texts:
-            try:
-                networks.append(ipaddress.ip_network(text))
-                continue
-            except ValueError:
-                hosts.add(text.lower())
-            try:
-                parse_address(f"{text}:1")
-            except InvalidArgument:
-                expected = "a host name, an address, or a network such as 10.0.0.0/8"
-                raise InvalidArgument("offer_targets", text, expected) from None
-        return cls(frozenset(hosts), tuple(networks))
-
-    def allow(self, address: str) -> bool:
-        """Returns True if offers may go to an address "host:port"."""
-        if not self.hosts and not self.networks:
-            return True
-        host, _ = parse_address(address)
-        try:
-            ip = ipaddress.ip_address(host)
-        except ValueError:
-            return host.lower() in self.hosts
-        return any(ip in network for network in self.networks)
 
 
 class Offers:

@@ -166,6 +166,7 @@ job_scheduling_classes_max = 5
 requests_max = 20
 infeasible_after = "9s"
 job_calls_max = 3
+offer_targets = ["10.1.0.0/16"]
 job_streams_max = 4
 job_events_max = 1000
 cluster_events_max = 1000

@@ -11,8 +11,8 @@ import grpc.aio
 import pytest
 
 from finegrain.errors import InvalidArgument
+from finegrain.rpc.offer_targets import OfferTargets
 from finegrain.v1 import job_master_pb2, job_master_pb2_grpc, slots_pb2
-from task_executor.service.offers import OfferTargets
 from tests.support.identities import own
 from tests.task_executor.service.conftest import Executor, executor_at
 from tests.task_executor.service.scripted_rm import (
