@@ -102,9 +102,6 @@ class Adoption(Supervision):
     def _take_journal(self, journal: Journal) -> None:
         """Takes over the journal of a supervisor that has ended."""
         for task_id, entry in list(journal.entries.items()):
-            if "start" not in entry:
-                journal.forget(task_id)
-                continue
             task = self._know(task_id, entry)
             task.record.setdefault("shim_pid", journal.owner["pid"])
             task.journals.append(journal)

@@ -54,6 +54,8 @@ class Journal:
         self._is_new = True  # True: its name may not be durable yet
         for path in self._segments:
             self._read(path)
+        # A power cut may have destroyed the line of a start, but not a later one.
+        self.entries = {name: entry for name, entry in self.entries.items() if "start" in entry}
 
     @staticmethod
     def create(directory: Path, name: str, tasks: int) -> int:

@@ -86,6 +86,13 @@ def test_a_power_cut_costs_only_lines_that_were_not_synced(tmp_path: Path, damag
     assert read(tmp_path).entries["one"]["end"] == {"exit_code": 5}
 
 
+def test_facts_of_a_task_whose_start_was_destroyed_are_ignored(tmp_path: Path) -> None:
+    journal = owned(tmp_path)
+    journal.add("one", "process", {"pid": 7})
+    journal.begin("two", {})
+    assert list(read(tmp_path).entries) == ["two"]
+
+
 def test_the_end_of_every_running_task_fits_on_a_full_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
