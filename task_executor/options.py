@@ -110,6 +110,12 @@ class TaskExecutorOptions:
     kubelet_config: Path | None = None
     # fraction of the executor that a default slot gets; None: 1 / number of cores
     default_slot_fraction: float | None = None
+    # explicit amounts of a default slot; None: from the fraction
+    default_slot_cpu_milli: int | None = None
+    default_slot_memory_bytes: int | None = None
+    # percentages of a default slot's memory by part: task_off_heap, managed, network; the task heap
+    # gets the rest
+    default_slot_memory_percent: tuple[tuple[str, int], ...] = ()
     # percentage of a default slot's memory that is managed memory; if `memory_pools` is set, it
     # replaces this value
     default_slot_managed_percent: int = 40

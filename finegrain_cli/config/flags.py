@@ -17,7 +17,12 @@ from finegrain_cli.config.values import Key, amount_text, keys_of
 
 _NAMES = {"labels": "label", "memory_pools": "memory-pool", "extended": "resource"}
 _NAMED_SECTIONS = ("log", "fairness")
-_METAVARS = {"manager": "HOST:PORT[,...]", "labels": "KEY=VALUE", "memory_pools": "PART=SIZE"}
+_METAVARS = {
+    "manager": "HOST:PORT[,...]",
+    "labels": "KEY=VALUE",
+    "memory_pools": "PART=SIZE",
+    "default_slot_memory_percent": "PART=PERCENT",
+}
 
 
 def parameters(*sections: str) -> list[inspect.Parameter]:

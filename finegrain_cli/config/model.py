@@ -527,6 +527,21 @@ class ExecutorSection(ListenSection):
         le=1,
         description="fraction of the executor that a request without a resource profile gets",
     )
+    default_slot_cpu: Cpu | None = Field(
+        None,
+        description="cpu that a request without a resource profile gets; default: from "
+        "default_slot_fraction",
+    )
+    default_slot_memory: Size | None = Field(
+        None,
+        description="memory that a request without a resource profile gets; default: from "
+        "default_slot_fraction",
+    )
+    default_slot_memory_percent: Counts = Field(
+        {},
+        description="percentages of the memory of a default slot by part: task_off_heap, managed, "
+        "network; the task heap gets the rest; no effect with memory_pools",
+    )
     default_slot_managed_percent: int = Field(
         40,
         ge=0,

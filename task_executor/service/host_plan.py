@@ -19,12 +19,10 @@ from finegrain.resources import (
     BEST_EFFORT_CPU_MILLI,
     CPU_MILLI,
     EXTENDED_PREFIX,
-    MANAGED_MEMORY_BYTES,
     MEMORY_BYTES,
     MEMORY_GRAIN_BYTES,
     MEMORY_PARTS,
     PORTS,
-    TASK_HEAP_MEMORY_BYTES,
     Amounts,
     ResourceProfile,
     round_down,
@@ -32,7 +30,7 @@ from finegrain.resources import (
 )
 from finegrain.topology import HostTopology
 from task_executor.engine.cpu_ledger import CpuLedger
-from task_executor.engine.default_profile import default_slot, parse_fraction
+from task_executor.engine.default_profile import default_slot, memory_parts, parse_fraction
 from task_executor.engine.slot_table import HostShare
 from task_executor.host.capacity import CapacityOptions, plan_capacity
 from task_executor.host.configured_devices import NOTHING_CONFIGURED, ConfiguredDevices
@@ -343,15 +341,14 @@ def _default_profile(
         capacity.core_count,
         default_slot_fraction=None if fraction is None else parse_fraction(fraction),
         number_of_slots=options.number_of_slots,
+        default_slot_cpu_milli=options.default_slot_cpu_milli,
+        default_slot_memory_bytes=options.default_slot_memory_bytes,
     )
     percent = options.default_slot_managed_percent
     if not 0 <= percent <= 100:
         raise InvalidArgument("default_slot_managed_percent", percent, "0 to 100")
-    managed = round_down(slot.memory_bytes * percent // 100, MEMORY_GRAIN_BYTES)
-    parts = {
-        TASK_HEAP_MEMORY_BYTES: slot.memory_bytes - managed,
-        MANAGED_MEMORY_BYTES: managed,
-    }
+    percents = {"managed": percent, **dict(options.default_slot_memory_percent)}
+    parts = memory_parts(slot.memory_bytes, percents)
     if MEMORY_BYTES not in total:
         # The default slot gets the same fraction of each separate pool.
         parts = {

@@ -305,3 +305,18 @@ def test_policies_of_the_cluster_come_from_the_configuration(daemons: Daemons) -
     assert daemons.cli("executors", "set", "--defaults", "--bind-policy", "None").code == 0
     found = daemons.cli.json("executors", "policy", "--defaults")
     assert (found["set"]["bind"], found["effective"]["bind"]) == ("None", "None")
+
+
+def test_an_executor_may_have_an_explicit_default_slot(daemons: Daemons) -> None:
+    name = unique("e2e-default")
+    daemons.manager.start()
+    daemons.manager.endpoint()
+    sizes = ("--default-slot-cpu", "0.3", "--default-slot-memory", "64M")
+    parts = ("--default-slot-memory-percent", "managed=25")
+    daemons.executor(name, *sizes, *parts).start()
+    daemons.await_executors(name)
+    with daemons.cli.client() as cluster, cluster.job("default-slots") as job:
+        (request,) = job.request_slots(fg.SlotSpec())
+        profile = request.granted(PATIENCE_S).profile
+    assert (profile.cpu_milli, profile.memory_bytes) == (300, 64 * fg.MIB)
+    assert profile.managed_memory_bytes == 16 * fg.MIB

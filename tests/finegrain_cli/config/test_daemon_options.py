@@ -226,6 +226,9 @@ slots_max = 9
 pids_max = 99
 task_ports = "21000-21099"
 default_slot_managed_percent = 35
+default_slot_cpu = 1.5
+default_slot_memory = "1Gi"
+default_slot_memory_percent = { network = 10 }
 managed_memory_page = "64KiB"
 isolation = "none"
 cgroup_parent = "/finegrain.slice"

@@ -7,7 +7,12 @@ from typing import Any
 import pytest
 
 from finegrain.errors import InvalidArgument
-from task_executor.engine.default_profile import DefaultSlot, default_slot, parse_fraction
+from task_executor.engine.default_profile import (
+    DefaultSlot,
+    default_slot,
+    memory_parts,
+    parse_fraction,
+)
 
 MIB, GIB = 1024**2, 1024**3
 
@@ -69,6 +74,37 @@ def test_impossible_options_are_refused_by_name(options: dict[str, Any], field: 
     with pytest.raises(InvalidArgument) as refusal:
         slot(**options)
     assert refusal.value.field == field
+
+
+def test_d8_explicit_amounts_replace_the_fraction() -> None:
+    given = slot(default_slot_cpu_milli=1500, default_slot_memory_bytes=GIB + 5)
+    assert (given.cpu_milli, given.memory_bytes) == (1500, GIB)
+    half = slot(default_slot_cpu_milli=1500, default_slot_fraction=Fraction(1, 10))
+    assert (half.cpu_milli, half.memory_bytes) == (1500, GIB)
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"default_slot_cpu_milli": 9_000}, "default_slot_cpu"),
+        ({"default_slot_memory_bytes": 11 * GIB}, "default_slot_memory"),
+        ({"default_slot_memory_bytes": 1}, "default_slot_memory"),
+    ],
+)
+def test_explicit_amounts_beyond_the_total_are_refused(options: dict[str, int], field: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"{field} is .* the total"):
+        slot(**options)
+
+
+def test_memory_parts_come_from_one_total_by_percentages() -> None:
+    parts = memory_parts(GIB, {"managed": 33, "network": 10})
+    assert sum(parts.values()) == GIB
+    assert all(amount % 65_536 == 0 for amount in parts.values())
+    assert parts["managed_memory_bytes"] == GIB * 33 // 100 // 65_536 * 65_536
+    assert memory_parts(GIB, {"managed": 0})["task_heap_memory_bytes"] == GIB
+    for wrong in ({"heap": 1}, {"managed": 101}, {"managed": 60, "network": 50}):
+        with pytest.raises(InvalidArgument, match="default_slot_memory_percent"):
+            memory_parts(GIB, wrong)
 
 
 def test_a_host_without_known_memory_has_no_default_slot() -> None:

@@ -91,6 +91,18 @@ def test_a_part_of_the_default_slot_is_managed_memory(
     assert made.managed_memory_bytes == managed_bytes
 
 
+def test_a_default_slot_may_be_given_whole(host: HostTopology) -> None:
+    made = plan(
+        host,
+        default_slot_cpu_milli=700,
+        default_slot_memory_bytes=128 * MIB,
+        default_slot_memory_percent=(("managed", 25), ("network", 50)),
+    ).default_profile
+    assert (made.cpu_milli, made.memory_bytes) == (700, 128 * MIB)
+    assert (made.task_heap_memory_bytes, made.managed_memory_bytes) == (32 * MIB, 32 * MIB)
+    assert made.network_memory_bytes == 64 * MIB
+
+
 def test_pools_apart_make_a_default_slot_of_each_part(host: HostTopology) -> None:
     pools = (("task_heap_memory_bytes", 512 * MIB), ("managed_memory_bytes", 256 * MIB))
     made = plan(host, memory_pools=pools, default_slot_fraction=0.5)
