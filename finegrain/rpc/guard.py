@@ -302,8 +302,8 @@ class GuardedMethod:
         if isinstance(error, grpc.aio.AbortError):
             self._done("ABORTED", started)
             return
-        # gRPC raises this when the caller has gone before a handler could send a status, for example
-        # the handler of health checks. No other status can be sent then.
+        # gRPC raises this when the caller has gone before a handler could send a status, for
+        # example the handler of health checks. No other status can be sent then.
         if isinstance(error, grpc.aio.InternalError):
             self._done("CANCELLED", started)
             return
