@@ -37,14 +37,14 @@ def cluster_view(state: State) -> Paused[ClusterView]:
     reserved: dict[str, int] = {}
     allocated: dict[str, int] = {}
     available: dict[str, int] = {}
-    counts = dict.fromkeys([*(each.value.lower() for each in ExecutorState)], 0)
-    counts |= {"draining": 0, "unreachable": 0}
+    states = dict.fromkeys(ExecutorState, 0)
+    draining = unreachable = 0
     # Iterate over a copy, because executors may register or be deleted during a pause.
     for at, host in enumerate(list(state.hosts.values()), start=1):
         executor = host.executor
-        counts[executor.state.value.lower()] += 1
-        counts["draining"] += executor.draining
-        counts["unreachable"] += host.reach.unreachable
+        states[executor.state] += 1
+        draining += executor.draining
+        unreachable += host.reach.unreachable
         if executor.state is not ExecutorState.LOST:
             increase(total, host.total)
             increase(reserved, executor.registration.reserved)
@@ -54,6 +54,8 @@ def cluster_view(state: State) -> Paused[ClusterView]:
         if at % PART == 0:
             yield
     pending = yield from pending_by_reason(state)
+    counts = {each.value.lower(): count for each, count in states.items()}
+    counts |= {"draining": draining, "unreachable": unreachable}
     return ClusterView(
         total=_without_zeros(total),
         reserved=_without_zeros(reserved),

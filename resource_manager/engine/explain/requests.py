@@ -160,7 +160,8 @@ def explain(
     )
     # Compare the request with the hosts, and collect the other reasons why it may wait.
     survey = Survey.of(hosts, scheduling_class, reserved_hosts)
-    more = count_more(state.hosts, hosts, scheduling_class)
+    # No slot fits on any other host.
+    more = count_more(state.hosts, survey.candidates, scheduling_class)
     reason = pending_reason(state, request)
     ahead = _requests_ahead(state.gangs, state.queue, request)
     planned = planned_on(state.queue, state.elastic, request)

@@ -68,6 +68,7 @@ class Survey:
         blocked_only_by: for each constraint, the hosts on which this constraint is the only
             obstacle.
         unchecked: the number of hosts on which costly constraints were not checked.
+        candidates: the hosts without obstacles, including those of `unchecked`.
     """
 
     fit: Fit
@@ -80,6 +81,7 @@ class Survey:
     promising: Distance | None = None
     blocked_only_by: dict[Constraint, list[Distance]] = field(default_factory=dict)
     unchecked: int = 0
+    candidates: list[Host] = field(default_factory=list)
     _checked: int = 0
     _sums: dict[int, list[DimensionSums]] = field(default_factory=dict)  # see `_add_up`
 
@@ -154,6 +156,8 @@ class Survey:
                 hard += 1
                 is_usable = is_usable and each.constraint not in _USABLE_IF
             lack = max(lack, each.lack)
+        if not obstacles:
+            self.candidates.append(at.host)
         distance = hard, lack, host_id
         self.distances.append(distance)
         # If a host was not checked, the request may or may not fit on it.
