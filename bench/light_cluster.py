@@ -369,7 +369,7 @@ class LightJob:
         self, ids: Sequence[str], profile: resources_pb2.ResourceProfile, gang_id: str = ""
     ) -> tuple[float, float]:
         """Requests slots, as a gang if `gang_id` is not empty, and waits for all grants. Returns
-        the seconds to the acknowledgement and to the last grant.
+        the seconds to the acknowledgment and to the last grant.
         """
         heard = self._expect(slots_pb2.REQUEST_STATE_GRANTED, ids)
         request = rm_pb2.RequestResourceRequest(

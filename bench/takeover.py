@@ -181,8 +181,8 @@ class Asker:
         self.violations: list[str] = []
 
     async def after(self, moment: float) -> float:
-        """Waits for the first acknowledgement after a moment. Returns the time of this
-        acknowledgement.
+        """Waits for the first acknowledgment after a moment. Returns the time of this
+        acknowledgment.
         """
         await until(lambda: self.acknowledged[-1] > moment, "requests are acknowledged")
         return next(each for each in self.acknowledged if each > moment)

@@ -64,7 +64,7 @@ def _options(
     ] = False,
     color: Annotated[
         ColorChoice,
-        typer.Option("--color", help="Whether the output has colour; auto: only on a terminal."),
+        typer.Option("--color", help="Whether the output has color; auto: only on a terminal."),
     ] = ColorChoice.AUTO,
 ) -> None:
     # Set the usual handler again, which `__main__` has removed. If the caller ignores Ctrl-C

@@ -138,7 +138,7 @@ class RegisterJobRequest(google.protobuf.message.Message):
     job_id: builtins.str
     """Identity of the job, chosen by the job master (UUIDv7). Required."""
     request_id: builtins.str
-    """Random text of at least 16 characters that only this job master knows. The RM recognises a repeated call by it.
+    """Random text of at least 16 characters that only this job master knows. The RM recognizes a repeated call by it.
     Required.
     """
     name: builtins.str

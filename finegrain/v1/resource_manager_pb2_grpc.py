@@ -41,7 +41,7 @@ class ResourceManagerServiceStub(object):
     Callers and the RM prove who they are by TLS certificates (see identity.proto). A caller must check that the RM's
     certificate has the name of the role `rm`; the certificate does not contain the RM's address. If the caller's role
     does not allow a call, the call fails with PERMISSION_DENIED, reason "ROLE_MISSING". A caller may safely repeat every
-    call that changes something: the RM recognises a repeated call by the ids in it.
+    call that changes something: the RM recognizes a repeated call by the ids in it.
 
     Errors carry google.rpc.ErrorInfo (domain "finegrain"; docs/errors.md lists the reasons). Bad input also carries
     google.rpc.BadRequest. Lack of capacity is never an error: the request waits.
@@ -142,7 +142,7 @@ class ResourceManagerServiceServicer(object):
     Callers and the RM prove who they are by TLS certificates (see identity.proto). A caller must check that the RM's
     certificate has the name of the role `rm`; the certificate does not contain the RM's address. If the caller's role
     does not allow a call, the call fails with PERMISSION_DENIED, reason "ROLE_MISSING". A caller may safely repeat every
-    call that changes something: the RM recognises a repeated call by the ids in it.
+    call that changes something: the RM recognizes a repeated call by the ids in it.
 
     Errors carry google.rpc.ErrorInfo (domain "finegrain"; docs/errors.md lists the reasons). Bad input also carries
     google.rpc.BadRequest. Lack of capacity is never an error: the request waits.
@@ -364,7 +364,7 @@ class ResourceManagerService(object):
     Callers and the RM prove who they are by TLS certificates (see identity.proto). A caller must check that the RM's
     certificate has the name of the role `rm`; the certificate does not contain the RM's address. If the caller's role
     does not allow a call, the call fails with PERMISSION_DENIED, reason "ROLE_MISSING". A caller may safely repeat every
-    call that changes something: the RM recognises a repeated call by the ids in it.
+    call that changes something: the RM recognizes a repeated call by the ids in it.
 
     Errors carry google.rpc.ErrorInfo (domain "finegrain"; docs/errors.md lists the reasons). Bad input also carries
     google.rpc.BadRequest. Lack of capacity is never an error: the request waits.

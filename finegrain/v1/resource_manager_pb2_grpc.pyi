@@ -33,7 +33,7 @@ class ResourceManagerServiceStub:
     Callers and the RM prove who they are by TLS certificates (see identity.proto). A caller must check that the RM's
     certificate has the name of the role `rm`; the certificate does not contain the RM's address. If the caller's role
     does not allow a call, the call fails with PERMISSION_DENIED, reason "ROLE_MISSING". A caller may safely repeat every
-    call that changes something: the RM recognises a repeated call by the ids in it.
+    call that changes something: the RM recognizes a repeated call by the ids in it.
 
     Errors carry google.rpc.ErrorInfo (domain "finegrain"; docs/errors.md lists the reasons). Bad input also carries
     google.rpc.BadRequest. Lack of capacity is never an error: the request waits.
@@ -177,7 +177,7 @@ class ResourceManagerServiceAsyncStub:
     Callers and the RM prove who they are by TLS certificates (see identity.proto). A caller must check that the RM's
     certificate has the name of the role `rm`; the certificate does not contain the RM's address. If the caller's role
     does not allow a call, the call fails with PERMISSION_DENIED, reason "ROLE_MISSING". A caller may safely repeat every
-    call that changes something: the RM recognises a repeated call by the ids in it.
+    call that changes something: the RM recognizes a repeated call by the ids in it.
 
     Errors carry google.rpc.ErrorInfo (domain "finegrain"; docs/errors.md lists the reasons). Bad input also carries
     google.rpc.BadRequest. Lack of capacity is never an error: the request waits.
@@ -320,7 +320,7 @@ class ResourceManagerServiceServicer(metaclass=abc.ABCMeta):
     Callers and the RM prove who they are by TLS certificates (see identity.proto). A caller must check that the RM's
     certificate has the name of the role `rm`; the certificate does not contain the RM's address. If the caller's role
     does not allow a call, the call fails with PERMISSION_DENIED, reason "ROLE_MISSING". A caller may safely repeat every
-    call that changes something: the RM recognises a repeated call by the ids in it.
+    call that changes something: the RM recognizes a repeated call by the ids in it.
 
     Errors carry google.rpc.ErrorInfo (domain "finegrain"; docs/errors.md lists the reasons). Bad input also carries
     google.rpc.BadRequest. Lack of capacity is never an error: the request waits.

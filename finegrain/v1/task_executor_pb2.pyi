@@ -1207,8 +1207,8 @@ class AcknowledgeOutputResponse(google.protobuf.message.Message):
 
     LIMIT_BYTES_FIELD_NUMBER: builtins.int
     limit_bytes: builtins.int
-    """Bytes of each stream that the executor stores without an acknowledgement before the task must wait. A good interval
-    for acknowledgements is a quarter of this number: the task then rarely waits, and there are few calls. 0: the task
+    """Bytes of each stream that the executor stores without an acknowledgment before the task must wait. A good interval
+    for acknowledgments is a quarter of this number: the task then rarely waits, and there are few calls. 0: the task
     has ended, or its output cannot be held.
     """
     def __init__(

@@ -189,7 +189,7 @@ def trace(
 ) -> None:
     """Replay a batch log with the real scheduling rules.
 
-    The report shows waits, slowdown, utilisation and shares. Time is simulated: a thread takes the
+    The report shows waits, slowdown, utilization and shares. Time is simulated: a thread takes the
     time that the log gives, and no cluster is needed. The log can be in SWF, the format of the
     Parallel Workloads Archive, or in a CSV format that docs/simulate.md describes.
 

@@ -313,12 +313,12 @@ class ShortIds:
     def of(self, known: str) -> str:
         """Returns the shortened form of one of the ids.
 
-        Sort all ids. The id that has the longest common beginning with `known` is then a neighbour
-        of `known`. So the method compares `known` only with its two neighbours.
+        Sort all ids. The id that has the longest common beginning with `known` is then a neighbor
+        of `known`. So the method compares `known` only with its two neighbors.
         """
         at = bisect_left(self._ids, known)
         near = self._ids[max(at - 1, 0) : at] + self._ids[at + 1 : at + 2]
-        # Add one character at a time, until no neighbour begins with the same characters.
+        # Add one character at a time, until no neighbor begins with the same characters.
         length = ID_LENGTH_MIN
         while length < len(known) and any(each.startswith(known[:length]) for each in near):
             length += 1

@@ -1,6 +1,6 @@
 """Prints the output of commands: tables for people, JSON for programs, errors for both.
 
-Data goes to standard output, and messages, progress and warnings go to standard error. Colour is
+Data goes to standard output, and messages, progress and warnings go to standard error. Color is
 used on a terminal, unless NO_COLOR is set or TERM is "dumb". FORCE_COLOR and --color override this
 rule.
 """
@@ -76,7 +76,7 @@ class Column:
 
 
 def colour_wanted(choice: ColorChoice, stream: Any) -> bool:
-    """Returns True if output to `stream` has colour."""
+    """Returns True if output to `stream` has color."""
     if choice is not ColorChoice.AUTO:
         return choice is ColorChoice.ALWAYS
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
@@ -90,7 +90,7 @@ def choose_colour(choice: ColorChoice) -> None:
 
 
 def painted(text: str, style: Style) -> str:
-    """Returns the text for standard output, in this style if standard output has colour."""
+    """Returns the text for standard output, in this style if standard output has color."""
     if not colour_wanted(_CHOICE.get(), sys.stdout):
         return text
     return f"\x1b[{style.value}m{text}\x1b[0m"

@@ -1,7 +1,7 @@
 """Explains why the resource manager cannot connect to an executor, and what an administrator can
 do.
 
-The causes are recognised by the sentences of `finegrain/rpc/connect_failures.py`. An unknown
+The causes are recognized by the sentences of `finegrain/rpc/connect_failures.py`. An unknown
 message is shown unchanged. This module makes no calls.
 """
 
@@ -52,7 +52,7 @@ class Obstacle(Enum):
     CERTIFICATE = "the executor rejects the certificate of this resource manager: compare clocks"
     NO_EXECUTOR = "something else listens there: correct executor.advertise"
     ANOTHER_EXECUTOR = "another executor listens there: correct executor.advertise of this one"
-    OTHER = "see docs/operations.md, Executors that cannot be dialled"
+    OTHER = "see docs/operations.md, Executors that cannot be dialed"
 
 
 _QUESTION = "; is it running, and is the address right?"  # removed, because the hint is better

@@ -121,7 +121,7 @@ class ResourceManagerMetrics:
             self.requests.labels(outcome)
         self.request_wait_seconds = Histogram(
             "finegrain_rm_request_wait_seconds",
-            "Time from the acknowledgement of a request to its first grant.",
+            "Time from the acknowledgment of a request to its first grant.",
             buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15, 60, 300, 900, 3600),
             registry=registry,
         )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# The palette of Okabe and Ito. People with colour blindness can distinguish its colours.
+# The palette of Okabe and Ito. People with color blindness can distinguish its colors.
 COLOURS = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#0072B2", "#D55E00", "#F0E442", "#999999")
 _FULL_LABEL, _SHORT_LABEL = 1 / 18, 1 / 40
 """If a bar is longer than the first part of the time axis, it has its label. If it is longer than
@@ -85,7 +85,7 @@ def _height(picture: Timeline | Area) -> float:
 
 
 def _colours(pictures: Sequence[Timeline | Area]) -> dict[str, str]:
-    """Assigns a colour to each name of a legend. A name has the same colour in all pictures."""
+    """Assigns a color to each name of a legend. A name has the same color in all pictures."""
     names: dict[str, None] = {}
     for each in pictures:
         names |= dict.fromkeys(each.marks)

@@ -69,7 +69,7 @@ def comparison_text(results: Mapping[str, FigureResult]) -> str:
         rows.append(
             [
                 f"{coarse.set_up.figure}, {fine.set_up.figure}",
-                "all: utilisation",
+                "all: utilization",
                 "",
                 f"{coarse.utilisation:.0%}",
                 f"{fine.utilisation:.0%}",
@@ -158,7 +158,7 @@ def _of_jobs(result: FigureResult) -> Sequence[str]:
         table_text(["job", "threads of work", "came", "first thread began", "done"], rows),
         (
             f"Makespan {result.makespan_s:g} s, mean completion {result.mean_s:.0f} s, "
-            f"utilisation {result.utilisation:.0%}."
+            f"utilization {result.utilisation:.0%}."
         ),
     ]
 

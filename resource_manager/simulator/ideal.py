@@ -4,7 +4,7 @@ The capacity of a node in the tree is divided among its children with demand, in
 weights. Capacity that a child cannot use is divided among the other children. The schedule has no
 memory: an idle flow gains no credit.
 
-This is generalised processor sharing (Parekh and Gallager, "A Generalized Processor Sharing
+This is generalized processor sharing (Parekh and Gallager, "A Generalized Processor Sharing
 Approach to Flow Control in Integrated Services Networks", 1993). The nested form is from Bennett
 and Zhang, "Hierarchical Packet Fair Queueing Algorithms", 1996.
 

@@ -1,4 +1,4 @@
-"""Measures of a replayed log: waits, slowdowns, utilisation, and each group's share of the
+"""Measures of a replayed log: waits, slowdowns, utilization, and each group's share of the
 capacity.
 
 Bounded slowdown is defined by D. G. Feitelson, "Metrics for parallel job scheduling and their
@@ -188,7 +188,7 @@ def share_gaps(
     """Compares a run with the ideal weighted fluid schedule.
 
     The ideal schedule divides the capacity in use at each moment among the groups that have work.
-    Capacity that rigid jobs leave idle is counted as low utilisation. It is not counted as
+    Capacity that rigid jobs leave idle is counted as low utilization. It is not counted as
     unfairness.
 
     Args:

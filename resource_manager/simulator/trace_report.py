@@ -189,7 +189,7 @@ def _column(policy: Data) -> dict[str, str]:
     column |= {
         "makespan": format_duration(policy["makespan_s"]),
         "utilisation": _percent(policy["utilisation"]),
-        "utilisation while jobs wait": _percent(policy["utilisation_while_waiting"]),
+        "utilization while jobs wait": _percent(policy["utilisation_while_waiting"]),
         "time in which jobs wait": format_duration(policy["waiting_s"]),
     }
     for gap in policy["share_error"]:

@@ -1,4 +1,4 @@
-"""Connects to a PostgreSQL database, recognises it, and creates or upgrades its schema.
+"""Connects to a PostgreSQL database, recognizes it, and creates or upgrades its schema.
 
 All times come from the database's clock (`clock_timestamp()`), because the clocks of hosts differ,
 and the clock of a frozen host is wrong.

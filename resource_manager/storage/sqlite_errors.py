@@ -90,7 +90,7 @@ def _meaning(primary: int | None, path: Path) -> tuple[Reason, str]:
 
 
 def not_a_database(path: Path) -> str:
-    """Returns the message about a file that SQLite does not recognise."""
+    """Returns the message about a file that SQLite does not recognize."""
     return (
         f"{path} is not an SQLite database, or its beginning is damaged; name another file, or "
         f"`finegrain db restore` a backup"

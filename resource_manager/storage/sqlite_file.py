@@ -1,4 +1,4 @@
-"""Opens, recognises, locks and replaces SQLite database files.
+"""Opens, recognizes, locks and replaces SQLite database files.
 
 The connection settings in this module decide how durable commits are.
 """

@@ -105,7 +105,7 @@ class ReportLog:
         acknowledges one of these reports.
         """
         # Do not replace a known entry, because its report number would be lost. A later
-        # acknowledgement of this report could then not remove the entry.
+        # acknowledgment of this report could then not remove the entry.
         self._ended.setdefault(slot.key, (slot, 0))
 
     def all_ended(self) -> tuple[EndedSlot, ...]:
@@ -169,7 +169,7 @@ class ReportLog:
     def _ended_to_report(self) -> tuple[EndedSlot, ...]:
         for key, (slot, number) in self._ended.items():
             # The entry keeps the number of the first report that contains this end. An
-            # acknowledgement of that report, or of a later one, removes the entry.
+            # acknowledgment of that report, or of a later one, removes the entry.
             if not number:
                 self._ended[key] = (slot, self.report_number)
         return self.all_ended()

@@ -92,7 +92,7 @@ class OutputLog:
     bytes in the other half. The bytes between the two halves are dropped.
 
     Example: the limit is 160 bytes, so segments have 10 bytes, and there are 300 bytes of output
-    without acknowledgements. The log keeps bytes 0 to 79 in eight segments, and bytes 220 to 299 in
+    without acknowledgments. The log keeps bytes 0 to 79 in eight segments, and bytes 220 to 299 in
     the other eight. `dropped` is 140.
 
     Args:

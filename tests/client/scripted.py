@@ -48,7 +48,7 @@ PENDING, GRANTED, LOST, RELEASED, CANCELLED = (
 
 @dataclass
 class Program:
-    """The behaviour of a command: its output, its end, and the input that it read."""
+    """The behavior of a command: its output, its end, and the input that it read."""
 
     stdout: bytes = b""
     stderr: bytes = b""

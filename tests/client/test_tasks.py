@@ -1,4 +1,4 @@
-"""Tests of tasks: started once, watched until the end, fed, signalled, and lost with their slot."""
+"""Tests of tasks: started once, watched until the end, fed, signaled, and lost with their slot."""
 
 import asyncio
 import signal

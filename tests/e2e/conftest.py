@@ -31,7 +31,7 @@ def postgresql_server() -> Iterator[PostgresqlServer]:
 
 @pytest.fixture(scope="module")
 def shared(home: Path) -> Iterator[Small]:
-    """Two executors, labelled zone=a and zone=b, with one core and 512 MiB each."""
+    """Two executors, labeled zone=a and zone=b, with one core and 512 MiB each."""
     with small_cluster(home) as small:
         yield small
 

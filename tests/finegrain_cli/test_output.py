@@ -1,4 +1,4 @@
-"""Standard output is data; colour is for terminals that want it."""
+"""Standard output is data; color is for terminals that want it."""
 
 from __future__ import annotations
 

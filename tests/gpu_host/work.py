@@ -64,7 +64,7 @@ def a_cuda_job_finds_every_element_right(host: Host) -> None:
 
 
 def half_gpus_under_mps_do_not_disturb_each_other(host: Host) -> None:
-    """What is above a limit is refused, and the neighbour goes on."""
+    """What is above a limit is refused, and the neighbor goes on."""
     assert shutil.which("nvidia-cuda-mps-control"), "install NVIDIA's MPS"
     level = {"gpu-memory": "mps"}
     with started(host, "--mps"), host.slots(*[_spec(50, level=level)] * 2) as (first, second):

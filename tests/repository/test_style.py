@@ -49,10 +49,48 @@ MANNERISMS = {
     r"hence|henceforth|thereof|wherein|whereof|whence|hitherto": "so, of it, in which, until now",
 }
 
+_Z = (
+    "authori|capitali|categori|customi|emphasi|equali|finali|generali|initiali|itemi|materiali|maximi|"
+    "minimi|normali|optimi|organi|penali|prioriti|randomi|reali|recogni|seriali|speciali|stabili|"
+    "standardi|summari|synchroni|unauthori|uninitiali|unrecogni|utili|visuali"
+)
+BRITISH = {
+    rf"(?:{_Z})s(?:e|ed|es|er|ers|ing|ation|ations)": "-ize",
+    r"acknowledgements?": "acknowledgment",
+    r"ageing": "aging",
+    r"analys(?:e|ed|ing)": "analyze",
+    r"artefacts?": "artifact",
+    r"behaviours?": "behavior",
+    r"centres?": "center",
+    r"colou(?:r|rs|red|ring)": "color",
+    r"defences?": "defense",
+    r"diall(?:ed|ing)": "dialed",
+    r"favou(?:r|rs|red|rite)": "favor",
+    r"fulfil|fulfils|fulfilment": "fulfill",
+    r"grey": "gray",
+    r"honou(?:r|rs|red)": "honor",
+    r"judgements?": "judgment",
+    r"(?:un|re)?labell(?:ed|ing)": "labeled",
+    r"learnt": "learned",
+    r"levell(?:ed|ing)": "leveled",
+    r"licences?": "license",
+    r"modell(?:ed|ing)": "modeled",
+    r"neighbou(?:r|rs|ring)": "neighbor",
+    r"programmes?": "program",
+    r"signall(?:ed|ing)": "signaled",
+    r"spelt": "spelled",
+    r"totall(?:ed|ing)": "totaled",
+    r"travell(?:ed|er|ers|ing)": "traveled",
+    r"whilst|amongst": "while, among",
+}
+"""British spellings, with the American ones. "Cancelled" has two l, as in gRPC and asyncio."""
+
 ALLOWED = {
     "docs/style.md": "lists the words to avoid",
 }
 """Files that may have the words, with the reason."""
+
+AVOIDED = MANNERISMS | BRITISH
 
 
 def _pattern(words: str, space: str) -> re.Pattern[str]:
@@ -60,7 +98,7 @@ def _pattern(words: str, space: str) -> re.Pattern[str]:
 
 
 def _found(piece: Prose) -> Iterator[str]:
-    for words, replacement in MANNERISMS.items():
+    for words, replacement in AVOIDED.items():
         for match in _pattern(words, r"\s+").finditer(piece.text.lower()):
             line = piece.line + piece.text.count("\n", 0, match.start())
             yield f"{piece.path}:{line}: '{' '.join(match[0].split())}'; write: {replacement}"
@@ -69,7 +107,7 @@ def _found(piece: Prose) -> Iterator[str]:
 @pytest.mark.needs("git")
 def test_texts_have_none_of_the_words_that_the_style_guide_asks_to_avoid() -> None:
     # A quick look first: few files have any of the words, and comments take time to collect.
-    any_of_them = _pattern("|".join(MANNERISMS), r"[\s#/]+")
+    any_of_them = _pattern("|".join(AVOIDED), r"[\s#/]+")
     found = [
         problem
         for path in files()

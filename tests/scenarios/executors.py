@@ -143,7 +143,7 @@ class ExecutorCommands(Commands):
         yield from ()
 
     def do_probe(self, words: Words) -> Iterator[str]:
-        """Reports to the RM whether an executor that it dialled has answered."""
+        """Reports to the RM whether an executor that it dialed has answered."""
         cause = "connection refused" if words.flag("fails") else ""
         executor = self._executor(words)
         address = executor.registration().address

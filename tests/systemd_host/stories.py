@@ -127,7 +127,7 @@ def _used_s(pid: int) -> float:
 
 
 def who_eats_too_much_memory_dies_alone(_program: Path) -> None:
-    """The task is killed as a whole, and its end shows why; its neighbour in the slot lives."""
+    """The task is killed as a whole, and its end shows why; its neighbor in the slot lives."""
     with slot_of(fg.SlotSpec(cpu_milli=1000, memory_bytes=64 * fg.MIB)) as slot:
         neighbour = slot.run(["sleep", "600"])
         script = f"sleep 600 & {sys.executable} -S -c '{EATER}'; exit 3"

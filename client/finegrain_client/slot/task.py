@@ -41,7 +41,7 @@ from finegrain_client.types.status import OutputChunk, TaskResult, TaskStatus
 OutputFunction = Callable[[OutputChunk], Awaitable[None] | None]
 OutputMode = Literal["capture", "stream"] | OutputFunction
 ACKNOWLEDGE_S = 1.0  # processed output is acknowledged after this time at the latest
-ACKNOWLEDGE_BYTES = 16 * MIB  # bytes between two acknowledgements if the limit is unknown
+ACKNOWLEDGE_BYTES = 16 * MIB  # bytes between two acknowledgments if the limit is unknown
 
 StdinSource = bytes | AsyncIterable[bytes] | Literal["pipe"] | None
 

@@ -76,7 +76,7 @@ def register_executor(state: State, event: ExecutorRegistered) -> RegistrationAn
         elif slot.ordered is not None:
             state.resizes.resume(slot)
     state.changes.executor(host.executor)
-    # Store the number. The next leader then also recognises a late copy of this registration.
+    # Store the number. The next leader then also recognizes a late copy of this registration.
     state.changes.counter(REGISTERED_WITH + host.host_id, event.report.report_number)
     state.journal.cluster_event(
         "executor_returned" if was_lost else "executor_registered",

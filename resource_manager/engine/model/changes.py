@@ -32,7 +32,7 @@ database. `finegrain db raise-epoch` and `finegrain db restore` set it to 0.
 
 REGISTERED_WITH = "registered_with/"
 """Prefix of counters: the number of the report with which an executor last registered. With this
-number, every leader recognises a late copy of an earlier registration.
+number, every leader recognizes a late copy of an earlier registration.
 """
 
 AWAITED = "awaited/"

@@ -44,7 +44,7 @@ def dispatch(state: State) -> None:
             _send_next(state, host)
         elif command.retry_at_ms is not None and command.retry_at_ms <= state.journal.now_ms:
             command.retry_at_ms = None
-            # The repetition has the same number and content. So the executor recognises it.
+            # The repetition has the same number and content. So the executor recognizes it.
             state.journal.effects.append(command.effect)
 
 

@@ -108,7 +108,7 @@ def _reuse_or_free(
         )
     # Compare with other jobs. Then either reuse the slot, or give it back. When a time limit starts
     # again, the executor learns this from the answers to its next reports. It must not end the slot
-    # before it has learnt this.
+    # before it has learned this.
     until_ms = state.journal.now_ms + REPORTS_LEFT_MIN * state.settings.report_interval_ms
     reason, message = _obstacle(
         state.hosts, state.slots, request, waiting, following, until_ms=until_ms

@@ -33,7 +33,7 @@ _NODE_COUNT = re.compile(r"(\d+):")
 _CLUSTER = re.compile(r"(?::|^|=)(?:cl_)?(zewura|zegox)")
 _EXCLUSIVE = "#excl"
 _NOTES = (
-    "memory is per node; properties of nodes other than the cluster are not modelled",
+    "memory is per node; properties of nodes other than the cluster are not modeled",
     "requested times are hints: no job is ended at its time limit",
 )
 

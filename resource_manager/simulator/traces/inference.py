@@ -1,7 +1,7 @@
 """Instances of recommendation inference services, split into CPU and GPU parts (dlrm, 2025).
 
 RDMA (percent of a network card) and disk (GiB) are extended resources. The maximum number of
-instances of one application per node is not modelled.
+instances of one application per node is not modeled.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ COLUMNS = (
 
 _NOTES = (
     "instances from before the log arrive at its start; instances without an end run to its end",
-    "the limit on instances of one application per node is not modelled",
+    "the limit on instances of one application per node is not modeled",
 )
 
 

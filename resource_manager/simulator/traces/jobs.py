@@ -68,7 +68,7 @@ class Workload:
     """The jobs of a log in order of arrival.
 
     `left_out` counts the records that are not replayed, by reason. `notes` lists aspects of the log
-    that are not modelled.
+    that are not modeled.
     """
 
     name: str
@@ -163,7 +163,7 @@ class Workload:
         dropped: Counter[str] = Counter()
         jobs = tuple(_fitted(job, nodes, known, dropped) for job in self.jobs)
         for name, count in sorted(dropped.items()):
-            notes.append(f"{name} is not modelled: no node has any; {count} jobs request it")
+            notes.append(f"{name} is not modeled: no node has any; {count} jobs request it")
         return replace(self, jobs=jobs, notes=tuple(notes))
 
     def group_of(self, job: TraceJob, key: str) -> str:

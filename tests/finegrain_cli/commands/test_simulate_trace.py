@@ -87,8 +87,8 @@ def test_what_is_not_modelled_is_said(finegrain: Finegrain) -> None:
     assert result.exit_code == 0
     assert "note: a request that was never scheduled there runs from its" in result.stdout
     plain = finegrain("simulate", "trace", pods, "--nodes", "20x64cpu", *SHORT)
-    assert "note: gpu is not modelled: no node has any" in plain.stdout
-    assert "note: memory is not modelled: no node has any" in plain.stdout
+    assert "note: gpu is not modeled: no node has any" in plain.stdout
+    assert "note: memory is not modeled: no node has any" in plain.stdout
 
 
 def test_waits_of_the_log_itself_are_told(finegrain: Finegrain) -> None:

@@ -296,7 +296,7 @@ class BooksStaySound(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(HOSTS), cause=st.sampled_from(["", "", "refused"]))
     def probe(self, name: str, cause: str) -> None:
-        """Reports whether an executor can be dialled, if the engine asks."""
+        """Reports whether an executor can be dialed, if the engine asks."""
         address = self.cluster.executors[name].registration().address
         self.cluster.batch(ExecutorProbed(self.cluster.at, name, address, cause))
 

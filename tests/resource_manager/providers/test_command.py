@@ -200,7 +200,7 @@ async def test_one_that_hangs_is_ended_with_all_its_children(site: Site) -> None
 async def test_one_that_runs_as_another_user_is_waited_for_and_holds_nothing_up(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A command that runs sudo or similar cannot be signalled by us."""
+    """A command that runs sudo or similar cannot be signaled by us."""
 
     def not_ours(_group: int, _number: int) -> None:
         raise PermissionError

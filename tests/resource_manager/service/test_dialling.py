@@ -1,4 +1,4 @@
-"""Tests the messages for each way in which dialling an executor fails."""
+"""Tests the messages for each way in which dialing an executor fails."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from task_executor.helper.output_log import OutputLog, available
 from task_executor.host.task_log import OutputReader, read_output
 from tests.support.properties import examples
 
-PERIOD = 251  # a prime, so that no segment or chunk has the same bytes as its neighbour
+PERIOD = 251  # a prime, so that no segment or chunk has the same bytes as its neighbor
 
 
 def bytes_at(start: int, end: int) -> bytes:

@@ -73,7 +73,7 @@ async def test_the_tasks_of_a_slot_above_its_share_end_and_its_neighbour_goes_on
     pid = await sleeps(job_master, "greedy", "large")
     await sleeps(job_master, "greedy", "aside")
     modest = await sleeps(job_master, "modest", "fits")
-    # The neighbour has exactly its share, which is no excess.
+    # The neighbor has exactly its share, which is no excess.
     other = f"process 0 {modest} {HALF_MIB}\n"
     host.plays(A + B + other + f"process 0 {pid} {HALF_MIB + 1024}\n")
     for task_id in ("large", "aside"):

@@ -1,4 +1,4 @@
-"""Draws a plan as SVG. Regions are boxes. Each box contains the chains of the region, in the colour
+"""Draws a plan as SVG. Regions are boxes. Each box contains the chains of the region, in the color
 of their group.
 """
 
@@ -12,7 +12,7 @@ from finegrain_client.graph.drawing.layout import Box, Layout, lay_out
 from finegrain_client.graph.plan import ChainPlan, EdgePlan, Plan
 from finegrain_client.graph.values import Exchange
 
-# The palette of Okabe and Ito: people with colour blindness can distinguish its colours.
+# The palette of Okabe and Ito: people with color blindness can distinguish its colors.
 COLOURS = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#0072B2", "#D55E00", "#F0E442", "#999999")
 STYLE = (
     "text{font:12px sans-serif;fill:#222}.small{font-size:10px;fill:#555}"

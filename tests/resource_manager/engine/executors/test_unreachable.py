@@ -1,4 +1,4 @@
-"""Tests of executors that report but cannot be dialled, beyond the stories."""
+"""Tests of executors that report but cannot be dialed, beyond the stories."""
 
 from __future__ import annotations
 

@@ -86,8 +86,8 @@ def test_what_no_node_has_is_not_asked_for_and_noted() -> None:
     without = log(one("a", profile=profile)).fitted([Node("n", {"cpu_milli": 4_000})])
     assert without.jobs[0].profile == ResourceProfile(1_000)
     assert fitted.notes == (
-        "disk is not modelled: no node has any; 1 jobs request it",
-        "memory is not modelled: no node has any; 1 jobs request it",
+        "disk is not modeled: no node has any; 1 jobs request it",
+        "memory is not modeled: no node has any; 1 jobs request it",
     )
 
 

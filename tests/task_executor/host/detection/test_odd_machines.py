@@ -195,7 +195,7 @@ def test_distances_of_offline_nodes_are_not_attributed(look: Look) -> None:
 
 
 def test_a_single_node_has_all_the_memory_of_the_machine(look: Look) -> None:
-    """A guest that initialises memory lazily: the node shows what was used so far."""
+    """A guest that initializes memory lazily: the node shows what was used so far."""
     files = machine_of_nodes(node("0-3", 250_000)) | {
         f"{NODE}/possible": "0",
         "proc/meminfo": "MemTotal: 1000000 kB\nMemFree: 10 kB\n",
