@@ -24,6 +24,7 @@ from task_executor.host.helper_client import (
     Reconnected,
     TaskExited,
 )
+from tests.support.journals import record_of
 from tests.support.patience import PATIENCE_S
 from tests.task_executor.helper.conftest import Host, alive, eventually, leftover_groups
 
@@ -107,6 +108,7 @@ async def test_ends_outlive_supervisor_and_helper(host: Host) -> None:
     await host.run("echo kept; exit 3", "one")
     await host.run("exit 4", "two")
     await host.client.forget_task("two")
+    await eventually(lambda: record_of(host.state, "two") is None, "its supervisor knows")
     supervisor = supervisor_of(host, "one")
     os.kill(supervisor, signal.SIGKILL)
     await eventually(lambda: not alive(supervisor), "it is gone")
