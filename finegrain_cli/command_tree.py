@@ -35,6 +35,7 @@ SECTIONS: Final[dict[str, dict[str, str]]] = {
         "devices": "devices",
         "topo": "host",
         "usage": "usage",
+        "web": "web",
     },
     "Change slots and jobs": {
         "release": "operate",

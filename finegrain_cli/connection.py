@@ -8,6 +8,8 @@ needed.
 from __future__ import annotations
 
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +24,7 @@ from finegrain_cli.context import Invocation, current
 if TYPE_CHECKING:
     import finegrain_client
     from finegrain_client import blocking
+    from finegrain_client.connection import Connection
 
 PATIENCE_S = 5.0
 DIAL_S = 1.0
@@ -82,6 +85,26 @@ def open_cluster_async(budget_s: float) -> finegrain_client.Cluster:
         credentials=target.file or target.credentials,
         budget_s=budget_s,
     )
+
+
+@asynccontextmanager
+async def open_connection(budget_s: float) -> AsyncIterator[Connection]:
+    """Yields a connection for calls of the protocol, and closes it.
+
+    Args:
+        budget_s: time limit of one call including all retries.
+    """
+    from finegrain_client.connection import Connection
+    from finegrain_client.retry import RetryPolicy
+
+    target = resolve_target()
+    _check_listens(target)
+    policy = RetryPolicy(budget_s=budget_s)
+    connection = Connection(target.addresses, target.credentials, file=target.file, policy=policy)
+    try:
+        yield connection
+    finally:
+        await connection.close()
 
 
 def _own_state_dir(client: ClientSettings) -> Path:

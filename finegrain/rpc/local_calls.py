@@ -65,17 +65,6 @@ class LocalCalls:
         except _Aborted as aborted:
             raise error_from_rpc(aborted) from None
 
-    async def stream(
-        self, method: str, request: Message, certificate: bytes, peer: str
-    ) -> AsyncIterator[Any]:
-        """Calls a method with a stream of answers; see `unary`."""
-        context = _LocalContext(request, certificate, peer)
-        try:
-            async for message in self._methods[method].unary_stream(context.messages(), context):
-                yield message
-        except _Aborted as aborted:
-            raise error_from_rpc(aborted) from None
-
 
 class _Aborted(grpc.RpcError):
     """The status with which a method has ended a local call."""

@@ -4,7 +4,6 @@ over gRPC.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
 from google.protobuf.message import Message
@@ -22,8 +21,3 @@ class Calls(Protocol):
 
     async def unary(self, method: str, request: Message, certificate: bytes, peer: str) -> Any:
         """Calls a method with one answer, and returns the answer."""
-
-    def stream(
-        self, method: str, request: Message, certificate: bytes, peer: str
-    ) -> AsyncIterator[Any]:
-        """Calls a method with a stream of answers."""

@@ -3,16 +3,58 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from typing import Any
 
 from starlette.requests import Request
+from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
 
+CONNECTIONS_MAX = 512
 REQUEST_TIME_MAX_S = 20.0
 """Time in which the first request of a connection must arrive."""
 
 _CERTIFICATE = "certificate"
+
+
+class Connections:
+    """The connections of one port to an application.
+
+    Args:
+        application: the ASGI application.
+    """
+
+    def __init__(self, application: Any) -> None:
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+        self._config = Config(
+            application,
+            http=CertificateProtocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,  # uvicorn's own server loop would set it
+            limit_concurrency=CONNECTIONS_MAX,
+            h11_max_incomplete_event_size=32 * 1024,
+        )
+        self._config.load()
+        self._state = ServerState()
+
+    def accept(self) -> asyncio.Protocol:
+        """Returns the protocol for a new connection."""
+        return CertificateProtocol(self._config, self._state, {})
+
+    async def stop(self) -> None:
+        """Closes all connections, and cancels the requests in progress."""
+        for connection in list(self._state.connections):
+            connection.shutdown()
+        for task in list(self._state.tasks):
+            task.cancel()
+        await asyncio.gather(*self._state.tasks, return_exceptions=True)
 
 
 class CertificateProtocol(H11Protocol):

@@ -7,9 +7,8 @@ and the application is made. So if the HTTP interface is not used, it costs noth
 from __future__ import annotations
 
 import asyncio
-import logging
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -21,9 +20,8 @@ from finegrain.rpc.tls_context import presenting_context
 from resource_manager.web_site import WebSite
 
 if TYPE_CHECKING:
-    from uvicorn.server import ServerState
+    from finegrain_cli.web.connection import Connections
 
-CONNECTIONS_MAX = 512
 HANDSHAKE_TIME_MAX_S = 10.0
 
 
@@ -81,47 +79,17 @@ class _Listener:
 
     def accept(self) -> asyncio.BaseProtocol:
         """Returns the protocol for a new connection."""
-        return self._protocols()
+        return self._connections.accept()
 
     async def stop(self) -> None:
-        """Closes all connections, after the requests in progress were answered or cancelled."""
-        if "_protocols" not in self.__dict__:
-            return
-        for connection in list(self._state.connections):
-            connection.shutdown()
-        for task in list(self._state.tasks):
-            task.cancel()
-        await asyncio.gather(*self._state.tasks, return_exceptions=True)
+        """Closes all connections, and cancels the requests in progress."""
+        if "_connections" in self.__dict__:
+            await self._connections.stop()
 
     @cached_property
-    def _state(self) -> ServerState:
-        from uvicorn.server import ServerState
-
-        return ServerState()
-
-    @cached_property
-    def _protocols(self) -> Callable[[], asyncio.BaseProtocol]:
-        """Returns a function that makes protocols. The first use imports the web libraries."""
-        from uvicorn import Config
-
+    def _connections(self) -> Connections:
+        """The first use imports the web libraries."""
         from finegrain_cli.web.application import make_application
-        from finegrain_cli.web.connection import CertificateProtocol, certificate_of
+        from finegrain_cli.web.connection import Connections, certificate_of
 
-        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
-        config = Config(
-            make_application(self._site.calls, certificate_of),
-            http=CertificateProtocol,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            # Uvicorn's own server loop sets the date, and this loop does not run here.
-            date_header=False,
-            limit_concurrency=CONNECTIONS_MAX,
-            h11_max_incomplete_event_size=32 * 1024,
-        )
-        config.load()
-        state = self._state
-        return lambda: CertificateProtocol(config, state, {})
+        return Connections(make_application(self._site.calls, certificate_of))

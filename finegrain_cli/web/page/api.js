@@ -1,0 +1,121 @@
+// Calls of the page: one token in memory, JSON over HTTP, and one stream of events.
+
+import { signal } from "./vendor/signals.mjs";
+
+/** Who the page acts as, such as "user/alice". */
+export const identity = signal("");
+/** Counts events of the cluster: views read again when it changes. */
+export const news = signal(0);
+/** When the resource manager last answered; 0: never. */
+export const answered = signal(0);
+/** Why the last call failed; empty: it did not. */
+export const failure = signal("");
+/** The present time, once a second. */
+export const now = signal(Date.now());
+
+const PAUSE_MS = 1000;
+const NEWS_MS = 200;
+let token = "";
+
+setInterval(() => {
+  now.value = Date.now();
+}, 1000);
+
+/** An error of the resource manager: `code`, `status`, and a sentence as its message. */
+export class Problem extends Error {
+  constructor(status, body) {
+    super(body.detail || `the server answered ${status}`);
+    this.status = status;
+    this.code = body.code || "";
+  }
+}
+
+/** Exchanges the code in the address for the token of this page. */
+export async function begin() {
+  const code = location.hash.slice(1);
+  history.replaceState(null, "", location.pathname + location.search);
+  const response = await fetch("/session", { method: "POST", body: code });
+  const body = await response.json();
+  if (!response.ok) throw new Problem(response.status, body);
+  token = body.token;
+  identity.value = body.identity;
+  follow();
+}
+
+/** Calls a route, and returns its JSON. */
+export async function call(method, path, body) {
+  const headers = { "x-finegrain-token": token };
+  if (body !== undefined) headers["content-type"] = "application/json";
+  let response;
+  try {
+    response = await fetch(path, { method, headers, body: body && JSON.stringify(body) });
+  } catch {
+    failure.value = "finegrain web does not answer; has it ended?";
+    throw new Problem(0, { detail: failure.value });
+  }
+  const data = await response.json();
+  if (response.status === 503) failure.value = data.detail;
+  if (!response.ok) throw new Problem(response.status, data);
+  answered.value = Date.now();
+  failure.value = "";
+  return data;
+}
+
+/** Reads a route. */
+export const get = (path) => call("GET", path);
+
+/** Reads all pages of a list. */
+export async function list(path) {
+  const items = [];
+  let page = "";
+  do {
+    const query = `${path.includes("?") ? "&" : "?"}page_size=1000${page && `&page_token=${encodeURIComponent(page)}`}`;
+    const data = await get(path + query);
+    items.push(...data.items);
+    page = data.next_page_token;
+  } while (page);
+  return items;
+}
+
+let pending = 0;
+
+function announce() {
+  // several events within a moment are one change
+  pending ||= setTimeout(() => {
+    pending = 0;
+    news.value += 1;
+  }, NEWS_MS);
+}
+
+/** Follows the events of the cluster as long as the page is open. */
+async function follow() {
+  let last = "";
+  for (;;) {
+    try {
+      const headers = { accept: "text/event-stream", "x-finegrain-token": token };
+      if (last) headers["last-event-id"] = last;
+      const response = await fetch("/v1/events?page_size=1", { headers });
+      if (!response.ok) throw new Error(String(response.status));
+      const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+      for (let rest = ""; ; ) {
+        const { value, done } = await reader.read();
+        if (done) break;
+        answered.value = Date.now();
+        failure.value = "";
+        const parts = (rest + value).split("\n\n");
+        rest = parts.pop();
+        for (const part of parts) {
+          const id = /^id: (.*)$/m.exec(part);
+          if (id) {
+            last = id[1];
+            announce();
+          }
+        }
+      }
+    } catch {
+      failure.value ||= "the stream of events was lost";
+    }
+    announce();
+    await new Promise((resolve) => setTimeout(resolve, PAUSE_MS));
+  }
+}

@@ -1,0 +1,53 @@
+// The page: begins the session, and shows the view of the address.
+
+import { render } from "./vendor/preact.mjs";
+import { answered, begin, failure, identity, now } from "./api.js";
+import { Link, html, place } from "./parts.js";
+import { Overview } from "./views/overview.js";
+import { Executor } from "./views/executor.js";
+import { Request, Requests } from "./views/requests.js";
+import { Events, Groups, Jobs } from "./views/jobs.js";
+
+const STALE_MS = 20_000; // a quiet stream sends something every 15 s
+
+const VIEWS = [
+  ["/", "Cluster", Overview],
+  ["/requests", "Requests", Requests],
+  ["/jobs", "Jobs", Jobs],
+  ["/groups", "Groups", Groups],
+  ["/events", "Events", Events],
+];
+
+function view(path) {
+  const [, kind, id] = /^\/(executors|requests)\/(.+)$/.exec(path) ?? [];
+  if (kind === "executors") return html`<${Executor} key=${path} id=${decodeURIComponent(id)} />`;
+  if (kind === "requests") return html`<${Request} key=${path} id=${decodeURIComponent(id)} />`;
+  const [, , View] = VIEWS.find(([known]) => known === path) ?? VIEWS[0];
+  return html`<${View} key=${path} />`;
+}
+
+function Banner() {
+  const stale = now.value - answered.value > STALE_MS;
+  if (!failure.value && !stale) return null;
+  const since = answered.value ? new Date(answered.value).toLocaleTimeString() : "never";
+  return html`<p id="stale" role="alert">Not up to date: ${failure.value || "no news from the resource manager"}. Last answer: ${since}.</p>`;
+}
+
+function Page() {
+  return html`<a class="skip" href="#view">Skip to content</a>
+    <header><nav aria-label="Views">${VIEWS.map(([path, name]) => html`
+      <${Link} to=${path} aria-current=${place.value === path ? "page" : undefined}>${name}<//>`)}</nav>
+      <span class="quiet">${identity.value}</span></header>
+    <${Banner} /><main id="view" tabindex="-1">${view(place.value)}</main>`;
+}
+
+function Refused({ message }) {
+  return html`<main><h1>finegrain</h1><p role="alert" class="bad">${message}</p></main>`;
+}
+
+const root = document.getElementById("page");
+root.textContent = "";
+begin().then(
+  () => render(html`<${Page} />`, root),
+  (error) => render(html`<${Refused} message=${error.message} />`, root),
+);

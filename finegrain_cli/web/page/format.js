@@ -1,0 +1,74 @@
+// Texts for amounts and times, in the units of the command line.
+
+const UNITS = ["", "Ki", "Mi", "Gi", "Ti", "Pi"];
+
+/** Thousandths of a core as cpus: 1500 is "1.5". */
+export function cpu(milli) {
+  return String(Math.round(milli) / 1000);
+}
+
+/** Bytes with a binary unit: 1610612736 is "1.5Gi". */
+export function bytes(count) {
+  let unit = 0;
+  let value = count;
+  while (value >= 1024 && unit < UNITS.length - 1) {
+    value /= 1024;
+    unit += 1;
+  }
+  return `${unit && value < 100 ? Number(value.toFixed(1)) : Math.round(value)}${UNITS[unit]}`;
+}
+
+/** An amount of a dimension, such as "1.5" cpus or "2Gi" of memory. */
+export function amount(name, value) {
+  if (name.endsWith("cpu_milli")) return cpu(value);
+  return name.endsWith("_bytes") || name.endsWith("memory") ? bytes(value) : String(value);
+}
+
+/** The name of a dimension for people: "cpu_milli" is "cpu". */
+export function dimension(name) {
+  return name
+    .replace(/_milli$/, "")
+    .replace(/_bytes$/, "")
+    .replace(/^extended\./, "")
+    .replace(/^device\./, "")
+    .replaceAll("_", " ");
+}
+
+/** Amounts as one line: "cpu 2, memory 4Gi". */
+export function amounts(map) {
+  const texts = Object.entries(map).map(([name, value]) => `${dimension(name)} ${amount(name, value)}`);
+  return texts.join(", ") || "nothing";
+}
+
+/** The memory of amounts: the sum of all parts. */
+export function memory(map) {
+  return Object.entries(map).reduce(
+    (sum, [name, value]) => (/^(memory_bytes|(task|managed|network).*_bytes)$/.test(name) ? sum + value : sum),
+    0,
+  );
+}
+
+/** Time since a moment: "3 min". */
+export function age(moment, now = Date.now()) {
+  if (!moment) return "–";
+  const seconds = Math.max(0, (now - Date.parse(moment)) / 1000);
+  if (seconds < 100) return `${Math.round(seconds)} s`;
+  if (seconds < 6000) return `${Math.round(seconds / 60)} min`;
+  if (seconds < 172800) return `${Math.round(seconds / 3600)} h`;
+  return `${Math.round(seconds / 86400)} d`;
+}
+
+/** A part of a whole in percent, 0 to 100. */
+export function percent(part, whole) {
+  return whole > 0 ? Math.min(100, Math.max(0, (100 * part) / whole)) : 0;
+}
+
+/** A number with its noun: "1 slot", "2 slots". */
+export function count(number, noun) {
+  return `${number} ${noun}${number === 1 ? "" : "s"}`;
+}
+
+/** The short form of an id: its last eight characters. */
+export function short(id) {
+  return id.length > 12 ? id.slice(-8) : id;
+}

@@ -1,0 +1,199 @@
+"""Serves the page on a loopback port, for one user, while `finegrain web` runs.
+
+The command prints an address with a code in its fragment, which browsers never send. The page
+exchanges the code for a token and keeps the token in its memory. The code is valid once, and for a
+minute. Other users and tasks of this host can connect to the port, but without the token they get
+nothing. A page of another port cannot send the header with the token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import secrets
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from finegrain.errors import PermissionDenied, Reason, Unauthenticated
+from finegrain.rpc.server import bind_error
+from finegrain_cli.web.application import HEADERS, make_application
+from finegrain_cli.web.connection import Connections
+from finegrain_cli.web.problems import problem
+from finegrain_cli.web.remote_calls import RemoteCalls
+from finegrain_client.connection import Connection
+
+PAGE = Path(__file__).parent / "page"
+CODE_S = 60.0
+TOKEN_HEADER = "x-finegrain-token"
+KINDS = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".mjs": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self';"
+    " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+PAGE_HEADERS = {
+    **HEADERS,
+    "Content-Security-Policy": POLICY,
+    "Referrer-Policy": "no-referrer",
+    "X-Frame-Options": "DENY",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+class PageSession:
+    """The code and the token of one run of the command."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._code = ""
+        self._code_until_s = 0.0
+        self.token = secrets.token_urlsafe(32)
+
+    def new_code(self) -> str:
+        """Returns a code that `redeem` accepts once. An earlier code becomes useless."""
+        self._code = secrets.token_urlsafe(24)
+        self._code_until_s = self._clock() + CODE_S
+        return self._code
+
+    def redeem(self, code: str) -> str:
+        """Returns the token for a code.
+
+        Raises:
+            Unauthenticated: the code is wrong, was used already, or is too old.
+        """
+        expected, self._code = self._code, ""
+        is_right = bool(expected) and hmac.compare_digest(expected.encode(), code.encode())
+        if not is_right or self._clock() > self._code_until_s:
+            raise Unauthenticated(
+                "this address was used already, or is older than a minute; press Enter in the"
+                " terminal of finegrain web to get a new one",
+                reason=Reason.TOKEN_WRONG,
+            )
+        return self.token
+
+
+class PageServer:
+    """Serves the page in a `with` block.
+
+    Args:
+        connection: the connection of the user. The caller closes it.
+        host: the loopback address.
+        port: the port; 0: the kernel chooses one.
+
+    Raises:
+        ConfigurationError: the port is in use.
+    """
+
+    def __init__(self, connection: Connection, host: str, port: int) -> None:
+        self._connection = connection
+        self._host, self._port = host, port
+        self._session = PageSession()
+        self._server: asyncio.Server | None = None
+        self._connections: Connections | None = None
+
+    async def __aenter__(self) -> PageServer:
+        loop = asyncio.get_running_loop()
+        listening = socket.socket()
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind((self._host, self._port))
+        except OSError as error:
+            listening.close()
+            raise bind_error(f"{self._host}:{self._port}", error.errno or 0) from None
+        self._port = listening.getsockname()[1]
+        self._connections = Connections(make_page(self._connection, self._session, self.host))
+        self._server = await loop.create_server(self._connections.accept, sock=listening)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._server is not None and self._connections is not None:
+            self._server.close()
+            await self._connections.stop()
+
+    @property
+    def host(self) -> str:
+        """The address as "host:port"."""
+        return f"{self._host}:{self._port}"
+
+    def new_address(self) -> str:
+        """Returns an address for the browser. It is valid once, for a minute."""
+        return f"http://{self.host}/#{self._session.new_code()}"
+
+
+def make_page(connection: Connection, session: PageSession, host: str) -> Any:
+    """Returns the application with the page.
+
+    Args:
+        connection: the connection of the user.
+        session: code and token.
+        host: the only allowed value of the header Host, so that no other name leads here.
+    """
+    api = make_application(RemoteCalls(connection, session.token.encode()), _token_of)
+
+    async def redeem(request: Request) -> Response:
+        body = await request.body()
+        try:
+            token = session.redeem(body[:200].decode("latin-1"))
+        except Unauthenticated as error:
+            return problem(error)
+        return JSONResponse(
+            {"token": token, "identity": str(connection.own.credentials.who)}, headers=PAGE_HEADERS
+        )
+
+    pages = Starlette(
+        routes=[
+            Route("/session", redeem, methods=["POST"]),
+            Route("/{path:path}", _static, methods=["GET"]),
+        ]
+    )
+
+    async def serve(scope: Any, receive: Any, send: Any) -> None:
+        request = Request(scope, receive)
+        refusal = _refusal(request, host)
+        if refusal is not None:
+            await problem(refusal)(scope, receive, send)
+            return
+        app: Callable[..., Awaitable[None]] = api if request.url.path.startswith("/v1/") else pages
+        await app(scope, receive, send)
+
+    return serve
+
+
+def _refusal(request: Request, host: str) -> PermissionDenied | None:
+    """Refuses requests that another page has caused."""
+    if request.headers.get("host") != host:
+        return PermissionDenied(f"this page is at http://{host} only")
+    site = request.headers.get("sec-fetch-site", "same-origin")
+    origin = request.headers.get("origin", f"http://{host}")
+    is_navigation = request.method == "GET" and not request.url.path.startswith("/v1/")
+    if is_navigation or (site in ("same-origin", "none") and origin == f"http://{host}"):
+        return None
+    return PermissionDenied("another page may not call finegrain")
+
+
+def _token_of(request: Request) -> bytes:
+    return request.headers.get(TOKEN_HEADER, "").encode()
+
+
+async def _static(request: Request) -> Response:
+    path = request.path_params["path"] or "index.html"
+    file = (PAGE / path).resolve()
+    kind = KINDS.get(file.suffix)
+    if kind is None or not file.is_relative_to(PAGE) or not file.is_file():
+        # every view has an address of its own, which the page itself reads
+        file, kind = PAGE / "index.html", KINDS[".html"]
+    return Response(file.read_bytes(), media_type=kind, headers=PAGE_HEADERS)
