@@ -131,6 +131,7 @@ def _announce(cluster: LocalCluster, output: OutputFormat) -> None:
     say(f"  finegrain run {_example_size(cluster)} -- python3 -c 'print(42)'")
     say("  finegrain providers" if cluster.scaled else "  finegrain executors -o wide")
     say("  finegrain status")
+    say("  finegrain web")
     say("from elsewhere as the same user:")
     say(f"  export FINEGRAIN_CREDENTIALS={cluster.credentials_file}")
     say(f"as another user of this host, once, within {GUEST_TTL_S // 3600} hours (user/{GUEST}):")

@@ -42,7 +42,7 @@ SHELL = """
 set -eu
 finegrain() {
     case " $* " in
-    *" --watch "* | " up "* | *" serve "*)
+    *" --watch "* | " up "* | *" serve "* | *" web "*)
         # These run until they are stopped. Four seconds show that they start.
         code=0
         timeout --signal=INT 4 "$PYTHON" -m finegrain_cli "$@" || code=$?
