@@ -132,8 +132,8 @@ class ShownToken:
         claims = self._claims
         if claims is None:
             raise refused(
-                "the call shows no allocation token; show the token that WatchJob has sent with"
-                f" the slot, or {NEW_TOKEN}"
+                "the call shows no allocation token; install finegrain 0.2 or newer for this job"
+                " master, or show the token that WatchJob has sent with the slot"
             )
         if not self.caller.owns(claims.owner):
             raise PermissionDenied(

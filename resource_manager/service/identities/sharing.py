@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from finegrain.certificates.joining import public_bytes
 from finegrain.errors import ConfigurationError, FinegrainError
 from finegrain.logs import get_logger
+from finegrain.software_version import software_version
 from resource_manager.engine.model.effects import Changes
 from resource_manager.engine.model.events import ExecutorsAwaited
 from resource_manager.service.identities.own import AUTHORITY_FILE, FOLDER, OwnFiles
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 AWAITED_FOR_MS = 7 * 24 * 3_600_000
 AWAY_PAUSE_S = 0.2
 RENEW_INTERVAL_S = 3_600.0
+LOGGED_MAX = 100  # number of executors that one line of the log names
 
 _log = get_logger("finegrain.rm")
 
@@ -76,7 +78,9 @@ async def check_authority(runner: Runner, own: OwnFiles) -> None:
                     _log.warning(
                         "executors_awaited",
                         executors=len(awaited),
-                        fix="give each a join token: finegrain certs migrate",
+                        executor_ids=awaited[:LOGGED_MAX],
+                        needs=f"finegrain {software_version()} on the hosts of these executors",
+                        fix="install it, and give each a join token: finegrain certs migrate",
                     )
             if known is None or known in others:
                 await runner.in_store(
