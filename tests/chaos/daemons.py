@@ -160,11 +160,7 @@ class Executor(Daemon):
     def supervisor_pids(self) -> list[int]:
         """Returns the processes that watch tasks and were started by the present helper."""
         helper = self.helper_pid()
-        try:
-            children = Path(f"/proc/{helper}/task/{helper}/children").read_text().split()
-        except OSError:
-            return []
-        return [pid for pid in map(int, children) if _is_fork_of(pid, helper)]
+        return [pid for pid in children_of(helper) if _is_fork_of(pid, helper)]
 
     def saved_slots(self) -> dict[str, str]:
         """Returns the slot table on disk: "allocation.generation" to state."""
@@ -174,6 +170,14 @@ class Executor(Daemon):
             spec = each["spec"]
             found[f"{spec['allocation_id']}.{spec['generation']}"] = str(each["state"])
         return found
+
+
+def children_of(pid: int) -> list[int]:
+    """Returns the children of a process; none if it has ended."""
+    try:
+        return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+    except OSError:
+        return []
 
 
 def _is_fork_of(pid: int, helper: int) -> bool:

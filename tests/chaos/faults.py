@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.chaos.cluster import Cluster, node_of
-from tests.chaos.daemons import Daemon, Executor, eventually
+from tests.chaos.daemons import Daemon, Executor, children_of, eventually
 from tests.chaos.excuses import CUT_EXECUTOR_MASTER, Disturbance
 
 LOOK_S = 0.2
@@ -113,6 +113,7 @@ class Chaos:
         self.failures: list[str] = []
         self._lock = threading.Lock()
         self._suffering: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
+        self._taken_over: defaultdict[str, set[int]] = defaultdict(set)  # tasks by executor
         self._under_way: list[threading.Thread] = []
         self._keeping = threading.Event()
         self._keeper: threading.Thread | None = None
@@ -274,6 +275,7 @@ class Chaos:
 
     def _kill_helper(self, fault: Fault) -> None:
         executor = self._executor(fault)
+        self._spare_taken_over(executor)
         with self.disturbing(fault.kind, executor.name):
             executor.kill_helper()
             eventually(executor.helper_pid, f"{executor.name} has a helper again")
@@ -282,14 +284,27 @@ class Chaos:
         executor = self._executor(fault)
         with self.disturbing(fault.kind, executor.name):
             for pid in executor.supervisor_pids():
+                self._taken_over[executor.name] |= set(children_of(pid))
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+
+    def _spare_taken_over(self, executor: Executor) -> None:
+        """Waits for the tasks of killed supervisors. Only the helper can reap them, so if it is
+        killed as well, their exit status is lost for good.
+        """
+        pids = self._taken_over.pop(executor.name, set())
+        eventually(
+            lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids),
+            f"the tasks of killed supervisors on {executor.name} have ended",
+        )
 
     def _kill_both(self, fault: Fault) -> None:
         self._kill_executor(fault, front=True, helper=True)
 
     def _kill_executor(self, fault: Fault, *, front: bool, helper: bool) -> None:
         executor = self._executor(fault)
+        if helper:
+            self._spare_taken_over(executor)
         with self.disturbing(fault.kind, executor.name):
             if front:
                 executor.kill()
