@@ -5,9 +5,9 @@ resizes to try again, reserved capacity, and whether the executor can be reached
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from finegrain.resources import Amounts, shortfall
+from finegrain.resources import Amounts, shortfall, total_of
 from resource_manager.engine.model.effects import SendAllocate, SendFree, SendResize
 from resource_manager.engine.model.entities import Slot, SlotKey
 
@@ -101,12 +101,29 @@ class ReservedCapacity:
         slots: reserved number of slots.
         before: amounts that each slot had booked when the reservation was made.
         barred: dimensions that other requests must not use at all.
+        own_job: the job whose slots are not in `before`: the owner waits for capacity beyond
+            theirs. Empty: there is no such job.
+        own: the amounts that these slots had booked when the reservation was made. They are kept
+            for the job, too.
     """
 
     amounts: Amounts
     slots: int
     before: Mapping[SlotKey, Amounts]
     barred: frozenset[str] = frozenset()
+    own_job: str = ""
+    own: Amounts = field(default_factory=dict)
+
+    def given_back(self, slots: Mapping[SlotKey, Slot]) -> dict[str, int]:
+        """Returns the part of `own` that the owner's job has given back since then.
+
+        Args:
+            slots: all slots of the host.
+        """
+        if not self.own:
+            return {}
+        now = total_of(slot.booked for slot in slots.values() if slot.job_id == self.own_job)
+        return {name: max(0, amount - now.get(name, 0)) for name, amount in self.own.items()}
 
     def spare(self, free: Amounts, total: Amounts, slots: Mapping[SlotKey, Slot]) -> dict[str, int]:
         """Returns the part of the free amounts that other requests may use. Amounts of 0 are left
@@ -118,7 +135,7 @@ class ReservedCapacity:
             slots: all slots of the host.
         """
         # Amounts booked after the reservation was made, including the growth of older slots.
-        since: dict[str, int] = {}
+        since: dict[str, int] = self.given_back(slots)
         for key, slot in slots.items():
             before = self.before.get(key, {})
             for name, amount in slot.booked.items():

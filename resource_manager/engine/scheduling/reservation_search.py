@@ -76,6 +76,15 @@ class _Unit(NamedTuple):
     times: int
 
 
+def own_job_of(owner: ReservationOwner) -> str:
+    """Returns the job whose slots do not count as capacity to come; empty: all slots count.
+
+    Requests of one class are served one after another, so the slots of earlier requests end all the
+    time. A gang or a slot that grows is served only once.
+    """
+    return "" if isinstance(owner.waiter, int) else owner.job_id
+
+
 class ReservationSearch:
     """A search for hosts to reserve for one owner. The indexes must be up to date."""
 
@@ -95,6 +104,7 @@ class ReservationSearch:
         self._slot = state.slots[owner.slot] if owner.slot is not None else None
         self._waiting = state.gangs.waiting[owner.gang_id] if owner.gang_id else None
         self._outlasting = state.reservations.outlasting
+        self._own_job = own_job_of(owner)
         self._trials = TentativeCpus(self._cpus_if_others_ended)
         # By host: the amounts of the members to which the search has already given this host.
         self._chosen: dict[str, Amounts] = {}
@@ -399,7 +409,13 @@ class ReservationSearch:
         """Returns the amounts that would be free on a host if its slots ended. Slots that may never
         end keep their amounts.
         """
-        stays = [slot.booked for key, slot in host.slots.items() if key in self._outlasting]
+        # The owner's job must get more than it has. So its own slots count as if they stayed: their
+        # capacity is given back by the job itself.
+        stays = [
+            slot.booked
+            for key, slot in host.slots.items()
+            if key in self._outlasting or slot.job_id == self._own_job
+        ]
         # This sum is lower than the total if processes outside slots use a part of the host.
         total, could = host.total, add(host.free(), host.booked)
         most = {name: min(amount, total.get(name, 0)) for name, amount in could.items()}

@@ -39,7 +39,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from finegrain.cpu_policy import QosClass
-from finegrain.resources import BEST_EFFORT_CPU_MILLI, total_of
+from finegrain.resources import BEST_EFFORT_CPU_MILLI, subtract, total_of
 from finegrain.values.states import SlotState
 from resource_manager.engine.fairness.choice import SharesSince, order_key_of
 from resource_manager.engine.fairness.flows import limited_title
@@ -61,7 +61,7 @@ from resource_manager.engine.queue.non_batchable import Kind
 from resource_manager.engine.queue.queue import WaitingQueue
 from resource_manager.engine.queue.requests import Requests
 from resource_manager.engine.queue.starvation import Mark, StarvationClock, Waiter
-from resource_manager.engine.scheduling.reservation_search import ReservationSearch
+from resource_manager.engine.scheduling.reservation_search import ReservationSearch, own_job_of
 from resource_manager.engine.state import State
 
 CHECK_INTERVAL_MS = SECOND_MS
@@ -105,6 +105,11 @@ def serve_owners(state: State) -> None:
         if not why and has_room(state, each):
             ReservationSearch(state, each.owner).place(each)
             why = "placed there"
+        # The reservation stays for the next request, because the job has no more than before.
+        elif not why and _may_replace(state, each):
+            ReservationSearch(state, each.owner).place(each)
+            state.hosts.touch(state.hosts[next(iter(each.hosts))])
+            why = "" if _passed_on(state, each) else "placed there"
         if why:
             end(state, each, why)
 
@@ -115,9 +120,31 @@ def end_served(state: State) -> bool:
     """
     reservations = state.reservations.by_number.values()
     served = [each for each in reservations if not each.owner.waits_in(state.queue)]
-    for each in served:
+    ended = [each for each in served if not _passed_on(state, each)]
+    for each in ended:
         end(state, each, "placed elsewhere")
-    return bool(served)
+    return bool(ended)
+
+
+def _passed_on(state: State, each: Reservation) -> bool:
+    """Passes a reservation on to the next request of the same job and class, if the job has still
+    received less than its share. Returns False if there is no such request.
+
+    The capacity on which the last owner was placed was probably given back by the job itself. Then
+    the job has no more than before.
+    """
+    waiter = each.owner.waiter
+    if isinstance(waiter, int) or state.settings.fairness.order != "fair" or each.planned:
+        return False
+    owner = owner_of(state, waiter)
+    if owner is None or owner.number in state.reservations.by_number:
+        return False
+    if not SharesSince(state.flows).is_owed(owner.job_id, each.starved_since.ms):
+        return False
+    del state.reservations.by_number[each.owner.number]
+    each.owner = owner
+    state.reservations.by_number[owner.number] = each
+    return True
 
 
 def reserve_for_starved(state: State) -> None:
@@ -322,8 +349,10 @@ def _make(
         slots = amounts.pop(SLOTS, 0)
         # The owner waits only for the end of these slots. Slots that are booked later must leave
         # room for the owner.
-        before = {key: slot.booked for key, slot in state.hosts[name].slots.items()}
-        hosts[name] = ReservedCapacity(amounts, slots, before, barred)
+        here, own_job = state.hosts[name].slots, own_job_of(owner)
+        before = {key: each.booked for key, each in here.items() if each.job_id != own_job}
+        own = total_of(each.booked for each in here.values() if each.job_id == own_job)
+        hosts[name] = ReservedCapacity(amounts, slots, before, barred, own_job, own)
     doubled = min(clock.expired, DOUBLED_MAX)
     lasts_ms = EXPIRES_AFTER * state.settings.fairness.starvation_timeout_ms * 2**doubled
     made = Reservation(
@@ -443,8 +472,21 @@ def has_room(state: State, each: Reservation) -> bool:
 
 
 def _lacks(hosts: Hosts, each: Reservation, name: str) -> bool:
-    host = hosts[name]
-    return any(each.hosts[name].missing(host.free(), host.slots_left()))
+    host, kept = hosts[name], each.hosts[name]
+    # Capacity that the owner's job has given back itself does not count.
+    free = subtract(host.free(), kept.given_back(host.slots)) if kept.own else host.free()
+    return any(kept.missing(free, host.slots_left()))
+
+
+def _may_replace(state: State, each: Reservation) -> bool:
+    """Returns True if slots of the owner's job have ended on the reserved host, and the owner fits
+    into their place.
+    """
+    (name, kept), *others = each.hosts.items()
+    host = state.hosts[name]
+    if others or not kept.own or any(kept.missing(host.free(), host.slots_left())):
+        return False
+    return ReservationSearch(state, each.owner).fits_now(each)
 
 
 def owner_of(state: State, waiter: Waiter) -> ReservationOwner | None:
