@@ -1,6 +1,6 @@
 """Measures the shares of groups with slots of unequal sizes, against the best attainable shares.
 
-    python -m bench.shares [--mixes 30] [--minutes 40] [--seed 1]
+    python -m bench.shares [--mixes 30] [--minutes 20] [--seed 1]
 
 Each mix has three simulated hosts with 8 cores and 32 GiB, and two to four groups with work until
 the end. The slots of a group are heavy in cpu or in memory, and run for 10 to 30 s. Usage is the
@@ -135,7 +135,7 @@ def run(groups: Sequence[Group], minutes: float, seed: int) -> tuple[list[float]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--mixes", type=int, default=30)
-    parser.add_argument("--minutes", type=float, default=40.0)
+    parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     rows, worst, use = [], [], []

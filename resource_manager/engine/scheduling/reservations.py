@@ -106,10 +106,10 @@ def serve_owners(state: State) -> None:
             ReservationSearch(state, each.owner).place(each)
             why = "placed there"
         # The reservation stays for the next request, because the job has no more than before.
-        elif not why and _may_replace(state, each):
-            ReservationSearch(state, each.owner).place(each)
+        elif not why and _may_replace(search := ReservationSearch(state, each.owner), each):
+            search.place(each)
             state.hosts.touch(state.hosts[next(iter(each.hosts))])
-            why = "" if _passed_on(state, each) else "placed there"
+            why = "" if _passed_on(search, each) else "placed there"
         if why:
             end(state, each, why)
 
@@ -120,20 +120,20 @@ def end_served(state: State) -> bool:
     """
     reservations = state.reservations.by_number.values()
     served = [each for each in reservations if not each.owner.waits_in(state.queue)]
-    ended = [each for each in served if not _passed_on(state, each)]
+    ended = [each for each in served if not _passed_on(ReservationSearch(state, each.owner), each)]
     for each in ended:
         end(state, each, "placed elsewhere")
     return bool(ended)
 
 
-def _passed_on(state: State, each: Reservation) -> bool:
+def _passed_on(search: ReservationSearch, each: Reservation) -> bool:
     """Passes a reservation on to the next request of the same job and class, if the job has still
     received less than its share. Returns False if there is no such request.
 
     The capacity on which the last owner was placed was probably given back by the job itself. Then
     the job has no more than before.
     """
-    waiter = each.owner.waiter
+    state, waiter = search.state, each.owner.waiter
     if isinstance(waiter, int) or state.settings.fairness.order != "fair" or each.planned:
         return False
     owner = owner_of(state, waiter)
@@ -478,15 +478,15 @@ def _lacks(hosts: Hosts, each: Reservation, name: str) -> bool:
     return any(kept.missing(free, host.slots_left()))
 
 
-def _may_replace(state: State, each: Reservation) -> bool:
+def _may_replace(search: ReservationSearch, each: Reservation) -> bool:
     """Returns True if slots of the owner's job have ended on the reserved host, and the owner fits
     into their place.
     """
     (name, kept), *others = each.hosts.items()
-    host = state.hosts[name]
+    host = search.state.hosts[name]
     if others or not kept.own or any(kept.missing(host.free(), host.slots_left())):
         return False
-    return ReservationSearch(state, each.owner).fits_now(each)
+    return search.fits_now(each)
 
 
 def owner_of(state: State, waiter: Waiter) -> ReservationOwner | None:
