@@ -23,7 +23,7 @@ class WebSite:
         address: where to listen, as "host:port".
         calls: the services of this process.
         own: the certificate of this resource manager.
-        certificate_file: a certificate of the operator for browsers, as a PEM file; empty: the
+        certificate_file: a certificate of the administrator for browsers, as a PEM file; empty: the
             interface shows the certificate of this resource manager.
         key_file: the key of `certificate_file`.
     """

@@ -35,7 +35,7 @@ def register(app: typer.Typer) -> None:
     audit = typer.Typer(no_args_is_help=True)
     audit.command(name="list")(reporting_errors(list_audit))
     audit.command(name="verify")(reporting_errors(verify_audit))
-    app.add_typer(audit, name="audit", help="Show and check what operators have changed.")
+    app.add_typer(audit, name="audit", help="Show and check what administrators have changed.")
 
 
 def list_audit(
@@ -56,7 +56,7 @@ def list_audit(
     credentials: CredentialsOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """List changes by operators, and refused calls, the oldest first.
+    """List changes by administrators, and refused calls, the oldest first.
 
     \b
     Examples:

@@ -228,7 +228,7 @@ def _wanted_role(role: str, name: str, days: int) -> Role:
         raise InvalidArgument("--name", "not given", f"a name for the role {role}")
     Identity("any", wanted, name)  # raises if the name is malformed
     if wanted is Role.OPERATOR and days:
-        raise InvalidArgument("--days", days, "not given for operators: always 30 days")
+        raise InvalidArgument("--days", days, "not given for the role operator: always 30 days")
     if not 0 <= days <= DAYS_MAX:
         raise InvalidArgument("--days", days, f"1 to {DAYS_MAX}")
     return wanted

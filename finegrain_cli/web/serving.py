@@ -52,7 +52,7 @@ async def serve_web(site: WebSite) -> AsyncIterator[str]:
 
 
 def _tls(site: WebSite) -> ssl.SSLContext:
-    """Returns the TLS settings: with a certificate of the operator, or with the cluster's."""
+    """Returns the TLS settings: with a certificate of the administrator, or with the cluster's."""
     if not site.certificate_file:
         return presenting_context(site.own)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -61,8 +61,8 @@ class CpuConditions:
     kubelet_cpus: CpuSet = EMPTY  # cpus that a kubelet has dedicated to containers
     kubelet_policy: HostPolicy = NO_SETTINGS  # settings that follow from a kubelet
     kubelet: object = None  # the kubelet's complete state, only for reports
-    operator_policy: HostPolicy = NO_SETTINGS  # settings that an operator made at runtime
-    policy_number: int = 0  # number of `operator_policy`; 0: an operator made no settings
+    operator_policy: HostPolicy = NO_SETTINGS  # settings that an administrator made at runtime
+    policy_number: int = 0  # number of `operator_policy`; 0: an administrator made no settings
     # Cpus to which best-effort slots are confined; None: there is no limit.
     squeezed: CpuSet | None = None
     notes: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Tests of operators' calls: pages, batches, events, values as JSON, addresses."""
+"""Tests of administrators' calls: pages, batches, events, values as JSON, addresses."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Tests of cpu policies and assignments of slots, and of operators' host policies."""
+"""Tests of cpu policies and assignments of slots, and of administrators' host policies."""
 
 from __future__ import annotations
 

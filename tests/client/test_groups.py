@@ -1,4 +1,4 @@
-"""Tests of resource groups in operators' programs: read and set."""
+"""Tests of resource groups in administrators' programs: read and set."""
 
 import json
 

@@ -156,7 +156,7 @@ class Small:
         return [note.executor_id for note in self.cluster.notes]
 
     def connect(self) -> fg.Cluster:
-        """An asyncio client of the operator."""
+        """An asyncio client of the administrator."""
         return fg.connect(self.cluster.address, credentials=self.cluster.credentials_file)
 
     def log_in(self, who: str) -> Path:
@@ -276,7 +276,7 @@ SOON_LOST = ("--lost-timeout", "5s")
 
 
 class Daemons:
-    """A resource manager and executors as an operator runs them, at addresses that stay.
+    """A resource manager and executors as an administrator runs them, at addresses that stay.
 
     An executor may be silent for longer than a busy machine starves it, unless a test starts the
     resource manager with `SOON_LOST`.

@@ -28,7 +28,7 @@ printf 'basicConstraints=critical,CA:TRUE,pathlen:0\\nkeyUsage=critical,keyCertS
 openssl x509 -req -in ours.csr -CA root.pem -CAkey root.key -CAcreateserial -days 20 \
     -extfile ours.ext -out ours.pem
 """
-"""What an operator of an outside authority does: one certificate below its root."""
+"""What an administrator of an outside authority does: one certificate below its root."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Resource groups as operators and job masters meet them: real daemons, killed in between."""
+"""Resource groups as administrators and job masters meet them: real daemons, killed in between."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ async def test_labels_choose_the_host(small: Small) -> None:
 
 
 async def test_a_slot_is_offered_by_its_executor_too(small: Small) -> None:
-    # A user's certificate is for servers, too; an operator's is not.
+    # A user's certificate is for servers, too; an administrator's is not.
     alice = await asyncio.to_thread(small.log_in, "user/alice")
     async with fg.connect(credentials=alice) as cluster, cluster.job("offers") as job:
         address = await job.serve_offers("127.0.0.1:0")

@@ -41,7 +41,7 @@ def test_one_token_and_one_join_per_host_and_nothing_else(hosts: list[Host]) -> 
     eventually((first.folder / "rm" / "login.sock").exists, "the manager serves")
     assert "operator/root" in first.shell("finegrain login --operator")
 
-    # Step 4 on each other host, with a token that an operator has made and copied there.
+    # Step 4 on each other host, with a token that an administrator has made and copied there.
     for host in others:
         host.configure(executor=f'listen = "{host.address}:7180"')
         host.join_token.parent.mkdir(mode=0o700)

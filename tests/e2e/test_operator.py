@@ -1,4 +1,4 @@
-"""What an operator sees and does from the command line, on a live cluster."""
+"""What an administrator sees and does from the command line, on a live cluster."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_run_says_that_an_operator_released_its_slot(small: Small) -> None:
 
     assert done.code == 128 + signal.SIGTERM
     assert f"slot {slot['allocation_id']} (generation 1)" in done.stderr
-    assert "ended by an operator [TERMINATED]" in done.stderr
+    assert "ended by an administrator [TERMINATED]" in done.stderr
 
 
 def test_a_slot_is_not_released_without_a_word(small: Small, nightly: Nightly) -> None:
@@ -209,7 +209,7 @@ def test_the_permission_is_checked_before_the_question(small: Small, nightly: Ni
         assert outcome.code == 8
         assert "[ROLE_MISSING]" in outcome.stderr
         assert "will be" not in outcome.stderr
-        # An operator without a terminal learns that --yes is missing.
+        # An administrator without a terminal learns that --yes is missing.
         outcome = small.cli(*command)
         assert outcome.code == 2
         assert "will be" in outcome.stderr

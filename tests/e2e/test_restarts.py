@@ -161,7 +161,7 @@ def test_a_planned_restart_says_nothing_to_those_who_watch(on_sqlite: Daemons) -
 @pytest.mark.parametrize("starts", [1, 3], ids=["the same epoch again", "an epoch far below"])
 async def test_a_restored_manager_commands_no_executor(on_sqlite: Daemons, starts: int) -> None:
     """A database put back from a copy: executors know newer things, so nothing of theirs is touched
-    before an operator has said so, with the command that the resource manager names."""
+    before an administrator has said so, with the command that the resource manager names."""
     name = unique("e2e-epoch")
     started(on_sqlite, name)
     assert on_sqlite.manager.stop() == 0

@@ -1,4 +1,4 @@
-"""A cluster beyond loopback, set up as an operator does it: real daemons, real command line.
+"""A cluster beyond loopback, set up as an administrator does it: real daemons, real command line.
 
 They live in a network namespace of their own, with an address that others could reach.
 """

@@ -93,7 +93,7 @@ class Halves:
         self.front.start(managers=[manager.address], **given)
 
     async def end(self, operator: JobMaster, task: te.TaskStatus) -> None:
-        """The same process still runs. It has no owner any more, so an operator ends it."""
+        """The same process still runs. It has no owner any more, so an administrator ends it."""
         (seen,) = await operator.tasks()
         assert (seen.pid, seen.state) == (task.pid, te.TASK_STATE_RUNNING)
         assert [slot.allocation_id for slot in self.rm.registered.report.slots] == ["slot"]

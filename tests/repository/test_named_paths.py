@@ -9,7 +9,7 @@ from tests.support.repository_files import repository_files
 
 NAMED = re.compile(r"`([\w./-]+\.(?:py|md|proto|toml|yaml))`")
 NOT_OURS = {
-    "/etc/finegrain/finegrain.toml",  # where an operator puts it
+    "/etc/finegrain/finegrain.toml",  # where an administrator puts it
     "000N_what.py",  # how migrations are called
 }
 READ = (".md", ".py", ".proto", ".toml", ".yaml")

@@ -101,7 +101,7 @@ class Interpreter(
                 if job_id not in silent and job.state == "ACTIVE":
                     self.cluster.keep_alive(job_id)
 
-    # Operators.
+    # Administrators.
 
     def do_drain(self, words: Words) -> Iterator[str]:
         deadline = words.values.pop("deadline", None)

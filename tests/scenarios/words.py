@@ -41,7 +41,7 @@ class Words:
         return self.values.pop("job", "job")
 
     def job_or_operator(self) -> str | None:
-        """Returns the job of a call; None: an operator calls."""
+        """Returns the job of a call; None: an administrator calls."""
         return None if self.flag("operator") else self.job()
 
     def slot(self) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""Faults of cpus: operators change host policies, cpus go offline, kubelets take cpus."""
+"""Faults of cpus: administrators change host policies, cpus go offline, kubelets take cpus."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ Key = tuple[str, int]
 
 @dataclass
 class DeviceChecks:
-    """The hardware, and the operators' changes to it.
+    """The hardware, and the administrators' changes to it.
 
     Attributes:
         given: number of slots with devices.
@@ -57,7 +57,7 @@ class DeviceChecks:
         self._hardware |= {each.uuid: each for each in host.devices}
 
     def uncordon(self, uuid: str) -> None:
-        """An operator is about to uncordon a device."""
+        """An administrator is about to uncordon a device."""
         self.cordoned.discard(uuid)
         self.uncordons[uuid] += 1
 

@@ -1,4 +1,4 @@
-"""Faults of devices: devices vanish, return under other numbers, or fail; operators cordon them.
+"""Faults of devices: they vanish, return under other numbers, or fail; administrators cordon them.
 
 An executor looks for devices only when it starts. So if a device vanishes, the front of the
 executor restarts. The executor reports health and foreign use of devices while it runs.

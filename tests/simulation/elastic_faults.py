@@ -1,4 +1,4 @@
-"""Faults of clusters that grow and shrink, and resizes by operators."""
+"""Faults of clusters that grow and shrink, and resizes by administrators."""
 
 from __future__ import annotations
 

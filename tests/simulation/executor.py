@@ -146,7 +146,7 @@ class Executor(CommandedHost):
         self.on_host.clear()
 
     def _configure(self) -> None:
-        """Decides at random whether an operator has changed the share since the last start."""
+        """Decides at random whether an administrator has changed the share since the last start."""
         if self.life > 1 and self.rng.random() < self.troubles.resized:
             total = dict(self.share.total)
             cpu_milli = self.rng.choice((1_000, 4_000, 8_000))

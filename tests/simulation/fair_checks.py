@@ -163,13 +163,13 @@ class FairChecks:
         self._replaced.setdefault(group.name, set()).add(GROUPS.encode(group))
 
     def group_is_set(self, group: Group) -> Iterator[str]:
-        """Checks an answer that an operator has received: a group has this content."""
+        """Checks an answer that an administrator has received: a group has this content."""
         self.did["groups set"] += 1
         if GROUPS.encode(group) not in self._durable.get(group.name, ()):
             yield f"an operator hears of {group}, which was never durable"
 
     def group_is_deleted(self, name: str, before: int) -> Iterator[str]:
-        """Checks an answer that an operator has received: a group was deleted.
+        """Checks an answer that an administrator has received: a group was deleted.
 
         Args:
             name: the group.

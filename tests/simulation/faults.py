@@ -1,4 +1,4 @@
-"""Lists every kind of fault, and implements those of networks, clocks, operators and job masters.
+"""Lists each kind of fault; implements those of networks, clocks, administrators, job masters.
 
 A fault is a function of the world and a random source; it returns whether it took effect.
 `network.py` has the faults of single messages, `process_faults.py` those of processes.
@@ -117,7 +117,7 @@ def port_is_closed(world: World, rng: Random) -> bool:
     return True
 
 
-# -- clocks, operators, job masters ------------------------------------------------------------
+# -- clocks, administrators, job masters -------------------------------------------------------
 
 
 def clock_jumps(world: World, rng: Random) -> bool:

@@ -1,4 +1,4 @@
-"""An operator that creates, changes, limits and deletes resource groups during the simulation.
+"""An administrator that creates, changes, limits and deletes resource groups during the simulation.
 
 It repeats a call until it is answered, like the command line. It relies on every answer being
 durable.
@@ -32,11 +32,11 @@ MOST = (("cpu_milli", 2_000), ("slots", 6), ("memory_bytes", 600 * MIB), ("cpu_m
 LEAST = (("cpu_milli", 1_000), ("slots", 3), ("memory_bytes", 256 * MIB))
 
 REFUSALS = frozenset({Reason.GROUP_UNKNOWN, Reason.GROUP_IN_USE, Reason.INVALID_ARGUMENT})
-"""Errors that an operator may get."""
+"""Errors that an administrator may get."""
 
 
 class GroupOperator(Node):
-    """An operator with at most one call in flight."""
+    """An administrator with at most one call in flight."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class GroupOperator(Node):
         self._limited: set[tuple[str, str, str]] = set()  # limits that were requested
 
     def act(self) -> None:
-        """Makes a random call; repeats this until the operator leaves."""
+        """Makes a random call; repeats this until the administrator leaves."""
         if self.leaving:
             return
         what, name = self.rng.random(), self.rng.choice(NAMES)

@@ -72,7 +72,7 @@ RESIZES = "resizes"
 RANGES = "ranges"
 CPUS = "cpus"  # slots with cpu policies, on hosts with a known topology
 DEVICES = "devices"  # slots with GPUs and NICs, on hosts with a known topology
-DEVICE_STORM = "device storm"  # devices fail often, and operators park slots
+DEVICE_STORM = "device storm"  # devices fail often, and administrators park slots
 DEVICE_SHARES = "device shares"  # resizes change the shares of devices, too
 FAIR_SHARES = "fair shares"  # several groups with limits, and reuse of slots
 # A name for requests that no executor could host; they are made before the first executor exists.

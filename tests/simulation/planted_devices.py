@@ -69,7 +69,7 @@ def devices_with_problems_get_new_work(patch: Patch) -> None:
 
 
 def cordons_are_not_durable(patch: Patch) -> None:
-    """With a new manager, slots get devices that an operator has cordoned."""
+    """With a new manager, slots get devices that an administrator has cordoned."""
 
     def store(state: State, its_host: Host, cordons: tuple[Cordon, ...]) -> None:
         settings, name = state.host_settings, its_host.host_id

@@ -1,6 +1,6 @@
 """Planted bugs in groups, quotas, reservations and reuse of slots.
 
-They have an effect only if operators and job masters use these features (`FAIR_SHARES`).
+They have an effect only if administrators and job masters use these features (`FAIR_SHARES`).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _answered_early(patch: Patch, kind: type[Event]) -> None:
 
 
 def group_change_is_answered_before_it_is_durable(patch: Patch) -> None:
-    """An operator relies on a change that a crash loses."""
+    """An administrator relies on a change that a crash loses."""
     _answered_early(patch, GroupSet)
 
 

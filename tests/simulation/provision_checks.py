@@ -52,7 +52,7 @@ class ProvisionChecks:
         self._disobeyed.add(executor_id)
 
     def started_by_hand(self, executor_id: str) -> None:
-        """An operator started an executor, with the id of a pending one or another (empty)."""
+        """An administrator started an executor, with the id of a pending one or another (empty)."""
         self._by_hand.add(executor_id)
 
     def is_over(self, executor_id: str) -> bool:

@@ -59,7 +59,7 @@ class Troubles:
 
 @dataclass(frozen=True)
 class HostPlan:
-    """The operator's configuration of a host."""
+    """The administrator's configuration of a host."""
 
     total: Amounts
     default_profile: ResourceProfile
@@ -240,7 +240,7 @@ class SlotHost(Node):
             self._change()
 
     def _follow(self, policy: HostPolicy | None, number: int) -> None:
-        """Adopts a policy that an operator has set at runtime."""
+        """Adopts a policy that an administrator has set at runtime."""
         if number != self.table.cpus.conditions.policy_number:
             self.table.update_conditions(
                 operator_policy=policy or HostPolicy(), policy_number=number

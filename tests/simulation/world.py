@@ -367,7 +367,7 @@ class World:
     def _jobs_of_nobody(self) -> list[str]:
         """Returns jobs that had ended, are active again after a restore, and have no lease.
 
-        Their masters have stopped, so an operator has to end them.
+        Their masters have stopped, so an administrator has to end them.
         """
         if not self.faults["books are restored"]:
             return []

@@ -44,11 +44,11 @@ def give_credentials(folder: Path, who: str, *addresses: str) -> Path:
 
 
 def log_in(address: str, operator: Path, folder: Path, who: str) -> Path:
-    """Returns a credentials file of a person who has joined with an operator's token.
+    """Returns a credentials file of a person who has joined with an administrator's token.
 
     Args:
         address: "host:port" of the resource manager.
-        operator: credentials file of an operator.
+        operator: credentials file of an administrator.
         folder: folder for the file.
         who: the identity: "user/alice".
     """

@@ -47,7 +47,7 @@ def install(program: Path) -> None:
 
 
 def give_token(program: Path) -> None:
-    """The token of this host's executor, in its state directory, as an operator puts it there."""
+    """The token of this host's executor, in its state directory, where an administrator puts it."""
     name = sh("hostname", "--short").strip()
     sh("install", "-d", "-o", FRONT_USER, "-g", FRONT_USER, "-m", "0750", str(EXECUTOR_STATE))
     target = EXECUTOR_STATE / "join.token"

@@ -317,7 +317,7 @@ def the_last_one_leaves_nothing(_program: Path) -> None:
 
 
 def a_scope_that_is_stopped_takes_its_tasks_with_it(_program: Path) -> None:
-    """`systemctl stop` of the scope is the operator's own way to end everything: slots are reported
+    """`systemctl stop` of the scope is how an administrator ends everything: slots are reported
     as broken, and new ones are made in a new scope.
     """
     name = scope()

@@ -81,7 +81,7 @@ def request_resize(state: State, event: ResizeRequested) -> Slot:
     instead = f", instead of the waiting resize {replaced.number}" if replaced is not None else ""
     # If the slot already has this size, the number is used up, but there is no resize.
     nothing = "" if slot.wanted is not None else ", its present size"
-    who = "an operator" if event.job_id is None else f"job {request.job_id}"
+    who = "an administrator" if event.job_id is None else f"job {request.job_id}"
     state.journal.slot_event(
         "slot_resize_asked",
         slot,
@@ -293,8 +293,8 @@ def _refuse_unparkable(host: Host, slot: Slot) -> None:
         at = layout.position.get((share.type, share.uuid))
         if share.type == GPU and (at is None or not layout.devices[at].parking):
             raise FailedPrecondition(
-                f"executor {host.host_id} does not park slots on its gpu{share.minor}; an operator"
-                " can allow it there (gpu_parking)",
+                f"executor {host.host_id} does not park slots on its gpu{share.minor}; an "
+                "administrator can allow it there (gpu_parking)",
                 reason=Reason.PARK_FAILED,
                 details={"device": share.uuid},
             )

@@ -263,7 +263,7 @@ class _Caller:
         if job_id is not None:
             # The reason is empty, because the job master itself requested the end.
             return cls(job_id, "", "")
-        return cls(None, Reason.TERMINATED, "ended by an operator")
+        return cls(None, Reason.TERMINATED, "ended by an administrator")
 
 
 def _give_up_all(

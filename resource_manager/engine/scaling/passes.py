@@ -111,7 +111,7 @@ def _check_provision(state: State, provision: Provision) -> None:
     elif provision.state is ProvidedExecutorState.REGISTERED:
         host = state.hosts.get(provision.executor_id)
         if host is None:
-            state.provision_moves.stop(provision, "an operator deleted the executor")
+            state.provision_moves.stop(provision, "an administrator deleted the executor")
         elif is_lost(host):
             # The time of the loss is not stored, so after a restart the count begins again.
             since_ms = elastic.lost_since_ms.setdefault(provision.executor_id, state.journal.now_ms)

@@ -257,5 +257,5 @@ def _sha256_of(key: ec.EllipticCurvePublicKey) -> str:
 
 def _denied() -> Unauthenticated:
     return Unauthenticated(
-        "an operator of the cluster has denied this identity", reason=Reason.CERTIFICATE_DENIED
+        "an administrator of the cluster has denied this identity", reason=Reason.CERTIFICATE_DENIED
     )

@@ -113,14 +113,14 @@ class LoginSocket:
             raise InvalidArgument("role", role, "user or operator")
         if role is Role.OPERATOR and not _may_operate(uid, login):
             raise PermissionDenied(
-                f"{login} is not in the group {OPERATORS_GROUP}, whose members may become operators"
-                f" of the cluster; run: usermod -aG {OPERATORS_GROUP} {login}",
+                f"{login} is not in the group {OPERATORS_GROUP}, whose members may get the role "
+                f"operator of the cluster; run: usermod -aG {OPERATORS_GROUP} {login}",
                 reason=Reason.ROLE_MISSING,
             )
         identity = Identity(self._issuer.authority.cluster, role, login)
         if self._members.is_denied(identity, ""):
             raise PermissionDenied(
-                f"an operator of the cluster has denied {identity}",
+                f"an administrator of the cluster has denied {identity}",
                 reason=Reason.CERTIFICATE_DENIED,
             )
         issued = self._issuer.issue(identity, key_of_request(request))

@@ -1,4 +1,4 @@
-"""The tokens with which new members can join, and the identities that operators have denied.
+"""The tokens with which new members can join, and the identities that administrators have denied.
 
 Both are kept in the database. So they survive a restart, and a change of the leader. Of a token,
 only a hash is stored.
@@ -56,7 +56,7 @@ class Denied:
         subject: the identity or the serial number.
         reason: the reason of the denial, as a text for administrators.
         denied_ms: the time of the denial, in milliseconds since 1970.
-        denied_by: identity of the operator.
+        denied_by: identity of the administrator.
     """
 
     subject: str
@@ -104,7 +104,7 @@ class Members:
 
         Args:
             identity: the identity that the token is for.
-            made_by: identity of the operator.
+            made_by: identity of the administrator.
             ttl_s: time for which the token can be used, in seconds; 0: the default time.
             life_s: duration of the certificate's validity in seconds; 0: the default of the role.
 
@@ -153,7 +153,7 @@ class Members:
                 or token.used_key not in ("", key_sha256)
             ):
                 raise Unauthenticated(
-                    "the join token is unknown, was used or has expired; an operator can make"
+                    "the join token is unknown, was used or has expired; an administrator can make"
                     " another one with finegrain token create",
                     reason=Reason.TOKEN_WRONG,
                 )
@@ -201,7 +201,7 @@ class Members:
     # -- denials -------------------------------------------------------------------------------
 
     def is_denied(self, identity: Identity, serial: str) -> bool:
-        """Returns True if an operator has denied the identity, or the certificate."""
+        """Returns True if an administrator has denied the identity, or the certificate."""
         return bool(self._denials) and (str(identity) in self._denials or serial in self._denials)
 
     @property
@@ -215,7 +215,7 @@ class Members:
         Args:
             subject: "ROLE/NAME", or the serial number of a certificate.
             reason: the reason of the denial, as a text for administrators.
-            denied_by: identity of the operator.
+            denied_by: identity of the administrator.
 
         Raises:
             ResourceExhausted: there are too many denials.

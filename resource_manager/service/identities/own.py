@@ -80,7 +80,7 @@ class OwnFiles:
 
     @property
     def operator_path(self) -> Path:
-        """The credentials file of the local operator."""
+        """The credentials file of the local administrator."""
         return self.state_dir / OPERATOR_FILE
 
     def remove(self) -> None:
@@ -112,7 +112,7 @@ class OwnFiles:
         return made
 
     def write_operator(self, address: str) -> Path:
-        """Writes credentials for the operator of this host, who can read the state directory.
+        """Writes credentials for the administrator of this host, who can read the state directory.
 
         The file gives no new right: the key of the authority is in the same directory.
 

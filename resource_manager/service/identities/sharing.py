@@ -103,7 +103,8 @@ async def check_authority(runner: Runner, own: OwnFiles) -> None:
 
 
 async def renew_daily(components: Components) -> None:
-    """Replaces the certificates of this process and of the local operator when they are a day old.
+    """Replaces the certificates of this process and of the local administrator when they are one
+    day old.
 
     It never ends. An error is logged, and the next hour tries again.
     """

@@ -1,4 +1,4 @@
-"""`finegrain audit`: what operators change is recorded together with the change."""
+"""`finegrain audit`: what administrators change is recorded together with the change."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ async def test_each_command_is_in_the_audit_log(
     saved = await asyncio.to_thread(finegrain, "certs", "backup", str(file), *options)
     assert saved.exit_code == 0, saved.stderr
 
-    # The operator of this host has a certificate of the authority that is used now.
+    # The administrator of this host has a certificate of the authority that is used now.
     operator = OwnCertificate(read_credentials(rm.state_dir / "operator.credentials"))
     async with channel_as(operator, rm.address) as channel:
         stub: Any = IdentityServiceStub(channel)

@@ -1,4 +1,4 @@
-"""What operators see, and the shapes that other programs rely on (tests/data/cli)."""
+"""What administrators see, and the shapes that other programs rely on (tests/data/cli)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands of operators: what is requested, what is printed first, what is refused."""
+"""Commands of administrators: what is requested, what is printed first, what is refused."""
 
 from __future__ import annotations
 

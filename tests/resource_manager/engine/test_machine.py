@@ -360,7 +360,7 @@ class BooksStaySound(RuleBasedStateMachine):
         broken = data.draw(st.sets(st.integers(0, 20), max_size=3))
         self.cluster.executors[name].broken = {f"r{number}" for number in broken}
 
-    # Operators, time and restarts.
+    # Administrators, time and restarts.
 
     @rule(
         name=st.sampled_from(HOSTS),

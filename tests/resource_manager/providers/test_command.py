@@ -34,7 +34,7 @@ SAY_STOPPED = 'echo "stopped $1" >> "$LOG"'
 
 
 class Site:
-    """A folder with the operator's commands, and successive providers that run them."""
+    """A folder with the administrator's commands, and successive providers that run them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

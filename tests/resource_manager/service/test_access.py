@@ -148,7 +148,7 @@ async def test_a_job_is_for_its_owner_only(rm: RunningRm, method: Method) -> Non
     data = OF_JOBS[name_of(method)].SerializeToString()
     for who in ("user/bob", "operator/alice", "operator/root"):
         code, text = await status_of_call(rm.channel(who), method, data)
-        if "ClusterService" in method.path:  # an operator may do it to any job
+        if "ClusterService" in method.path:  # an administrator may do it to any job
             continue
         assert code is DENIED, who
         assert "belongs to user/alice" in text

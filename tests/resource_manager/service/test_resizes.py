@@ -193,7 +193,7 @@ async def test_whoever_waits_for_a_change_hears_that_another_took_its_place(tmp_
         assert (answer.slot.resize_number, len(answer.slot.resizes)) == (2, 0)
         (told,) = await next_events(stream, 1)
         assert (told.reason, told.slot.resize_number) == (Reason.RESIZE_REFUSED, 2)
-        assert "withdrawn by an operator" in told.message
+        assert "withdrawn by an administrator" in told.message
         assert not told.slot.resizes
         await job.resize("slot-1", profile=profile(2500))
         await job.resize("slot-1", profile=profile(2600))

@@ -1,4 +1,4 @@
-"""The calls of job masters and operators to the engine, one method per call."""
+"""The calls of job masters and administrators to the engine, one method per call."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ class Calls(Conversation):
     def cancel(
         self, *names: str, ranges: Sequence[Members] = (), job: str | None = JOB
     ) -> list[ItemOutcome]:
-        """Cancels requests and members of ranges; with `job=None` as an operator."""
+        """Cancels requests and members of ranges; with `job=None` as an administrator."""
         event = RequestsCancelled(self.at, job, names, ranges=tuple(ranges))
         answer: list[ItemOutcome] = self.apply(event)
         return answer
@@ -250,7 +250,7 @@ class Calls(Conversation):
         Args:
             name: allocation id.
             profile: the new size.
-            job: the job that owns the slot; None: an operator asks.
+            job: the job that owns the slot; None: an administrator asks.
             generation: generation of the slot; 0: the current generation.
             number: number of the resize; 0: the next number.
             more: further fields of `ResizeRequested`.
@@ -259,7 +259,7 @@ class Calls(Conversation):
         slot: Slot = self.apply(event)
         return slot
 
-    # Operators.
+    # Administrators.
 
     def drain(
         self, executor_id: str, deadline_ms: int | None = None, reason: str = "for a test"

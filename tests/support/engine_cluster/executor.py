@@ -61,7 +61,7 @@ class FakeExecutor:
         base: number and content of the last acknowledged report.
         sent: number and content of the last report, and the number of ended slots in it.
         hidden: amounts in use that the resource manager does not know.
-        host_policy: the operators' settings, as the resource manager sent them.
+        host_policy: the administrators' settings, as the resource manager sent them.
     """
 
     executor_id: str

@@ -105,7 +105,7 @@ def program_called(name: str, *arguments: str, folder: Path) -> Iterator[int]:
 
 
 def test_a_running_kubelet_says_where_its_files_are(tmp_path: Path) -> None:
-    """Only for the usual directory: another one was named by an operator."""
+    """Only for the usual directory: another one was named by an administrator."""
     root, extra = tmp_path / "root", tmp_path / "extra"
     root.mkdir()
     extra.mkdir()

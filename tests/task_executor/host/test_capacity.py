@@ -1,4 +1,4 @@
-"""What an executor may promise, given what its host has and what the operator wants."""
+"""What an executor may promise, given what its host has and what the administrator wants."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Devices of types that the operator configured."""
+"""Devices of types that the administrator configured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real helper whose tasks run as nobody, as an operator's do, in a scratch directory that every
+"""A real helper whose tasks run as nobody, as in production, in a scratch directory that every
 user may write to, as `/tmp` is.
 """
 

@@ -1,4 +1,4 @@
-"""An executor on a host where a kubelet has cpus, or an operator takes some offline."""
+"""An executor on a host where a kubelet has cpus, or an administrator takes some offline."""
 
 from __future__ import annotations
 

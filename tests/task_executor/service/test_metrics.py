@@ -1,4 +1,4 @@
-"""What operators see of an executor: metrics that promtool accepts, health that tells the truth."""
+"""What administrators see of an executor: metrics that promtool accepts, and its true health."""
 
 from __future__ import annotations
 

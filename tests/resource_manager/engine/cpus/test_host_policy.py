@@ -1,4 +1,4 @@
-"""Tests of host policies that operators set at runtime.
+"""Tests of host policies that administrators set at runtime.
 
 Which are valid, what they change, what survives a restart, and what executors are sent.
 """

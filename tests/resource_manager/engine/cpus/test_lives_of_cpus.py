@@ -1,6 +1,6 @@
 """Random histories of a cluster with dedicated cpus, gangs and resizes.
 
-Operators set host policies, cpus go offline and a kubelet takes some. The invariants must hold, and
+Administrators set host policies, cpus go offline, a kubelet takes some. Invariants must hold, and
 no executor is ever ordered to give a cpu to two slots.
 """
 

@@ -1,4 +1,4 @@
-"""Devices that operators cordon, and devices that vanish and return."""
+"""Devices that administrators cordon, and devices that vanish and return."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Random histories of a cluster with GPUs and NICs.
 
-Slots, gangs and shares come and go, operators cordon devices, hosts return with fewer devices or
+Slots, gangs, shares come and go, administrators cordon devices, hosts return with fewer devices or
 other minor numbers, and the resource manager restarts. The invariants must hold, and no executor is
 ever ordered to give out more of a device than it has.
 """
