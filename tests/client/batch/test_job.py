@@ -347,3 +347,17 @@ async def test_the_result_of_a_thread_that_the_executor_ended_says_why(
     [result] = batch.results()
     assert result.reason == "GPU_MEMORY_EXCEEDED"
     assert result.message.startswith("was ended by the executor: its slot used 12Gi")
+
+
+async def test_a_thread_that_reaches_the_time_limit_of_its_slot_has_failed(
+    cluster: fg.Cluster, servant: Scripted, tmp_path: Path
+) -> None:
+    """The executor ends the slot, so the task counts as cancelled. But the thread is not lost."""
+    servant.programs["work"] = Program(
+        exit_code=1, cancelled=True, end_reason="TIME_LIMIT", end_message="its time was over"
+    )
+    spec = fg.BatchSpec(1, ["work"], slot=fg.SlotSpec(time_limit_s=5), retries=1, retry_delay_s=0)
+    batch = fg.BatchJob(cluster, spec, state_file=tmp_path / "state")
+    await batch.run()
+    [result] = batch.results()
+    assert (result.reason, result.attempts) == ("TIME_LIMIT", 2)
