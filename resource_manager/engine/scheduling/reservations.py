@@ -120,7 +120,13 @@ def end_served(state: State) -> bool:
     """
     reservations = state.reservations.by_number.values()
     served = [each for each in reservations if not each.owner.waits_in(state.queue)]
-    ended = [each for each in served if not _passed_on(ReservationSearch(state, each.owner), each)]
+    ended = [
+        each
+        for each in served
+        # A gang or a resize that was placed has no search, and no next request.
+        if isinstance(each.owner.waiter, int)
+        or not _passed_on(ReservationSearch(state, each.owner), each)
+    ]
     for each in ended:
         end(state, each, "placed elsewhere")
     return bool(ended)

@@ -117,3 +117,16 @@ def test_an_estimate_lets_threads_of_a_batch_backfill() -> None:
     estimate = cluster.state.run_times.expected_ms(spec("x", None), "other")
     assert estimate is not None
     assert 5 * MINUTE_MS <= estimate <= 15 * MINUTE_MS
+
+
+def test_a_planned_gang_that_fits_elsewhere_is_placed_there_before_the_next_plan() -> None:
+    cluster = cluster_of(2)
+    cluster.submit(spec("a", 60), spec("b", 600), job="first")
+    cluster.settle()
+    submit_gang(cluster, "g", 1, 10)
+    cluster.settle()
+    assert cluster.state.reservations.planned is not None
+    cluster.release("b", job="first")  # in the same second as the plan
+    cluster.settle()
+    assert cluster.where("g0") == "host-1"
+    assert not cluster.state.reservations
