@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from finegrain.credentials import read_credentials
+from finegrain.credentials import read_credentials, write_credentials
+from resource_manager.service.identities.own import open_own_files
 from tests.e2e.driving import FINEGRAIN, eventually, unique
 from tests.e2e.network import HOST, SERVED, Network, network
-from tests.support.identities import credentials_file
+from tests.support.identities import credentials_file, signed_by
 from tests.support.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.needs("root", "network-namespace"), pytest.mark.slow]
@@ -111,6 +112,34 @@ def test_a_program_at_the_managers_port_learns_nothing(joined: Network) -> None:
         assert secret not in data
     assert data.startswith(b"\x16\x03")  # the first message of a TLS handshake, and only that
     joined.start_manager()
+    eventually(lambda: joined.states() == {joined.name: "ACTIVE"}, "the executor is back")
+    assert joined.run(joined.alice, "true").code == 0
+
+
+def test_a_denied_executor_cannot_report_until_it_is_allowed_again(joined: Network) -> None:
+    who = f"executor/{joined.name}"
+    denied = joined.call("identity", "deny", who, "--yes", who=joined.operator)
+    assert denied.code == 0, denied.stderr
+    eventually(lambda: "CERTIFICATE_DENIED" in joined.log(joined.name), "its report is refused")
+    before = joined.log(joined.name).count("manager_connected")
+    assert joined.call("identity", "allow", who, who=joined.operator).code == 0
+    eventually(
+        lambda: joined.log(joined.name).count("manager_connected") > before, "it reports again"
+    )
+    assert joined.run(joined.alice, "true").code == 0
+
+
+def test_an_executor_whose_certificate_has_expired_comes_back(joined: Network) -> None:
+    """As after a long time without power: it has its key, and the name is still its own."""
+    path = joined.folder / joined.name / "executor.credentials"
+    present = read_credentials(path)
+    assert joined.stop(joined.name) == 0
+    signing = open_own_files(joined.folder / "rm").authority
+    expired = signed_by(signing, f"executor/{joined.name}", *present.addresses, life_s=-60)
+    write_credentials(path, expired)
+    joined.start_executor(joined.name, joined.folder / "no.token")
+    eventually(lambda: read_credentials(path).not_after > expired.not_after, "it is renewed")
+    assert read_credentials(path).key == expired.key
     eventually(lambda: joined.states() == {joined.name: "ACTIVE"}, "the executor is back")
     assert joined.run(joined.alice, "true").code == 0
 
