@@ -9,6 +9,7 @@ from finegrain.v1 import cluster_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from resource_manager.engine.model.settings import Fairness
 from tests.support.rm_service import (
+    USER,
     RunningRm,
     ScriptedExecutor,
     ScriptedJob,
@@ -130,6 +131,8 @@ async def test_calls_that_make_no_sense_are_refused_as_a_whole(tmp_path: Path) -
 
 async def test_both_steps_of_the_choice_are_explained(tmp_path: Path) -> None:
     async with running_rm(tmp_path) as rm, ScriptedExecutor(rm):
+        allowed = cluster_pb2.ChangeGroupUsersRequest(name="medium", allow=[USER])
+        await rm.cluster.ChangeGroupUsers(allowed)
         small = await ScriptedJob(rm).register(name="nightly")
         urgent = await ScriptedJob(rm).register(name="urgent", group="medium")
         await small.request(*threads("a", "b", "c"))
