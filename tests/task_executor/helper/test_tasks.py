@@ -387,8 +387,10 @@ async def test_a_task_of_nobody_has_no_privilege_and_cannot_get_any(config: Help
             f"echo x > {logs}; echo x > {logs.parent}/new", "t2", uid=None, gid=None
         )
         assert refused.exit_code != 0
-        with pytest.raises(FinegrainError, match="/root"):
-            await host.start("true", "t3", uid=None, gid=None, cwd="/root")
+        closed = Path(config.state_dir).parent / "closed"
+        closed.mkdir(0o700)
+        with pytest.raises(FinegrainError, match=f"may not enter {closed}"):
+            await host.start("true", "t3", uid=None, gid=None, cwd=str(closed))
         for uid in (0, 1000):
             with pytest.raises(FinegrainError) as caught:
                 await host.start("true", "t4", uid=uid, gid=65534)
