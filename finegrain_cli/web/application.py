@@ -30,7 +30,7 @@ from finegrain.rpc.access import LARGE_BYTES, request_bytes_max
 from finegrain.v1 import cluster_pb2
 from finegrain_cli.web.calls import Calls
 from finegrain_cli.web.events import event_stream
-from finegrain_cli.web.idempotency import Repeats
+from finegrain_cli.web.idempotency import Repeats, check_key
 from finegrain_cli.web.openapi import description
 from finegrain_cli.web.problems import Changed, problem
 from finegrain_cli.web.requests import message_from, message_from_query
@@ -61,7 +61,7 @@ def make_application(calls: Calls, certificate_of: CertificateOf) -> Starlette:
     """
     gateway = _Gateway(calls, certificate_of)
     served = [
-        StarletteRoute(route.path, partial(gateway.serve, route), methods=[route.verb])
+        StarletteRoute(route.pattern, partial(gateway.serve, route), methods=[route.verb])
         for route in ROUTES
     ]
     served.append(StarletteRoute("/v1/openapi.json", gateway.describe, methods=["GET"]))
@@ -82,6 +82,9 @@ class _Gateway:
         try:
             certificate, peer = self._certificate_of(request), _peer(request)
             self._calls.check(route.call, certificate, peer)
+            key = request.headers.get("idempotency-key") if route.changes else None
+            if key is not None:
+                check_key(key)
             call = partial(self._calls.unary, certificate=certificate, peer=peer)
             if route.name == "ListEvents" and EVENT_STREAM in request.headers.get("accept", ""):
                 return await self._events(route, request, call)
@@ -91,7 +94,6 @@ class _Gateway:
                 return _answer(route, request, route.form(message, await call(route.call, message)))
             await self._check_unchanged(route, request, call)
             run = partial(self._change, route, request, message, call)
-            key = request.headers.get("idempotency-key")
             if key is None:
                 return await run()
             digest = hashlib.sha256(

@@ -21,6 +21,12 @@ KEPT_MAX = 10_000
 KEY_LENGTH_MAX = 255
 
 
+def check_key(key: str) -> None:
+    """Raises InvalidArgument if a key is empty or too long."""
+    if not 0 < len(key) <= KEY_LENGTH_MAX:
+        raise InvalidArgument("Idempotency-Key", key[:80], f"1 to {KEY_LENGTH_MAX} characters")
+
+
 @dataclass(slots=True)
 class _Kept:
     digest: str
@@ -51,12 +57,9 @@ class Repeats:
             run: executes the request. An exception is not kept, so the client may try again.
 
         Raises:
-            InvalidArgument: the key is empty or too long.
             OtherContent: the client used the key for another request.
             FailedPrecondition: the first request with this key is still executed.
         """
-        if not 0 < len(key) <= KEY_LENGTH_MAX:
-            raise InvalidArgument("Idempotency-Key", key, f"1 to {KEY_LENGTH_MAX} characters")
         self._drop_old()
         known = self._kept.get((caller, key))
         if known is not None:

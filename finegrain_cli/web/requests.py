@@ -7,6 +7,7 @@ of an enum stands without the name of its enum: "PENDING". A time is text in RFC
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
@@ -200,10 +201,9 @@ def _number(value: Any, where: str) -> float:
 def _from_text(field: FieldDescriptor, text: str, where: str) -> Any:
     """Returns the JSON value for the text of a field in a query or in the key of a map."""
     if field.cpp_type in _INTEGERS and field.enum_type is None:
-        try:
-            return int(text)
-        except ValueError:
-            raise InvalidArgument(where, text, "an integer") from None
+        if not re.fullmatch(r"-?[0-9]{1,20}", text):
+            raise InvalidArgument(where, _shown(text), "an integer")
+        return int(text)
     if field.cpp_type in _FLOATS:
         return _number(text, where)
     if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:

@@ -16,6 +16,8 @@ from finegrain.values.outcomes import ItemOutcome
 from finegrain_cli.text.devices import device_rows
 from finegrain_cli.text.output import API_VERSION
 from finegrain_client.decoding import read
+from finegrain_client.decoding_hosts import read as read_hosts
+from finegrain_client.decoding_identities import read as read_identities
 from finegrain_client.types import advice, devices, explain, groups, host_policy, identities, status
 from finegrain_client.types.providers import Providers
 from finegrain_client.types.topology import TopologyReport
@@ -61,6 +63,11 @@ class Route:
     status: int = 200
 
     @property
+    def pattern(self) -> str:
+        """The path for the router. The name of a user has a slash."""
+        return self.path.replace("{user}", "{user:path}")
+
+    @property
     def changes(self) -> bool:
         """True if the call changes something."""
         return self.verb != "GET"
@@ -77,7 +84,8 @@ def document(kind: str, data: Mapping[str, Any]) -> Json:
 
 
 def _list(kind: str, value: type[Value], name: str, _request: Any, answer: Any) -> Json:
-    items = [each.to_dict() for each in read.each(value, getattr(answer, name))]
+    reader = read_identities if value is identities.AuditEntry else read
+    items = [each.to_dict() for each in reader.each(value, getattr(answer, name))]
     page = {"next_page_token": answer.next_page_token} if hasattr(answer, "next_page_token") else {}
     return document(kind, {"items": items, **page})
 
@@ -87,7 +95,8 @@ def _part(kind: str, value: type[Value], name: str, _request: Any, answer: Any) 
 
 
 def _whole(kind: str, value: type[Value], _request: Any, answer: Any) -> Json:
-    return document(kind, read(value, answer).to_dict())
+    reader = read_hosts if value is TopologyReport else read
+    return document(kind, reader(value, answer).to_dict())
 
 
 def _named(kind: str, *names: str) -> Form:
@@ -104,7 +113,9 @@ def _executor(_request: Any, answer: cluster_pb2.GetExecutorResponse) -> Json:
 def _policy(request: Any, answer: Any) -> Json:
     # the answer to a change does not say which settings the executor follows
     given = {} if hasattr(answer, "followed_number") else {"followed_number": None}
-    found = read(host_policy.HostPolicyStatus, answer, executor_id=request.executor_id, **given)
+    found = read_hosts(
+        host_policy.HostPolicyStatus, answer, executor_id=request.executor_id, **given
+    )
     return document("HostPolicy", found.to_dict())
 
 
@@ -425,6 +436,28 @@ ROUTES: tuple[Route, ...] = (
         value=groups.GroupStatus,
     ),
     Route(
+        "POST",
+        "/v1/groups/{name}/users",
+        f"/{CLUSTER}/ChangeGroupUsers",
+        cluster_pb2.ChangeGroupUsersRequest,
+        "Group",
+        partial(_part, "Group", groups.GroupStatus, "group"),
+        "Allows and revokes users of a group.",
+        guarded_by="/v1/groups",
+        value=groups.GroupStatus,
+    ),
+    Route(
+        "POST",
+        "/v1/groups/{name}/rules",
+        f"/{CLUSTER}/ChangeGroupRules",
+        cluster_pb2.ChangeGroupRulesRequest,
+        "Group",
+        partial(_part, "Group", groups.GroupStatus, "group"),
+        "Adds and removes rules that give jobs this group.",
+        guarded_by="/v1/groups",
+        value=groups.GroupStatus,
+    ),
+    Route(
         "DELETE",
         "/v1/groups/{name}",
         f"/{CLUSTER}/DeleteGroup",
@@ -433,6 +466,34 @@ ROUTES: tuple[Route, ...] = (
         _named("GroupDeleted", "name"),
         "Deletes a group without jobs.",
         guarded_by="/v1/groups",
+    ),
+    _lists(
+        "/v1/users",
+        f"/{CLUSTER}/ListUsers",
+        cluster_pb2.ListUsersRequest,
+        "UserList",
+        groups.UserStatus,
+        "users",
+        "Users with their limits and what they use.",
+    ),
+    Route(
+        "PATCH",
+        "/v1/users/{user}",
+        f"/{CLUSTER}/SetUserLimits",
+        cluster_pb2.SetUserLimitsRequest,
+        "User",
+        partial(_part, "User", groups.UserStatus, "user"),
+        "Limits what a user may have.",
+        value=groups.UserStatus,
+    ),
+    Route(
+        "DELETE",
+        "/v1/users/{user}",
+        f"/{CLUSTER}/DeleteUserLimits",
+        cluster_pb2.DeleteUserLimitsRequest,
+        "UserLimitsDeleted",
+        _named("UserLimitsDeleted", "user"),
+        "Removes the limits of a user.",
     ),
     _get(
         "/v1/providers",

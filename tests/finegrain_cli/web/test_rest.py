@@ -11,6 +11,7 @@ from openapi_spec_validator import validate
 
 import finegrain_client as fg
 from finegrain.resources import MIB
+from finegrain.rpc.access import CLUSTER_ACCESS
 from finegrain.v1 import identity_pb2
 from finegrain.v1.identity_pb2_grpc import IdentityServiceStub
 from finegrain_cli.web.routes import ROUTES
@@ -105,6 +106,7 @@ async def test_a_user_registers_a_job_and_requests_slots(web: Web) -> None:
     ("verb", "path", "body", "status", "text"),
     [
         ("GET", "/v1/slots?page=3", None, 400, "page is '3'; expected one of the fields"),
+        ("GET", "/v1/slots?page_size=%097", None, 400, "expected an integer"),
         ("GET", "/v1/slots?page_size=many", None, 400, "page_size is 'many'; expected an integer"),
         ("GET", "/v1/requests?states=DONE", None, 400, "expected one of PENDING"),
         ("GET", "/v1/executors/nobody", None, 404, "executor nobody is not known"),
@@ -212,6 +214,30 @@ async def test_events_arrive_as_they_happen_and_continue_after_the_last(web: Web
     connection.close()
     wrong = await web("GET", "/v1/events", headers={**headers, "Last-Event-ID": "x"})
     assert wrong.status == 400
+
+
+async def test_every_call_for_people_has_a_route_that_answers(web: Web) -> None:
+    served = {route.call for route in ROUTES}
+    assert [call for call in CLUSTER_ACCESS if call not in served] == []
+    async with ScriptedExecutor(web.rm):
+        for route in ROUTES:
+            if not route.changes:
+                path = route.path.replace("{executor_id}", "host-a")
+                answer = await web(
+                    "GET", path.replace("{allocation_id}", "a").replace("{job_id}", "j")
+                )
+                assert answer.status == (
+                    404 if "{allocation_id}" in path or "{job_id}" in path else 200
+                )
+        policy = await web("PATCH", "/v1/executors/host-a/policy", {"policy": {"bind": "NONE"}})
+        allowed = await web("POST", "/v1/groups/critical/users", {"allow": ["user/alice"]})
+        limited = await web("PATCH", "/v1/users/user/alice", {"maximum": {"jobs": 3}})
+        deleted = await web("DELETE", "/v1/users/user/alice", {})
+
+        assert policy.json["set"]["bind"] == "None"
+        assert allowed.json["users"] == ["user/alice"]
+        assert limited.json["maximum"] == {"jobs": 3}
+        assert deleted.json["user"] == "user/alice"
 
 
 async def test_the_description_is_valid_and_names_every_route(web: Web) -> None:
