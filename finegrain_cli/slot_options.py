@@ -11,6 +11,7 @@ import typer
 from finegrain.cpu_policy import BindPolicy, ExclusivePolicy, NumaPolicy, QosClass
 from finegrain.errors import InvalidArgument
 from finegrain.units import parse_bytes, parse_cpu_milli, parse_duration_ms, parse_pair
+from finegrain.values.bounds import TASK_TIME_MS_MAX
 from finegrain_cli import completing
 from finegrain_cli.device_options import DeviceOptions
 
@@ -330,6 +331,20 @@ def seconds(option: str, text: str) -> float | None:
         InvalidArgument: the text is not a duration.
     """
     return parse_duration_ms(option, text) / 1000 if text else None
+
+
+def task_seconds(option: str, text: str) -> float | None:
+    """Returns the time limit of a task in seconds; None: the option was not given.
+
+    Raises:
+        InvalidArgument: the text is not a duration, or the duration is not allowed.
+    """
+    if not text:
+        return None
+    time_ms = parse_duration_ms(option, text)
+    if not 1 <= time_ms <= TASK_TIME_MS_MAX:
+        raise InvalidArgument(option, text, f"1ms to {TASK_TIME_MS_MAX // 86_400_000}d")
+    return time_ms / 1000
 
 
 def _pairs(option: str, texts: Sequence[str]) -> list[tuple[str, str]]:

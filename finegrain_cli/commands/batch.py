@@ -52,6 +52,7 @@ from finegrain_cli.slot_options import (
     UserOption,
     seconds,
     slot_spec,
+    task_seconds,
 )
 from finegrain_cli.text import columns
 from finegrain_cli.text.output import OutputFormat, print_list
@@ -328,7 +329,7 @@ def batch(
         env=environment_of(tuple(env)),
         cwd=_directory(command[0], cwd),
         user=user,
-        timeout_s=seconds("--timeout", timeout),
+        timeout_s=task_seconds("--timeout", timeout),
         retries=retries,
         retry_delay_s=seconds("--retry-delay", retry_delay) or 0.0,
         on_failure=on_failure.value,

@@ -55,6 +55,7 @@ from finegrain_cli.slot_options import (
     UserOption,
     seconds,
     slot_spec,
+    task_seconds,
 )
 from finegrain_cli.text.output import OutputFormat, print_error
 
@@ -286,7 +287,7 @@ def run(
             group=group,
             job_labels=tuple(parse_pair("--job-label", each) for each in job_label),
             after=dependencies(after),
-            timeout_s=seconds("--timeout", timeout),
+            timeout_s=task_seconds("--timeout", timeout),
             wait_timeout_s=seconds("--wait-timeout", wait_timeout),
             grace_s=seconds("--grace", grace) or 0.0,
             stats=stats,

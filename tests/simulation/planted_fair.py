@@ -86,6 +86,7 @@ class _WithoutFreeing:
 
     id: str
     used: dict[str, int]
+    running: int
     maximum: Amounts
 
 
@@ -100,12 +101,13 @@ def maximum_forgets_what_is_being_freed(patch: Patch) -> None:
 
 
 def _without_freeing(quotas: QuotaChecks, group: Flow) -> _WithoutFreeing:
-    used = dict(group.used)
+    used, running = dict(group.used), group.running
     for slot in quotas.slots.values():
         if slot.state is SlotState.FREEING and group in quotas.flows.jobs[slot.job_id].ancestors():
             for name, amount in counted(slot.booked).items():
                 used[name] -= amount
-    return _WithoutFreeing(group.id, used, group.maximum)
+            running -= 1
+    return _WithoutFreeing(group.id, used, running, group.maximum)
 
 
 def maximum_that_is_raised_wakes_nobody(patch: Patch) -> None:

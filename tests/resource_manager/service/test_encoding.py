@@ -41,6 +41,7 @@ SPECIAL["JobEvent.slot"] = slot_to_dict(full_value(Slot, SPECIAL), "7")
 
 DEPENDS = {
     "JobView": {"detached"},  # the job has a lease
+    "QuotaBlock": {"group"},  # the flow's id is not that of a group
 }
 
 
