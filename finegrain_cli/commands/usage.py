@@ -104,7 +104,8 @@ def _of_executor(row: Row, samples: Sequence[Row], output: OutputFormat) -> str:
     booked = format_cpu(allocated.get("cpu_milli", 0))
     facts = {
         "executor": row["executor_id"],
-        "slots": f"{row['slots']}, {used['tasks']} tasks",
+        "slots": str(row["slots"]),
+        "tasks": str(used["tasks"]),
         "cpu": f"{by_slots} used by slots, {booked} allocated, "
         f"{format_cpu(total.get('cpu_milli', 0))} total",
         "memory": f"{format_bytes(used['memory_bytes'])} used by slots, "
