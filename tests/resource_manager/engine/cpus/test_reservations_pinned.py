@@ -11,19 +11,24 @@ from tests.support.engine_cluster import BE, LSE, EngineCluster, numa_host
 
 ONE_NODE = CpuPolicy(QosClass.LSR, numa=NumaPolicy.SINGLE_NUMA_NODE, numa_required=True)
 LS_ONE_NODE = CpuPolicy(numa=NumaPolicy.SINGLE_NUMA_NODE, numa_required=True)
+HALVES = "halves"
 IMPATIENT = Fairness(starvation_timeout_ms=1_000, starvation_placements=1)
 
 
 def cluster_of(*names: str) -> EngineCluster:
-    """Returns hosts of two nodes with eight cpus, each with two slots of half a node."""
+    """Returns hosts of two nodes with eight cpus, each with two slots of half a node. These slots
+    belong to a job of their own, because a job's own slots are no capacity to come.
+    """
     hosts = [
         numa_host(name, policy={"numa_strategy": "LeastAllocated"}, labels=(("name", name),))
         for name in names
     ]
     cluster = EngineCluster.settled(*hosts, fairness=IMPATIENT)
+    cluster.job(HALVES)
     for at in range(2 * len(names)):
         here = (("name", names[at // 2]),)
-        cluster.submit(f"half-{at}", cpu_milli=4_000, policy=ONE_NODE, required_labels=here)
+        name = f"half-{at}"
+        cluster.submit(name, job=HALVES, cpu_milli=4_000, policy=ONE_NODE, required_labels=here)
     return cluster
 
 
@@ -55,7 +60,7 @@ def test_a_host_that_is_held_for_a_whole_node_gives_no_cpus_to_anybody_else() ->
     cluster.submit("bound", cpu_milli=500, policy=LS_ONE_NODE, allow_pending=True)
     assert cluster.state_of("other") == "PENDING"
     assert cluster.state_of("bound") == "PENDING"
-    cluster.release("half-0")
+    cluster.release("half-0", job=HALVES)
     assert cluster.state_of("node") == "GRANTED"
     assert len(cluster.assignment("node").nodes) == 1
     assert held(cluster) == []
@@ -94,7 +99,7 @@ def test_a_gang_has_hosts_held_that_suit_all_its_members_together() -> None:
     cluster.submit_gang("g", [8_000] * 3, policy=ONE_NODE)
     starve(cluster)
     assert held(cluster) == ["host-a", "host-b"]
-    cluster.release("half-1", "half-2", "half-3")
+    cluster.release("half-1", "half-2", "half-3", job=HALVES)
     assert {cluster.state.requests[f"g-{at}"].state for at in range(3)} == {"GRANTED"}
     assert held(cluster) == []
 
@@ -125,11 +130,11 @@ def test_no_other_slot_grows_by_cpus_of_a_host_that_is_held() -> None:
     cluster.submit("plain", cpu_milli=500)  # other requests may use what is not reserved
     assert cluster.state_of("plain") == "GRANTED"
     profile = ResourceProfile(5_000, 64 * MIB)
-    cluster.resize("half-0", profile)
+    cluster.resize("half-0", profile, job=HALVES)
     assert cluster.slot("half-0").wanted is not None
     (change,) = explain(cluster.state, "half-0").resizes
     assert change.summary == "there is room on host-a, but it is reserved for node"
-    cluster.release("half-1")
+    cluster.release("half-1", job=HALVES)
     assert cluster.state_of("node") == "GRANTED"
     cluster.settle()
     assert cluster.slot("half-0").profile.cpu_milli == 5_000
