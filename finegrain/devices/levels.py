@@ -27,7 +27,7 @@ the share.
 """
 
 WHOLE_DEVICE: Final = "whole"
-"""In the levels of a device, the key of the level for the whole device."""
+"""Key in the levels of a device. Its value is the level for a slot that has the whole device."""
 
 CPU: Final = "cpu"
 MEMORY: Final = "memory"

@@ -23,7 +23,9 @@ from task_executor.service.task_users import DEFAULT_PATH
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What tasks of the demo run: an interpreter, the script, and the files with the words."""
+    """What the tasks of the demo run: an interpreter, a script, and the files whose words it
+    counts.
+    """
 
     python: str
     script: str

@@ -326,7 +326,7 @@ class ShortIds:
 
 
 def _folded(line: str, indent: int) -> list[str]:
-    """Breaks a line that is too long at commas between its parts.
+    """If a line is too long, breaks it at the commas between its parts.
 
     If this is not enough, the function also breaks the line within a list of numbers.
     """

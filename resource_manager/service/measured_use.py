@@ -50,8 +50,8 @@ class _Host:
         samples: four numbers for each time: cpu and memory of the slots, cpu and memory of the
             host.
         slot_times_ms: the times of the samples of slots.
-        slots: two numbers for each of the last times: thousandths of a core, and KiB of memory. A
-            slot that began later has fewer numbers.
+        slots: by slot, two numbers for each time in `slot_times_ms` at which the slot existed:
+            thousandths of a core, and KiB of memory.
     """
 
     received_ms: int = 0

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 # The palette of Okabe and Ito. People with color blindness can distinguish its colors.
 COLOURS = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#0072B2", "#D55E00", "#F0E442", "#999999")
 _FULL_LABEL, _SHORT_LABEL = 1 / 18, 1 / 40
-"""If a bar is longer than the first part of the time axis, it has its label. If it is longer than
-the second part, it has its short label.
+"""A bar shows its label if it is longer than `_FULL_LABEL` of the time axis. A shorter bar shows
+its short label if it is longer than `_SHORT_LABEL` of the axis.
 """
 
 WIDTH_INCHES = 10.0

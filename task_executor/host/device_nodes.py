@@ -3,9 +3,10 @@ may not open.
 
 A device file is identified by its kind, major number and minor number, and not by its path. All
 files with the major numbers of detected devices are closed. So devices that appear later are
-closed, too. But configured devices may share their major numbers with other devices. So for these,
-only the files of the devices are closed. Some files are common to all devices of a driver: a slot
-with at least one of these devices can open the common files.
+closed, too. But configured devices may share their major numbers with other devices. So for
+a configured device, only its own files are closed, not all files with its major number. Some files
+are common to all devices of a driver: a slot with at least one of these devices can open the common
+files.
 """
 
 from __future__ import annotations
@@ -201,8 +202,8 @@ class _Search:
                 yield Node(kind, os.major(status.st_rdev), os.minor(status.st_rdev))
 
     def _below(self, folder: str, prefix: str = "") -> Iterator[Node]:
-        """Yields the device files of the devices in a folder of /sys, whose numbers are in the file
-        `dev`.
+        """Yields a device file for each device in a folder of /sys. The folder of each device has a
+        file `dev` with the major and minor numbers.
         """
         for name in self._reader.names(folder):
             if name.startswith(prefix):
@@ -245,9 +246,9 @@ class _Search:
         """Yields the common files of NVIDIA GPUs, and closes all major numbers of the driver."""
         for minor in _NVIDIA_CONTROL:
             yield Node("c", _NVIDIA_MAJOR, minor)
-        # The driver makes these files when they are first used. If the driver has no major number
-        # yet, no rule is needed: without the files of a GPU, a task can do nothing with these
-        # files.
+        # The driver makes these files when they are first used. If one of the drivers has no major
+        # number yet, its files need no rule: a task that cannot open the files of a GPU can do
+        # nothing with them.
         for name in _NVIDIA_MAJORS:
             self._majors |= {("c", number) for number in self._numbers.get(name, ())}
         for number in self._numbers.get("nvidia-uvm", ()):

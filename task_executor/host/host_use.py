@@ -72,8 +72,8 @@ class HostMeter:
                 min(round(busy[cpu] / elapsed_s / 10_000), 100) for cpu in sorted(busy)
             ),
             memory_total_bytes=memory.total,
-            # `used` of psutil does not mean the same in all of its versions; memory that new
-            # programs cannot have is in use
+            # The meaning of psutil's `used` differs between its versions. So all memory that is not
+            # available to new programs counts as used.
             memory_used_bytes=memory.total - memory.available,
             swap_total_bytes=swap.total,
             swap_used_bytes=swap.used,

@@ -45,8 +45,9 @@ class Flow(Entry):
             `quotas.counted`.
         minimum: the guaranteed amounts, in the form of `quotas.counted`.
         service: the service up to `since`, scaled.
-        raised: the sum of the raises of the flow, scaled.
-        since: the warped time up to which `service` is counted.
+        raised: the usage that was added to the flow when it began to wait (its raises, see
+            `flows.py`), summed and scaled.
+        since: the time up to which `service` is counted, in warped time (see `clock.py`).
         rate: the cost per second of all slots in the flow's subtree that accrue usage.
         used: the amounts that all slots in the flow's subtree have booked, from placement to
             deletion. For groups, the amounts are in the form of `quotas.counted`.
@@ -232,7 +233,10 @@ class Siblings:
         self._stale.clear()
 
     def rescale(self, rescaling: Rescaling) -> None:
-        """Applies a move of the clock's landmark. The caller has already rescaled the flows."""
+        """Applies a move of the landmark, the time from which the clock counts (see `clock.py`).
+
+        The caller has already rescaled the flows.
+        """
         for flow in self.by_id.values():
             # Flows below their minimum are compared by a ratio of amounts, which is not scaled.
             if flow.seat >= 0 and not flow.below_minimum:

@@ -6,9 +6,10 @@ greedy algorithm requests one offer after the other. It always takes the offer w
 highest worth per cost, as in the greedy algorithm for set cover (V. Chvatal, 1979).
 
 The worth of a request is the cost of its amounts, where each amount has the lowest price of any
-offer. If one offer is the cheapest in every dimension, the worth is the value of the request in the
-linear relaxation. The most valuable requests are put into an executor first, because it is hardest
-to find room for them.
+offer. The packing problem has a linear relaxation, which allows fractions of executors. If one
+offer is the cheapest in every dimension, the worth is the value of the request in this relaxation.
+The most valuable requests are put into an executor first, because it is hardest to find room for
+them.
 
 Example: a small executor has 4 cpus and 8 GiB and costs 2. A large executor has 8 cpus and 32 GiB
 and costs 5. The lowest prices are 0.5 per cpu and 0.16 per GiB. There are six requests of 1 cpu and
@@ -100,8 +101,8 @@ def _worth(counts: Mapping[int, int], offers: Sequence[Offer]) -> Steps[Counts]:
     lowest = prices(offers)
     worth: Counts = {}
     for number, (kind, count) in enumerate(counts.items(), 1):
-        # Use the first offer on which the kind fits. Between offers, the amounts differ only for
-        # memory pools and default slots.
+        # Use the first offer on which the kind fits. The amounts that a kind needs differ between
+        # offers in two cases only: one memory pool or separate ones, and default slots.
         if count and (offer := next((each for each in offers if each.fits(kind)), None)):
             worth[kind] = sum([lowest[at] * amount for at, amount in offer.needs[kind] or ()])
         if number % _KINDS_PER_STEP == 0:

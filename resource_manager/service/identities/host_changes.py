@@ -50,7 +50,7 @@ def note_change(state_dir: Path, method: str, changed: str) -> None:
 async def follow_host_changes(components: Components) -> None:
     """Uses the authority that is in the files, and records the notes of commands.
 
-    It never ends. An error is logged once, and the next second tries again.
+    It never ends. It tries again each second, and logs an error only once.
     """
     logged = ""
     while True:
