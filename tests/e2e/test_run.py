@@ -277,7 +277,6 @@ def test_a_run_waits_for_other_jobs(small: Small, tmp_path: Path) -> None:
     assert finish(first).code == 3
     waited = finish(wait)
     assert (waited.code, waited.stdout) == (0, b"second\n")
-    assert "waiting for a slot: its job waits for the end of job" in waited.stderr
     refused = finish(fails)
     assert (refused.code, refused.stdout) == (125, b"")
     assert "DEPENDENCY_FAILED" in refused.stderr
