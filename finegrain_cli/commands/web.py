@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 import webbrowser
 from contextlib import suppress
@@ -75,7 +76,10 @@ async def _serve(port: int, *, opens: bool) -> None:
             webbrowser.open(address)
         with suppress(OSError):  # standard input is no terminal, so nothing can be typed
             asyncio.get_running_loop().add_reader(0, _print_again, page)
-        await asyncio.Event().wait()  # until Ctrl-C
+        stopping = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+        await stopping.wait()
 
 
 def _print_again(page: PageServer) -> None:

@@ -18,6 +18,9 @@ from finegrain_cli.web.problems import OtherContent
 
 KEPT_S = 24 * 3600.0
 KEPT_MAX = 10_000
+BYTES_MAX = 64 * 1024 * 1024
+"""Largest size of all kept answers together. Then the oldest answers are dropped."""
+
 KEY_LENGTH_MAX = 255
 
 
@@ -44,6 +47,7 @@ class Repeats:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._kept: OrderedDict[tuple[str, str], _Kept] = OrderedDict()
+        self._bytes = 0
 
     async def once(
         self, caller: str, key: str, digest: str, run: Callable[[], Awaitable[Response]]
@@ -79,16 +83,22 @@ class Repeats:
         try:
             answer = await run()
         except BaseException:
-            del self._kept[caller, key]
+            self._kept.pop((caller, key), None)
             kept.answer.cancel()
             raise
         kept.answer.set_result(answer)
+        if self._kept.get((caller, key)) is kept:  # it may have been dropped while it ran
+            self._bytes += len(answer.body)
+        self._drop_old()
         return answer
 
     def _drop_old(self) -> None:
         now_s = self._clock()
         while self._kept:
             name, kept = next(iter(self._kept.items()))
-            if len(self._kept) < KEPT_MAX and now_s - kept.at_s < KEPT_S:
+            is_small = len(self._kept) < KEPT_MAX and self._bytes <= BYTES_MAX
+            if is_small and now_s - kept.at_s < KEPT_S:
                 return
             del self._kept[name]
+            if kept.answer.done() and not kept.answer.cancelled():
+                self._bytes -= len(kept.answer.result().body)

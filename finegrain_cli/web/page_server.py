@@ -32,6 +32,7 @@ from finegrain_client.connection import Connection
 
 PAGE = Path(__file__).parent / "page"
 CODE_S = 60.0
+CODE_BYTES_MAX = 200
 TOKEN_HEADER = "x-finegrain-token"
 KINDS = {
     ".html": "text/html; charset=utf-8",
@@ -75,8 +76,12 @@ class PageSession:
         Raises:
             Unauthenticated: the code is wrong, was used already, or is too old.
         """
-        expected, self._code = self._code, ""
+        expected = self._code
         is_right = bool(expected) and hmac.compare_digest(expected.encode(), code.encode())
+        # A wrong code leaves the right one valid. Otherwise every task of this host could keep the
+        # user out.
+        if is_right:
+            self._code = ""
         if not is_right or self._clock() > self._code_until_s:
             raise Unauthenticated(
                 "this address was used already, or is older than a minute; press Enter in the"
@@ -145,9 +150,13 @@ def make_page(connection: Connection, session: PageSession, host: str) -> Any:
     api = make_application(RemoteCalls(connection, session.token.encode()), _token_of)
 
     async def redeem(request: Request) -> Response:
-        body = await request.body()
+        code = b""
+        async for part in request.stream():
+            code += part
+            if len(code) > CODE_BYTES_MAX:
+                break
         try:
-            token = session.redeem(body[:200].decode("latin-1"))
+            token = session.redeem(code.decode("latin-1"))
         except Unauthenticated as error:
             return problem(error)
         return JSONResponse(

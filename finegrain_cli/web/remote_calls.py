@@ -26,7 +26,7 @@ class RemoteCalls:
         self._connection = connection
         self._token = token
 
-    def check(self, method: str, certificate: bytes, peer: str) -> None:  # noqa: ARG002
+    def check(self, method: str, certificate: bytes, peer: str) -> None:  # noqa: ARG002 - of `Calls`
         """Checks that the page has shown its token. The resource manager checks the role."""
         if certificate != self._token:
             raise Unauthenticated(

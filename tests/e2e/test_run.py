@@ -261,7 +261,10 @@ def test_a_run_waits_for_other_jobs(small: Small, tmp_path: Path) -> None:
         *options, names[0], "--", "sh", "-c", f"until [ -e {file} ]; do sleep 0.1; done; exit 3"
     )
     eventually(lambda: names[0] in cli("jobs").text, "the first job is registered")
-    wait = cli.start(*options, names[1], "--after", f"{names[0]}:any", "--", "echo", "second")
+    told_by_run = tmp_path / "told"
+    with told_by_run.open("wb") as stderr:
+        after = ("--after", f"{names[0]}:any")
+        wait = cli.start(*options, names[1], *after, "--", "echo", "second", stderr=stderr)
     fails = cli.start(*options, names[2], "--after", names[0], "--", "echo", "third")
 
     def both_wait() -> bool:
@@ -273,6 +276,8 @@ def test_a_run_waits_for_other_jobs(small: Small, tmp_path: Path) -> None:
     (request,) = cli.json("requests", "--job", names[1])["items"]
     told = cli("explain", request["allocation_id"]).text
     assert f"its job waits for the end of job {waiting['awaited_job_ids'][0]}" in told
+    sentence = "waiting for a slot: its job waits for the end of job"
+    eventually(lambda: sentence in told_by_run.read_text(), "run says what it waits for")
     file.touch()
     assert finish(first).code == 3
     waited = finish(wait)

@@ -109,6 +109,6 @@ def test_from_a_waiting_request_to_its_reason_and_a_drained_host(
     assert browser.errors() == []
     for process in (run, waits, page):
         process.send_signal(signal.SIGINT)
-    finish(page)
+    assert finish(page).code == 0
     for process in (run, waits):
         process.wait(PATIENCE_S)
