@@ -133,13 +133,16 @@ class _Gateway:
             return
         if not route.guarded_by:
             raise InvalidArgument("If-Match", expected, f"no such header for {route.path}")
+        if not expected.strip():
+            raise InvalidArgument("If-Match", expected, "an ETag, or *")
         guard = _BY_PATH[route.guarded_by]
-        message = message_from(guard.request, _path_fields(guard, request))
+        fields = _path_fields(guard, request)
+        message = message_from(guard.request, fields)
         present = _etag(_encoded(guard.form(message, await call(guard.call, message))))
         if present not in [each.strip() for each in expected.split(",")]:
             raise Changed(
-                f"{request.url.path} has changed since it was read: its ETag is {present}; read it"
-                " again",
+                f"{guard.path.format(**fields)} has changed since it was read: its ETag is"
+                f" {present}; read it again",
                 reason=Reason.ALREADY_EXISTS,
                 details={"etag": present},
             )

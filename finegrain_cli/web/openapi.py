@@ -121,7 +121,7 @@ def _operation(route: Route, schemas: dict[str, Schema]) -> Schema:
                     "type": "object",
                     "additionalProperties": False,
                     "properties": {
-                        name: _of_field(field, schemas) for name, field in others.items()
+                        name: _or_null(_of_field(field, schemas)) for name, field in others.items()
                     },
                 }
             }
@@ -164,6 +164,11 @@ def _of_field(field: FieldDescriptor, schemas: dict[str, Schema]) -> Schema:
     return {"type": "array", "items": one} if is_repeated(field) else one
 
 
+def _or_null(schema: Schema) -> Schema:
+    """Returns the schema of a field in a body: null stands for an absent field."""
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
 def _of_one(field: FieldDescriptor, schemas: dict[str, Schema]) -> Schema:
     if field.message_type is not None:
         return _of_message(field.message_type, schemas)
@@ -187,7 +192,8 @@ def _of_message(descriptor: Any, schemas: dict[str, Schema]) -> Schema:
     if name not in schemas:
         schemas[name] = {"type": "object", "additionalProperties": False}
         schemas[name]["properties"] = {
-            key: _of_field(field, schemas) for key, field in named_fields(descriptor).items()
+            key: _or_null(_of_field(field, schemas))
+            for key, field in named_fields(descriptor).items()
         }
     return {"$ref": f"#/components/schemas/{name}"}
 

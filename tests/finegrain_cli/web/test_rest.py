@@ -153,6 +153,9 @@ async def test_a_change_based_on_an_old_reading_is_refused(web: Web) -> None:
 
     assert (first.status, first.json["weight"]) == (200, 2.0)
     assert second.status == 412
+    assert "/v1/groups has changed since it was read" in second.json["detail"]
+    empty = await web("PATCH", "/v1/groups/ml", {"weight": 3}, headers={"If-Match": ""})
+    assert empty.status == 400
     names = {each["name"]: each for each in (await web("GET", "/v1/groups")).json["groups"]}
     assert names["ml"]["weight"] == 2.0
     assert unguarded.status == 400
