@@ -33,6 +33,7 @@ from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.options import ResourceManagerOptions
 from resource_manager.providers.config import ProvidersConfiguration
 from resource_manager.service.admission import JobLimits
+from resource_manager.service.audit import recorded_methods
 from resource_manager.service.cluster_service import About, ClusterServicer
 from resource_manager.service.engine_driver import EngineDriver, now
 from resource_manager.service.executor_service import ExecutorCalls, ExecutorTerms
@@ -211,7 +212,8 @@ def make_server(
     components: Components, hub: WatchHub, identity_calls: IdentityCalls
 ) -> GuardedServer:
     """Returns the gRPC server with all its services. The port is not bound yet."""
-    metrics = components.metrics
+    metrics, refusals = components.metrics, components.driver.refusals
+    refusals.recorded = recorded_methods(ClusterServicer, IdentityCalls)
     server = GuardedServer(
         components.options.listen,
         {**RESOURCE_MANAGER_ACCESS, **CLUSTER_ACCESS, **IDENTITY_ACCESS},
@@ -221,7 +223,7 @@ def make_server(
             method.rpartition("/")[2], status
         ).inc(),
         gate=components.leadership.refusal,
-        refused=components.driver.refusals.add,
+        refused=refusals.add,
     )
     terms = ExecutorTerms(
         report_interval_ms=components.settings.report_interval_ms,

@@ -13,7 +13,13 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from finegrain.errors import FinegrainError, PermissionDenied, Unauthenticated
+from finegrain.errors import (
+    FinegrainError,
+    InvalidArgument,
+    PermissionDenied,
+    ResourceExhausted,
+    Unauthenticated,
+)
 from finegrain.rpc.access import current_caller
 from resource_manager.storage.audit_log import AuditedCall
 
@@ -61,10 +67,20 @@ def audited(describe: Callable[[Any], str]) -> Callable[[F], F]:
             _open_call.set(_OpenCall(call))
             return await method(self, request, context)
 
-        record.is_audited = True  # type: ignore[attr-defined]  # for the test of all methods
+        record.is_audited = True  # type: ignore[attr-defined]  # for `recorded_methods`
         return record  # type: ignore[return-value]
 
     return decorate
+
+
+def recorded_methods(*services: type) -> frozenset[str]:
+    """Returns the names of the methods of these services whose calls are recorded."""
+    return frozenset(
+        name
+        for service in services
+        for name in dir(service)
+        if getattr(getattr(service, name), "is_audited", False)
+    )
 
 
 def current_call() -> AuditedCall | None:
@@ -94,11 +110,16 @@ def outcome_of(error: BaseException) -> str:
 class RefusalCounts:
     """Counts refused calls for each identity, method, reason and minute. Thread-safe.
 
+    Attributes:
+        recorded: names of the methods whose calls are recorded, for calls whose messages cannot be
+            read.
+
     Args:
         now_ms: returns the present time in milliseconds since 1970.
     """
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
+        self.recorded: frozenset[str] = frozenset()
         self._now_ms = now_ms
         self._lock = threading.Lock()
         self._counts: dict[tuple[int, AuditedCall, str], int] = {}
@@ -106,13 +127,21 @@ class RefusalCounts:
     def add(self, method: str, error: FinegrainError) -> None:
         """Counts a refused call. It was refused because of its caller. Or it is a recorded call
         that was refused before the writer got it, for example because of a bad argument.
+
+        The message of a recorded call may be too large, or may not be a message at all. Then the
+        method never runs, and the object of the call is unknown.
         """
         open_call = _open_call.get()
+        name = method.rpartition("/")[2]
         if isinstance(error, PermissionDenied | Unauthenticated):
             actor = current_caller().name or str(error.details.get("identity") or UNKNOWN)
-            call = AuditedCall(actor, method.rpartition("/")[2])
-        elif open_call is not None and not open_call.is_queued:
+            call = AuditedCall(actor, name)
+        elif open_call is not None:
+            if open_call.is_queued:
+                return
             call = open_call.call
+        elif name in self.recorded and isinstance(error, InvalidArgument | ResourceExhausted):
+            call = AuditedCall(current_caller().name, name)
         else:
             return
         minute = self._now_ms() // MINUTE_MS

@@ -112,6 +112,30 @@ async def test_changes_of_an_operator_that_were_refused_early_are_counted(
     }
 
 
+async def test_messages_of_an_operator_that_cannot_be_read_are_counted(
+    rm: RunningRm, operator: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resource_manager.service.audit.MINUTE_MS", 1)
+    channel = rm.channel("operator/ann")
+    for method, message in (
+        ("DrainExecutor", b"no message"),
+        ("DrainExecutor", bytes(1 << 20)),
+        ("GetExecutor", b"no message"),  # only reads
+    ):
+        call: Any = channel.unary_unary(f"/finegrain.v1.ClusterService/{method}")
+        await refusal(call(message))
+
+    found: list[dict[str, Any]] = []
+    while len(found) < 2:
+        await asyncio.sleep(0.05)
+        found = await operator.items("audit", "list")
+    assert {(each["method"], each["object"], each["outcome"]) for each in found} == {
+        ("DrainExecutor", "", "INVALID_ARGUMENT"),
+        ("DrainExecutor", "", "MESSAGE_TOO_LARGE"),
+    }
+    assert {each["actor"] for each in found} == {"operator/ann"}
+
+
 async def test_changes_of_an_operator_at_an_executor_are_recorded(
     rm: RunningRm, operator: Operator
 ) -> None:
