@@ -1,7 +1,9 @@
-"""The code of the previous version, from the archive beside the evidence, for processes of tests.
+"""The code of previous versions, from the archives beside the evidence, for processes of tests.
 
-The archive is the wheel's content without type stubs, with the commit in the version number: a
-process that runs this code says so wherever it tells its version.
+An archive is the content of a wheel without type stubs, with the commit in the version number: a
+process that runs this code says so wherever it tells its version. There are two archives. One is of
+the version without certificates, whose state this version takes over and whose peers it refuses.
+The other is of a version with certificates, whose daemons and commands work with those of this one.
 """
 
 from __future__ import annotations
@@ -16,21 +18,25 @@ from tests.support.components import REPOSITORY
 
 EVIDENCE = REPOSITORY / "tests/data/previous"
 ARCHIVE = EVIDENCE / "code.tar.xz"
+PEERS_ARCHIVE = EVIDENCE / "peers.tar.xz"
 COMMIT = "fa90260"
 VERSION = f"0.1.0+{COMMIT}"
 """The version that the archived code reports. A test release never has a local version."""
+PEERS_VERSION = "0.2.0+d60205e1"
+"""The version that the code of the peers reports."""
 
 
 class PreviousCode:
-    """The unpacked code of the previous version.
+    """The unpacked code of a previous version.
 
     Args:
         folder: where to unpack it; removed by its owner.
+        archive: the archive with the code.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, archive: Path = ARCHIVE) -> None:
         self.folder = folder
-        with tarfile.open(ARCHIVE) as packed:
+        with tarfile.open(archive) as packed:
             packed.extractall(folder, filter="data")
 
     @property

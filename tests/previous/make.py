@@ -1,7 +1,8 @@
-"""Makes the evidence of a version once more: `python -m tests.previous.make COMMIT [FOLDER]`.
+"""Makes the evidence of a version: `python -m tests.previous.make [--peers] COMMIT [FOLDER]`.
 
 Takes the commit's files with `git archive`, puts this folder's generators beside them, and runs
-these with that version's own code and test helpers. Needs root, cgroup v1 and PostgreSQL.
+these with that version's own code and test helpers. Needs root, cgroup v1 and PostgreSQL. With
+`--peers`, only packs the code of the peers (`peers.tar.xz`), which needs none of these.
 """
 
 from __future__ import annotations
@@ -24,29 +25,47 @@ GENERATORS = ("fill", "keep_state", "tour")
 def main(commit: str, folder: Path) -> None:
     """Replaces the evidence in the folder."""
     with tempfile.TemporaryDirectory(prefix="fg-") as place:
-        source, wheel, made = (Path(place, name) for name in ("source", "wheel", "made"))
-        for each in (source, wheel, made):
-            each.mkdir()
-        archive = Path(place, "archive.tar")
-        _run(REPOSITORY, "git", "archive", "--output", str(archive), commit)
-        with tarfile.open(archive) as packed:
-            packed.extractall(source, filter="data")
-        project = source / "pyproject.toml"
-        text, count = re.subn(r'(?m)^(version = "[\d.]+)"', rf'\1+{commit}"', project.read_text())
-        assert count == 1, "no version in pyproject.toml"
-        project.write_text(text)
-        _run(source, sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(wheel))
-        pack(next(wheel.glob("*.whl")), wheel / "unpacked", made / "code.tar.xz")
+        made = Path(place, "made")
+        made.mkdir()
+        source, unpacked = build(commit, Path(place), made / "code.tar.xz")
         ours = source / "tests/previous"
         shutil.copytree(Path(__file__).parent, ours, dirs_exist_ok=True)
         for name in GENERATORS:
             module = f"tests.previous.{name}"
-            _run(source, sys.executable, "-m", module, str(made), code=wheel / "unpacked")
+            _run(source, sys.executable, "-m", module, str(made), code=unpacked)
         for each in made.iterdir():
             kept = folder / each.name
             shutil.rmtree(kept, ignore_errors=True)
             kept.unlink(missing_ok=True)
             shutil.move(each, kept)
+
+
+def make_peers(commit: str, folder: Path) -> None:
+    """Replaces only the code whose daemons and commands work with those of this version."""
+    with tempfile.TemporaryDirectory(prefix="fg-") as place:
+        build(commit, Path(place), folder / "peers.tar.xz")
+
+
+def build(commit: str, place: Path, target: Path) -> tuple[Path, Path]:
+    """Builds the wheel of a commit in a directory, and packs the wheel's content.
+
+    Returns:
+        The directory of the sources, and the directory of the wheel's content.
+    """
+    source, wheel = place / "source", place / "wheel"
+    for each in (source, wheel):
+        each.mkdir()
+    archive = place / "archive.tar"
+    _run(REPOSITORY, "git", "archive", "--output", str(archive), commit)
+    with tarfile.open(archive) as packed:
+        packed.extractall(source, filter="data")
+    project = source / "pyproject.toml"
+    text, count = re.subn(r'(?m)^(version = "[\d.]+)"', rf'\1+{commit}"', project.read_text())
+    assert count == 1, "no version in pyproject.toml"
+    project.write_text(text)
+    _run(source, sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(wheel))
+    pack(next(wheel.glob("*.whl")), wheel / "unpacked", target)
+    return source, wheel / "unpacked"
 
 
 def pack(wheel: Path, unpacked: Path, target: Path) -> None:
@@ -73,4 +92,7 @@ def _run(cwd: Path, *command: str, code: Path | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(*sys.argv[2:] or [str(REPOSITORY / "tests/data/previous")]))
+    arguments = sys.argv[1:]
+    make = make_peers if "--peers" in arguments else main
+    commit, *place = [each for each in arguments if each != "--peers"]
+    make(commit, Path(*place or [str(REPOSITORY / "tests/data/previous")]))
