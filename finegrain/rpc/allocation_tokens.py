@@ -7,7 +7,8 @@ calls. See AllocationToken in identity.proto.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from hashlib import sha256
 from typing import Any
 
 from cryptography import x509
@@ -26,7 +27,9 @@ from finegrain.v1.identity_pb2 import AllocationClaims, AllocationToken
 
 TOKEN_BYTES_MAX = 4 * 1024
 CACHED_TOKENS_MAX = 10_000
+CACHED_SIGNATURES_MAX = 1_000
 CACHED_SIGNERS_MAX = 100
+HASH_BYTES = 32
 NEW_TOKEN = "get a new token with GetAllocationToken"
 
 
@@ -59,22 +62,43 @@ class TokenSigner:
             allocation_id: the slot; empty: the token is for the output of the job's tasks.
             generation: generation of the slot.
         """
-        own = self._own.credentials
-        if self._version != self._own.version:
-            self._version = self._own.version
-            self._key = key_from_pem(own.key.encode())
         claims = AllocationClaims(
             executor_id=executor_id,
             job_id=job_id,
             owner=owner,
             allocation_id=allocation_id,
             generation=generation,
+        )
+        return self.tokens([claims])[0]
+
+    def tokens(self, claims: Sequence[AllocationClaims]) -> list[bytes]:
+        """Returns a token for each of the claims. All tokens have the same signature.
+
+        Signing takes most of the time of a token, so tokens that are made together cost less.
+
+        Args:
+            claims: what the tokens state; they may have the same owner or different owners.
+        """
+        if not claims:
+            return []
+        own = self._own.credentials
+        if self._version != self._own.version:
+            self._version = self._own.version
+            self._key = key_from_pem(own.key.encode())
+        stated = [each.SerializeToString() for each in claims]
+        if len(stated) == 1:  # executors of earlier versions know tokens without a path, too
+            text, paths = _text(own.who.cluster, stated[0]), [b""]
+        else:
+            root, paths = _tree([_leaf(each) for each in stated])
+            text = _text_of_root(own.who.cluster, root)
+        common = AllocationToken(
+            certificate=own.certificate, signature=signature_of(self._key, text)
         ).SerializeToString()
-        return AllocationToken(
-            claims=claims,
-            certificate=own.certificate,
-            signature=signature_of(self._key, _text(own.who.cluster, claims)),
-        ).SerializeToString()
+        # The fields of a message may come in any order and in several parts.
+        return [
+            AllocationToken(claims=each, path=path).SerializeToString() + common
+            for each, path in zip(stated, paths, strict=True)
+        ]
 
 
 class ShownToken:
@@ -163,7 +187,9 @@ class TokenChecker:
         self._is_denied = is_denied
         self._authorities: tuple[str, list[ec.EllipticCurvePublicKey]] = ("", [])
         # Checking a signature takes 60 us, and a job master shows the same token in all its calls.
+        # Tokens that were made together have the same signature.
         self._signers: OrderedDict[str, PeerCertificate | None] = OrderedDict()
+        self._signatures: OrderedDict[tuple[str, bytes, bytes], None] = OrderedDict()
         self._checked: OrderedDict[bytes, tuple[AllocationClaims, PeerCertificate]] = OrderedDict()
 
     def shown(self, caller: Caller, metadata: Iterable[tuple[str, Any]] | None) -> ShownToken:
@@ -205,15 +231,22 @@ class TokenChecker:
             raise refused("the allocation token is not a serialized AllocationToken") from None
         signer = self._signer(token.certificate)
         cluster = self._own.credentials.who.cluster
-        if signer is None or not is_signed_by(
-            signer.public_key, token.signature, _text(cluster, token.claims)
-        ):
+        if signer is None or not self._is_signed(signer, token, _signed_text(cluster, token)):
             raise refused(
                 f"no resource manager of cluster {cluster} has signed the allocation token, or the"
                 f" authority of the cluster was replaced since; {NEW_TOKEN}"
             )
         _keep(self._checked, data, (claims, signer), CACHED_TOKENS_MAX)
         return claims, signer
+
+    def _is_signed(self, signer: PeerCertificate, token: AllocationToken, text: bytes) -> bool:
+        signed = (token.certificate, token.signature, text)
+        if signed in self._signatures:
+            return True
+        if not is_signed_by(signer.public_key, token.signature, text):
+            return False
+        _keep(self._signatures, signed, None, CACHED_SIGNATURES_MAX)
+        return True
 
     def _signer(self, certificate: str) -> PeerCertificate | None:
         if certificate not in self._signers:
@@ -230,6 +263,7 @@ class TokenChecker:
             certificates = x509.load_pem_x509_certificates(pem.encode())
             self._authorities = pem, authority_keys(certificates)
             self._signers.clear()
+            self._signatures.clear()
             self._checked.clear()
 
 
@@ -240,6 +274,53 @@ def refused(message: str) -> PermissionDenied:
 
 def _text(cluster: str, claims: bytes) -> bytes:
     return f"finegrain allocation {cluster} ".encode() + claims
+
+
+def _text_of_root(cluster: str, root: bytes) -> bytes:
+    return f"finegrain allocations {cluster} ".encode() + root
+
+
+def _signed_text(cluster: str, token: AllocationToken) -> bytes:
+    """Returns the text that the manager must have signed for this token."""
+    path = token.path
+    if not path:
+        return _text(cluster, token.claims)
+    node = _leaf(token.claims)
+    # The last bytes of a path of a wrong length are no hash, so the root is wrong.
+    for at in range(0, len(path), HASH_BYTES):
+        node = _parent(node, path[at : at + HASH_BYTES])
+    return _text_of_root(cluster, node)
+
+
+# The hashes of claims and of nodes begin with different bytes, so two hashes cannot pass as claims
+# (as in RFC 6962). The order of the two hashes of a node does not matter, so a path needs
+# no directions.
+
+
+def _leaf(claims: bytes) -> bytes:
+    return sha256(b"\x00" + claims).digest()
+
+
+def _parent(one: bytes, other: bytes) -> bytes:
+    return sha256(b"\x01" + (one + other if one < other else other + one)).digest()
+
+
+def _tree(leaves: list[bytes]) -> tuple[bytes, list[bytes]]:
+    """Returns the root of a hash tree (Merkle tree), and the path of each leaf to the root: the
+    other child of each node on the way, from the leaf on.
+    """
+    paths = [b""] * len(leaves)
+    nodes, width = leaves, 1  # each node stands for `width` leaves, the last one maybe for fewer
+    while len(nodes) > 1:
+        for number in range(len(nodes) & ~1):
+            sibling, first = nodes[number ^ 1], number * width
+            for leaf in range(first, min(first + width, len(leaves))):
+                paths[leaf] += sibling
+        pairs = zip(nodes[::2], nodes[1::2], strict=False)
+        # A node without a sibling moves up as it is.
+        nodes = [_parent(*pair) for pair in pairs] + nodes[len(nodes) & ~1 :]
+        width *= 2
+    return nodes[0], paths
 
 
 def _keep(cache: OrderedDict[Any, Any], key: Any, value: Any, most: int) -> None:

@@ -102,13 +102,19 @@ class AllocationToken(google.protobuf.message.Message):
     CLAIMS_FIELD_NUMBER: builtins.int
     CERTIFICATE_FIELD_NUMBER: builtins.int
     SIGNATURE_FIELD_NUMBER: builtins.int
+    PATH_FIELD_NUMBER: builtins.int
     claims: builtins.bytes
     """A serialized AllocationClaims."""
     certificate: builtins.str
     """Certificate of the resource manager as PEM text. The certificate may have expired since the RM signed."""
     signature: builtins.bytes
-    """The resource manager's ECDSA signature (SHA-256, DER) of the text "finegrain allocation CLUSTER " and the bytes of
-    `claims`.
+    """The resource manager's ECDSA signature (SHA-256, DER). Without a `path`, of the text "finegrain allocation CLUSTER "
+    and the bytes of `claims`. With a `path`, of the text "finegrain allocations CLUSTER " and the root of the hash tree.
+    """
+    path: builtins.bytes
+    """Tokens that were made together have one signature, of the root of a hash tree (Merkle tree, SHA-256). The path leads
+    from the claims to the root: hashes of 32 bytes, one after the other. Begin with the hash of the byte 0 and `claims`.
+    Then, for each hash of the path: take the hash of the byte 1, the lower and the higher one of both hashes.
     """
     def __init__(
         self,
@@ -116,8 +122,9 @@ class AllocationToken(google.protobuf.message.Message):
         claims: builtins.bytes = ...,
         certificate: builtins.str = ...,
         signature: builtins.bytes = ...,
+        path: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["certificate", b"certificate", "claims", b"claims", "signature", b"signature"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["certificate", b"certificate", "claims", b"claims", "path", b"path", "signature", b"signature"]) -> None: ...
 
 global___AllocationToken = AllocationToken
 

@@ -19,6 +19,7 @@ from finegrain.errors import FailedPrecondition, FinegrainError, NotFound, OutOf
 from finegrain.rpc.allocation_tokens import TokenSigner
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.v1 import slots_pb2
+from finegrain.v1.identity_pb2 import AllocationClaims
 from resource_manager.engine.explain.intervals import RequestInterval, intervals_of
 from resource_manager.engine.explain.lists import request_view
 from resource_manager.engine.model.entities import ClusterEvent, Job, JobEvent
@@ -34,7 +35,6 @@ SNAPSHOT_REQUESTS_MAX = 1_000  # requests in one message; a larger snapshot has 
 SNAPSHOT_SCANNED_MAX = 20_000  # intervals read for one message, including ended requests
 SNAPSHOT_ITEMS = 500  # reading one part counts as this many items in the fair queues
 JOB_ENDED = "job_ended"  # the kind of cluster event that ends a job's streams
-TOKENS_AT_ONCE = 100  # after this number of signed tokens, other calls run
 KEEPALIVE_MS_MAX = 10_000
 """An open stream sends a message at least this often. The message may be empty."""
 
@@ -194,7 +194,7 @@ class WatchHub:
                 part = await self._part(job_id, 0)
                 position, shown_upto = part.snapshot.sequence, _upto(part)
                 feed.reached(stream, position)
-                yield await self._signed(present, rm_pb2.WatchJobResponse(snapshot=part.snapshot))
+                yield self._signed(present, rm_pb2.WatchJobResponse(snapshot=part.snapshot))
             # Stage 2: send events as they come, with further parts of the snapshot in between.
             over: FinegrainError | None = None
             # The first keep-alive is due at once, because opening a stream renews the lease too.
@@ -215,36 +215,39 @@ class WatchHub:
                         job_id, feed, position, upto=part.snapshot.sequence
                     ):
                         position = events[-1].sequence
-                        yield await self._events(present, events)
+                        yield self._events(present, events)
                     shown_upto = _upto(part)
                     answer = rm_pb2.WatchJobResponse(snapshot=part.snapshot)
-                    yield await self._signed(present, answer)
+                    yield self._signed(present, answer)
                 elif events := await self._next(job_id, feed, position):
                     position = events[-1].sequence
-                    yield await self._events(present, events)
+                    yield self._events(present, events)
                 # The end of the job is reported only after all events were sent.
                 elif over is not None:
                     raise over
                 elif not await happens(news, alive_due - loop.time()):
                     yield rm_pb2.WatchJobResponse()
 
-    async def _events(self, job: _Present, events: list[JobEvent]) -> rm_pb2.WatchJobResponse:
+    def _events(self, job: _Present, events: list[JobEvent]) -> rm_pb2.WatchJobResponse:
         answer = rm_pb2.WatchJobResponse(events=write.each(rm_pb2.JobEvent, events))
-        return await self._signed(job, answer)
+        return self._signed(job, answer)
 
-    async def _signed(
-        self, job: _Present, answer: rm_pb2.WatchJobResponse
-    ) -> rm_pb2.WatchJobResponse:
+    def _signed(self, job: _Present, answer: rm_pb2.WatchJobResponse) -> rm_pb2.WatchJobResponse:
         """Adds the allocation tokens of all granted slots to a message."""
         messages: tuple[Any, ...] = (*answer.events, *answer.snapshot.requests)
         granted = [each for each in messages if each.state == slots_pb2.REQUEST_STATE_GRANTED]
-        for number, each in enumerate(granted, 1):
-            slot = each.slot
-            each.token = self._tokens.token(
-                slot.executor_id, slot.job_id, job.owner, slot.allocation_id, slot.generation
+        claims = [
+            AllocationClaims(
+                executor_id=slot.executor_id,
+                job_id=slot.job_id,
+                owner=job.owner,
+                allocation_id=slot.allocation_id,
+                generation=slot.generation,
             )
-            if number % TOKENS_AT_ONCE == 0:
-                await asyncio.sleep(0)
+            for slot in [each.slot for each in granted]
+        ]
+        for each, token in zip(granted, self._tokens.tokens(claims), strict=True):
+            each.token = token
         return answer
 
     @contextmanager

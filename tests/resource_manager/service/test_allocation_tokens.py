@@ -14,6 +14,7 @@ from finegrain.rpc.allocation_tokens import ShownToken, TokenChecker
 from finegrain.rpc.own_certificate import OwnCertificate
 from finegrain.rpc.status import error_from_rpc
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
+from finegrain.v1.identity_pb2 import AllocationToken
 from tests.support.identities import caller, signed_by
 from tests.support.rm_service import (
     USER,
@@ -59,6 +60,25 @@ async def test_an_offer_brings_the_token_of_its_slot(tmp_path: Path) -> None:
                     rights.check_slot(*other)
             with pytest.raises(PermissionDenied, match="host-b"):
                 shown(rm, token, "host-b")
+
+
+async def test_slots_that_are_granted_together_have_tokens_of_their_own(tmp_path: Path) -> None:
+    async with running_rm(tmp_path) as rm, ScriptedExecutor(rm, "host-a"):
+        job = await ScriptedJob(rm).register()
+        stream = job.watch()
+        await job.request(*(slot_request(f"slot-{number}") for number in range(3)))
+        await next_events(stream, 3)
+        stream.cancel()
+        stream = job.watch()
+        answer = await stream.read()
+        stream.cancel()
+        requests = answer.snapshot.requests
+        assert len(requests) == 3
+        for request in requests:
+            rights = shown(rm, bytes(request.token))
+            assert rights.check_slot(request.slot.allocation_id, 1) == USER
+        signatures = {AllocationToken.FromString(each.token).signature for each in requests}
+        assert len(signatures) == 1
 
 
 async def test_after_a_restart_of_the_manager_both_tokens_count(tmp_path: Path) -> None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from hashlib import sha256
 from typing import Any
 
 import pytest
 
 from finegrain.certificates.authority import Authority, utc_now
 from finegrain.errors import NotFound, PermissionDenied, Reason
-from finegrain.rpc.allocation_tokens import TokenSigner
+from finegrain.rpc.access import TOKEN_KEY
+from finegrain.rpc.allocation_tokens import TokenChecker, TokenSigner
 from finegrain.rpc.own_certificate import OwnCertificate
 from finegrain.v1.identity_pb2 import AllocationClaims, AllocationToken
-from tests.support.identities import CLUSTER, authority, credentials, signed_by
+from tests.support.identities import CLUSTER, authority, caller, credentials, signed_by
 from tests.task_executor.service.conftest import Executor
 from tests.task_executor.service.scripted_rm import (
     EXECUTOR_ID,
@@ -30,6 +32,17 @@ from tests.task_executor.service.scripted_rm import (
 
 OF_SLOT = (EXECUTOR_ID, "job", OWNER, "slot", 1)
 GOOD = SIGNER.token(*OF_SLOT)
+CLAIMS = [
+    AllocationClaims(
+        executor_id=EXECUTOR_ID,
+        job_id="job",
+        owner=OWNER,
+        allocation_id=name,
+        generation=1,
+    )
+    for name in ("slot", "b", "c", "d", "e")
+]
+TOGETHER = SIGNER.tokens(CLAIMS)
 OUTPUT = SIGNER.token(EXECUTOR_ID, "job", OWNER)
 
 
@@ -38,9 +51,9 @@ def signed_as(who: str, signing: Authority) -> bytes:
     return TokenSigner(OwnCertificate(signed_by(signing, who))).token(*OF_SLOT)
 
 
-def changed(**claims: object) -> bytes:
+def changed(good: bytes = GOOD, **claims: object) -> bytes:
     """Returns a good token whose claims were changed after it was signed."""
-    token = AllocationToken.FromString(GOOD)
+    token = AllocationToken.FromString(good)
     inside = AllocationClaims.FromString(token.claims)
     for name, value in claims.items():
         setattr(inside, name, value)
@@ -48,9 +61,23 @@ def changed(**claims: object) -> bytes:
     return token.SerializeToString()
 
 
-def unsigned() -> bytes:
-    claims = AllocationToken.FromString(GOOD).claims
-    return AllocationToken(claims=claims).SerializeToString()
+def with_path(path: bytes) -> bytes:
+    """Returns a token that was signed with others, with another path to their root."""
+    token = AllocationToken.FromString(TOGETHER[0])
+    token.path = path
+    return token.SerializeToString()
+
+
+def path_of(token: bytes) -> bytes:
+    return AllocationToken.FromString(token).path
+
+
+def inner_node() -> bytes:
+    """Returns a token whose claims are two hashes, of which the root was really made."""
+    token = AllocationToken.FromString(TOGETHER[0])
+    hashes = sorted((sha256(b"\x00" + token.claims).digest(), token.path[:32]))
+    token.claims, token.path = b"\x01" + hashes[0] + hashes[1], token.path[32:]
+    return token.SerializeToString()
 
 
 FORGED = {
@@ -68,10 +95,21 @@ FORGED = {
     "another owner": changed(owner=OTHER_OWNER),
     "another slot": changed(allocation_id="theirs"),
     "another generation": changed(generation=2),
+    "another slot, signed with others": changed(TOGETHER[0], allocation_id="theirs"),
+    "another generation, signed with others": changed(TOGETHER[0], generation=2),
+    "the path of another slot": with_path(path_of(TOGETHER[1])),
+    "no path": with_path(b""),
+    "a part of the path": with_path(path_of(TOGETHER[0])[:-32]),
+    "a path with a hash too much": with_path(path_of(TOGETHER[0]) + bytes(32)),
+    "a path that ends within a hash": with_path(path_of(TOGETHER[0])[:-1]),
+    "a path of a token that was signed alone": AllocationToken(path=bytes(32)).SerializeToString()
+    + GOOD,
+    "hashes as claims": inner_node(),
 }
 REAL_BUT_OTHER = {
     "another executor": SIGNER.token("host-b", *OF_SLOT[1:]),
     "another slot": SIGNER.token(EXECUTOR_ID, "job", OWNER, "other", 1),
+    "another slot, signed with this slot": TOGETHER[1],
     "an old generation": SIGNER.token(EXECUTOR_ID, "job", OWNER, "slot", 0),
     "the output of the job": OUTPUT,
     "another job": SIGNER.token(EXECUTOR_ID, "job-b", OWNER),
@@ -118,6 +156,38 @@ async def test_a_token_for_something_else_starts_and_ends_no_task(
     for call in (other.cancel(), other.signal(9), other.write((0, b"", True))):
         assert await refused(call) is Reason.TOKEN_REFUSED
     assert executor.helper.specs.keys() == {"task"}
+
+
+@pytest.mark.parametrize("count", [*range(1, 10), 33])
+def test_each_of_many_tokens_with_one_signature_counts(count: int) -> None:
+    claims = [
+        AllocationClaims(
+            executor_id=EXECUTOR_ID,
+            job_id="job",
+            owner=OWNER,
+            allocation_id=f"slot-{number}",
+            generation=number,
+        )
+        for number in range(count)
+    ]
+    tokens = SIGNER.tokens(claims)
+    signatures = {AllocationToken.FromString(each).signature for each in tokens}
+    assert len(signatures) == 1
+    own = OwnCertificate(credentials(f"executor/{EXECUTOR_ID}"))
+    checker = TokenChecker(EXECUTOR_ID, own, lambda _identity, _serial: False)
+    for number, token in enumerate(tokens):
+        shown = checker.shown(caller(OWNER), [(TOKEN_KEY, token)])
+        assert shown.check_slot(f"slot-{number}", number) == OWNER
+
+
+async def test_a_token_that_was_signed_with_others_starts_a_task(
+    rm: ScriptedRM, executor: Executor
+) -> None:
+    await rm.allocate(allocation(), allocation("b"))
+    await master_with(executor, TOGETHER[0]).submit("true")
+    for forged in (FORGED["the path of another slot"], FORGED["hashes as claims"]):
+        assert await refused(master_with(executor, forged).cancel()) is Reason.TOKEN_REFUSED
+    await master_with(executor, TOGETHER[0]).cancel()
 
 
 async def test_a_token_is_worth_nothing_with_another_certificate(
@@ -197,9 +267,9 @@ async def test_a_token_survives_a_restart_and_a_takeover(
     await executor.crash()
     await executor.start()
     await eventually(lambda: len(rm.registrations) == 2, "it registers again")
-    for number, token in enumerate((GOOD, expired, second)):
+    for number, token in enumerate((GOOD, TOGETHER[0], expired, second)):
         await master_with(executor, token).submit("true", task_id=f"task-{number}")
-    assert len(executor.helper.specs) == 3
+    assert len(executor.helper.specs) == 4
 
 
 async def test_the_authority_that_was_removed_vouches_for_nothing(
@@ -209,7 +279,7 @@ async def test_the_authority_that_was_removed_vouches_for_nothing(
     await rm.allocate(allocation())
     new = Authority.create(CLUSTER, utc_now())
     both = authority().certificate_pem + new.certificate_pem
-    tokens = {"old": GOOD, "new": signed_as("rm", new)}
+    tokens = {"old": GOOD, "together": TOGETHER[0], "new": signed_as("rm", new)}
     present = executor.front.own.credentials
     # The certificate of the job master stays one of the old authority. Only tokens are tested here.
     executor.front._trust._own = None
@@ -224,7 +294,8 @@ async def test_the_authority_that_was_removed_vouches_for_nothing(
     for name, token in tokens.items():
         await master_with(executor, token).submit("true", task_id=name)
     trusts(new.certificate_pem)
-    assert await refused(master_with(executor, GOOD).submit("true")) is Reason.TOKEN_REFUSED
+    for old in (GOOD, TOGETHER[0]):
+        assert await refused(master_with(executor, old).submit("true")) is Reason.TOKEN_REFUSED
     await master_with(executor, tokens["new"]).submit("true", task_id="later")
 
 
@@ -232,14 +303,17 @@ async def test_the_tokens_of_a_denied_manager_end_at_once(
     rm: ScriptedRM, executor: Executor
 ) -> None:
     stolen = OwnCertificate(signed_by(authority(), "rm"))
-    token = TokenSigner(stolen).token(*OF_SLOT)
+    tokens = [TokenSigner(stolen).token(*OF_SLOT), TokenSigner(stolen).tokens(CLAIMS)[0]]
     await rm.allocate(allocation())
-    await master_with(executor, token).submit("true")
+    for number, token in enumerate(tokens):
+        await master_with(executor, token).submit("true", task_id=f"task-{number}")
     rm.denied.number = 1
     rm.denied.subjects.append(serial_of(stolen))
     await eventually(lambda: executor.front.keeper.denials.number == 1, "it knows the denial")
-    assert await refused(master_with(executor, token).cancel()) is Reason.TOKEN_REFUSED
-    await master_with(executor, GOOD).cancel()
+    for token in tokens:
+        call = master_with(executor, token).cancel("task-0")
+        assert await refused(call) is Reason.TOKEN_REFUSED
+    await master_with(executor, GOOD).cancel("task-0")
 
 
 def serial_of(certificate: OwnCertificate) -> str:
