@@ -541,7 +541,7 @@ class SlotStatus(google.protobuf.message.Message):
     @property
     def used(self) -> global___SlotUsage:
         """Measured use of the slot; absent: the executor has not measured the slot yet, or the kernel does not count its use.
-        Only the RM sets this field, in ListSlots and GetExecutor.
+        Only the RM sets this field, in ListSlots, GetExecutor and GetTopology.
         """
 
     def __init__(

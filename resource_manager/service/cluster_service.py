@@ -121,11 +121,14 @@ class ClusterServicer(DeviceCalls, GroupCalls, HostPolicyCalls, UserCalls, Clust
     ) -> cluster_pb2.GetTopologyResponse:
         """See the protocol."""
         executor_id = check_id("executor_id", request.executor_id)
-        return await self._read(
-            lambda state: encoding.write(
-                cluster_pb2.GetTopologyResponse, topology_view(state, executor_id)
-            )
-        )
+
+        def read(state: State) -> cluster_pb2.GetTopologyResponse:
+            view = topology_view(state, executor_id)
+            answer = encoding.write(cluster_pb2.GetTopologyResponse, view)
+            self._measured.add_to_slots(answer.slots)
+            return answer
+
+        return await self._read(read)
 
     async def ListSlots(
         self, request: cluster_pb2.ListSlotsRequest, context: Any

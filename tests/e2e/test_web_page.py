@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from tests.e2e.driving import Daemons, eventually, finish, read_until
+from tests.support.browser import Browser, browsing
 from tests.support.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs("chromium")]
@@ -17,54 +16,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.needs("chromium")]
 MARKUP = "<img src=x onerror=document.title='hacked'>"
 
 
-class Browser:
-    """A browser without a window."""
-
-    def __init__(self) -> None:
-        from selenium import webdriver
-        from selenium.webdriver.chrome.service import Service
-
-        options = webdriver.ChromeOptions()
-        options.binary_location = shutil.which("chromium") or ""
-        for each in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage"):
-            options.add_argument(each)
-        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-        self.driver = webdriver.Chrome(options, Service(shutil.which("chromedriver")))
-
-    def open(self, address: str) -> None:
-        self.driver.get(address)
-
-    @property
-    def text(self) -> str:
-        return str(self.driver.execute_script("return document.body.innerText"))
-
-    def shows(self, *texts: str) -> None:
-        """Waits until the page shows all of these."""
-        try:
-            eventually(lambda: all(text in self.text for text in texts), f"the page shows {texts}")
-        except AssertionError as error:
-            raise AssertionError(f"{error}; it shows:\n{self.text}") from None
-
-    def click(self, tag: str, text: str) -> None:
-        """Clicks the first element with this text."""
-        script = (
-            "const found = [...document.querySelectorAll(arguments[0])]"
-            ".find((each) => each.innerText.trim() === arguments[1]);"
-            "if (found) found.click(); return Boolean(found);"
-        )
-        eventually(lambda: self.driver.execute_script(script, tag, text), f"there is {tag} {text}")
-
-    def errors(self) -> list[Any]:
-        """What the browser's console has, without failed requests."""
-        lines: list[Any] = self.driver.get_log("browser")  # type: ignore[no-untyped-call]
-        return [each for each in lines if "Failed to load resource" not in each["message"]]
-
-
 @pytest.fixture
 def browser() -> Iterator[Browser]:
-    made = Browser()
-    yield made
-    made.driver.quit()
+    with browsing() as made:
+        yield made
 
 
 def test_from_a_waiting_request_to_its_reason_and_a_drained_host(

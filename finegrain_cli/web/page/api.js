@@ -6,6 +6,8 @@ import { signal } from "./vendor/signals.mjs";
 export const identity = signal("");
 /** Counts events of the cluster: views read again when it changes. */
 export const news = signal(0);
+/** The executors of the last events; null: any executor may have changed. */
+export const touched = signal(null);
 /** When the resource manager last answered; 0: never. */
 export const answered = signal(0);
 /** Why the last call failed; empty: it did not. */
@@ -78,11 +80,17 @@ export async function list(path) {
 }
 
 let pending = 0;
+let hosts = new Set();
 
-function announce() {
+/** Announces a change of an executor; "": of none; null: of any. */
+function announce(executor) {
+  if (executor === null) hosts = null;
+  else if (executor) hosts?.add(executor);
   // several events within a moment are one change
   pending ||= setTimeout(() => {
     pending = 0;
+    touched.value = hosts;
+    hosts = new Set();
     news.value += 1;
   }, NEWS_MS);
 }
@@ -108,14 +116,14 @@ async function follow() {
           const id = /^id: (.*)$/m.exec(part);
           if (id) {
             last = id[1];
-            announce();
+            announce(JSON.parse(/^data: (.*)$/m.exec(part)[1]).executor_id);
           }
         }
       }
     } catch {
       failure.value ||= "the stream of events was lost";
     }
-    announce();
+    announce(null);
     await new Promise((resolve) => setTimeout(resolve, PAUSE_MS));
   }
 }

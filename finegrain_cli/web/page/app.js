@@ -2,7 +2,8 @@
 
 import { render } from "./vendor/preact.mjs";
 import { answered, begin, failure, identity, now } from "./api.js";
-import { Link, html, place } from "./parts.js";
+import { Link, Patterns, html } from "./parts.js";
+import { place } from "./place.js";
 import { Overview } from "./views/overview.js";
 import { Executor } from "./views/executor.js";
 import { Request, Requests } from "./views/requests.js";
@@ -38,7 +39,7 @@ function Page() {
     <header><nav aria-label="Views">${VIEWS.map(([path, name]) => html`
       <${Link} to=${path} aria-current=${place.value === path ? "page" : undefined}>${name}<//>`)}</nav>
       <span class="quiet">${identity.value}</span></header>
-    <${Banner} /><main id="view" tabindex="-1">${view(place.value)}</main>`;
+    <${Patterns} /><${Banner} /><main id="view" tabindex="-1">${view(place.value)}</main>`;
 }
 
 function Refused({ message }) {

@@ -2,8 +2,9 @@
 
 const UNITS = ["", "Ki", "Mi", "Gi", "Ti", "Pi"];
 
-/** Thousandths of a core as cpus: 1500 is "1.5". */
+/** Thousandths of a core as cpus: 1500 is "1.5". Large amounts are rounded to whole cpus. */
 export function cpu(milli) {
+  if (milli >= 100_000) return String(Math.round(milli / 1000));
   return String(Math.round(milli) / 1000);
 }
 

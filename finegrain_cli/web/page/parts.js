@@ -3,25 +3,11 @@
 import { createElement as h } from "./vendor/preact.mjs";
 import { useEffect, useState } from "./vendor/hooks.mjs";
 import htm from "./vendor/htm.mjs";
-import { signal } from "./vendor/signals.mjs";
 import { call, news } from "./api.js";
 import { percent } from "./format.js";
+import { go, set, setting } from "./place.js";
 
 export const html = htm.bind(h);
-
-/** The address of the view that is shown. */
-export const place = signal(location.pathname);
-
-addEventListener("popstate", () => {
-  place.value = location.pathname;
-});
-
-/** Shows the view of an address. */
-export function go(path) {
-  history.pushState(null, "", path);
-  place.value = path;
-  document.getElementById("view")?.focus();
-}
 
 /** A link to a view. */
 export function Link({ to, children, ...more }) {
@@ -61,17 +47,42 @@ export function Shown({ found, children }) {
   return children(found.data);
 }
 
-/** A bar with the allocated part, and a mark for the part that is really used. */
-export function Bar({ label, allocated, used, total, text }) {
-  const part = percent(allocated, total);
-  const mark = percent(used, total);
-  return html`<div class="bar" role="img" aria-label=${`${label}: ${text}`} title=${`${label}: ${text}`}>
-    <svg viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true">
-      <rect class="free" width="100" height="10" />
-      <rect class="allocated" width=${part} height="10" />
-      <rect class="used" y="7" width=${mark} height="3" />
-    </svg>
+/** The patterns of bars. They are in the page once. */
+export const Patterns = () => html`<svg class="patterns" aria-hidden="true"><defs>
+  <pattern id="dots" width="4" height="4" patternUnits="userSpaceOnUse"><rect class="dot" x="1" y="1" width="1.5" height="1.5" /></pattern>
+  <pattern id="stripes" width="5" height="5" patternUnits="userSpaceOnUse"><rect class="pale" width="5" height="5" /><path class="stripe" d="M-1,6 L6,-1 M-1,1 L1,-1 M4,6 L6,4" /></pattern>
+</defs></svg>`;
+
+/** A bar with the reserved (dots), allocated (stripes) and used (solid) part of a whole. */
+export function Meter({ label, total, reserved = 0, allocated, used, write }) {
+  const whole = total + reserved;
+  const text = `${label}: ${write(allocated)} allocated and ${write(used)} used of ${write(total)}; ${write(reserved)} reserved for the system`;
+  const kept = percent(reserved, whole);
+  return html`<div class="bar" role="img" aria-label=${text} title=${text}><span aria-hidden="true">${label}</span>
+    <svg aria-hidden="true"><rect class="free" width="100%" height="100%" />
+      <rect fill="url(#dots)" width=${`${kept}%`} height="100%" />
+      <rect fill="url(#stripes)" x=${`${kept}%`} width=${`${percent(allocated, whole)}%`} height="100%" />
+      <rect class="used" x=${`${kept}%`} y="45%" width=${`${percent(used, whole)}%`} height="55%" /></svg>
   </div>`;
+}
+
+/** Explains the patterns. */
+export const Legend = () => html`<ul class="legend" aria-label="Patterns">
+  ${[["solid", "used"], ["stripes", "allocated, not used"], ["dots", "reserved for the system"], ["empty", "free"]].map(([kind, name]) => html`
+    <li key=${kind}><svg aria-hidden="true"><rect class=${kind === "solid" ? "used" : "free"} width="100%" height="100%" />
+      ${kind !== "solid" && kind !== "empty" && html`<rect fill=${`url(#${kind})`} width="100%" height="100%" />`}</svg> ${name}</li>`)}
+</ul>`;
+
+/** A choice that is kept in the address. */
+export function Choice({ name, label, values, words = {} }) {
+  const chosen = setting(name, values);
+  return html`<label>${label} <select value=${chosen} onChange=${(event) => set({ [name]: event.target.value === values[0] ? "" : event.target.value })}>
+    ${values.map((value) => html`<option key=${value} value=${value} selected=${value === chosen}>${words[value] ?? value}</option>`)}</select></label>`;
+}
+
+/** A text to search for, which is kept in the address. */
+export function Search({ name, label }) {
+  return html`<label>${label} <input type="search" value=${setting(name)} maxlength="100" onInput=${(event) => set({ [name]: event.target.value.trim() })} /></label>`;
 }
 
 /** A table with a heading for each column: [heading, function of the row]. */

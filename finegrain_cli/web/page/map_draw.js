@@ -1,0 +1,163 @@
+// Draws maps on a canvas. Reserved, allocated and used parts differ in pattern, not only in color:
+// dots are reserved, stripes are allocated, a solid fill is used, empty is free.
+
+import { useEffect, useRef } from "./vendor/hooks.mjs";
+import { html } from "./parts.js";
+import { fullness, hue, severity } from "./map_model.js";
+import { percent } from "./format.js";
+
+const dark = matchMedia("(prefers-color-scheme: dark)");
+
+/** The colors of a canvas, as the page has them now. */
+export function theme() {
+  return dark.matches
+    ? { ground: "#1e2329", line: "#4a545f", text: "#e8eaed", quiet: "#a2aab4", bad: "#ff8a80", plain: "#5b9bd9" }
+    : { ground: "#f3f5f7", line: "#b4bcc5", text: "#1b1f24", quiet: "#57606a", bad: "#b3261e", plain: "#2563a8" };
+}
+
+/** The color of a name, such as a job or a group. */
+export const colorOf = (name) => `hsl(${hue(name)} 55% ${dark.matches ? 62 : 42}%)`;
+
+/** A canvas that is as wide as its place, and is drawn again when `draw` changes. */
+export function Canvas({ height, draw, label, onClick, onMove }) {
+  const ref = useRef(null);
+  useEffect(() => {
+    const canvas = ref.current;
+    const paint = () => {
+      const width = canvas.clientWidth;
+      const tall = typeof height === "function" ? height(width) : height;
+      const ratio = devicePixelRatio || 1;
+      canvas.style.height = `${tall}px`;
+      canvas.width = Math.max(1, Math.round(width * ratio));
+      canvas.height = Math.max(1, Math.round(tall * ratio));
+      const context = canvas.getContext("2d");
+      context.scale(ratio, ratio);
+      context.clearRect(0, 0, width, tall);
+      draw(context, width, tall);
+    };
+    const observer = new ResizeObserver(paint);
+    observer.observe(canvas);
+    dark.addEventListener("change", paint);
+    return () => {
+      observer.disconnect();
+      dark.removeEventListener("change", paint);
+    };
+  }, [draw, height]);
+  const place = (handler) => handler && ((event) => handler(event.offsetX, event.offsetY, event.currentTarget));
+  return html`<canvas ref=${ref} class="map" role="img" aria-label=${label} onClick=${place(onClick)} onMouseMove=${place(onMove)} />`;
+}
+
+function stripes(context, x, y, width, height, color) {
+  context.save();
+  context.beginPath();
+  context.rect(x, y, width, height);
+  context.clip();
+  context.globalAlpha = 0.25;
+  context.fillStyle = color;
+  context.fillRect(x, y, width, height);
+  context.globalAlpha = 1;
+  context.strokeStyle = color;
+  context.beginPath();
+  // the stripes of all parts continue each other, so they start at a fixed grid
+  for (let at = Math.floor((x - height) / 5) * 5; at < x + width; at += 5) {
+    context.moveTo(at, y + height);
+    context.lineTo(at + height, y);
+  }
+  context.stroke();
+  context.restore();
+}
+
+function dots(context, x, y, width, height, color) {
+  context.fillStyle = color;
+  for (let across = x + 1.5; across < x + width - 0.5; across += 4) {
+    for (let down = y + 1.5; down < y + height - 0.5; down += 4) context.fillRect(across, down, 1.5, 1.5);
+  }
+}
+
+/** A part of a bar: allocated stripes, and from below a solid used part. */
+export function part(context, x, y, width, height, color, used) {
+  stripes(context, x, y, width, height, color);
+  context.fillStyle = color;
+  context.fillRect(x, y + height * (1 - used), width, height * used);
+}
+
+/** Rectangles of the parts of a row: [part, x, width]. Small parts are at least one pixel wide. */
+export function spans(row, width) {
+  let at = 0;
+  const scale = row.total > 0 ? width / row.total : 0;
+  return row.parts.map((each) => {
+    const from = at * scale;
+    at += each.amount;
+    return [each, from, Math.max(1, at * scale - from - (each.amount * scale > 3 ? 1 : 0))];
+  });
+}
+
+/** Draws the rows of a host from top to bottom. `nameOf` returns the name that colors a slot. */
+export function drawRows(context, width, rows, rowHeight, gap, nameOf, chosen) {
+  const colors = theme();
+  rows.forEach((row, number) => {
+    const y = number * (rowHeight + gap);
+    context.fillStyle = colors.ground;
+    context.fillRect(0, y, width, rowHeight);
+    for (const [each, x, wide] of spans(row, width)) {
+      if (each.kind === "reserved") dots(context, x, y, wide, rowHeight, colors.quiet);
+      else part(context, x, y, wide, rowHeight, colorOf(nameOf(each.slot)), each.used);
+      if (chosen && each.slot?.allocation_id === chosen) {
+        context.strokeStyle = colors.text;
+        context.lineWidth = 2;
+        context.strokeRect(x + 1, y + 1, Math.max(2, wide - 2), rowHeight - 2);
+        context.lineWidth = 1;
+      }
+    }
+    context.strokeStyle = row.problem ? colors.bad : colors.line;
+    context.setLineDash(row.problem ? [4, 3] : []);
+    context.strokeRect(0.5, y + 0.5, width - 1, rowHeight - 1);
+    context.setLineDash([]);
+  });
+}
+
+export const CELL = 15;
+const PITCH = CELL + 3;
+
+/** The height of a grid with one cell for each host. */
+export const gridHeight = (count) => (width) => Math.max(1, Math.ceil(count / columns(width))) * PITCH;
+const columns = (width) => Math.max(1, Math.floor(width / PITCH));
+
+/** The host at a point of a grid; undefined: there is none. */
+export function cellAt(hosts, width, x, y) {
+  const across = Math.floor(x / PITCH);
+  return across < columns(width) ? hosts[Math.floor(y / PITCH) * columns(width) + across] : undefined;
+}
+
+/** Draws one cell for each host: stripes up to the allocated part, solid up to the used part. */
+export function drawCells(context, width, hosts) {
+  const colors = theme();
+  hosts.forEach((host, number) => {
+    const x = (number % columns(width)) * PITCH;
+    const y = Math.floor(number / columns(width)) * PITCH;
+    const bad = severity(host);
+    context.fillStyle = colors.ground;
+    context.fillRect(x, y, CELL, CELL);
+    const allocated = CELL * fullness(host);
+    stripes(context, x, y + CELL - allocated, CELL, allocated, colors.plain);
+    const used = (CELL * percent(host.used.cpu_milli, host.total.cpu_milli)) / 100;
+    context.fillStyle = colors.plain;
+    context.fillRect(x, y + CELL - used, CELL, used);
+    context.strokeStyle = bad ? colors.bad : colors.line;
+    context.strokeRect(x + 0.5, y + 0.5, CELL - 1, CELL - 1);
+    if (bad > 1) {
+      // a cross: lost, unreachable or unconfirmed; one stroke: draining
+      context.beginPath();
+      context.moveTo(x + 1, y + 1);
+      context.lineTo(x + CELL - 1, y + CELL - 1);
+      context.moveTo(x + CELL - 1, y + 1);
+      context.lineTo(x + 1, y + CELL - 1);
+      context.stroke();
+    } else if (bad) {
+      context.beginPath();
+      context.moveTo(x + 1, y + CELL - 1);
+      context.lineTo(x + CELL - 1, y + 1);
+      context.stroke();
+    }
+  });
+}
