@@ -11,8 +11,8 @@ time:
 - executors: the number of hosts, all full, for 100 jobs;
 - groups: the number of groups, with one job each.
 
-All sizes of a list are measured in turns, so other work on the machine slows all of them alike. The
-curve shows the median CPU time of a decision, and its ratio to the first size.
+The benchmark alternates between all sizes of a list, so other work on the machine affects all sizes
+equally. The curve shows the median CPU time of a decision, and its ratio to the first size.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Sized:
 
 
 def curve(title: str, sizes: Sequence[int], make: Callable[[int], Sized], decisions: int) -> None:
-    """Measures all sizes in turns, and prints one line for each."""
+    """Measures all sizes, alternating between them, and prints one line for each size."""
     gc.enable()
     gc.collect()
     made = [(size, make(size)) for size in sizes]

@@ -8,11 +8,11 @@ dominant share. The first fifth of the time is not measured.
 
 The reference is the fluid schedule with dominant shares (DRF; Ghodsi et al. 2011) on the hosts as
 they are: all groups get the same multiple of their weight, and this multiple is as large as whole
-slots on whole hosts allow. It is the value of a game, which `attainable` solves by multiplicative
-weights.
+slots on whole hosts allow. This multiple is the value of a game, which `attainable` solves by
+multiplicative weights.
 
 For each mix, the benchmark prints the largest shortfall of any group against the reference, and the
-mean fraction of cpu and memory in use, whichever is larger.
+mean fraction in use of cpu or of memory; the larger of both fractions counts.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def attainable(groups: Sequence[Group]) -> float:
     largest = max(map(max, gains))
     had = [0.0] * len(groups)
     for _ in range(ROUNDS):
-        # A group counts more, the less it had so far.
+        # The weight of a group is higher if the group has had less until now.
         least = min(had)
         counts = [exp(-0.05 * (each - least) / largest) for each in had]
         best = max(gains, key=lambda gain: sum(map(float.__mul__, counts, gain)))

@@ -4,8 +4,8 @@ process.
     .venv/bin/python -m bench.tasks [--tasks 500] [--slots 4] [--single 50] [--executor-only]
         [--hyperqueue PYTHON] [--json]
 
-It starts `finegrain up` with one executor, with durability, TLS and the isolation that this user
-may have, so root measures cgroups.
+The benchmark starts `finegrain up` with one executor, with durability and TLS. The isolation is the
+strictest that this user may have, so root measures with cgroups.
 
 1. batch: one batch of `--tasks` threads of `true` in `--slots` slots, which are used again. The
    result has tasks per second, and CPU milliseconds per task by process.
@@ -82,7 +82,7 @@ def _is_of_helper(pid: int) -> bool:
 def cpu_by_role(root: int, helpers: list[int]) -> dict[str, float]:
     """Returns CPU seconds by part of the cluster."""
     used: dict[str, float] = defaultdict(float)
-    manager = next(children_of(root))  # `up` starts it first
+    manager = next(children_of(root))  # `up` starts the manager first
     for pid in {root, *children_of(root), *helpers, *(p for h in helpers for p in children_of(h))}:
         try:
             used[role_of(pid, root, manager)] += cpu_s(pid)
@@ -135,7 +135,9 @@ def _is_helper(process: Path, base: str) -> bool:
 
 
 async def measure_batch(tasks: int, slots: int, root: int, helpers: list[int]) -> dict[str, Any]:
-    """Runs one batch after a small one that makes the slots and connections of a first use."""
+    """Runs one batch. Before it, runs a small batch, so that the measured batch finds slots and
+    connections.
+    """
     slot = fg.SlotSpec(cpu_milli=250, memory_bytes=32 * fg.MIB)
     async with fg.connect() as cluster:
         await fg.BatchJob(cluster, fg.BatchSpec(slots * 2, ["true"], slot=slot)).run()

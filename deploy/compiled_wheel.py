@@ -1,7 +1,7 @@
 """Compiles the innermost modules of placement and fairness with mypyc.
 
-`./dev build --compiled` and `./dev test --compiled` run this file with a Python environment of its
-own, which has mypyc and a compiler of C.
+`./dev build --compiled` and `./dev test --compiled` run this file in a separate virtual
+environment, which has mypyc. A C compiler is also needed.
 
     python deploy/compiled_wheel.py libraries FOLDER    # compile in a copy of the sources
     python deploy/compiled_wheel.py wheel FOLDER WHEEL  # add the libraries to a wheel
@@ -65,7 +65,7 @@ def compile_in(folder: Path) -> None:
 
 def add_to_wheel(folder: Path, wheel: Path) -> Path:
     """Makes a wheel for this Python and this platform from a wheel without libraries, and deletes
-    the latter. Returns the new wheel.
+    the wheel without libraries. Returns the new wheel.
     """
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
     platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")

@@ -53,8 +53,10 @@ class Credentials:
 
     @property
     def authorities_sha256(self) -> str:
-        """SHA-256 of `authorities` in hexadecimal: tells whether two members trust the same."""
-        import hashlib  # here, because the import is slow, and most commands do not need it
+        """SHA-256 of `authorities` in hexadecimal. It shows whether two members trust the same
+        authorities.
+        """
+        import hashlib  # not at module level: the import is slow, and few commands need it
 
         return hashlib.sha256(self.authorities.encode()).hexdigest()
 

@@ -1,5 +1,5 @@
-"""Defines identities. The certificates of a cluster state an identity: it says who makes a call,
-and who answers it.
+"""Defines identities. A certificate states the identity of its holder: of the program that makes a
+call, or of the server that answers.
 
 An identity is a role in one cluster, and for most roles a name. Servers read the URI of an identity
 (SPIFFE form) from a caller's certificate. Clients expect the DNS name of an identity in a server's

@@ -1,7 +1,7 @@
-"""What the HTTP interface gets from a resource manager.
+"""Defines the values that the HTTP interface gets from a resource manager.
 
-The interface is a client of the services. It belongs to the command line, because both print the
-same JSON (`-o json`). The command line passes a function of type `ServeWeb` to
+The interface is a client of the services. Its code belongs to the command line, because both
+produce the same JSON (`-o json`). The command line passes a function of type `ServeWeb` to
 `resource_manager.main`.
 """
 
@@ -20,7 +20,7 @@ class WebSite:
     """The address of the HTTP interface, and its connection to the services.
 
     Attributes:
-        address: where to listen, as "host:port".
+        address: the address of the port to open, as "host:port".
         calls: the services of this process.
         own: the certificate of this resource manager.
         certificate_file: a certificate of the administrator for browsers, as a PEM file; empty: the

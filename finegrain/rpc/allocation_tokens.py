@@ -74,7 +74,7 @@ class TokenSigner:
     def tokens(self, claims: Sequence[AllocationClaims]) -> list[bytes]:
         """Returns a token for each of the claims. All tokens have the same signature.
 
-        Signing takes most of the time of a token, so tokens that are made together cost less.
+        Most of the time is spent on the signature, so tokens that are made together take less time.
 
         Args:
             claims: what the tokens state; they may have the same owner or different owners.
@@ -86,7 +86,7 @@ class TokenSigner:
             self._version = self._own.version
             self._key = key_from_pem(own.key.encode())
         stated = [each.SerializeToString() for each in claims]
-        if len(stated) == 1:  # executors of earlier versions know tokens without a path, too
+        if len(stated) == 1:  # executors of earlier versions only know tokens without a path
             text, paths = _text(own.who.cluster, stated[0]), [b""]
         else:
             root, paths = _tree([_leaf(each) for each in stated])
@@ -286,7 +286,7 @@ def _signed_text(cluster: str, token: AllocationToken) -> bytes:
     if not path:
         return _text(cluster, token.claims)
     node = _leaf(token.claims)
-    # The last bytes of a path of a wrong length are no hash, so the root is wrong.
+    # If the length of the path is wrong, its last bytes are no hash, so the root is wrong.
     for at in range(0, len(path), HASH_BYTES):
         node = _parent(node, path[at : at + HASH_BYTES])
     return _text_of_root(cluster, node)
@@ -310,14 +310,14 @@ def _tree(leaves: list[bytes]) -> tuple[bytes, list[bytes]]:
     other child of each node on the way, from the leaf on.
     """
     paths = [b""] * len(leaves)
-    nodes, width = leaves, 1  # each node stands for `width` leaves, the last one maybe for fewer
+    nodes, width = leaves, 1  # each node covers `width` leaves; the last node may cover fewer
     while len(nodes) > 1:
         for number in range(len(nodes) & ~1):
             sibling, first = nodes[number ^ 1], number * width
             for leaf in range(first, min(first + width, len(leaves))):
                 paths[leaf] += sibling
         pairs = zip(nodes[::2], nodes[1::2], strict=False)
-        # A node without a sibling moves up as it is.
+        # A node without a sibling is also a node of the next level.
         nodes = [_parent(*pair) for pair in pairs] + nodes[len(nodes) & ~1 :]
         width *= 2
     return nodes[0], paths

@@ -1,4 +1,4 @@
-"""A gRPC server. If it ends by itself, it listens again.
+"""Provides a gRPC server that listens again if it has stopped by itself.
 
 In gRPC 1.84 and 1.85, a server stops listening when a caller sends a path that is not UTF-8. The
 process and its open connections stay, but a new connection is refused.
@@ -77,7 +77,7 @@ class LastingServer:
                 continue
             _log.error("server_ended_by_itself", extra={"address": address})
             if self._server is not None:
-                # The old server has failed. So its end may fail, too. It has closed its port.
+                # The old server has failed and has closed its port. So its end may fail, too.
                 with contextlib.suppress(Exception):
                     await self._server.stop(0)
             if self.bind(address) and self._server is not None:
@@ -85,6 +85,7 @@ class LastingServer:
 
 
 def _is_running(server: grpc.aio.Server | None) -> bool:
-    # gRPC has no public way to ask. Versions without this method have no such failure.
+    # gRPC has no public method for this question. Versions without this private method do not have
+    # the failure.
     inner = getattr(server, "_server", None)
     return bool(getattr(inner, "is_running", lambda: True)())

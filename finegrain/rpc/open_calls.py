@@ -11,10 +11,11 @@ from finegrain.errors import ResourceExhausted
 from finegrain.rpc.access import Caller
 
 CALLS_MAX = 8_192
-"""Open calls and streams of one identity. A job master watches each job and each task by a stream.
+"""Maximum number of open calls and streams of one identity. A job master has one stream for each
+job and each task that it watches.
 """
 HEALTH_WATCHES_MAX = 16
-"""Open streams of one identity that watch the health of a server."""
+"""Maximum number of open streams of one identity that watch the health of a server."""
 RETRY_AFTER_S = 1.0
 _HEALTH_WATCH = "/grpc.health.v1.Health/Watch"
 
@@ -23,8 +24,8 @@ class OpenCalls:
     """The number of open calls of each identity.
 
     Args:
-        calls_max: most open calls of one identity.
-        health_watches_max: most open `Health.Watch` streams of one identity.
+        calls_max: maximum number of open calls of one identity.
+        health_watches_max: maximum number of open `Health.Watch` streams of one identity.
     """
 
     def __init__(

@@ -43,7 +43,9 @@ class OwnCertificate:
             call()
 
     def on_replaced(self, call: Callable[[], None]) -> None:
-        """Calls a function after each replacement, on the thread that replaces."""
+        """Registers a function that is called after each replacement, on the thread that has called
+        `replace`.
+        """
         self._on_replaced.append(call)
 
     def check_valid(self) -> None:

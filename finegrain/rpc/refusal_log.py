@@ -40,7 +40,7 @@ class RefusalLog:
         self._windows: dict[tuple[str, str], _Window] = {}
 
     def add(self, method: str, error: FinegrainError, peer: str) -> None:
-        """Logs a refused call. If many calls are refused, only counts it.
+        """Logs a refused call. If many calls were refused before it, only counts the call.
 
         Args:
             method: full name of the method.

@@ -49,7 +49,8 @@ def _context_of(own: OwnCertificate) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.verify_mode = ssl.CERT_OPTIONAL
-    # An outside authority, which the cluster does not trust, may have signed the cluster's own.
+    # The cluster's authority may have a certificate that an outside authority has signed. The
+    # cluster does not trust the outside authority.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     context.load_verify_locations(cadata=credentials.authorities)
     file = os.memfd_create("finegrain-certificate", os.MFD_CLOEXEC)

@@ -1,4 +1,4 @@
-"""Implements `usage`. The command shows the measured use of an executor's host or of a slot."""
+"""Implements `finegrain usage`, which shows the measured use of an executor's host or of a slot."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def show(
     credentials: CredentialsOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """Show the users that have limits or jobs. For each user, show the use and the limits.
+    """Show the users that have limits or jobs, with their use and their limits.
 
     \b
     Examples:

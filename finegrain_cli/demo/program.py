@@ -23,8 +23,8 @@ from task_executor.service.task_users import DEFAULT_PATH
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What the tasks of the demo run: an interpreter, a script, and the files whose words it
-    counts.
+    """The program of the demo's tasks: an interpreter, a script, and the files whose words the
+    script counts.
     """
 
     python: str

@@ -1,4 +1,4 @@
-"""Checks whether the user of the tasks is another user than that of the daemons."""
+"""Checks whether tasks and daemons run as different users."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The HTTP interface of a resource manager: REST calls, streams of events, and its description.
+"""Provides the HTTP interface of a resource manager: REST calls, streams of events, and a
+description of the interface.
 
-One table (`routes.py`) says which call of the protocol serves each route. The gateway has no rules
-of its own. It converts JSON to a message, and calls the same servicer as gRPC, with the identity of
-the caller. Then it converts the answer to the JSON that the command prints with `-o json`.
+One table (`routes.py`) says which call of the protocol serves each route. The gateway adds no
+rules. It converts JSON to a message, and calls the same servicer as gRPC, with the identity of the
+caller. Then it converts the answer to the JSON that the command prints with `-o json`.
 """

@@ -1,4 +1,4 @@
-"""The application: serves every route of the table.
+"""Makes the web application, which serves every route of the table.
 
 A request is handled in this order. The caller is identified and its role is checked. The body is
 measured, read and parsed. Then the call runs, and its answer becomes JSON. So a caller without
@@ -39,7 +39,9 @@ from finegrain_cli.web.routes import ROUTES, Json, Route
 EVENT_STREAM = "text/event-stream"
 JSON = "application/json"
 BODY_FACTOR = 4
-"""JSON needs up to this many times the bytes of the same message in the protocol."""
+"""A message in JSON has up to this number of times as many bytes as the same message in the
+protocol.
+"""
 
 HEADERS = {
     "Cache-Control": "no-store",
@@ -47,7 +49,7 @@ HEADERS = {
 }
 
 CertificateOf = Callable[[Request], bytes]
-"""Returns the certificate of a request's caller as PEM text; empty: it has shown none."""
+"""Returns the certificate of a request's caller as PEM text; empty: the caller has shown none."""
 
 _BY_PATH = {route.path: route for route in ROUTES if not route.changes}
 

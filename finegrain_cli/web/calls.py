@@ -1,5 +1,5 @@
-"""The ways in which the gateway reaches the servicers: within the resource manager's process, or
-over gRPC.
+"""Defines the interface by which the gateway reaches the servicers: within the resource manager's
+process, or over gRPC.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from google.protobuf.message import Message
 class Calls(Protocol):
     """Calls methods for callers that are identified by certificates.
 
-    `finegrain.rpc.local_calls.LocalCalls` is one implementation. All methods raise `FinegrainError`
-    as a client of the protocol gets it.
+    `finegrain.rpc.local_calls.LocalCalls` is one implementation. All methods raise the
+    `FinegrainError` that a client of the protocol would get.
     """
 
     def check(self, method: str, certificate: bytes, peer: str) -> None:

@@ -1,4 +1,4 @@
-"""A connection of uvicorn. It tells the application which certificate its client has shown."""
+"""Extends uvicorn's connections: the application gets the certificate that the client has shown."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Connections:
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            date_header=False,  # uvicorn's own server loop would set it
+            date_header=False,  # uvicorn's own server loop would set the date
             limit_concurrency=CONNECTIONS_MAX,
             h11_max_incomplete_event_size=32 * 1024,
         )
@@ -72,7 +72,7 @@ class CertificateProtocol(H11Protocol):
         self._deadline = self.loop.call_later(REQUEST_TIME_MAX_S, transport.close)
 
     def data_received(self, data: bytes) -> None:
-        """Passes data on, and ends the wait for the first request when it is complete."""
+        """Passes data on. When the first request is complete, ends the wait for it."""
         super().data_received(data)
         if self.scope is not None and self._deadline is not None:
             self._deadline.cancel()

@@ -1,7 +1,8 @@
-"""Streams of events (server-sent events): cluster events as they happen.
+"""Sends streams of cluster events (server-sent events), as the events happen.
 
-The id of an event is `<epoch>.<sequence>`. A client that connects again sends the last id
-(`Last-Event-ID`), and gets the events after it. This also works at another resource manager.
+The id of an event is `<epoch>.<sequence>`. A client that connects again sends the id of its last
+event (`Last-Event-ID`), and gets the events after this event. The client may also connect to
+another resource manager.
 """
 
 from __future__ import annotations

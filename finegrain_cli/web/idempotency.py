@@ -1,4 +1,4 @@
-"""Answers a repeated request with the stored answer of the first one.
+"""Answers a repeated request with the stored answer to the first request.
 
 A client that did not get an answer sends the same request again with the same `Idempotency-Key`.
 """
@@ -19,7 +19,9 @@ from finegrain_cli.web.problems import OtherContent
 KEPT_S = 24 * 3600.0
 KEPT_MAX = 10_000
 BYTES_MAX = 64 * 1024 * 1024
-"""Largest size of all kept answers together. Then the oldest answers are dropped."""
+"""Largest size of all kept answers together. If they become larger, the oldest answers are
+dropped.
+"""
 
 KEY_LENGTH_MAX = 255
 
@@ -40,8 +42,8 @@ class _Kept:
 class Repeats:
     """The answers of the last day, in memory, by caller and key.
 
-    After a restart of the resource manager, a repeated request is executed again. Requests for
-    slots are then recognized by the ids that they name.
+    After a restart of the resource manager, a repeated request is executed again. The resource
+    manager then recognizes repeated requests for slots by the ids in them.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -62,7 +64,7 @@ class Repeats:
 
         Raises:
             OtherContent: the client used the key for another request.
-            FailedPrecondition: the first request with this key is still executed.
+            FailedPrecondition: the first request with this key is still being executed.
         """
         self._drop_old()
         known = self._kept.get((caller, key))
@@ -87,7 +89,7 @@ class Repeats:
             kept.answer.cancel()
             raise
         kept.answer.set_result(answer)
-        if self._kept.get((caller, key)) is kept:  # it may have been dropped while it ran
+        if self._kept.get((caller, key)) is kept:  # the entry may have been dropped meanwhile
             self._bytes += len(answer.body)
         self._drop_old()
         return answer

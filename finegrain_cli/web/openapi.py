@@ -1,7 +1,7 @@
-"""The description of the HTTP interface in OpenAPI 3.1, made from the table of routes.
+"""Describes the HTTP interface in OpenAPI 3.1. The description is made from the table of routes.
 
-Requests are described by the messages of the protocol, answers by the classes that the client
-library and the command use.
+The messages of the protocol describe requests. The classes that the client library and the commands
+use describe answers.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def _operation(route: Route, schemas: dict[str, Schema]) -> Schema:
 
 
 def _operation_id(route: Route) -> str:
-    """Returns a unique name: some calls serve two routes."""
+    """Returns a name that is unique even if one call serves two routes."""
     same = [each for each in ROUTES if each.call == route.call]
     at = same.index(route)
     return route.name if at == 0 else f"{route.name}{at + 1}"

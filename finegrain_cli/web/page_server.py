@@ -2,8 +2,9 @@
 
 The command prints an address with a code in its fragment, which browsers never send. The page
 exchanges the code for a token and keeps the token in its memory. The code is valid once, and for a
-minute. Other users and tasks of this host can connect to the port, but without the token they get
-nothing. A page of another port cannot send the header with the token.
+minute. Other users and tasks of this host can connect to the port, but get no data without the
+token. A page of another port cannot send the token, because it cannot set the header that contains
+the token.
 """
 
 from __future__ import annotations
@@ -78,8 +79,8 @@ class PageSession:
         """
         expected = self._code
         is_right = bool(expected) and hmac.compare_digest(expected.encode(), code.encode())
-        # A wrong code leaves the right one valid. Otherwise every task of this host could keep the
-        # user out.
+        # After a wrong code, the right code stays valid. Otherwise every task of this host could
+        # prevent the user's login.
         if is_right:
             self._code = ""
         if not is_right or self._clock() > self._code_until_s:
@@ -135,7 +136,7 @@ class PageServer:
         return f"{self._host}:{self._port}"
 
     def new_address(self) -> str:
-        """Returns an address for the browser. It is valid once, for a minute."""
+        """Returns an address for the browser, which works only once and only for a minute."""
         return f"http://{self.host}/#{self._session.new_code()}"
 
 
@@ -145,7 +146,7 @@ def make_page(connection: Connection, session: PageSession, host: str) -> Any:
     Args:
         connection: the connection of the user.
         session: code and token.
-        host: the only allowed value of the header Host, so that no other name leads here.
+        host: the only allowed value of the header Host. So other names of this port do not work.
     """
     api = make_application(RemoteCalls(connection, session.token.encode()), _token_of)
 
@@ -203,6 +204,6 @@ async def _static(request: Request) -> Response:
     file = (PAGE / path).resolve()
     kind = KINDS.get(file.suffix)
     if kind is None or not file.is_relative_to(PAGE) or not file.is_file():
-        # every view has an address of its own, which the page itself reads
+        # every view has a separate address, which the page itself reads
         file, kind = PAGE / "index.html", KINDS[".html"]
     return Response(file.read_bytes(), media_type=kind, headers=PAGE_HEADERS)

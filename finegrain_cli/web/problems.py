@@ -1,4 +1,4 @@
-"""Errors as problem details (RFC 9457): status, reason code, message and details of an error."""
+"""Converts errors to problem details (RFC 9457): status, reason code, message and details."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ STATUS: dict[grpc.StatusCode, int] = {
     grpc.StatusCode.INTERNAL: 500,
     grpc.StatusCode.UNAVAILABLE: 503,
 }
-"""The status of HTTP for each status of the protocol."""
+"""The HTTP status for each status of the protocol."""
 
 BY_REASON = {Reason.MESSAGE_TOO_LARGE: 413}
-"""These reasons have another status than their class."""
+"""Reasons whose HTTP status differs from the status of their class of errors."""
 
 
 class Changed(FailedPrecondition):
@@ -47,7 +47,7 @@ class OtherContent(InvalidArgument):
 
 
 BY_CLASS: dict[type[FinegrainError], int] = {Changed: 412, OtherContent: 422}
-"""The status of errors that only the gateway has."""
+"""The HTTP status of errors that only the gateway reports."""
 
 
 def problem(error: FinegrainError, status: int = 0) -> Response:
@@ -55,7 +55,7 @@ def problem(error: FinegrainError, status: int = 0) -> Response:
 
     Args:
         error: the error.
-        status: the status of HTTP; 0: the status of the error's class.
+        status: the HTTP status; 0: the status of the error's class.
     """
     number = (
         status

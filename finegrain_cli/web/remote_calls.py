@@ -15,11 +15,11 @@ LONG_WAIT_S = 30.0
 
 
 class RemoteCalls:
-    """Calls as one user.
+    """Makes calls as one user.
 
     Args:
         connection: the connection of the user. It finds the leader, and tries again.
-        token: what the page shows instead of a certificate.
+        token: the token that the page shows instead of a certificate.
     """
 
     def __init__(self, connection: Connection, token: bytes) -> None:

@@ -1,7 +1,8 @@
 """Reads messages of the protocol from JSON and from the query of a URL.
 
 The names are those of the protocol. A duration `grace` is the number `grace_s`, in seconds. A word
-of an enum stands without the name of its enum: "PENDING". A time is text in RFC 3339.
+of an enum does not contain the name of the enum: "PENDING". A time is a text in the format of RFC
+3339.
 """
 
 from __future__ import annotations
@@ -164,7 +165,7 @@ def _fill_message(target: Any, value: Any, where: str) -> None:
 
 
 def _plain(field: FieldDescriptor, value: Any, where: str) -> Any:
-    """Returns the value of a field that is no message."""
+    """Returns the value of a field that is not a message."""
     if field.enum_type is not None:
         words = words_of(field.enum_type)
         if not isinstance(value, str) or value not in words:

@@ -1,4 +1,6 @@
-"""The table of all routes: which call of the protocol serves each route, and its JSON form."""
+"""Defines the table of all routes: the call of the protocol that serves each route, and the JSON
+form of the answer.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ IDENTITY = "finegrain.v1.IdentityService"
 
 Json = dict[str, Any]
 Form = Callable[[Any, Any], Json]
-"""Returns the JSON document of an answer, from the request's message and the answer's message."""
+"""A function that returns the JSON document of an answer, from the request's message and the
+answer's message.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +40,19 @@ class Route:
     """One route.
 
     Attributes:
-        verb: the method of HTTP.
+        verb: the HTTP method.
         path: the path, with names of the request's fields in braces.
         call: full name of the call of the protocol, such as
             "/finegrain.v1.ClusterService/GetCluster".
         request: class of the request's message.
         kind: value of "kind" in the answer.
-        form: makes the answer's document.
+        form: the function that makes the answer's document.
         summary: one sentence for the description of the interface.
         value: class of the answer, or of its items; None: there is no class.
         is_list: True if the answer has items.
-        guarded_by: path of the resource whose ETag `If-Match` names; empty: `If-Match` is refused.
-        status: status of a successful answer.
+        guarded_by: path of the resource whose ETag a caller can name in `If-Match`; empty:
+            `If-Match` is refused.
+        status: HTTP status of a successful answer.
     """
 
     verb: str
@@ -64,7 +69,7 @@ class Route:
 
     @property
     def pattern(self) -> str:
-        """The path for the router. The name of a user has a slash."""
+        """The path for the router, which must accept the slash in the name of a user."""
         return self.path.replace("{user}", "{user:path}")
 
     @property
@@ -100,7 +105,7 @@ def _whole(kind: str, value: type[Value], _request: Any, answer: Any) -> Json:
 
 
 def _named(kind: str, *names: str) -> Form:
-    """Returns a form with fields of the request, for answers without content."""
+    """Returns a form that contains fields of the request, for answers without content."""
     return lambda request, _answer: document(kind, {name: getattr(request, name) for name in names})
 
 

@@ -52,7 +52,7 @@ async def serve_web(site: WebSite) -> AsyncIterator[str]:
 
 
 def _tls(site: WebSite) -> ssl.SSLContext:
-    """Returns the TLS settings: with a certificate of the administrator, or with the cluster's."""
+    """Returns the TLS settings, with a certificate of the administrator or of the cluster."""
     if not site.certificate_file:
         return presenting_context(site.own)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -64,7 +64,7 @@ def _tls(site: WebSite) -> ssl.SSLContext:
             f"rm.web_certificate {site.certificate_file} and rm.web_key {site.key_file} cannot be"
             f" used: {error}"
         ) from None
-    # A browser shows no certificate. A program may show one of the cluster.
+    # A browser shows no certificate. A program may show a certificate of the cluster.
     context.verify_mode = ssl.CERT_OPTIONAL
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     context.load_verify_locations(cadata=site.own.credentials.authorities)
@@ -88,7 +88,7 @@ class _Listener:
 
     @cached_property
     def _connections(self) -> Connections:
-        """The first use imports the web libraries."""
+        """Returns the connections. The first call imports the web libraries."""
         from finegrain_cli.web.application import make_application
         from finegrain_cli.web.connection import Connections, certificate_of
 

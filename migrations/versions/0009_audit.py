@@ -23,7 +23,9 @@ def _number(name: str) -> "sa.Column[int]":
 
 
 def upgrade() -> None:
-    """Add the table `audit`, and a column to the cluster events. It is empty for existing rows."""
+    """Add the table `audit`, and a column to the cluster events. The column is empty in existing
+    rows.
+    """
     op.create_table(
         "audit",
         sa.Column("sequence", _NUMBER, nullable=False, autoincrement=False),

@@ -25,7 +25,9 @@ from resource_manager.storage.audit_log import AuditedCall
 
 OBJECT_CHARACTERS_MAX = 200
 REFUSALS_MAX = 1_000
-"""Different refusals that are counted in one minute. Others are counted together as "others"."""
+"""Maximum number of different refusals that are counted in one minute. All further refusals are
+counted together as "others".
+"""
 MINUTE_MS = 60_000
 UNKNOWN = "unknown"
 OTHERS = "others"
@@ -39,7 +41,7 @@ class _OpenCall:
 
     Attributes:
         call: the call.
-        is_queued: True if the writer has the call, and adds its entry.
+        is_queued: True if the writer has the call, and adds the entry of the call.
     """
 
     call: AuditedCall
@@ -50,7 +52,8 @@ _open_call: ContextVar[_OpenCall | None] = ContextVar("finegrain_audited_call", 
 
 
 def audited(describe: Callable[[Any], str]) -> Callable[[F], F]:
-    """Records each change that a method of a service makes, and counts its refused calls.
+    """Returns a decorator for a method of a service. It records each change that the method makes,
+    and counts refused calls of the method.
 
     Args:
         describe: a function that returns the object of the change, for example an executor id.
@@ -125,8 +128,8 @@ class RefusalCounts:
         self._counts: dict[tuple[int, AuditedCall, str], int] = {}
 
     def add(self, method: str, error: FinegrainError) -> None:
-        """Counts a refused call. It was refused because of its caller. Or it is a recorded call
-        that was refused before the writer got it, for example because of a bad argument.
+        """Counts a call that was refused because of its caller. Also counts a recorded call that
+        was refused before the writer got it, for example because of a bad argument.
 
         The message of a recorded call may be too large, or may not be a message at all. Then the
         method never runs, and the object of the call is unknown.

@@ -1,5 +1,4 @@
-"""Keeps the measurements of executors on their hosts: the last report, and samples of the last
-hour.
+"""Keeps what executors have measured on their hosts: the last report, and samples of the last hour.
 
 The engine never reads these measurements, because placement counts booked amounts only. They are
 kept in memory and not in the database. So after a start, the resource manager has none until the
@@ -82,7 +81,7 @@ class MeasuredUse:
         now_ms = self._clock()
         host = self._hosts.setdefault(executor_id, _Host())
         if now_ms < host.received_ms - HOST_STEP_MS:
-            # The clock was set back. The samples begin again, because their times must rise.
+            # The clock was set back. Drop all samples, because the times of samples must rise.
             host = self._hosts[executor_id] = _Host()
         host.received_ms, host.report, host.by_slot = now_ms, usage.SerializeToString(), None
         if _is_due(host.times_ms, now_ms, HOST_STEP_MS):
@@ -132,7 +131,7 @@ class MeasuredUse:
         return total
 
     def add_to_slots(self, slots: Iterable[slots_pb2.SlotStatus]) -> None:
-        """Sets the use of each slot, where it was measured."""
+        """Sets the use of each slot whose use was measured."""
         for slot in slots:
             host = self._hosts.get(slot.executor_id)
             if host is None:

@@ -3,13 +3,13 @@
 - `reference:fcfs-easy`: jobs start in order of arrival, with EASY backfilling. Source: D. A. Lifka,
   "The ANL/IBM SP scheduling system" (JSSPP 1995). Only the first waiting job has a reservation. Any
   other job may start earlier if this does not delay the start of the first job.
-- `reference:multifactor-easy`: the same, but the first job is the one whose group has the least
-  usage for its weight, as with the fair-share factor of Slurm's multifactor priority. Usage is
-  cores x seconds, and counts half after `HALF_LIFE_MS`.
+- `reference:multifactor-easy`: the same, but the first job is the job whose group has the least
+  usage for its weight, as with the fair-share factor of Slurm's multifactor priority. Usage is the
+  number of cores times seconds. After `HALF_LIFE_MS`, usage counts half.
 
 If the jobs have no estimated run times, there are no reservations: each job starts if it fits.
 
-A job that outlasts its estimate is assumed to end at the next moment.
+If a job runs longer than its estimate, this module assumes that the job ends at the next moment.
 """
 
 from __future__ import annotations
@@ -38,12 +38,14 @@ Free = list[tuple[int, int]]
 """The free amounts of each node: thousandths of a core, and bytes of memory."""
 
 Places = list[tuple[int, int]]
-"""The parts of one job: number of a node, and number of parts there."""
+"""The places of one job: the number of each node, and the number of the job's parts on this
+node.
+"""
 
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """A job, with what the scheduler knows about it."""
+    """A job, with the data that the scheduler has about it."""
 
     trace: TraceJob
     record: JobRecord
@@ -145,7 +147,9 @@ class ReferenceCluster:
         self._waiting.append(job)
 
     def _schedule(self, now_ms: int) -> None:
-        """Starts jobs in order until one does not fit, and then jobs that do not delay this one."""
+        """Starts jobs in order until a job does not fit. Then starts later jobs that do not delay
+        this job.
+        """
         self._sort(now_ms)
         first: _Job | None = None
         shadow_ms, then = 0, list[tuple[int, int]]()
@@ -153,7 +157,8 @@ class ReferenceCluster:
         for job in self._waiting:
             places = _places(job, self._free)
             if first is not None and places is not None:
-                # The job may start if it ends before the first job starts, or if both fit.
+                # The job may start if it ends before the first job starts, or if there is room for
+                # both jobs.
                 requested_ms = job.trace.requested_ms
                 if requested_ms is None or now_ms + requested_ms > shadow_ms:
                     beside = _taken(then, job, places)
@@ -171,12 +176,15 @@ class ReferenceCluster:
         self._waiting = left
 
     def _start_of(self, job: _Job, now_ms: int) -> tuple[int, Free]:
-        """Returns when a job can start if running jobs end as expected, and what is free then."""
+        """Returns when a job can start if running jobs end as expected, and the free amounts at
+        that moment.
+        """
         running = sorted(
             self._running, key=lambda each: (each.expected_end_ms(now_ms), each.number)
         )
         low, high = 0, len(running)
-        # More ended jobs never leave less room, so the first sufficient number is found by halving.
+        # Each ended job only adds room, so a binary search finds the smallest number of ended jobs
+        # that is enough.
         while low < high:
             middle = (low + high) // 2
             if _places(job, self._without(running[:middle])) is None:
@@ -231,7 +239,9 @@ class ReferenceCluster:
 
 
 def _places(job: _Job, free: Free) -> Places | None:
-    """Returns the first nodes that have room for all parts of a job; None: there are too few."""
+    """Returns the first nodes that together have room for all parts of a job; None: there is too
+    little room.
+    """
     left, (cpu, memory) = job.trace.count, job.need
     found: Places = []
     for at in job.nodes:
@@ -250,7 +260,9 @@ def _places(job: _Job, free: Free) -> Places | None:
 
 
 def _taken(free: Free, job: _Job, places: Places, *, back: bool = False) -> Free:
-    """Returns the free amounts after a job has taken its places; `back`: has given them back."""
+    """Returns the free amounts after a job has taken its places or, with `back`, has given them
+    back.
+    """
     changed, (cpu, memory) = list(free), job.need
     sign = 1 if back else -1
     for at, parts in places:

@@ -1,4 +1,4 @@
-"""The stored audit log: calls that are recorded, and the end of the chain of digests.
+"""Stores the audit log: the recorded calls, and the end of the chain of digests.
 
 A resource manager and the commands that change its database add entries in the transaction of the
 change.
@@ -17,7 +17,7 @@ from resource_manager.engine.model.effects import Changes
 from resource_manager.storage.store import Store
 
 ENTRIES_MAX = 1_000_000
-"""Entries that are kept. If there are more, the oldest tenth is deleted."""
+"""Maximum number of entries. If there are more, the oldest tenth is deleted."""
 HEAD = "audit/head"
 ANCHOR = "audit/anchor"
 PAGE = 1_000
@@ -26,9 +26,7 @@ OK = "ok"
 
 @dataclass(frozen=True, slots=True)
 class AuditedCall:
-    """A call that is recorded. The record has the caller, the method, and the change that the call
-    makes.
-    """
+    """A recorded call: the caller, the method, and the object that the call changes."""
 
     actor: str
     method: str
@@ -67,7 +65,7 @@ class AuditChain:
 
         Args:
             changes: the batch.
-            store: has the digest of the last deleted entry.
+            store: the database, which has the digest of the last deleted entry.
         """
         if not self._new:
             return
@@ -89,8 +87,8 @@ def _entry(time_ms: int, call: AuditedCall, outcome: str, count: int) -> AuditEn
 
 
 def record(store: Store, changes: Changes, call: AuditedCall) -> None:
-    """Used by a process that is not a resource manager, such as a command. Adds an entry to a batch
-    of this process.
+    """Adds an entry to a batch of this process, which is not a resource manager: for example, a
+    command.
 
     Args:
         store: the database, on which the process leads.
@@ -104,7 +102,9 @@ def record(store: Store, changes: Changes, call: AuditedCall) -> None:
 
 
 def record_in_file(connection: sqlite3.Connection, call: AuditedCall) -> None:
-    """Adds an entry to an SQLite file that no process leads on, in the caller's transaction."""
+    """Adds an entry to an SQLite file in the caller's transaction. No resource manager may lead on
+    the file.
+    """
     found = connection.execute("SELECT value FROM meta WHERE key = ?", (HEAD,)).fetchone()
     entry = _entry(time.time_ns() // 1_000_000, call, OK, 1)
     entry = linked(entry, ChainLink.parse(found and found[0]))
@@ -147,7 +147,7 @@ class Verified:
 
 
 def verify(store: Store) -> Verified:
-    """Checks that all entries are there and unchanged.
+    """Checks that no entry was deleted or changed.
 
     The check reads the whole log in pages, so entries may be added meanwhile.
     """

@@ -2,7 +2,7 @@
 
 The journals of supervisors show which tasks exist (see `journal.py`). A supervisor that still runs
 also knows orders that are not in its journal yet. A task that version 0.2 started has a directory
-with its records, and a supervisor of its own, which was called a shim.
+with its records, and a separate supervisor, which was called a shim.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class Adoption(Supervision):
         self, loop: Loop, config: dict[str, Any], driver: Driver, send_event: Callable[..., None]
     ) -> None:
         super().__init__(loop, config, driver, send_event)
-        self.unidentified: set[str] = set()  # directories of which the task is not known yet
-        self._adopting = 0  # supervisors that have not said yet which tasks they have
+        self.unidentified: set[str] = set()  # directories whose task is not known yet
+        self._adopting = 0  # number of supervisors that have not reported their tasks yet
 
     def adopt(self) -> None:
         """Adopts the tasks of an earlier helper."""
         journals = [Journal(self._folder, name) for name in journal_names(self._folder)]
-        # Supervisors that run come first. If a task was taken over, the journal of an ended
-        # supervisor also contains the task.
+        # Ask running supervisors first: if a task was taken over, the journal of an ended
+        # supervisor also contains this task.
         for journal in sorted(journals, key=lambda each: not _is_alive(each)):
             self._adopt_journal(journal)
         for directory in self.directory.iterdir():
@@ -77,7 +77,7 @@ class Adoption(Supervision):
         is_abandoned = False
         while not journal.owner and not is_abandoned:
             yield 0.01
-            # In this order, because it may write and end in between.
+            # Keep this order, because the supervisor may write and end between the two checks.
             is_abandoned = journal.is_abandoned()
             journal = Journal(self._folder, journal.name)
         self._adopting -= 1
@@ -88,7 +88,7 @@ class Adoption(Supervision):
         pid = journal.owner["pid"]
         try:
             link = self._links[pid] = self._link(pid, self._folder / journal.name)
-        except ProcessLookupError:  # it has just ended
+        except ProcessLookupError:  # the supervisor has just ended
             return None
         return link
 
@@ -120,7 +120,8 @@ class Adoption(Supervision):
                 except Unanswered:
                     if not link.is_alive:
                         raise
-                    # While it is stopped, its unread orders could be the tasks to start next.
+                    # While the supervisor is stopped, its unread orders may be about tasks that the
+                    # front orders again.
                     yield 0.01
                     continue
                 for each in answer["tasks"]:
@@ -141,7 +142,7 @@ class Adoption(Supervision):
 
     def _identify(self, found: dict[str, Any], link: SupervisorLink) -> None:
         task = self.known.get(found["task_id"])
-        if task is None:  # the order to start it was still unread when the journal was read
+        if task is None:  # its order was still unread when the journal was read
             entries = Journal(self._folder, link.control.name).entries
             if (entry := entries.get(found["task_id"])) is None:
                 return

@@ -1,8 +1,9 @@
-"""The journal of a supervisor: the tasks that it has begun to start, and how they have ended.
+"""Writes and reads the journal of a supervisor: the tasks that it has begun to start, and their
+ends.
 
-One process writes a journal: the supervisor, and the helper after the supervisor has ended. So a
-task that writes no output needs no file of its own, and one sync makes the ends of many tasks
-durable.
+Only one process at a time writes a journal: first the supervisor, and the helper after the
+supervisor has ended. All tasks of a supervisor share its journal. So a task that writes no output
+needs no file, and one sync makes the ends of many tasks durable.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-# Reserved for each running task; so its end can be recorded even on a full disk.
+# Bytes that are reserved for each running task. So its end can be recorded even on a full disk.
 _RESERVED_BYTES = 4096
 _CHUNK_BYTES = 1 << 16
 _SEGMENT_BYTES_MAX = 1 << 20
@@ -32,7 +33,7 @@ class Journal:
     """Lines of JSON, each with a task's id and one fact: `start`, `process`, `end` or `forget`.
 
     The lines are in one file, or in several segments with numbers, and every segment names the
-    owner. A long journal continues in a new segment, which begins with everything that is still
+    owner. A long journal continues in a new segment, which begins with all facts that are still
     needed. A segment is never renamed, so a crash between any two steps loses nothing.
 
     Args:
@@ -42,7 +43,7 @@ class Journal:
     Attributes:
         owner: the facts that identify the supervisor; empty: the supervisor has written nothing
             yet.
-        entries: facts by name by the ids of tasks that are not forgotten.
+        entries: for each task that was not forgotten, its facts by name.
     """
 
     def __init__(self, directory: Path, name: str) -> None:
@@ -51,10 +52,11 @@ class Journal:
         self.entries: dict[str, dict[str, Any]] = {}
         self._fd, self._size, self._reserved = -1, 0, 0
         self._segments = sorted(directory.glob(f"{name}.*{_SUFFIX}"), key=_number)
-        self._is_new = True  # True: its name may not be durable yet
+        self._is_new = True  # True: the name of the file may not be durable yet
         for path in self._segments:
             self._read(path)
-        # A power cut may have destroyed the line of a start, but not a later one.
+        # A power cut may have destroyed the line about a start, but not a later line about the same
+        # task.
         self.entries = {name: entry for name, entry in self.entries.items() if "start" in entry}
 
     @staticmethod
@@ -66,7 +68,7 @@ class Journal:
         Args:
             directory: the directory of journals.
             name: the name of the journal.
-            tasks: the number of tasks for which it reserves space.
+            tasks: the number of tasks for which the function reserves space.
 
         Raises:
             OSError: the disk has no space.
@@ -83,7 +85,7 @@ class Journal:
         return lock
 
     def is_abandoned(self) -> bool:
-        """True if no process can write to this journal, which has no owner yet."""
+        """True if the journal has no owner yet, and no process can write to it any more."""
         try:
             fd = os.open(self._segments[0], os.O_RDONLY | os.O_CLOEXEC)
         except (OSError, IndexError):
@@ -97,7 +99,7 @@ class Journal:
         return True
 
     def own(self, owner: dict[str, Any]) -> None:
-        """Begins to write as the supervisor."""
+        """Makes this process, a supervisor, the owner of the journal."""
         self.owner = owner
         self._fd = os.open(self._segments[-1], os.O_WRONLY | os.O_CLOEXEC)
         self._reserved = os.fstat(self._fd).st_size
@@ -130,11 +132,11 @@ class Journal:
         self._write({"task": task_id, fact: content})
 
     def forget(self, task_id: str) -> None:
-        """Records that nothing of an ended task is needed any more."""
+        """Records that no data about an ended task is needed any more."""
         if self.entries.pop(task_id, None) is not None:
             with suppress(OSError):  # a later helper reports the end again
                 self._write({"task": task_id, "forget": True})
-            # After its supervisor has ended, a journal without tasks is useless.
+            # A journal without tasks is useless if its supervisor has ended.
             if not self.entries and self._fd < 0:
                 self.remove()
 
@@ -151,8 +153,8 @@ class Journal:
         self._is_new = False
 
     def compact(self, sync: Callable[[list[str], Callable[[bool], None]], None]) -> None:
-        """Continues in a new segment if this one is long. The old one is removed when all that is
-        needed is durable in the new one.
+        """Continues in a new segment if the present segment is long. The old segment is removed
+        when all needed facts are durable in the new segment.
 
         Args:
             sync: a function that syncs files and then calls back, with True if it was successful.

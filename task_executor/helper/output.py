@@ -18,8 +18,8 @@ from task_executor.helper.loop import Job, Loop
 from task_executor.helper.output_log import OutputLog, available
 from task_executor.helper.protocol import Fault
 
-# while the holder reads, the front renews the hold every 5 s; so a hold ends 60 to 65 s after the
-# last read
+# While the holder reads, the front renews the hold every 5 s. So a hold ends 60 to 65 s after the
+# last read.
 HOLD_S = 65.0
 _DISK_S = 60.0  # if the disk is full for longer than this time, the supervisor drops held output
 _DRAIN_S, _RETRY_S = 2.0, 0.5
@@ -127,7 +127,8 @@ class TaskOutput:
     def to_sync(self) -> list[str]:
         """Returns the files that must be synced before the end of the task is reported."""
         files = [path for stream in self._streams.values() for path in stream.log.to_sync()]
-        # The directories, because the first byte of output made the directory of the task.
+        # Also sync the directories, because the first byte of output made the directory of the
+        # task.
         return [*files, str(self._directory), str(self._directory.parent)] if files else []
 
     def lost(self) -> None:

@@ -1,6 +1,4 @@
-"""One task of a supervisor. The task has a process, its input and output, and the record of its
-end.
-"""
+"""Runs one task of a supervisor: its process, its input and output, and the record of its end."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ class Adopted(NamedTuple):
         spec: the specification of the task.
         pid: its first process, which the helper reaps.
         pipes: the descriptors from which its stdout and stderr are read; -1: the stream has ended.
-        ended: status, CPU microseconds and peak memory in bytes, if it has ended already.
+        ended: status, CPU microseconds and peak memory in bytes, if the process has ended already.
     """
 
     spec: dict[str, Any]
@@ -40,7 +38,7 @@ class Adopted(NamedTuple):
 
 
 class Supervises(Protocol):
-    """The process of a task's supervisor, as the task needs it."""
+    """The methods of a supervisor that its tasks call."""
 
     loop: Loop
     driver: Driver
@@ -58,13 +56,13 @@ class Supervises(Protocol):
         """Reports the end of a task. The record of the end is durable."""
 
     def spare(self, slot: Group, group: Group) -> None:
-        """Keeps the group of an ended task for the next task of the slot."""
+        """Keeps the control group of an ended task for the next task of the slot."""
 
     def spared(self, slot: Group) -> Group | None:
         """Returns the group of an ended task of the slot, or None."""
 
     def forget(self, task: RunningTask) -> None:
-        """Removes an ended task of which nothing is left to do."""
+        """Removes an ended task for which no work is left."""
 
 
 class RunningTask:
@@ -157,7 +155,7 @@ class RunningTask:
             os.mkdir(scratch, 0o700)  # noqa: PTH102 - fails if the path exists
             fd = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             os.fchmod(fd, 0o711)
-            # From now on, its user may replace it.
+            # From now on, the task's user may replace the directory.
             os.fchown(fd, self._spec["uid"], self._spec["gid"])
             os.close(fd)
 
@@ -197,8 +195,8 @@ class RunningTask:
         os.close(error_fd)
         if reply:
             raise fault_of(json.loads(reply))
-        # If the pipe is closed and the flag is still set, the process is ending. This waits until
-        # it is reaped.
+        # If the pipe is closed and the flag is still set, the process is ending. So wait until it
+        # is reaped.
         while self._status < 0:
             stat = process_stat(self._pid)
             if stat is not None:
@@ -260,7 +258,7 @@ class RunningTask:
     def _begin_timeout(self) -> None:
         if timeout_ms := self._spec["timeout_ms"]:
             left_ms = timeout_ms - (time.time() * 1000 - self._spec["started_unix_ms"])
-            # A clock that was set back must not extend the time.
+            # If the clock was set back, this must not make the counted time longer.
             left_s = max(0.0, min(left_ms, timeout_ms) / 1000)
             self._timer = self._loop.later(left_s, self._on_timeout)
 
@@ -345,7 +343,8 @@ class RunningTask:
         # Stage 1: kill the processes that the task has left. Their counters are lost when the
         # group is removed.
         counters = yield from self._remove_group()
-        # Stage 2: make the result durable. The removal of a large directory takes longer than this.
+        # Stage 2: make the result durable. This comes before stage 3, because the removal of a
+        # large directory takes longer.
         self._remove_scratch()
         yield from self._output.finish()
         self._close_input()
@@ -354,8 +353,8 @@ class RunningTask:
         self._write_record(counters, _RETRIES)
 
     def _write_record(self, counters: dict[str, int], retries: int) -> None:
-        """Writes the exit record and syncs it, together with the output and the records of tasks
-        that end in the same turn of the loop.
+        """Writes the exit record and syncs it, together with the output, and with the records of
+        tasks that end in the same iteration of the event loop.
 
         A failure is repeated, because the disk may have space again.
         """
@@ -388,7 +387,7 @@ class RunningTask:
         while self._remover and time.monotonic() < end:
             try:
                 os.kill(self._remover, 0)
-            except OSError:  # the supervisor has reaped it
+            except OSError:  # the supervisor has already reaped the process
                 break
             yield 0.005
         self._supervisor.forget(self)

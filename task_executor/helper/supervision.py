@@ -1,6 +1,7 @@
-"""The supervisors of tasks. When a supervisor ends, this module finds the outcome of its tasks.
+"""Keeps the supervisors of tasks. When a supervisor ends, this module finds the outcome of its
+tasks.
 
-A task that runs always has a supervisor, or is being ended.
+A running task always has a supervisor, unless the task is being ended.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ from task_executor.helper.supervisor import Setup
 from task_executor.helper.supervisors import SupervisorLink, fork_supervisor
 from task_executor.helper.task import Task
 
-# The longest time that a supervisor may take to start a task, and to answer.
+# The longest time in which a supervisor must start a task, and in which it must answer.
 START_S, ANSWER_S = 60.0, 5.0
 _END_S = 2.0
-_TAKEOVERS, _TAKEOVERS_S = 8, 10.0  # no supervisor takes over tasks more often than this
+_TAKEOVERS, _TAKEOVERS_S = 8, 10.0  # tasks are taken over at most 8 times in 10 s
 
 
 class Supervision:
@@ -95,7 +96,8 @@ class Supervision:
 
     def _supervisor(self, cpus: str) -> SupervisorLink:
         """Returns the supervisor for a new task."""
-        # Without cgroups, the fork inherits the cpus of this process.
+        # Without cgroups, set the cpus before the fork, because the fork inherits the cpus of this
+        # process.
         if self.driver.name == "none":
             with bound_to(cpus):
                 return self._new_supervisor([])
@@ -148,12 +150,14 @@ class Supervision:
             yield 0.002
 
     def _was_begun(self, task: Task, link: SupervisorLink) -> bool:
-        """False if a supervisor that has closed its connection has not begun to start a task."""
-        # If the supervisor was slow to end, its journal is not kept yet.
+        """Returns False if a supervisor that has closed its connection has not begun to start a
+        task.
+        """
+        # If the supervisor has taken long to end, its journal was not stored in `task` yet.
         return task.was_begun() or task.id in Journal(self._folder, link.control.name).entries
 
     def _keep_journal(self, journal: Journal) -> None:
-        """Keeps the journal of a supervisor that has ended, for its tasks."""
+        """Keeps the journal of a supervisor that has ended, because its tasks still need it."""
         for task_id in list(journal.entries):
             if (task := self.known.get(task_id)) is not None:
                 task.journals.append(journal)
@@ -204,22 +208,24 @@ class Supervision:
                     continue
                 cpu_usec = round((usage.ru_utime + usage.ru_stime) * 1e6)
                 end = self._reaped[task.id] = (status, cpu_usec, usage.ru_maxrss * 1024)
-                # If the supervisor has just ended, the next supervisor receives the end of this
-                # process when it starts.
+                # If the supervisor of this process has just ended, the next supervisor receives the
+                # end of this process when it starts.
                 if task.link is not None and task.link.is_alive:
                     names = ("status", "cpu_usec", "peak_bytes")
                     args = {"pid": pid} | dict(zip(names, end, strict=True))
                     self.loop.run(task.link.ask("reaped", args, ANSWER_S), lambda *_: None)
 
     def end_supervisors(self) -> None:
-        """Ends the supervisors, which have no task, and waits for them."""
+        """Ends all supervisors, and waits for them. They must have no tasks."""
         for link in self._links.values():
             link.release()
         for link in self._links.values():
             link.wait(_END_S)
 
     def _drop(self, task: Task) -> None:
-        """Removes a task that no supervisor has begun to start. The front will order it again."""
+        """Removes a task that no supervisor has begun to start. The front will order its start
+        again.
+        """
         self._release(task)
         del self.known[task.id]
         remove_directory(task.directory)

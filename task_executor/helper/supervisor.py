@@ -1,4 +1,4 @@
-"""The supervisor: a process that starts tasks, watches them and records their ends.
+"""Implements the supervisor, a process that starts tasks, watches them and records their ends.
 
 It is a fork of the helper and continues when the helper and the front stop. With cgroups, each
 helper has one supervisor for all tasks that it starts. Without cgroups, each task has a supervisor,
@@ -72,7 +72,7 @@ def run_supervisor(setup: Setup, starter: socket.socket) -> NoReturn:
         # Orphans of tasks become children of the supervisor. Without cgroups they can be found only
         # in this way.
         become_subreaper()
-        # The supervisor is not in the group of a slot. So no limit of a slot applies to the
+        # The supervisor must not be in the group of a slot. So no limit of a slot applies to the
         # supervisor, and the end of a slot does not kill it.
         setup.driver.enter(setup.driver.supervisors())
         Supervisor(setup, starter).run()
@@ -100,8 +100,8 @@ class Supervisor:
         # Ended tasks whose directories must still be removed.
         self._ended: dict[str, RunningTask] = {}
         self._by_pid: dict[int, RunningTask] = {}
-        # For each slot, the groups of ended tasks. The next tasks of the slot use them. When the
-        # slot is removed, they are removed, too.
+        # For each slot, the groups of ended tasks. The next tasks of the slot use these groups.
+        # When the slot is removed, the groups are removed, too.
         self._spares: dict[str, list[Group]] = {}
         listener = listen(setup.control, os.geteuid(), os.getegid())
         uids = {0, os.geteuid()}
@@ -117,7 +117,7 @@ class Supervisor:
     def run(self) -> None:
         self.loop.serve()
         self.syncer.close()
-        # Otherwise the helper needs the journal.
+        # If tasks are left, the helper still needs the journal.
         if not self.journal.entries:
             self.journal.remove()
         with suppress(OSError):
@@ -180,7 +180,8 @@ class Supervisor:
         names = [name for name in sorted(self.journal.entries) if name > after][:_PAGE]
         found = []
         for name in names:
-            # The record of an end counts only when it is durable. Until then, the task runs.
+            # A later helper must see the end of a task only when the record is durable. Until then,
+            # the task counts as running.
             if (task := self._running.get(name)) is not None:
                 found.append({"task_id": name, "exit": None} | task.identity())
             else:
@@ -223,8 +224,8 @@ class Supervisor:
         self._end_if_unused()
 
     def _end_if_unused(self) -> None:
-        # Answers and events that were not sent yet are not lost: a helper reads the records after
-        # the supervisor has ended.
+        # No answer or event is lost if it was not sent yet: a helper reads the records after the
+        # supervisor has ended.
         if not self._is_served and not self._running and not self._ended:
             self.loop.running = False
 

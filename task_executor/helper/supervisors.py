@@ -41,8 +41,8 @@ class SupervisorLink:
         loop: the event loop.
         pid: the process of the supervisor.
         control: the socket for connections.
-        ended: called with this link when the process has ended.
-        event: called with each event of the supervisor.
+        ended: called with this link when the process has ended. event: called with each event of
+            the supervisor.
 
     Attributes:
         tasks: the ids of the tasks that the supervisor runs.
@@ -119,7 +119,7 @@ class SupervisorLink:
         waker = self._wakers[number] = Waker()
         try:
             self.connect()
-            # All requests of one turn of the loop are sent together.
+            # All requests of one iteration of the event loop are sent together.
             self._loop.soon(self._flush)
             self._outbox += encode({"id": number, "verb": verb, "args": args})
             while number not in self._answers:
@@ -196,7 +196,7 @@ class SupervisorLink:
         self._disconnect()
 
     def wait(self, seconds: float) -> None:
-        """Waits until the process has ended, and blocks meanwhile."""
+        """Blocks until the process has ended."""
         if self.is_alive:
             poll = select.poll()
             poll.register(self._fd, select.POLLIN)

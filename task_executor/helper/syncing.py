@@ -1,7 +1,7 @@
 """Syncs files to the disk in a separate process.
 
-A disk that tasks keep busy may need seconds for this. In this time, the supervisor starts other
-tasks and collects their output. So it must not wait for the disk.
+If tasks keep the disk busy, a sync may take seconds. In this time, the supervisor must start other
+tasks and collect output, so it must not wait for the disk.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Synced = Callable[[bool], None]
 class Syncer:
     """Syncs files and directories, batch by batch.
 
-    While one batch is written, new orders wait for the next batch. So many tasks that end at the
-    same time cause few writes of the file system's journal. The process is started with the first
-    order, and again if it is killed.
+    While one batch is written, new orders wait for the next batch. So if many tasks end at the same
+    time, the file system writes its journal only a few times. The process starts with the first
+    order, and is started again if it was killed.
 
     Args:
         loop: the event loop.
@@ -40,14 +40,15 @@ class Syncer:
     def sync(self, paths: Iterable[str], done: Synced) -> None:
         """Syncs files, then directories that contain them, and calls `done`.
 
-        The paths have no limit of their own, but one order must be smaller than 64 KiB.
+        The number and the length of paths are not limited, but one order must be smaller than 64
+        KiB.
 
         Args:
             paths: the files and directories.
             done: called with True if all were synced, and with False if one could not be synced.
         """
         self._waiting.append((list(paths), done))
-        # All orders of one turn of the loop are one batch.
+        # All orders of one iteration of the event loop are one batch.
         if len(self._waiting) == 1 and not self._sent:
             self._loop.soon(self._send)
 
@@ -100,7 +101,9 @@ class Syncer:
         return self._send()
 
     def _restart(self) -> None:
-        """Repeats the orders, because the process has ended before its answer."""
+        """Starts the process again and repeats the orders, because the process has ended before it
+        answered.
+        """
         if self._peer is not None:
             self._loop.unwatch(self._peer.fileno())
             self._peer.close()

@@ -1,4 +1,4 @@
-"""One task, as the helper knows it."""
+"""Keeps the data that the helper has about one task."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Task:
         exit: the record of the task's end; None: the task has not ended.
         link: the supervisor of the task, while it is known and runs.
         source: the supervisor in whose journal the task is.
-        journals: the journals of supervisors that have ended, in which the task is.
+        journals: the journals, of supervisors that have ended, that contain the task.
         is_lost: True if the task is being killed, because it has no supervisor.
         pipes: copies of the read ends of stdout and stderr, for a supervisor that is killed.
     """
@@ -66,8 +66,10 @@ class Task:
             self.journals[-1].add(self.id, "end", record)
 
     def was_begun(self) -> bool:
-        """False if its supervisor, which has ended, has certainly not begun to start it."""
-        # A shim of version 0.2 always has its task.
+        """False if the task's supervisor, which has ended, has certainly not begun to start the
+        task.
+        """
+        # A shim of version 0.2 has always begun to start its task.
         return self.is_previous or any(self.id in journal.entries for journal in self.journals)
 
     def close_pipes(self) -> None:
@@ -79,8 +81,8 @@ class Task:
     def copy_pipes(self, supervisor: int, pipes: list[tuple[int, int]]) -> None:
         """Opens the read ends of the pipes of the task a second time.
 
-        While one process has them open, a kill of the supervisor does not make the task's next
-        write fail.
+        As long as any process has the read ends open, the task's writes do not fail, even if the
+        supervisor is killed.
 
         Args:
             supervisor: the process of the supervisor.

@@ -1,7 +1,7 @@
-"""Reads the boot clock: monotonic since the boot of the host, and also while it is suspended.
+"""Reads the boot clock, which rises from the boot of the host on, even while the host is suspended.
 
-All processes of the host read the same time, so a time of this clock can be stored. It is valid
-until the host is started again.
+All processes of the host read the same time, so a time of this clock can be stored. Such a time is
+valid until the host is started again.
 """
 
 from __future__ import annotations

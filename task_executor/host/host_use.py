@@ -24,7 +24,7 @@ SENSORS_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class _Counters:
-    """Counters of the kernel that only rise, and when they were read."""
+    """Counters of the kernel that only rise, and the time when they were read."""
 
     at_s: float
     busy_usec: dict[int, int]
@@ -39,7 +39,7 @@ class HostMeter:
 
     Args:
         directory: a directory on the file system whose size and use are reported.
-        clock: returns the present time in seconds; it only rises.
+        clock: a function that returns the present time in seconds. The time must only rise.
     """
 
     def __init__(self, directory: Path, clock: Callable[[], float] = time.monotonic) -> None:

@@ -10,8 +10,8 @@ from collections import deque
 from finegrain.v1.resource_manager_pb2 import AdminCall
 
 CALLS_MAX = 1_000
-"""While no resource manager answers, this number of calls is kept. If there are more, the oldest is
-lost.
+"""Maximum number of calls that are kept while no resource manager answers. If there are more, the
+oldest calls are lost.
 """
 CALLS_PER_REPORT_MAX = 100
 

@@ -1,8 +1,9 @@
-"""Ends slots whose time limit is over.
+"""Ends slots when their time limit is over.
 
-The limit counts by the boot clock, from the moment at which the slot was carved, or was reused last
-(`Slot.limited_since_ms`). This time is in the checkpoint, so a restart of this process or of the
-resource manager does not extend the limit. The resource manager is not needed to end a slot.
+The time counts by the boot clock, from the moment at which the slot was carved or was last reused
+(`Slot.limited_since_ms`). This moment is in the checkpoint, so a restart of this process or of the
+resource manager does not extend the limit. The executor can end a slot without the resource
+manager.
 
 Example: a slot with a limit of 10 minutes was carved at 12:00. The front is down from 12:05 to
 12:20. The slot ends shortly after 12:20, when the front has recovered its slots.
@@ -21,8 +22,8 @@ from task_executor.service.slot_keeper import SlotKeeper
 from task_executor.service.task_runner import TaskRunner
 
 CHECK_S_MAX = 1.0
-"""Longest time between two checks. A new slot is noticed within this time, which is also the
-shortest time limit. So a limit is never noticed late.
+"""Longest time between two checks, which is also the shortest time limit. So each slot is checked
+at least once before its time limit is over.
 """
 
 log = get_logger(__name__)

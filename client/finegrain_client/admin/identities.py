@@ -146,7 +146,7 @@ class Identities:
         return read.each(AuditEntry, answer.entries)
 
     async def verify_audit(self) -> AuditCheck:
-        """Checks that all entries of the audit log are there and unchanged."""
+        """Checks that no entry of the audit log was deleted or changed."""
         answer = await self._connection.call_identities(
             lambda service, timeout_s: service.VerifyAudit(
                 pb.VerifyAuditRequest(), timeout=timeout_s

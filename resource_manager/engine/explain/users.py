@@ -15,7 +15,9 @@ from resource_manager.engine.model.entities import Job
 
 @dataclass(frozen=True, slots=True)
 class UserView:
-    """The limits of one user, and what its jobs use. It mirrors UserStatus of the protocol."""
+    """The limits of one user, and the resources that its jobs use. The fields are those of
+    UserStatus in the protocol.
+    """
 
     user: str
     own_limits: bool

@@ -80,8 +80,8 @@ class JobHeaps:
 
 
 class JobTournaments:
-    """Finds the same order as `JobHeaps`, with the tournaments. A choice takes longer, but nothing
-    must be built. So this is faster if there are very many jobs.
+    """Finds the same order as `JobHeaps`, with the tournaments. Each choice takes longer, but no
+    heaps must be built. So this class is faster if there are very many jobs.
     """
 
     def __init__(self, tree: FlowTree) -> None:

@@ -1,11 +1,11 @@
-"""Keeps the limits of users, and what the jobs of each limited user use.
+"""Keeps the limits of users, and the use of the jobs of each limited user.
 
 A user is the identity that owns jobs, for example "user/alice". The slots of all its jobs together
-must not exceed the user's maximum, in whatever groups the jobs are. The limits of `ALL_USERS` are
-for each user without own limits. Administrators have only limits that name them.
+must not exceed the user's maximum, even if the jobs are in different groups. The limits of
+`ALL_USERS` apply to each user without separate limits. They do not apply to administrators.
 
 A limit of "jobs" or "requests" is checked when a job or a request arrives. All other limits are
-quotas (`quotas.py`): a request that exceeds one waits.
+quotas (`quotas.py`): a request that exceeds a quota waits.
 """
 
 from __future__ import annotations
@@ -118,14 +118,16 @@ class Users:
                 user.used[name] = user.used.get(name, 0) + amount * count
 
     def grow(self, job: Flow, amounts: Amounts) -> None:
-        """Counts amounts of a slot that has another size now. The caller has released its former
-        amounts.
+        """Counts the amounts of a slot that has another size now. The caller has already released
+        the former amounts.
         """
         if job.user is not None:
             increase(job.user.used, amounts)
 
     def release(self, job: Flow, amounts: Amounts, count: int = 1) -> None:
-        """A slot of a job was removed, or gets another size (`count` is 0): counts this."""
+        """Updates the counts after a slot of a job was removed, or before it gets another size
+        (`count` is 0).
+        """
         if (user := job.user) is not None:
             user.running -= count
             decrease(user.used, amounts)

@@ -1,7 +1,7 @@
 """Chooses the group of a job that names no group, and changes the rules for it.
 
-A rule belongs to the group that it chooses, and is stored with it. The rules of all groups have one
-order, and the first rule that matches decides.
+A rule belongs to the group that it chooses, and is stored with this group. The rules of all groups
+have one common order, and the first rule that matches decides.
 """
 
 from __future__ import annotations
@@ -20,15 +20,21 @@ from resource_manager.engine.model.entities import Group
 from resource_manager.engine.model.events import GroupRulesChanged, JobRegistered
 
 RULES_MAX = 1_000
-"""The largest number of rules in all groups together. A registration compares a job with all."""
+"""The largest number of rules in all groups together. Each registration compares the job with all
+rules.
+"""
 
 ORDER_MAX = 1_000_000
 ORDER_STEP = 10
-"""A rule without an order comes this far after the last rule. So other rules fit in between."""
+"""If a rule is added without an order, its order is this much higher than that of the last rule. So
+other rules fit in between.
+"""
 
 
 def group_of(groups: dict[str, Group], event: JobRegistered) -> str:
-    """Returns the group of a new job: the one that it names, or the one that the rules choose."""
+    """Returns the group of a new job: the group that the job names, or the group that the rules
+    choose.
+    """
     if event.group:
         return event.group
     rules = ((rule, name) for name, group in groups.items() for rule in group.rules)
@@ -58,7 +64,8 @@ def change_group_rules(
         event: the change.
 
     Raises:
-        NotFound: no group has this name, or no rule of the group has an order to remove.
+        NotFound: no group has this name, or no rule of the group has an order that should be
+            removed.
         InvalidArgument: a rule has no pattern, or its order is not allowed.
         AlreadyExists: another rule has the order.
         ResourceExhausted: the groups would have too many rules.

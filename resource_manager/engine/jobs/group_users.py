@@ -42,7 +42,8 @@ def check_may_use(groups: Mapping[str, Group], name: str, identity: str) -> None
         identity: the identity, for example "user/alice".
 
     Raises:
-        PermissionDenied: GROUP_NOT_ALLOWED. The message names the command that allows it.
+        PermissionDenied: GROUP_NOT_ALLOWED. The message names the command with which an
+            administrator can allow this.
     """
     if _may_use(groups, name, identity):
         return

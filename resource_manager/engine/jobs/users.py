@@ -13,7 +13,7 @@ from resource_manager.engine.model.events import UserLimitsDeleted, UserLimitsSe
 from resource_manager.engine.model.texts import amounts_text
 
 LIMITED_MAX = 10_000
-"""The largest number of users with own limits."""
+"""The largest number of users with separate limits."""
 
 _ANY_CLUSTER = "any"  # identities are written without the name of the cluster
 
@@ -31,7 +31,7 @@ def set_user_limits(
 
     Raises:
         InvalidArgument: the user or a limit is not valid.
-        ResourceExhausted: too many users have own limits.
+        ResourceExhausted: too many users have separate limits.
     """
     user = event.user
     if user != ALL_USERS:
@@ -70,7 +70,7 @@ def delete_user_limits(
         event: the deletion.
 
     Raises:
-        NotFound: the user has no own limits.
+        NotFound: the user has no separate limits.
     """
     if event.user not in users.limits:
         raise NotFound(

@@ -1,8 +1,9 @@
-"""The executors that ran a version without certificates and have not joined yet.
+"""Keeps the executors that ran a version without certificates and have not joined yet.
 
 When a resource manager first gets certificates, its known executors and the job masters of their
-jobs have no certificates. Each executor is awaited until it has joined. While it is awaited, it is
-not lost, and gets no new slots. Jobs without an owner keep their leases until the wait ends.
+jobs have no certificates. Each executor is awaited until it has joined. While an executor is
+awaited, it does not become lost, and gets no new slots. Jobs without an owner keep their leases
+until the wait ends.
 """
 
 from __future__ import annotations
@@ -76,5 +77,7 @@ class AwaitedExecutors:
             self._changes.counter(AWAITED + executor_id, 0)
 
     def until_ms_of(self, executor_id: str) -> int:
-        """Returns until when an executor is awaited, by the monotonic clock; 0: it is not."""
+        """Returns until when an executor is awaited, by the monotonic clock; 0: the executor is not
+        awaited.
+        """
         return self.until_ms if executor_id in self._ids else 0

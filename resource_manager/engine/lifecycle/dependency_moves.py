@@ -1,8 +1,8 @@
-"""Checks the jobs on which a new job depends. A job waits until these have ended. Then it
-continues, or it is ended.
+"""Checks the jobs on which a new job depends. The new job waits until these jobs have ended. Then
+it may get slots, or the engine ends it.
 
-A job has ended, for this purpose, when its last request has ended. Its slots may still be freed for
-a short time.
+In this module, a job has ended when its last request has ended, even if its last slots are still
+being freed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ DEPENDENCIES_MAX = 100
 
 @dataclass(slots=True, eq=False)
 class DependencyMoves:
-    """Changes the dependencies of jobs, and makes the other changes that follow from this."""
+    """Changes the dependencies of jobs, and makes the other changes that follow from a changed
+    dependency.
+    """
 
     journal: Journal
     dependencies: JobDependencies
@@ -63,12 +65,14 @@ class DependencyMoves:
             named.add(each.job_id)
 
     def adopt(self, job: Job) -> None:
-        """Used for a job that is new or restored. If some of its dependencies are not met, the job
-        waits for these. If a dependency cannot be met any more, the next `Decide` ends the job.
+        """Begins to watch the dependencies of a job that is new or restored. If some dependencies
+        are not met, the job waits for them. If a dependency cannot be met any more, the next
+        `Decide` ends the job.
         """
         for each in job.depends_on:
             other = self.jobs.get(each.job_id)
-            # Only after a restart, a job can be missing: it had ended, and met the condition.
+            # A job can be missing only after a restart. It had ended before, and had met the
+            # condition.
             if other is None:
                 continue
             ended = other.state is JobState.ENDED and other.job_id not in self.endings
@@ -86,11 +90,12 @@ class DependencyMoves:
         self.flows.drop_hold(job_id)
 
     def handle_ended(self, end: Callable[[Job], None]) -> None:
-        """Handles the jobs that wait for jobs that have ended. If the condition is met, removes the
-        dependency. If it is not met, ends the waiting job. Stops when the step is full.
+        """Handles the jobs that wait for jobs that have ended. Removes each dependency whose
+        condition is met. If a condition is not met, ends the waiting job. Stops when the step is
+        full.
 
         Args:
-            end: ends a job with the reason DEPENDENCY_FAILED.
+            end: the function that ends a job with the reason DEPENDENCY_FAILED.
         """
         dependencies = self.dependencies
         while dependencies.ended and not self.journal.is_full:

@@ -1,7 +1,7 @@
 """Rejects requests that have waited for longer than their timeout.
 
 The time counts from the arrival of a request. If a granted slot is lost and its request is queued
-again, the time starts again at this moment. Gangs have a timeout of their own, see `gangs.py`.
+again, the time starts again at this moment. Gangs have a separate timeout, see `gangs.py`.
 
 Deadlines are not stored. After a restart, a request that was never placed gets the deadline that
 follows from its arrival time. For any other request, the time starts again.
@@ -38,7 +38,7 @@ class RequestTimeouts:
         timeout_ms = request.spec.wait_timeout_ms
         if timeout_ms is None:
             return
-        # Only for a request that was never placed, the time when its wait began is stored.
+        # The time when the wait began is stored only for a request that was never placed.
         since_time_ms = self.journal.at.time_ms if request.generation else request.create_time_ms
         request.waiting_until_ms = self.journal.deadline_ms(timeout_ms, since_time_ms)
         self.timers.arm(Timer.REQUEST, request.allocation_id, request.waiting_until_ms)
@@ -64,7 +64,7 @@ class RequestTimeouts:
         self.moves.reject(request, Reason.TIMED_OUT, message)
 
     def range_timer_fired(self, allocation_id: str) -> None:
-        """Rejects members of a part of a range: those that were never placed, and whose timeout has
+        """Rejects the members of a part of a range that were never placed and whose timeout has
         expired.
         """
         found = self.ranges.named(allocation_id)
@@ -72,7 +72,7 @@ class RequestTimeouts:
             return
         part, _ = found
         timeout_ms = part.spec.request.wait_timeout_ms
-        # The moment depends on the wall clock, which may have been set back meanwhile.
+        # The deadline depends on the wall clock, which may have been set back meanwhile.
         until_ms = self.journal.deadline_ms(timeout_ms or 0, part.row.create_time_ms)
         if self.journal.now_ms < until_ms:
             self.timers.arm(Timer.RANGE, allocation_id, until_ms)

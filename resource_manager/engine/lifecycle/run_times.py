@@ -1,8 +1,8 @@
 """Estimates how long slots will run, from the requests and from earlier slots.
 
 The expected run time of a request is the first of these that exists: its hint `expected_run_time`,
-its time limit, the estimate from the latest slots of its job and class. If none exists, it is not
-known.
+its time limit, the estimate from the latest slots of its job and class. If none of them exists, the
+expected run time is not known.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from resource_manager.engine.model.scheduling_key import SLOTS, scheduling_key
 from resource_manager.engine.queue.requests import Requests
 
 DOUBLED_MAX = 30
-"""When a slot outlasts its expected run time, this time is doubled. After this number of times, the
-slot counts as endless.
+"""When a slot runs longer than its expected run time, this time is doubled. When it was doubled
+this number of times, the slot counts as endless.
 """
 
 
@@ -39,7 +39,7 @@ class RunTimes:
         requests: all requests.
         jobs: all jobs, by id.
         declared: True if any request has declared a run time since this process started. Without
-            such a request, nothing is planned.
+            such a request, no start is planned.
     """
 
     journal: Journal
@@ -65,8 +65,8 @@ class RunTimes:
     def end_ms(self, slot: Slot) -> int | None:
         """Returns when a slot will probably end (monotonic); None: not known.
 
-        If a slot has outlasted its expected run time, it will probably run for the same time again,
-        and so on.
+        If a slot has run longer than its expected run time, the estimate is the double of this
+        time, then four times this time, and so on.
         """
         if slot.state is SlotState.FREEING:
             return self.now_ms

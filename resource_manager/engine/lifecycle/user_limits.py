@@ -36,8 +36,8 @@ def check_requests(users: Users, jobs: Mapping[str, Job], owner: str, new: int) 
         new: the number of requests that it submits.
 
     Raises:
-        ResourceExhausted: the owner would have too many requests that have not ended: more than its
-            limit.
+        ResourceExhausted: the owner would have more requests that have not ended than its limit
+            allows.
     """
     most = users.limits_of(owner).get(REQUESTS)
     if most is None:

@@ -1,4 +1,4 @@
-"""The audit log. It lists the changes by administrators, and the calls that were refused.
+"""Defines the audit log, which lists the changes by administrators and the refused calls.
 
 Each entry has a digest of its content and of the digest before it. So an entry cannot be changed or
 deleted without a change of all later digests.

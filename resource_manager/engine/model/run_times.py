@@ -1,5 +1,5 @@
-"""Keeps the durations of the latest threads of one job and class. From these, it estimates the
-duration of the next threads.
+"""Keeps the durations of the latest threads of one job and class, and estimates the duration of the
+next threads.
 
 Only the latest `KEPT` durations count, so the estimate follows a job whose threads become longer or
 shorter. The estimate is a high quantile. If it were too low, other work would be planned for a time
@@ -35,7 +35,7 @@ class RecentDurations:
     _estimate_ms: int | None = None  # cached; None: not computed since the last change
 
     def add(self, duration_ms: int) -> None:
-        """Adds a duration, and forgets the oldest one if there are too many."""
+        """Adds a duration, and drops the oldest duration if there are too many."""
         if len(self._kept) < KEPT:
             self._kept.append(duration_ms)
         else:

@@ -1,8 +1,8 @@
-"""Keeps which jobs wait for the end of which other jobs.
+"""Keeps, for each job that waits, the jobs for whose end it waits.
 
-A job names these jobs when it registers. So it can only wait for jobs that exist already. For this
-reason there are no cycles. A job that waits has a maximum of 0 slots (`FlowTree.hold_job`). The
-ledger is not stored: after a restart, it is derived from the rows of the jobs.
+A job names these jobs when it registers. So it can only wait for jobs that already exist, and there
+are no cycles. A job that waits has a maximum of 0 slots (`FlowTree.hold_job`). The ledger is not
+stored: after a restart, it is derived from the rows of the jobs.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from finegrain.values.states import JobCondition
 
 
 class JobDependencies:
-    """Which jobs wait for which jobs.
+    """The jobs that wait, and the jobs for which they wait.
 
     Attributes:
         ended: jobs that have ended, and whose waiting jobs must still be handled.
     """
 
     def __init__(self) -> None:
-        self._awaited: dict[str, dict[str, JobCondition]] = {}  # by the job that waits
+        self._awaited: dict[str, dict[str, JobCondition]] = {}  # the key is the job that waits
         self._waiting: dict[str, dict[str, None]] = {}  # the key is the awaited job
         self.ended: dict[str, None] = {}
 

@@ -1,5 +1,5 @@
-"""Stores requests by name and by arrival number, in maps that consist of many small dictionaries,
-and finds ids by a part.
+"""Stores requests by name and by arrival number, in maps that consist of many small dictionaries.
+Also finds ids by their last or first characters.
 
 When a dictionary grows, Python moves all its entries. With a million requests in one dictionary,
 the insertion that makes it grow would take 25 ms. Small dictionaries grow at different times, and
@@ -124,7 +124,8 @@ class IdIndex:
 
     def __init__(self) -> None:
         self._by_end: dict[str, list[str]] = {}
-        # Consists of many short lists: a change takes a few microseconds, also with a million ids.
+        # The list consists of many short lists, so a change takes a few microseconds, even with a
+        # million ids.
         self._sorted: SortedSet[str] = SortedSet()
 
     def add(self, name: str) -> None:

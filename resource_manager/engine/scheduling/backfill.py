@@ -1,18 +1,21 @@
-"""EASY backfilling: plans the start of the first waiter, and places others before that start.
+"""Implements EASY backfilling: plans the start of the first waiter, and places other waiters before
+this start. A waiter is a gang, or the next request of a queue.
 
-Source: D. A. Lifka, "The ANL/IBM SP scheduling system" (JSSPP 1995). If the end of slots is known
-(`lifecycle/run_times.py`), capacity can be reserved for a moment, and used until this moment:
+Source: D. A. Lifka, "The ANL/IBM SP scheduling system" (JSSPP 1995). If the engine knows when slots
+will end (`lifecycle/run_times.py`), it can reserve capacity for a later moment, and use the
+capacity until then:
 
 1. *Plan.* If the first waiter in order has declared a run time, it gets a *planned* reservation at
-   once. The hosts are those that will have room for it first, if slots end as expected. When slots
-   have ended, or the order has changed, the plan is made again.
-2. *Backfill.* If the slots of a waiter will probably end before that moment, the waiter may use all
-   free capacity of the reserved hosts. This holds for the reservations of starved owners, too.
-   Other waiters may use only the capacity that the owner does not need (`ReservedCapacity.spare`).
+   once. It is on the hosts that will have room for this waiter first, if slots end as expected.
+   When slots have ended, or the order has changed, the plan is made again.
+2. *Backfill.* If the slots of a waiter will probably end before the planned start, the waiter may
+   use all free capacity of the reserved hosts, even of hosts that are reserved for starved owners.
+   All other waiters may use only the capacity that the owner does not need
+   (`ReservedCapacity.spare`).
 
-Example: a gang needs 4 hosts. Two are free, and slots on two others will end in 60 minutes. The
-gang reserves these 4 hosts for then. A request that expects to run for 50 minutes is placed on one
-of the free hosts. A request that expects to run for 70 minutes is not.
+Example: a gang needs 4 hosts. Two hosts are free, and the slots on two other hosts will end in 60
+minutes. The gang reserves these 4 hosts for a start in 60 minutes. A request with an expected run
+time of 50 minutes is placed on one of the free hosts. A request with 70 minutes is not.
 
 If a slot runs longer than expected, the owner starts later than planned.
 """
@@ -47,17 +50,17 @@ from resource_manager.engine.scheduling.reservations import (
 from resource_manager.engine.state import State
 
 COMPARED_MAX = 256
-"""At most this many waiters are compared: those that have waited longest. The first of them in
+"""Maximum number of waiters that are compared: those that have waited longest. The first of them in
 order is the owner of the plan.
 """
 
 TRIED_MAX = 64
-"""At most this many waiters are tried in one cycle."""
+"""Maximum number of waiters that are tried in one cycle."""
 
 
 class Candidate(NamedTuple):
-    """A waiter that may be placed before the owner of a reservation. It comes with the expected run
-    time of its slots.
+    """A waiter that may be placed before the owner of a reservation, and the expected run time of
+    its slots.
     """
 
     waiter: Waiter
@@ -74,7 +77,8 @@ class Backfill:
 
     def plan(self) -> None:
         """Plans the start of the first waiter in order, if it has declared a run time. Replaces the
-        plan of the last check. Waiters that fit now are placed, until one does not fit.
+        plan of the last check. Before that, places waiters that fit now, until a waiter does not
+        fit.
         """
         state, reservations = self._state, self._state.reservations
         planned, now_ms = reservations.planned, state.journal.now_ms
@@ -100,7 +104,7 @@ class Backfill:
             if owner.number in reservations.by_number:
                 return
             reservations.plan_ms, reservations.plan_freed = now_ms + CHECK_INTERVAL_MS, freed
-            # The search reads the indexes.
+            # The search reads the indexes, so they must be current.
             state.hosts.refresh(state.queue)
             reserve_planned(ReservationSearch(state, owner, self._times))
             again = reservations.planned
@@ -143,9 +147,7 @@ class Backfill:
         placer.finish()
 
     def _promised(self, each: Reservation) -> int | None:
-        """Returns the moment before which backfilled slots must end; None: the moment is not
-        known.
-        """
+        """Returns the moment before which backfilled slots must end; None: it is not known."""
         expected_ms = self._times.start_ms(self._state.hosts, each.hosts)
         if expected_ms is None or each.promised_ms is None:
             each.promised_ms = expected_ms
@@ -192,7 +194,8 @@ class Backfill:
 
         Args:
             latest_ms: the moment (monotonic).
-            room: what is free in the whole cluster. Waiters that need more are left out.
+            room: the amounts that are free in the whole cluster. Waiters that need more are left
+                out.
         """
         state = self._state
         owners = {each.owner.waiter for each in state.reservations.by_number.values()}

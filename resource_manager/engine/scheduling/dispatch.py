@@ -44,7 +44,8 @@ def dispatch(state: State) -> None:
             _send_next(state, host)
         elif command.retry_at_ms is not None and command.retry_at_ms <= state.journal.now_ms:
             command.retry_at_ms = None
-            # The repetition has the same number and content. So the executor recognizes it.
+            # The repeated command has the same number and content. So the executor recognizes the
+            # command.
             state.journal.effects.append(command.effect)
 
 

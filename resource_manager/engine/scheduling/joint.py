@@ -1,9 +1,10 @@
-"""Places requests of many jobs together, where one at a time would give each job the same slots.
+"""Places requests of many jobs together, if each job gets the same slots as with one request at a
+time.
 
 With fair order, jobs alternate slot by slot. So the search for hosts and the bookings would run
-once for each slot. There may be a time when all requests that are next in order certainly fit. Then
-no choice of a host can change whose request is next. So the requests are first chosen in fair
-order, and afterwards placed by scheduling class.
+once for each slot. But often, all requests that are next in order certainly fit. Then the choice of
+a host cannot change which job is next. So this module first chooses the requests in fair order, and
+afterwards places them by scheduling class.
 
 Example: the classes with room need at most 2 cpus and 8 GiB. Host a has 5 cpus and 20 GiB free, so
 two slots of any of these classes fit on it. Host b has 4 cpus and 30 GiB free, so two slots fit

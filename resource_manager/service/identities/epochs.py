@@ -1,4 +1,5 @@
-"""Signed epochs: only an epoch that a resource manager of this cluster has signed can stop one.
+"""Signs and checks epochs. Only an epoch that a resource manager of this cluster has signed can
+stop a resource manager.
 
 A resource manager signs its epoch and sends the proof with its answers and commands. Executors keep
 the highest epoch with its proof, and show the proof when they register. So an executor that invents
@@ -28,7 +29,7 @@ class EpochProofs:
         self._present = authority
         self._own = own
         self._made: EpochProof | None = None
-        self._version = -1  # of the certificate that is in the proof
+        self._version = -1  # version of the certificate that is in the proof
 
     def proof_of(self, rm_epoch: int) -> EpochProof:
         """Returns the proof of an epoch with which this process leads."""

@@ -1,4 +1,4 @@
-"""Brings changes that commands make on the manager's host to the running resource manager.
+"""Applies changes that commands make on the manager's host in the running resource manager.
 
 `finegrain certs` changes the files of the authority. The resource manager reads them again within a
 second, so it needs no restart. The commands also leave a note for the audit log, because only the
@@ -50,7 +50,7 @@ def note_change(state_dir: Path, method: str, changed: str) -> None:
 async def follow_host_changes(components: Components) -> None:
     """Uses the authority that is in the files, and records the notes of commands.
 
-    It never ends. It tries again each second, and logs an error only once.
+    The function never ends. It tries again each second, and logs an error only once.
     """
     logged = ""
     while True:

@@ -1,4 +1,6 @@
-"""IdentityService: renewal of certificates, join tokens and denials; see identity.proto."""
+"""Implements IdentityService: renewal of certificates, join tokens and denials; see
+identity.proto.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ class IdentityCalls(IdentityServiceServicer):
         """See the protocol."""
         caller = current_caller()
         shown = read_certificate(caller.certificate)
-        # A certificate for a year stays one for a year.
+        # The renewed certificate is valid for as long as the former certificate was.
         life_s = round(shown.not_after_s - shown.not_before_s - BACKDATED.total_seconds())
         issued = self._issuer.issue(shown.identity, shown.public_key, life_s)
         return pb.RenewCertificateResponse(issued=issued)

@@ -14,8 +14,8 @@ from finegrain.v1 import identity_pb2
 from resource_manager.service.identities.own import PERSON_LIFETIME, SERVICE_LIFETIME
 
 RENEW_GRACE = timedelta(days=30)
-"""For how long after its end a certificate can still be renewed. The renewal needs a signature of
-the certificate's key.
+"""Time after its end in which a certificate can still be renewed. The renewal needs a signature
+with the certificate's key.
 """
 
 
@@ -63,5 +63,5 @@ class Issuer:
 
 
 def lifetime_of(role: Role) -> timedelta:
-    """Returns how long certificates of a role are valid, if nothing else was ordered."""
+    """Returns the default validity of the certificates of a role."""
     return SERVICE_LIFETIME if role in (Role.RM, Role.EXECUTOR) else PERSON_LIFETIME

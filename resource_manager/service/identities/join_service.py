@@ -1,5 +1,5 @@
-"""JoinService, on a separate port. Its calls are the only calls that need no certificate; see
-identity.proto.
+"""Implements JoinService on a separate port. Its calls are the only calls that need no certificate;
+see identity.proto.
 
 The server shows a certificate and asks its callers for none. Messages are small, calls are few, and
 their rate is limited, for each address and in total.
@@ -215,7 +215,8 @@ class JoinServer:
         async def serve(data: bytes, context: Any) -> Message:
             peer = context.peer()
             try:
-                # The port of the peer changes with each connection; the limit is for its address.
+                # The peer's port changes with each connection, so the limit is for the peer's
+                # address.
                 if not self._limit.allows(peer.rpartition(":")[0]):
                     raise ResourceExhausted("too many calls; wait a second", retry_after_s=1.0)
                 if (refusal := self._gate()) is not None:

@@ -1,8 +1,8 @@
-"""A Unix socket at which users of this host get a certificate without a token.
+"""Serves a Unix socket at which users of this host get a certificate without a token.
 
-The kernel tells the server who the caller is (SO_PEERCRED), so a user can only become
+The server reads the user of the caller from the kernel (SO_PEERCRED), so a user can only become
 `user/LOGIN`. Members of the group `finegrain-admin`, root and the user of this process can also
-become `operator/LOGIN`. A caller sends one line of JSON, and gets one.
+become `operator/LOGIN`. A caller sends one line of JSON, and receives one line of JSON.
 """
 
 from __future__ import annotations

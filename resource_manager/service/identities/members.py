@@ -1,7 +1,8 @@
-"""The tokens with which new members can join, and the identities that administrators have denied.
+"""Keeps the tokens with which new members can join, and the identities that administrators have
+denied.
 
-Both are kept in the database. So they survive a restart, and a change of the leader. Of a token,
-only a hash is stored.
+Tokens and denials are stored in the database. So they survive a restart, and a change of the
+leader. Only a hash of each token is stored.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Token:
 
     Attributes:
         identity: URI of the identity that the token is for.
-        expires_ms: it is worthless after this time.
+        expires_ms: the time after which the token cannot be used, in milliseconds since 1970.
         made_by: identity of the administrator who made the token.
         life_s: duration of the certificate's validity in seconds; 0: the default of the role.
         used_key: hash of the key that has used the token; empty: the token was not used.
@@ -71,7 +72,7 @@ class Members:
     Attributes:
         denials_number: number of the present list of denials: different lists have different
             numbers, and the empty list has 0.
-        on_denied: called after each new denial.
+        on_denied: the function that is called after each new denial.
 
     Args:
         runner: gives access to the database.
@@ -132,8 +133,8 @@ class Members:
         """Uses a token. Returns the identity, and the duration of the certificate's validity in
         seconds.
 
-        Until the token expires, the same key may use it again. This is for the case that the answer
-        was lost.
+        Until the token expires, the same key may use it again. So a member whose answer was lost
+        can try again.
 
         Args:
             secret: the secret part of the token.
@@ -141,7 +142,7 @@ class Members:
 
         Raises:
             Unauthenticated: the token is unknown, has expired, or was used by another key. All
-                three get the same message.
+                three cases have the same message.
         """
         key = TOKEN_PREFIX + sha256_hex(secret)
         async with self._lock:
@@ -244,7 +245,8 @@ class Members:
         self._count_denials()
 
     def _count_denials(self) -> None:
-        # Compute it from the list. So it survives a restart and a change of the leader.
+        # Compute the number from the list. So it stays the same after a restart and a change of the
+        # leader.
         digest = hashlib.sha256("\n".join(sorted(self._denials)).encode()).digest()
         self.denials_number = 1 + int.from_bytes(digest[:6], "big") if self._denials else 0
 

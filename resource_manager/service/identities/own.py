@@ -1,7 +1,8 @@
-"""The files with the cluster's authority and with the certificates of this resource manager.
+"""Reads and writes the files with the cluster's authority and with the certificates of this
+resource manager.
 
 At its first start, a resource manager creates the authority. Another resource manager of the same
-cluster needs a copy of it (`finegrain rm join`).
+cluster needs a copy of the authority (`finegrain rm join`).
 """
 
 from __future__ import annotations
@@ -40,13 +41,14 @@ Stamp = tuple[tuple[int, int], ...]
 
 @dataclass(slots=True)
 class OwnFiles:
-    """The authority of the cluster, and where this resource manager keeps its files.
+    """The authority of the cluster, and the state directory with the files of this resource
+    manager.
 
     Attributes:
         state_dir: state directory of the resource manager.
         authority: the cluster's authority.
         made: True if this start has created the authority.
-        stamp: identifies the files from which the authority was read.
+        stamp: a value that identifies the files from which the authority was read.
     """
 
     state_dir: Path

@@ -1,4 +1,4 @@
-"""Join tokens for the executors that providers start, each in a file of its own."""
+"""Makes join tokens for the executors that providers start. Each token is in a separate file."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ProviderTokens:
         """Makes a token for an executor and writes it to a file that only this user can read.
 
         Args:
-            executor_id: the only identity that the token is good for.
+            executor_id: the only executor that can use the token.
             path: path of the file.
 
         Raises:

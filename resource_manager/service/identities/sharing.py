@@ -1,4 +1,6 @@
-"""Keeps the resource managers of a cluster on one authority, and renews certificates."""
+"""Ensures that all resource managers of a cluster have the same authority, and renews
+certificates.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +108,7 @@ async def renew_daily(components: Components) -> None:
     """Replaces the certificates of this process and of the local administrator when they are one
     day old.
 
-    It never ends. An error is logged, and the next hour tries again.
+    The function never ends. It logs an error, and tries again an hour later.
     """
     while True:
         await asyncio.sleep(RENEW_INTERVAL_S)
