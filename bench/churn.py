@@ -52,7 +52,7 @@ Amounts = npt.NDArray[np.int64]
 
 
 class Size(NamedTuple):
-    """Cpu and memory of a slot or host. Also how often this size occurs in the trace."""
+    """Cpu and memory of a slot or host, and how often this size occurs in the trace."""
 
     cpu_milli: int
     memory_mib: int

@@ -5,8 +5,8 @@
 The benchmark measures the conversions that calls, heartbeats and restarts make most often. The
 client reads a slot from a message. The resource manager writes a request and an event to messages.
 The store converts a request to and from a row of its table. The compiled version and the version
-written by hand run in turn. The least time of all turns counts, because other work on the host only
-makes a turn longer. The benchmark prints the microseconds of both versions, and their ratio.
+written by hand run alternately. The least time of all runs counts, because other work on the host
+only makes a run longer. The benchmark prints the microseconds of both versions, and their ratio.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ PAIRS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
 
 
 def measured(pair: tuple[Callable[[], Any], Callable[[], Any]], repeat: int) -> list[float]:
-    """Returns the microseconds of the two versions, measured in turns."""
+    """Returns the microseconds of the two versions, which run alternately."""
     least = [float("inf")] * 2
     for _ in range(repeat):
         for at, function in enumerate(pair):

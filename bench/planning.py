@@ -114,7 +114,7 @@ def _runs(line: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def bound(asked: Backlog, plan: Plan) -> float:
-    """Returns a lower bound of the cost of executors that serve what the plan serves.
+    """Returns a lower bound of the cost of executors that serve the same requests as the plan.
 
     The function solves the dual of the linear relaxation. It looks for prices of cpu and memory at
     which no executor is worth more than its cost. Among these prices, it finds those at which the

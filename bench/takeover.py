@@ -4,10 +4,10 @@ more.
     .venv/bin/python -m bench.takeover [--trials 100] [--sqlite-trials 20] [--json]
 
 Two real resource managers with `--standby` share a real database. Light executors check epochs like
-real executors, and a job master requests slots all the time. On PostgreSQL, the benchmark in turn
-kills the leader, stops the leader (SIGSTOP), and stops the leader inside a write transaction. The
-benchmark continues a stopped leader after the other resource manager has taken over. On SQLite, the
-benchmark kills the leader.
+real executors, and a job master requests slots all the time. On PostgreSQL, the benchmark uses
+three faults one after the other: it kills the leader, stops the leader (SIGSTOP), and stops the
+leader inside a write transaction. The benchmark continues a stopped leader after the other resource
+manager has taken over. On SQLite, the benchmark kills the leader.
 
 The benchmark prints two times from the fault, in seconds: until the new leader has committed its
 epoch, and until the new leader acknowledges the first request of the job master. The job master
@@ -371,8 +371,8 @@ async def two_managers(database: Callable[[str], str]) -> AsyncIterator[list[Sto
 
 
 async def on_postgresql(trials: int) -> Outcome:
-    """Injects faults on PostgreSQL in turn: `kill -9`, SIGSTOP, and a stop at each place of a
-    transaction.
+    """Injects faults on PostgreSQL one after the other: `kill -9`, SIGSTOP, and a stop at each
+    place of a transaction.
     """
     import psycopg
 

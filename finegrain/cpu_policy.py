@@ -127,7 +127,9 @@ class HostPolicy(Value):
 
 
 class PolicyOrigin(StrEnum):
-    """Origins of a setting of a host. An earlier origin in this list comes before a later one."""
+    """Origins of a setting of a host. An earlier origin in this list has priority over a later
+    origin.
+    """
 
     OPERATOR = "operator"  # set at runtime, for this host
     CONFIGURATION = "configuration"  # the configuration file of the executor

@@ -87,8 +87,8 @@ def add_authority(state_dir: Path, files: tuple[Path, Path] | None) -> Authority
 
     Raises:
         InvalidArgument: the outside authority is of another cluster, or is trusted already.
-        FailedPrecondition: the present authority is already being replaced by another one. Or the
-            directory has no authority, and `files` is None.
+        FailedPrecondition: the present authority is already being replaced by another authority. Or
+            the directory has no authority, and `files` is None.
         ConfigurationError: a file cannot be read or written.
     """
     folder = state_dir / FOLDER

@@ -20,7 +20,7 @@ _log = logging.getLogger("finegrain.rpc")
 
 
 class LastingServer:
-    """Starts a server. If the server ends by itself, replaces it by a new one at the same
+    """Starts a server. If the server ends by itself, replaces it by a new server at the same
     address.
 
     Args:

@@ -1,8 +1,8 @@
 """Defines the smallest and largest numbers that the cluster accepts from programs and people.
 
-Resource manager, executors, helper, client and configuration check the same bounds. If one of them
-accepted a larger number, another would fail later, and the sender of the number would get no error.
-The helper imports this module, so it imports nothing but the standard library.
+Resource manager, executors, helper, client and configuration check the same bounds. If one part
+accepted a larger number, another part would fail later, and the sender of the number would get no
+error. The helper imports this module, so it imports nothing but the standard library.
 """
 
 from __future__ import annotations

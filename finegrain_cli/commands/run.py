@@ -265,7 +265,7 @@ def run(
                 numa=numa,
                 time_limit=time_limit,
                 expected_run_time=expected_run_time,
-                # A gang has a timeout of its own.
+                # A gang has a separate timeout.
                 wait_timeout=wait_timeout if gang is None else "",
                 devices=DeviceOptions(
                     gpu,

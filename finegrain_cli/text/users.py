@@ -7,7 +7,7 @@ from finegrain_cli.text.output import Column
 
 
 def user_text(user: str) -> str:
-    """Returns the name of a user; "all" for each user without own limits."""
+    """Returns the name of a user; "all" for each user without separate limits."""
     return "all" if user == "*" else user.removeprefix("user/")
 
 

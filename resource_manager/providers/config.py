@@ -152,7 +152,7 @@ def _shapes(top: ConfigTable, kinds: dict[str, ProviderKind]) -> list[Configured
             table.wrong("name", name, "each name only once")
         # From here on, errors name the shape. This helps more than its number in the file.
         table.path = f"shape {name}"
-        # Each provider decodes a table of its own. All other keys are the same for every provider.
+        # Each provider decodes a separate table. All other keys are the same for every provider.
         provider = table.choice("provider", installed_names())
         kind = kinds.get(provider) or kinds.setdefault(provider, find_kind(provider))
         own = table.table(provider, path=f"shape {name}.{provider}")

@@ -189,7 +189,7 @@ class _Connection:
                 refusal = {"id": message.get("id"), "ok": False, "error": fault.as_dict()}
                 self._outbox += encode(refusal)
             if not self._is_sending:
-                # All messages of one turn of the loop are sent together.
+                # All messages of one iteration of the event loop are sent together.
                 self._is_sending = True
                 self._server.loop.soon(self._send_now)
 

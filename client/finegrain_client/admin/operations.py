@@ -270,7 +270,7 @@ class Operations:
     ) -> UserStatus:
         """Sets limits for all jobs of a user together. The limits stop no slot and end no job.
 
-        A user with own limits is not subject to the limits of "*".
+        The limits of "*" do not apply to a user with separate limits.
 
         Args:
             user: identity such as "user/alice"; "*": all users that have no separate limits, except
@@ -291,10 +291,10 @@ class Operations:
         return read(UserStatus, answer.user)
 
     async def delete_user_limits(self, user: str) -> None:
-        """Deletes the own limits of a user, so that the limits of "*" apply to it.
+        """Deletes the separate limits of a user, so that the limits of "*" apply to this user.
 
         Raises:
-            NotFound: IDENTITY_UNKNOWN: the user has no own limits.
+            NotFound: IDENTITY_UNKNOWN: the user has no separate limits.
         """
         message = pb.DeleteUserLimitsRequest(user=user)
         await self._connection.call_cluster(

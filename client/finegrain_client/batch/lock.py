@@ -1,4 +1,4 @@
-"""Implements the lock because of which only one runner works on a batch.
+"""Implements the lock that lets only one runner work on a batch.
 
 The kernel releases the lock when the process ends.
 """

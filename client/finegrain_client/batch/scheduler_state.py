@@ -18,7 +18,7 @@ AttemptKey = tuple[int, int]
 
 
 class Phase(Enum):
-    """What the scheduler can do next with a slot of the batch."""
+    """The next action that is possible with a slot of the batch."""
 
     # can run a thread: the slot was just granted, or the resource manager has agreed to its reuse
     FREE = auto()

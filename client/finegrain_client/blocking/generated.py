@@ -1342,7 +1342,7 @@ class Cluster(LoopOwner["AsyncCluster"]):
     ) -> UserStatus:
         """Sets limits for all jobs of a user together. The limits stop no slot and end no job.
 
-        A user with own limits is not subject to the limits of "*".
+        The limits of "*" do not apply to a user with separate limits.
 
         Args:
             user: identity such as "user/alice"; "*": all users that have no separate limits, except
@@ -1357,10 +1357,10 @@ class Cluster(LoopOwner["AsyncCluster"]):
         return self.loop.run(self.inner.set_user_limits(user, maximum))
 
     def delete_user_limits(self, user: str) -> None:
-        """Deletes the own limits of a user, so that the limits of "*" apply to it.
+        """Deletes the separate limits of a user, so that the limits of "*" apply to this user.
 
         Raises:
-            NotFound: IDENTITY_UNKNOWN: the user has no own limits.
+            NotFound: IDENTITY_UNKNOWN: the user has no separate limits.
         """
         self.loop.run(self.inner.delete_user_limits(user))
 

@@ -36,8 +36,8 @@ class GroupStatus(Value):
 
 @dataclass(frozen=True, slots=True)
 class UserStatus(Value):
-    """The limits of one user, and what its jobs use. The user "*" stands for each user without own
-    limits.
+    """The limits of one user, and the resources that its jobs use. The user "*" stands for each
+    user without separate limits.
     """
 
     user: str

@@ -211,8 +211,8 @@ def policy_for(settings: Mapping[str, HostSetting], executor_id: str) -> HostPol
 
 
 def cluster_policy(settings: Mapping[str, HostSetting], configured: HostPolicy) -> HostPolicy:
-    """Returns the settings of the cluster: those that administrators made at runtime, and for the
-    others those of the configuration of the resource manager.
+    """Returns the settings of the cluster. A setting that administrators have made at runtime has
+    priority over the configuration of the resource manager.
     """
     made = policy_for(settings, CLUSTER)
     if configured == NOTHING_SET:

@@ -165,7 +165,7 @@ class UserLimits:
     limited.
     """
 
-    user_id: str  # identity such as "user/alice"; "*": each user without own limits
+    user_id: str  # identity such as "user/alice"; "*": each user without separate limits
     maximum: Amounts = field(default_factory=dict)
 
 

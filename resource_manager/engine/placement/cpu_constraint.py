@@ -244,7 +244,7 @@ def _cpu_need(profile: ResourceProfile, policy: CpuPolicy) -> dict[str, int]:
     """Returns the lowest column values that a host must have because of the CPU policy."""
     one_node = policy.numa is NumaPolicy.SINGLE_NUMA_NODE and policy.numa_required
     if not policy.qos.is_pinned:
-        # The column counts only normal cpu. Best-effort cpu is a dimension of its own.
+        # The column counts only normal cpu. Best-effort cpu is a separate dimension.
         lies_on_one = one_node and not policy.best_effort and profile.cpu_milli
         return {NODE_CPU_MILLI: profile.cpu_milli} if lies_on_one else {}
     cpus = -(-profile.cpu_milli // MILLI_PER_CPU)  # only whole cpus can be dedicated

@@ -11,8 +11,8 @@ A member has one of three states:
 - *ended*: the only record of the member is again its index, in an interval that is stored.
 
 So members that were never placed, or that have ended, need almost no memory. After a restart, the
-rows show which members are waiting: those that have not ended, have no slot, and have no row of
-their own.
+rows show which members are waiting: those that have not ended, have no slot, and have no separate
+row.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class Part:
         while index < self.end:
             if index in self.materialized:
                 # The `Request` of a materialized member contains its state, so each materialized
-                # member is a run of its own.
+                # member is a separate run.
                 state, until = None, index + 1
             elif index in self.waiting:
                 state, until = (

@@ -95,8 +95,8 @@ class OwnFiles:
             self.operator_path.unlink(missing_ok=True)
 
     def rm_credentials(self) -> Credentials:
-        """Returns the credentials of this resource manager. If they are a day old, makes new
-        ones.
+        """Returns the credentials of this resource manager. If these are a day old, makes new
+        credentials.
 
         Raises:
             ConfigurationError: the file cannot be written.

@@ -294,7 +294,7 @@ class Driver:
         """
 
     def reuse(self, ended: Group, group: Group) -> bool:
-        """Makes the group of an ended task the group of a new one, and resets its counters.
+        """Makes the group of an ended task the group of a new task, and resets its counters.
 
         Returns:
             True: the group is ready. False: the driver does not support this, or it failed, and the
