@@ -54,6 +54,8 @@ from resource_manager.wiring import (
     Identities,
     advertised,
     database_url,
+    dialable_address,
+    leading_page,
     make_components,
     make_server,
     serve_metrics,
@@ -128,6 +130,7 @@ class _Running:
         # the leader.
         await check_authority(self.components.runner, self.components.own_files)
         await self.components.members.load()
+        await self.components.sessions.load()
         # From here on, calls are served, and the health service reports that this process serves.
         leadership.begin()
         self.provisioning.begin()
@@ -292,11 +295,16 @@ async def _resource_manager(
                 options.web_address,
                 server.local,
                 components.own,
+                components.sessions,
+                components.leadership.refusal,
+                lambda: leading_page(components),
                 options.web_certificate,
                 options.web_key,
             )
-            web_address = await stack.enter_async_context(web(site))
+            bound = await stack.enter_async_context(web(site))
+            web_address = dialable_address(bound, components.leadership.address) or bound
             components.about.web_address = web_address
+            components.sessions.address = options.web_advertise or f"https://{web_address}"
         # The file with the address is removed first, because this callback is pushed last. So no
         # tool finds the address of a port that is closing.
         stack.callback(remove_endpoint, state_dir)

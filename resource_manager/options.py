@@ -45,6 +45,7 @@ class ResourceManagerOptions:
     web_listen: str | None = None
     web_certificate: str = ""  # PEM file of a certificate for browsers; empty: use the cluster's
     web_key: str = ""  # PEM file of its key
+    web_advertise: str = ""  # address of the web page for browsers; empty: the bound address
     log: LogOptions = field(default_factory=LogOptions)
     strategy: str = "pack"  # pack, spread, balanced
     report_interval_ms: int = 3_000

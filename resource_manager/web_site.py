@@ -11,8 +11,10 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
+from finegrain.errors import FinegrainError
 from finegrain.rpc.local_calls import LocalCalls
 from finegrain.rpc.own_certificate import OwnCertificate
+from resource_manager.service.identities.web_sessions import WebSessions
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,10 @@ class WebSite:
         address: the address of the port to open, as "host:port".
         calls: the services of this process.
         own: the certificate of this resource manager.
+        sessions: the sessions of browsers.
+        refusal: returns the error for callers while this resource manager does not lead, or None.
+        leading_page: returns the address of the page of the resource manager that leads; empty: it
+            is not known.
         certificate_file: a certificate of the administrator for browsers, as a PEM file; empty: the
             interface shows the certificate of this resource manager.
         key_file: the key of `certificate_file`.
@@ -31,6 +37,9 @@ class WebSite:
     address: str
     calls: LocalCalls
     own: OwnCertificate
+    sessions: WebSessions
+    refusal: Callable[[], FinegrainError | None]
+    leading_page: Callable[[], str]
     certificate_file: str = ""
     key_file: str = ""
 

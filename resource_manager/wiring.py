@@ -43,6 +43,7 @@ from resource_manager.service.identities.issuing import Issuer
 from resource_manager.service.identities.join_service import JoinServer
 from resource_manager.service.identities.members import Members
 from resource_manager.service.identities.own import OwnFiles, open_own_files
+from resource_manager.service.identities.web_sessions import WebSessions
 from resource_manager.service.job_service import JobCalls
 from resource_manager.service.measured_use import MeasuredUse
 from resource_manager.service.metrics import ResourceManagerMetrics
@@ -70,6 +71,7 @@ class Components:
     own_files: OwnFiles
     own: OwnCertificate
     members: Members
+    sessions: WebSessions
     proofs: EpochProofs
     tokens: TokenSigner
     metrics: ResourceManagerMetrics
@@ -179,12 +181,14 @@ async def make_components(
     driver = EngineDriver(store, settings, metrics, holder=holder)
     runner = Runner(driver, metrics, limits=limits)
     leadership = Leadership(runner, metrics)
+    members = Members(runner, now_ms)
     return Components(
         options=options,
         settings=settings,
         own_files=own_files,
         own=own,
-        members=Members(runner, now_ms),
+        members=members,
+        sessions=WebSessions(runner, members.is_denied, now_ms),
         proofs=EpochProofs(lambda: own_files.authority, own),
         tokens=TokenSigner(own),
         metrics=metrics,
@@ -235,7 +239,12 @@ def make_server(
     cluster = ClusterServicer(components.runner, hub, components.about, components.measured)
     server.add(add_ClusterServiceServicer_to_server, cluster)
     server.add(add_IdentityServiceServicer_to_server, identity_calls)
-    components.members.on_denied = server.end_denied_streams
+
+    def end_denied() -> None:
+        server.end_denied_streams()
+        components.sessions.drop_denied()
+
+    components.members.on_denied = end_denied
     return server
 
 
@@ -262,6 +271,7 @@ class Identities:
         self.calls = IdentityCalls(
             self.issuer,
             components.members,
+            components.sessions,
             lambda: [self.join_address] if self.join_address else [],
         )
 
@@ -284,13 +294,13 @@ class Identities:
         )
         bound = await server.start()
         stack.push_async_callback(server.stop)
-        self.join_address = options.join_advertise or join_address(
+        self.join_address = options.join_advertise or dialable_address(
             bound, components.leadership.address
         )
 
 
-def join_address(bound: str, advertised_address: str) -> str:
-    """Returns the address of the join port for other processes.
+def dialable_address(bound: str, advertised_address: str) -> str:
+    """Returns the address of another port of this process for other processes.
 
     If the port is open at all addresses of this host, the host of the advertised address is used.
 
@@ -299,12 +309,23 @@ def join_address(bound: str, advertised_address: str) -> str:
         advertised_address: the advertised address of the main port; empty: unknown.
     """
     try:
-        return check_dialable(bound, "rm.join_listen")
+        return check_dialable(bound, "address")
     except InvalidArgument:
         if not advertised_address:
             return ""
     host, _ = parse_address(advertised_address)
     return format_address(host, parse_address(bound)[1])
+
+
+def leading_page(components: Components) -> str:
+    """Returns the address of the web page of the resource manager that leads; empty: unknown.
+
+    All resource managers of a cluster are expected to use the same web port.
+    """
+    leader, own = components.leadership.leader_address, components.about.web_address
+    if not leader or not own:
+        return ""
+    return f"https://{format_address(parse_address(leader)[0], parse_address(own)[1])}"
 
 
 def now_ms() -> int:

@@ -119,6 +119,8 @@ if TYPE_CHECKING:
         Denial,
         NewToken,
         TokenStatus,
+        WebLink,
+        WebSession,
     )
     from finegrain_client.types.providers import ExecutorShape, ProvidedExecutor, Providers
     from finegrain_client.types.status import (
@@ -185,7 +187,8 @@ _NAMES: Final = {
     ),
     "finegrain_client.types.groups": "Groups GroupStatus UserStatus",
     "finegrain_client.types.host_policy": "HostPolicyStatus",
-    "finegrain_client.types.identities": "AuditCheck AuditEntry Denial NewToken TokenStatus",
+    "finegrain_client.types.identities": "AuditCheck AuditEntry Denial NewToken TokenStatus WebLink"
+    " WebSession",
     "finegrain_client.types.providers": "ExecutorShape ProvidedExecutor Providers",
     "finegrain_client.types.status": (
         "ClusterEvent ClusterInfo ExecutorStatus Gang JobEvent JobStatus OutputChunk "
@@ -325,6 +328,8 @@ __all__ = [
     "UsageHistory",
     "UsageSample",
     "UserStatus",
+    "WebLink",
+    "WebSession",
     "as_granted",
     "batch",
     "blocking",

@@ -23,6 +23,16 @@ read = decoding.read.extended(
         ),
         Reading(identities.AuditEntry, identity_pb2.AuditEntry),
         Reading(identities.AuditCheck, identity_pb2.VerifyAuditResponse),
+        Reading(
+            identities.WebLink,
+            identity_pb2.CreateWebLinkResponse,
+            {"expire_time": "expires_at"},
+        ),
+        Reading(
+            identities.WebSession,
+            identity_pb2.WebSession,
+            {"session_id": "id", "begin_time": "begun_at", "end_time": "ends_at"},
+        ),
         Reading(identities.Denial, identity_pb2.Denial, {"deny_time": "denied_at"}),
     )
 )

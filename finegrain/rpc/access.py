@@ -107,6 +107,7 @@ IDENTITY_ACCESS = table_of(
     "finegrain.v1.IdentityService",
     {
         ANYBODY: ("RenewCertificate",),
+        READERS: ("CreateWebLink", "ListWebSessions", "EndWebSession"),
         OPERATORS: (
             "CreateToken",
             "ListTokens",

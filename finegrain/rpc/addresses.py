@@ -47,6 +47,24 @@ def check_dialable(text: str, field: str = "address") -> str:
     return text
 
 
+def check_page_address(text: str, field: str = "rm.web_advertise") -> str:
+    """Returns the address of a web page unchanged, if it has the form "https://HOST[:PORT]".
+
+    Raises:
+        InvalidArgument: it has another form.
+    """
+    scheme, colon, rest = text.partition("://")
+    host = rest if re.search(r":[0-9]+$", rest) else f"{rest}:443"
+    if scheme == "https" and colon:
+        try:
+            check_dialable(host)
+        except InvalidArgument:
+            pass
+        else:
+            return text
+    raise InvalidArgument(field, text, "an address such as https://finegrain.example.org")
+
+
 def format_address(host: str, port: int) -> str:
     """Joins host and port; the inverse of `parse_address`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -624,6 +624,146 @@ class VerifyAuditResponse(google.protobuf.message.Message):
 global___VerifyAuditResponse = VerifyAuditResponse
 
 @typing.final
+class CreateWebLinkRequest(google.protobuf.message.Message):
+    """Makes a link for a browser."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___CreateWebLinkRequest = CreateWebLinkRequest
+
+@typing.final
+class CreateWebLinkResponse(google.protobuf.message.Message):
+    """The new link."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LINK_FIELD_NUMBER: builtins.int
+    EXPIRES_AT_FIELD_NUMBER: builtins.int
+    link: builtins.str
+    """Address of the web page. Its fragment is a code that is valid once."""
+    @property
+    def expires_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """The code is valid until this time: for 60 s."""
+
+    def __init__(
+        self,
+        *,
+        link: builtins.str = ...,
+        expires_at: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["expires_at", b"expires_at"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["expires_at", b"expires_at", "link", b"link"]) -> None: ...
+
+global___CreateWebLinkResponse = CreateWebLinkResponse
+
+@typing.final
+class ListWebSessionsRequest(google.protobuf.message.Message):
+    """Lists sessions of browsers."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___ListWebSessionsRequest = ListWebSessionsRequest
+
+@typing.final
+class ListWebSessionsResponse(google.protobuf.message.Message):
+    """The sessions that have not ended."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SESSIONS_FIELD_NUMBER: builtins.int
+    @property
+    def sessions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WebSession]:
+        """The sessions, the oldest first."""
+
+    def __init__(
+        self,
+        *,
+        sessions: collections.abc.Iterable[global___WebSession] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["sessions", b"sessions"]) -> None: ...
+
+global___ListWebSessionsResponse = ListWebSessionsResponse
+
+@typing.final
+class WebSession(google.protobuf.message.Message):
+    """A session of the web page in one browser."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ID_FIELD_NUMBER: builtins.int
+    IDENTITY_FIELD_NUMBER: builtins.int
+    SERIAL_FIELD_NUMBER: builtins.int
+    BEGUN_AT_FIELD_NUMBER: builtins.int
+    ENDS_AT_FIELD_NUMBER: builtins.int
+    id: builtins.str
+    """Id of the session, for `EndWebSession`."""
+    identity: builtins.str
+    """Identity that the session acts as, such as `user/alice`."""
+    serial: builtins.str
+    """Serial number of the certificate for which the link was made, in hexadecimal. The session ends when an
+    administrator denies this certificate or the identity.
+    """
+    @property
+    def begun_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When the session began."""
+
+    @property
+    def ends_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """The session ends at this time: 8 h after its start, or when the certificate expires."""
+
+    def __init__(
+        self,
+        *,
+        id: builtins.str = ...,
+        identity: builtins.str = ...,
+        serial: builtins.str = ...,
+        begun_at: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        ends_at: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["begun_at", b"begun_at", "ends_at", b"ends_at"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["begun_at", b"begun_at", "ends_at", b"ends_at", "id", b"id", "identity", b"identity", "serial", b"serial"]) -> None: ...
+
+global___WebSession = WebSession
+
+@typing.final
+class EndWebSessionRequest(google.protobuf.message.Message):
+    """Ends a session."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ID_FIELD_NUMBER: builtins.int
+    id: builtins.str
+    """Id of the session."""
+    def __init__(
+        self,
+        *,
+        id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["id", b"id"]) -> None: ...
+
+global___EndWebSessionRequest = EndWebSessionRequest
+
+@typing.final
+class EndWebSessionResponse(google.protobuf.message.Message):
+    """The RM has stored that the session has ended."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___EndWebSessionResponse = EndWebSessionResponse
+
+@typing.final
 class JoinRequest(google.protobuf.message.Message):
     """Exchanges a token for a certificate."""
 

@@ -92,6 +92,21 @@ class IdentityServiceStub(object):
                 request_serializer=finegrain_dot_v1_dot_identity__pb2.VerifyAuditRequest.SerializeToString,
                 response_deserializer=finegrain_dot_v1_dot_identity__pb2.VerifyAuditResponse.FromString,
                 _registered_method=True)
+        self.CreateWebLink = channel.unary_unary(
+                '/finegrain.v1.IdentityService/CreateWebLink',
+                request_serializer=finegrain_dot_v1_dot_identity__pb2.CreateWebLinkRequest.SerializeToString,
+                response_deserializer=finegrain_dot_v1_dot_identity__pb2.CreateWebLinkResponse.FromString,
+                _registered_method=True)
+        self.ListWebSessions = channel.unary_unary(
+                '/finegrain.v1.IdentityService/ListWebSessions',
+                request_serializer=finegrain_dot_v1_dot_identity__pb2.ListWebSessionsRequest.SerializeToString,
+                response_deserializer=finegrain_dot_v1_dot_identity__pb2.ListWebSessionsResponse.FromString,
+                _registered_method=True)
+        self.EndWebSession = channel.unary_unary(
+                '/finegrain.v1.IdentityService/EndWebSession',
+                request_serializer=finegrain_dot_v1_dot_identity__pb2.EndWebSessionRequest.SerializeToString,
+                response_deserializer=finegrain_dot_v1_dot_identity__pb2.EndWebSessionResponse.FromString,
+                _registered_method=True)
 
 
 class IdentityServiceServicer(object):
@@ -176,6 +191,28 @@ class IdentityServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CreateWebLink(self, request, context):
+        """Makes a link that begins a session of the web page, in a browser. The session acts as the caller: it has the
+        caller's certificate. Roles `user`, `viewer` and `operator`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListWebSessions(self, request, context):
+        """Lists the sessions of browsers that have not ended: the caller's own; all sessions for the role `operator`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EndWebSession(self, request, context):
+        """Ends a session of a browser: one of the caller's own; any session for the role `operator`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_IdentityServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -223,6 +260,21 @@ def add_IdentityServiceServicer_to_server(servicer, server):
                     servicer.VerifyAudit,
                     request_deserializer=finegrain_dot_v1_dot_identity__pb2.VerifyAuditRequest.FromString,
                     response_serializer=finegrain_dot_v1_dot_identity__pb2.VerifyAuditResponse.SerializeToString,
+            ),
+            'CreateWebLink': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateWebLink,
+                    request_deserializer=finegrain_dot_v1_dot_identity__pb2.CreateWebLinkRequest.FromString,
+                    response_serializer=finegrain_dot_v1_dot_identity__pb2.CreateWebLinkResponse.SerializeToString,
+            ),
+            'ListWebSessions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListWebSessions,
+                    request_deserializer=finegrain_dot_v1_dot_identity__pb2.ListWebSessionsRequest.FromString,
+                    response_serializer=finegrain_dot_v1_dot_identity__pb2.ListWebSessionsResponse.SerializeToString,
+            ),
+            'EndWebSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndWebSession,
+                    request_deserializer=finegrain_dot_v1_dot_identity__pb2.EndWebSessionRequest.FromString,
+                    response_serializer=finegrain_dot_v1_dot_identity__pb2.EndWebSessionResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -481,6 +533,87 @@ class IdentityService(object):
             '/finegrain.v1.IdentityService/VerifyAudit',
             finegrain_dot_v1_dot_identity__pb2.VerifyAuditRequest.SerializeToString,
             finegrain_dot_v1_dot_identity__pb2.VerifyAuditResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateWebLink(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/finegrain.v1.IdentityService/CreateWebLink',
+            finegrain_dot_v1_dot_identity__pb2.CreateWebLinkRequest.SerializeToString,
+            finegrain_dot_v1_dot_identity__pb2.CreateWebLinkResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListWebSessions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/finegrain.v1.IdentityService/ListWebSessions',
+            finegrain_dot_v1_dot_identity__pb2.ListWebSessionsRequest.SerializeToString,
+            finegrain_dot_v1_dot_identity__pb2.ListWebSessionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndWebSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/finegrain.v1.IdentityService/EndWebSession',
+            finegrain_dot_v1_dot_identity__pb2.EndWebSessionRequest.SerializeToString,
+            finegrain_dot_v1_dot_identity__pb2.EndWebSessionResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -93,6 +93,26 @@ class IdentityServiceStub:
     ]
     """Checks that all entries of the audit log are unchanged. Administrators only."""
 
+    CreateWebLink: grpc.UnaryUnaryMultiCallable[
+        finegrain.v1.identity_pb2.CreateWebLinkRequest,
+        finegrain.v1.identity_pb2.CreateWebLinkResponse,
+    ]
+    """Makes a link that begins a session of the web page, in a browser. The session acts as the caller: it has the
+    caller's certificate. Roles `user`, `viewer` and `operator`.
+    """
+
+    ListWebSessions: grpc.UnaryUnaryMultiCallable[
+        finegrain.v1.identity_pb2.ListWebSessionsRequest,
+        finegrain.v1.identity_pb2.ListWebSessionsResponse,
+    ]
+    """Lists the sessions of browsers that have not ended: the caller's own; all sessions for the role `operator`."""
+
+    EndWebSession: grpc.UnaryUnaryMultiCallable[
+        finegrain.v1.identity_pb2.EndWebSessionRequest,
+        finegrain.v1.identity_pb2.EndWebSessionResponse,
+    ]
+    """Ends a session of a browser: one of the caller's own; any session for the role `operator`."""
+
 class IdentityServiceAsyncStub:
     """Certificates and identities.
 
@@ -167,6 +187,26 @@ class IdentityServiceAsyncStub:
         finegrain.v1.identity_pb2.VerifyAuditResponse,
     ]
     """Checks that all entries of the audit log are unchanged. Administrators only."""
+
+    CreateWebLink: grpc.aio.UnaryUnaryMultiCallable[
+        finegrain.v1.identity_pb2.CreateWebLinkRequest,
+        finegrain.v1.identity_pb2.CreateWebLinkResponse,
+    ]
+    """Makes a link that begins a session of the web page, in a browser. The session acts as the caller: it has the
+    caller's certificate. Roles `user`, `viewer` and `operator`.
+    """
+
+    ListWebSessions: grpc.aio.UnaryUnaryMultiCallable[
+        finegrain.v1.identity_pb2.ListWebSessionsRequest,
+        finegrain.v1.identity_pb2.ListWebSessionsResponse,
+    ]
+    """Lists the sessions of browsers that have not ended: the caller's own; all sessions for the role `operator`."""
+
+    EndWebSession: grpc.aio.UnaryUnaryMultiCallable[
+        finegrain.v1.identity_pb2.EndWebSessionRequest,
+        finegrain.v1.identity_pb2.EndWebSessionResponse,
+    ]
+    """Ends a session of a browser: one of the caller's own; any session for the role `operator`."""
 
 class IdentityServiceServicer(metaclass=abc.ABCMeta):
     """Certificates and identities.
@@ -260,6 +300,32 @@ class IdentityServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[finegrain.v1.identity_pb2.VerifyAuditResponse, collections.abc.Awaitable[finegrain.v1.identity_pb2.VerifyAuditResponse]]:
         """Checks that all entries of the audit log are unchanged. Administrators only."""
+
+    @abc.abstractmethod
+    def CreateWebLink(
+        self,
+        request: finegrain.v1.identity_pb2.CreateWebLinkRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[finegrain.v1.identity_pb2.CreateWebLinkResponse, collections.abc.Awaitable[finegrain.v1.identity_pb2.CreateWebLinkResponse]]:
+        """Makes a link that begins a session of the web page, in a browser. The session acts as the caller: it has the
+        caller's certificate. Roles `user`, `viewer` and `operator`.
+        """
+
+    @abc.abstractmethod
+    def ListWebSessions(
+        self,
+        request: finegrain.v1.identity_pb2.ListWebSessionsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[finegrain.v1.identity_pb2.ListWebSessionsResponse, collections.abc.Awaitable[finegrain.v1.identity_pb2.ListWebSessionsResponse]]:
+        """Lists the sessions of browsers that have not ended: the caller's own; all sessions for the role `operator`."""
+
+    @abc.abstractmethod
+    def EndWebSession(
+        self,
+        request: finegrain.v1.identity_pb2.EndWebSessionRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[finegrain.v1.identity_pb2.EndWebSessionResponse, collections.abc.Awaitable[finegrain.v1.identity_pb2.EndWebSessionResponse]]:
+        """Ends a session of a browser: one of the caller's own; any session for the role `operator`."""
 
 def add_IdentityServiceServicer_to_server(servicer: IdentityServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
 

@@ -25,7 +25,7 @@ from finegrain_cli.common import (
 )
 from finegrain_cli.connection import open_cluster, resolve_target
 from finegrain_cli.context import current
-from finegrain_cli.text.columns import age
+from finegrain_cli.text.columns import age, time_left
 from finegrain_cli.text.output import Column, OutputFormat, print_list, print_object, say
 
 if TYPE_CHECKING:
@@ -40,18 +40,10 @@ USES = {
 """How to use a token that is not for a login."""
 
 
-def _left(moment: object) -> str:
-    """Returns the time until a moment, such as "12m"; "-": there is no such moment."""
-    if not moment:
-        return "-"
-    left_s = (datetime.fromisoformat(str(moment)) - datetime.now(UTC)).total_seconds()
-    return format_duration(max(0.0, left_s))
-
-
 TOKEN_COLUMNS = (
     Column("id", lambda row: str(row["token_id"])),
     Column("identity", lambda row: str(row["identity"])),
-    Column("expires in", lambda row: _left(row["expire_time"])),
+    Column("expires in", lambda row: time_left(row["expire_time"])),
     Column("made by", lambda row: str(row["made_by"])),
 )
 DENIAL_COLUMNS = (

@@ -12,21 +12,31 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from finegrain.errors import InvalidArgument
 from finegrain_cli.common import (
     ConfigOption,
     CredentialsOption,
     ManagerOption,
+    OutputOption,
     enter_command,
     need_modules,
     reporting_errors,
 )
-from finegrain_cli.connection import PATIENCE_S, open_connection
-from finegrain_cli.text.output import OutputFormat, say
+from finegrain_cli.connection import PATIENCE_S, open_cluster, open_connection
+from finegrain_cli.text.columns import age, time_left
+from finegrain_cli.text.output import Column, OutputFormat, print_list, print_object, say
 
 if TYPE_CHECKING:
     from finegrain_cli.web.page_server import PageServer
 
 HOST = "127.0.0.1"
+SESSION_COLUMNS = (
+    Column("id", lambda row: str(row["session_id"])),
+    Column("identity", lambda row: str(row["identity"])),
+    Column("began", lambda row: age(row, "begin_time")),
+    Column("ends in", lambda row: time_left(row["end_time"])),
+    Column("certificate", lambda row: str(row["serial"])),
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -43,6 +53,21 @@ def web(
         bool,
         typer.Option("--browser/--no-browser", help="Open the address in your browser."),
     ] = True,
+    link: Annotated[
+        bool,
+        typer.Option(
+            "--link", help="Print a link to the resource manager's own page, and end at once."
+        ),
+    ] = False,
+    sessions: Annotated[
+        bool,
+        typer.Option("--sessions", help="List your sessions at that page; for operators, all."),
+    ] = False,
+    end: Annotated[
+        str,
+        typer.Option("--end", metavar="ID", help="End a session at that page."),
+    ] = "",
+    output: OutputOption = OutputFormat.TABLE,
     manager: ManagerOption = "",
     credentials: CredentialsOption = "",
     config: ConfigOption = "",
@@ -52,14 +77,42 @@ def web(
     The page acts with your identity. Its address is valid once, for one minute; press Enter to get
     a new one.
 
+    With --link, the browser talks to the resource manager. Its session lasts 8 hours, also when
+    this command has ended.
+
     \b
     Examples:
       finegrain web
       finegrain web --no-browser --port 8080
+      finegrain web --link
+      finegrain web --sessions
     """
-    enter_command(OutputFormat.TABLE, manager, credentials, config)
+    enter_command(output, manager, credentials, config)
+    given = {"--link": link, "--sessions": sessions, "--end": bool(end)}
+    chosen = [name for name, is_given in given.items() if is_given]
+    if len(chosen) > 1:
+        raise InvalidArgument(chosen[0], chosen[1], "only one of --link, --sessions and --end")
+    if chosen:
+        _with_sessions(output, link=link, end=end)
+        return
     need_modules("resource-manager", "starlette", "uvicorn")
     asyncio.run(_serve(port, opens=browser and sys.stdout.isatty()))
+
+
+def _with_sessions(output: OutputFormat, *, link: bool, end: str) -> None:
+    """Makes a link, ends a session, or lists the sessions."""
+    with open_cluster() as cluster:
+        if link:
+            made = cluster.web_link()
+            print_object("WebLink", made.to_dict(), output, made.link)
+        elif end:
+            cluster.end_web_session(end)
+            print_object("WebSessionEnded", {"session_id": end}, output, f"session {end} has ended")
+        else:
+            rows = [each.to_dict() for each in cluster.web_sessions()]
+            print_list("WebSessionList", rows, SESSION_COLUMNS, output)
+    if link and output in (OutputFormat.TABLE, OutputFormat.WIDE):
+        say("valid once, for a minute; the session then lasts 8 hours at most")
 
 
 async def _serve(port: int, *, opens: bool) -> None:

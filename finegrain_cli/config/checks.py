@@ -25,6 +25,7 @@ def find_problems(settings: Settings) -> list[str]:
     """Returns one line per problem. Each names the key, and says what to do."""
     return [
         *_addresses(settings),
+        *_web(settings),
         *_files(settings),
         *_numbers(settings),
         *_cpus(settings),
@@ -54,6 +55,19 @@ def _addresses(settings: Settings) -> Iterator[str]:
                 parse_address(address, name)
             except FinegrainError as error:
                 yield error.message
+
+
+def _web(settings: Settings) -> Iterator[str]:
+    from finegrain.rpc.addresses import check_page_address
+
+    rm = settings.rm
+    if bool(rm.web_certificate) != bool(rm.web_key):
+        yield "rm.web_certificate and rm.web_key belong together; set both, or neither"
+    if rm.web_advertise:
+        try:
+            check_page_address(rm.web_advertise)
+        except FinegrainError as error:
+            yield error.message
 
 
 def _files(settings: Settings) -> Iterator[str]:

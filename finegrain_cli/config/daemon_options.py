@@ -47,6 +47,7 @@ def resource_manager_options(settings: Settings) -> ResourceManagerOptions:
         web_listen="" if rm.web_listen == NOT_SERVED else rm.web_listen or None,
         web_certificate=rm.web_certificate,
         web_key=rm.web_key,
+        web_advertise=rm.web_advertise,
         log=_log(settings.log),
         strategy=rm.strategy,
         report_interval_ms=rm.report_interval,

@@ -179,6 +179,11 @@ class RmSection(ListenSection):
         "certificate of the resource manager, which browsers do not know",
     )
     web_key: str = Field("", description="PEM file with the key of web_certificate")
+    web_advertise: str = Field(
+        "",
+        description="address of the web page for browsers, such as https://finegrain.example.org; "
+        "default: https://, and the address of web_listen",
+    )
     state_dir: str = Field("", description="directory for certificates, lock and SQLite database")
     database: str = Field("", description="URL of the database; default: SQLite in state_dir")
     standby: bool = Field(

@@ -44,6 +44,14 @@ def with_short_ids(rows: Sequence[Row], *keys: str) -> list[Row]:
     ]
 
 
+def time_left(moment: object) -> str:
+    """Returns the time until a moment, such as "12m"; "-": there is no such moment."""
+    if not moment:
+        return "-"
+    left_s = (datetime.fromisoformat(str(moment)) - datetime.now(UTC)).total_seconds()
+    return format_duration(max(0.0, left_s))
+
+
 def age(row: Row, key: str) -> str:
     """Returns the time since the timestamp `key` of the row, such as "5m"; "-": the row has no such
     timestamp.

@@ -15,7 +15,6 @@ import secrets
 import socket
 import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
@@ -25,35 +24,20 @@ from starlette.routing import Route
 
 from finegrain.errors import PermissionDenied, Reason, Unauthenticated
 from finegrain.rpc.server import bind_error
-from finegrain_cli.web.application import HEADERS, make_application
+from finegrain_cli.web.application import make_application
 from finegrain_cli.web.connection import Connections
+from finegrain_cli.web.page_files import (
+    PAGE_HEADERS,
+    TOKEN_HEADER,
+    check_same_origin,
+    code_of,
+    page_file,
+)
 from finegrain_cli.web.problems import problem
 from finegrain_cli.web.remote_calls import RemoteCalls
 from finegrain_client.connection import Connection
 
-PAGE = Path(__file__).parent / "page"
 CODE_S = 60.0
-CODE_BYTES_MAX = 200
-TOKEN_HEADER = "x-finegrain-token"
-KINDS = {
-    ".html": "text/html; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".mjs": "text/javascript; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".svg": "image/svg+xml",
-}
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self';"
-    " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-PAGE_HEADERS = {
-    **HEADERS,
-    "Content-Security-Policy": POLICY,
-    "Referrer-Policy": "no-referrer",
-    "X-Frame-Options": "DENY",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-}
 
 
 class PageSession:
@@ -151,23 +135,27 @@ def make_page(connection: Connection, session: PageSession, host: str) -> Any:
     api = make_application(RemoteCalls(connection, session.token.encode()), _token_of)
 
     async def redeem(request: Request) -> Response:
-        code = b""
-        async for part in request.stream():
-            code += part
-            if len(code) > CODE_BYTES_MAX:
-                break
         try:
-            token = session.redeem(code.decode("latin-1"))
+            token = session.redeem(await code_of(request))
         except Unauthenticated as error:
             return problem(error)
         return JSONResponse(
             {"token": token, "identity": str(connection.own.credentials.who)}, headers=PAGE_HEADERS
         )
 
+    async def show(_request: Request) -> Response:
+        return problem(
+            Unauthenticated(
+                "this page has lost its session; press Enter in the terminal of finegrain web to"
+                " get a new address"
+            )
+        )
+
     pages = Starlette(
         routes=[
             Route("/session", redeem, methods=["POST"]),
-            Route("/{path:path}", _static, methods=["GET"]),
+            Route("/session", show, methods=["GET"]),
+            Route("/{path:path}", page_file, methods=["GET"]),
         ]
     )
 
@@ -187,23 +175,14 @@ def _refusal(request: Request, host: str) -> PermissionDenied | None:
     """Refuses requests that another page has caused."""
     if request.headers.get("host") != host:
         return PermissionDenied(f"this page is at http://{host} only")
-    site = request.headers.get("sec-fetch-site", "same-origin")
-    origin = request.headers.get("origin", f"http://{host}")
-    is_navigation = request.method == "GET" and not request.url.path.startswith("/v1/")
-    if is_navigation or (site in ("same-origin", "none") and origin == f"http://{host}"):
-        return None
-    return PermissionDenied("another page may not call finegrain")
+    if request.method == "GET" and not request.url.path.startswith("/v1/"):
+        return None  # a navigation
+    try:
+        check_same_origin(request, (f"http://{host}",), must_say=False)
+    except PermissionDenied as error:
+        return error
+    return None
 
 
 def _token_of(request: Request) -> bytes:
     return request.headers.get(TOKEN_HEADER, "").encode()
-
-
-async def _static(request: Request) -> Response:
-    path = request.path_params["path"] or "index.html"
-    file = (PAGE / path).resolve()
-    kind = KINDS.get(file.suffix)
-    if kind is None or not file.is_relative_to(PAGE) or not file.is_file():
-        # every view has a separate address, which the page itself reads
-        file, kind = PAGE / "index.html", KINDS[".html"]
-    return Response(file.read_bytes(), media_type=kind, headers=PAGE_HEADERS)

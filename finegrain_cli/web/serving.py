@@ -89,7 +89,7 @@ class _Listener:
     @cached_property
     def _connections(self) -> Connections:
         """Returns the connections. The first call imports the web libraries."""
-        from finegrain_cli.web.application import make_application
-        from finegrain_cli.web.connection import Connections, certificate_of
+        from finegrain_cli.web.connection import Connections
+        from finegrain_cli.web.manager_page import ManagerPage
 
-        return Connections(make_application(self._site.calls, certificate_of))
+        return Connections(ManagerPage(self._site))

@@ -43,6 +43,8 @@ ANSWERS: dict[type, type[Message]] = {
     identities.Denial: identity_pb2.Denial,
     identities.NewToken: identity_pb2.CreateTokenResponse,
     identities.TokenStatus: identity_pb2.TokenInfo,
+    identities.WebLink: identity_pb2.CreateWebLinkResponse,
+    identities.WebSession: identity_pb2.WebSession,
     providers.Providers: cluster_pb2.ListProvidersResponse,
     status.ClusterEvent: cluster_pb2.ClusterEvent,
     status.ClusterInfo: cluster_pb2.GetClusterResponse,

@@ -1,5 +1,5 @@
-"""Implements the calls of `Cluster` about join tokens and identities. All of them need the role
-`operator`.
+"""Implements the calls of `Cluster` about join tokens, identities and sessions of the web page. All
+of them need the role `operator`, except those about sessions.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
         Denial,
         NewToken,
         TokenStatus,
+        WebLink,
+        WebSession,
     )
 
 AUDIT_PAGE = 1_000
@@ -111,6 +113,47 @@ class Identities:
         from finegrain_client.types.identities import Denial
 
         return read.each(Denial, answer.denials)
+
+    async def web_link(self) -> WebLink:
+        """Returns a link that begins a session of the web page with the identity of this client.
+
+        Raises:
+            FailedPrecondition: the resource manager serves no web page.
+        """
+        answer = await self._connection.call_identities(
+            lambda service, timeout_s: service.CreateWebLink(
+                pb.CreateWebLinkRequest(), timeout=timeout_s
+            )
+        )
+        from finegrain_client.decoding_identities import read
+        from finegrain_client.types.identities import WebLink
+
+        return read(WebLink, answer)
+
+    async def web_sessions(self) -> list[WebSession]:
+        """Returns the sessions of the web page: those of this identity, or all for the role
+        `operator`.
+        """
+        answer = await self._connection.call_identities(
+            lambda service, timeout_s: service.ListWebSessions(
+                pb.ListWebSessionsRequest(), timeout=timeout_s
+            )
+        )
+        from finegrain_client.decoding_identities import read
+        from finegrain_client.types.identities import WebSession
+
+        return read.each(WebSession, answer.sessions)
+
+    async def end_web_session(self, session_id: str) -> None:
+        """Ends a session of the web page.
+
+        Raises:
+            NotFound: there is no such session, or it belongs to another identity.
+        """
+        message = pb.EndWebSessionRequest(id=session_id)
+        await self._connection.call_identities(
+            lambda service, timeout_s: service.EndWebSession(message, timeout=timeout_s)
+        )
 
     async def audit(
         self, *, newest: int = 100, actor: str = "", method: str = ""

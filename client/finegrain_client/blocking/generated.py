@@ -50,6 +50,8 @@ if TYPE_CHECKING:
         Denial,
         NewToken,
         TokenStatus,
+        WebLink,
+        WebSession,
     )
     from finegrain_client.types.providers import Providers
     from finegrain_client.types.status import (
@@ -1582,6 +1584,28 @@ class Cluster(LoopOwner["AsyncCluster"]):
     def denied_identities(self) -> list[Denial]:
         """Returns all denials."""
         return self.loop.run(self.inner.denied_identities())
+
+    def web_link(self) -> WebLink:
+        """Returns a link that begins a session of the web page with the identity of this client.
+
+        Raises:
+            FailedPrecondition: the resource manager serves no web page.
+        """
+        return self.loop.run(self.inner.web_link())
+
+    def web_sessions(self) -> list[WebSession]:
+        """Returns the sessions of the web page: those of this identity, or all for the role
+        `operator`.
+        """
+        return self.loop.run(self.inner.web_sessions())
+
+    def end_web_session(self, session_id: str) -> None:
+        """Ends a session of the web page.
+
+        Raises:
+            NotFound: there is no such session, or it belongs to another identity.
+        """
+        self.loop.run(self.inner.end_web_session(session_id))
 
     def audit(self, *, newest: int = 100, actor: str = "", method: str = "") -> list[AuditEntry]:
         """Returns the newest entries of the audit log, the oldest of these first.

@@ -30,6 +30,25 @@ class TokenStatus(Value):
 
 
 @dataclass(frozen=True, slots=True)
+class WebLink(Value):
+    """A link that begins a session of the web page. It is valid once."""
+
+    link: str = field(repr=False)
+    expire_time: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class WebSession(Value):
+    """A session of the web page in one browser."""
+
+    session_id: str
+    identity: str  # for example "user/alice"
+    serial: str  # serial number of the certificate for which the link was made
+    begin_time: datetime | None
+    end_time: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
 class Denial(Value):
     """An identity, or one certificate, that is rejected."""
 

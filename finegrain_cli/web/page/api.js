@@ -4,6 +4,8 @@ import { signal } from "./vendor/signals.mjs";
 
 /** Who the page acts as, such as "user/alice". */
 export const identity = signal("");
+/** True in a session at the resource manager, false in a page of `finegrain web`. */
+export const lasting = signal(false);
 /** Counts events of the cluster: views read again when it changes. */
 export const news = signal(0);
 /** The executors of the last events; null: any executor may have changed. */
@@ -17,6 +19,7 @@ export const now = signal(Date.now());
 
 const PAUSE_MS = 1000;
 const NEWS_MS = 200;
+const KEPT = "finegrain-token";
 let token = "";
 
 setInterval(() => {
@@ -29,19 +32,36 @@ export class Problem extends Error {
     super(body.detail || `the server answered ${status}`);
     this.status = status;
     this.code = body.code || "";
+    this.details = body.details || {};
   }
 }
 
-/** Exchanges the code in the address for the token of this page. */
+/**
+ * Begins with the code in the address, or continues a session of this browser. A session at the
+ * resource manager lasts longer than this page, so its token is kept. Pages of other ports cannot
+ * read it. The token of `finegrain web` stays in the memory of the page.
+ */
 export async function begin() {
   const code = location.hash.slice(1);
   history.replaceState(null, "", location.pathname + location.search);
-  const response = await fetch("/session", { method: "POST", body: code });
+  token = code ? "" : localStorage.getItem(KEPT) ?? "";
+  const response = code
+    ? await fetch("/session", { method: "POST", body: code })
+    : await fetch("/session", { headers: { "x-finegrain-token": token } });
   const body = await response.json();
   if (!response.ok) throw new Problem(response.status, body);
-  token = body.token;
+  if (code) token = body.token;
+  lasting.value = Boolean(body.role);
+  if (lasting.value) localStorage.setItem(KEPT, token);
   identity.value = body.identity;
   follow();
+}
+
+/** Ends the session of this browser. */
+export async function leave() {
+  await fetch("/session", { method: "DELETE", headers: { "x-finegrain-token": token } });
+  localStorage.removeItem(KEPT);
+  location.assign("/");
 }
 
 /** Calls a route, and returns its JSON. */
@@ -52,7 +72,9 @@ export async function call(method, path, body) {
   try {
     response = await fetch(path, { method, headers, body: body && JSON.stringify(body) });
   } catch {
-    failure.value = "finegrain web does not answer; has it ended?";
+    failure.value = lasting.value
+      ? "the resource manager does not answer"
+      : "finegrain web does not answer; has it ended?";
     throw new Problem(0, { detail: failure.value });
   }
   const data = await response.json();

@@ -1,7 +1,7 @@
 // The page: begins the session, and shows the view of the address.
 
 import { render } from "./vendor/preact.mjs";
-import { answered, begin, failure, identity, now } from "./api.js";
+import { answered, begin, failure, identity, lasting, leave, now } from "./api.js";
 import { Link, Patterns, html } from "./parts.js";
 import { place } from "./place.js";
 import { Overview } from "./views/overview.js";
@@ -38,17 +38,19 @@ function Page() {
   return html`<a class="skip" href="#view">Skip to content</a>
     <header><nav aria-label="Views">${VIEWS.map(([path, name]) => html`
       <${Link} to=${path} aria-current=${place.value === path ? "page" : undefined}>${name}<//>`)}</nav>
-      <span class="quiet">${identity.value}</span></header>
+      <span class="quiet">${identity.value}${lasting.value && html` <button onClick=${leave}>End session</button>`}</span></header>
     <${Patterns} /><${Banner} /><main id="view" tabindex="-1">${view(place.value)}</main>`;
 }
 
-function Refused({ message }) {
-  return html`<main><h1>finegrain</h1><p role="alert" class="bad">${message}</p></main>`;
+function Refused({ error }) {
+  const leading = error.details?.leading_page ?? "";
+  return html`<main><h1>finegrain</h1><p role="alert" class="bad">${error.message}</p>
+    ${leading.startsWith("https://") && html`<p><a href=${leading}>The page of the resource manager that leads</a></p>`}</main>`;
 }
 
 const root = document.getElementById("page");
 root.textContent = "";
 begin().then(
   () => render(html`<${Page} />`, root),
-  (error) => render(html`<${Refused} message=${error.message} />`, root),
+  (error) => render(html`<${Refused} error=${error} />`, root),
 );

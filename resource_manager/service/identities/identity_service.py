@@ -21,6 +21,7 @@ from finegrain.v1.identity_pb2_grpc import IdentityServiceServicer
 from resource_manager.service.audit import audited
 from resource_manager.service.identities.issuing import Issuer
 from resource_manager.service.identities.members import Members
+from resource_manager.service.identities.web_sessions import WebSessions
 from resource_manager.service.paging import page_size
 from resource_manager.storage.audit_log import verify
 
@@ -35,14 +36,20 @@ class IdentityCalls(IdentityServiceServicer):
     Args:
         issuer: signs certificates.
         members: tokens and denials.
+        sessions: sessions of browsers.
         join_addresses: returns "host:port" of the join port; empty: there is none.
     """
 
     def __init__(
-        self, issuer: Issuer, members: Members, join_addresses: Callable[[], Sequence[str]]
+        self,
+        issuer: Issuer,
+        members: Members,
+        sessions: WebSessions,
+        join_addresses: Callable[[], Sequence[str]],
     ) -> None:
         self._issuer = issuer
         self._members = members
+        self._sessions = sessions
         self._join_addresses = join_addresses
 
     async def RenewCertificate(
@@ -190,6 +197,36 @@ class IdentityCalls(IdentityServiceServicer):
             last_sequence=found.last_sequence,
             problem=found.problem,
         )
+
+    async def CreateWebLink(
+        self, request: pb.CreateWebLinkRequest, context: Any
+    ) -> pb.CreateWebLinkResponse:
+        """See the protocol."""
+        link, expires_ms = self._sessions.new_link(current_caller())
+        answer = pb.CreateWebLinkResponse(link=link)
+        answer.expires_at.FromMilliseconds(expires_ms)
+        return answer
+
+    async def ListWebSessions(
+        self, request: pb.ListWebSessionsRequest, context: Any
+    ) -> pb.ListWebSessionsResponse:
+        """See the protocol."""
+        answer = pb.ListWebSessionsResponse()
+        for session_id, each in self._sessions.sessions(current_caller()):
+            shown = answer.sessions.add(
+                id=session_id, identity=str(each.identity), serial=each.serial
+            )
+            shown.begun_at.FromMilliseconds(each.begun_ms)
+            shown.ends_at.FromMilliseconds(each.ends_ms)
+        return answer
+
+    @audited(lambda request: request.id)
+    async def EndWebSession(
+        self, request: pb.EndWebSessionRequest, context: Any
+    ) -> pb.EndWebSessionResponse:
+        """See the protocol."""
+        await self._sessions.end(request.id, current_caller())
+        return pb.EndWebSessionResponse()
 
     def _subject(self, text: str) -> str:
         if _SERIAL.fullmatch(text):

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from finegrain.errors import Unauthenticated
-from finegrain_cli.web.page_server import CODE_S, TOKEN_HEADER, PageServer, PageSession
+from finegrain_cli.web.page_files import TOKEN_HEADER
+from finegrain_cli.web.page_server import CODE_S, PageServer, PageSession
 from finegrain_client.connection import Connection
 from tests.support.rm_service import running_rm
 
