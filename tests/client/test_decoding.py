@@ -54,6 +54,7 @@ ANSWERS: dict[type, type[Message]] = {
     status.JobStatus: cluster_pb2.JobStatus,
     status.TaskStatus: te.TaskStatus,
     topology.TopologyReport: cluster_pb2.GetTopologyResponse,
+    groups.UserStatus: cluster_pb2.UserStatus,
     status.UsageHistory: cluster_pb2.GetUsageResponse,
 }
 READERS = {
