@@ -77,8 +77,14 @@ def restore(snapshot: Snapshot, settings: EngineSettings, at: Instant) -> State:
     state.gangs.restore(snapshot.gangs)
     for row in sorted(snapshot.ranges, key=lambda row: row.arrival_number):
         _restore_range(state, row)
-    for request in sorted(snapshot.requests, key=lambda request: request.arrival_number):
-        _restore_request(state, request)
+    single = [
+        request.allocation_id
+        for request in sorted(snapshot.requests, key=lambda request: request.arrival_number)
+        if _restore_request(state, request)
+    ]
+    # The id of a single request may have the form of a range member's id. So the id is reserved,
+    # and no range can take it.
+    state.ranges.reserve_all(single)
     specs = chain(
         (each.spec for each in snapshot.requests), (each.spec.request for each in snapshot.ranges)
     )
@@ -99,12 +105,13 @@ def restore(snapshot: Snapshot, settings: EngineSettings, at: Instant) -> State:
     )
     for limits in snapshot.user_limits:
         state.flows.users.set_limits(limits.user_id, limits.maximum)
-    state.usage.register()
     for host in state.hosts.values():
-        # Adopt the registration a second time, after the host got its slots. The registration also
-        # determines the capacity that the slots book.
+        # All hosts have their slots now. The registration determines the capacity that the slots
+        # book.
         host.adopt_registration()
+        state.usage.total_changed(host)
         state.hosts.in_use += bool(host.slots)
+    state.usage.register()
     for job in state.jobs.values():
         if job.depends_on and job.state is JobState.ACTIVE:
             state.dependency_moves.adopt(job)
@@ -219,14 +226,13 @@ def _restore_executor(state: State, executor: Executor) -> None:
         left = executor.drain_deadline_time_ms - state.started.time_ms
         executor.drain_deadline_at_ms = now + max(0, left)
         state.timers.arm(Timer.DRAIN, executor.executor_id, executor.drain_deadline_at_ms)
-    host = Host.of(
+    host = Host.unprepared(
         executor,
         policy_for(state.host_settings, executor.executor_id),
         cluster_policy(state.host_settings, state.settings.cluster_policy),
         cordons_for(state.host_settings, executor.executor_id),
     )
     state.hosts[executor.executor_id] = host
-    state.usage.total_changed(host)
     # Arm the timer for a lost executor, too: the previous process may have stopped before it had
     # freed all slots of the executor. The timer frees the remaining slots.
     state.timers.arm(Timer.SILENCE, executor.executor_id, now + state.settings.lost_timeout_ms)
@@ -250,7 +256,8 @@ def _restore_job(state: State, job: Job) -> None:
         state.timers.arm(Timer.LEASE, job.job_id, job.lease_until_ms)
 
 
-def _restore_request(state: State, request: Request) -> None:
+def _restore_request(state: State, request: Request) -> bool:
+    """Returns False if the request is a member of a range."""
     job = state.jobs.get(request.job_id)
     if job is None:
         raise InvariantBroken(
@@ -261,14 +268,12 @@ def _restore_request(state: State, request: Request) -> None:
     if (part := state.ranges.at(request.arrival_number)) is not None:
         state.ranges.materialize(part, request)
         part.stored.add(part.index_of(request.arrival_number))
-        return  # live requests of a range are counted with the part of the range
-    # The id may have the form of a range member's id. So the id is reserved, and no range can take
-    # it.
-    state.ranges.reserve(request.allocation_id)
+        return False  # live requests of a range are counted with the part of the range
     state.requests.by_arrival.add(request)
     state.gangs.restore_member(request)
     job.arrivals.append(request.arrival_number)
     _count_live(state, job, request.state not in ENDED_REQUEST_STATES)
+    return True
 
 
 def _restore_range(state: State, row: RequestRange) -> None:

@@ -123,7 +123,6 @@ class State:
             flows=self.flows,
             jobs=self.jobs,
             settings=self.settings,
-            slots=self.slots,
             timers=self.timers,
         )
         self.members = MemberRows(

@@ -41,9 +41,9 @@ virtual time, so the usage of the third group is raised by 55 to 75.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from finegrain.resources import Amounts, decrease, increase
+from finegrain.resources import Amounts, decrease, increase, total_of
 from resource_manager.engine.fairness.clock import Clock, Rescaling
 from resource_manager.engine.fairness.quotas import SLOTS, counted, fulfilment
 from resource_manager.engine.fairness.siblings import Flow, FlowUsage, Siblings, SortKey
@@ -276,22 +276,26 @@ class FlowTree:
         for flow in self._path(job_id):
             flow.served_ms = self.clock.now_ms
 
-    def adopt(self, job_id: str, booked: Amounts, cost: float) -> None:
-        """Counts a slot that was placed before a restart.
+    def adopt(self, job_id: str, slots: Sequence[tuple[Amounts, float]]) -> None:
+        """Counts the slots of a job that were placed before a restart.
 
         Args:
             job_id: the id of the job.
-            booked: the amounts that the slot has booked.
-            cost: the cost per second of the slot; 0: the slot does not accrue usage.
+            slots: the amounts that each slot has booked, and its cost per second. A cost of 0 means
+                that the slot does not accrue usage.
         """
+        used = total_of(booked for booked, _ in slots)
+        rate = sum(cost for _, cost in slots)
+        # The groups count amounts in the form in which limits are given.
+        amounts = counted(used)
         for flow in self._path(job_id):
             flow.settle(self.clock.tau)
-            flow.rate += cost
-            flow.running += 1
-            flow.moves += 1
-            increase(flow.used, booked if flow.children is None else counted(booked))
+            flow.rate += rate
+            flow.running += len(slots)
+            flow.moves += len(slots)
+            increase(flow.used, used if flow.children is None else amounts)
             self._mark(flow)
-        self.users.use(self.jobs[job_id], counted(booked), 1)
+        self.users.grow(self.jobs[job_id], amounts, len(slots))
 
     def stop_accruing(self, job_id: str, cost: float) -> None:
         """Stops accruing usage for a slot, for example because the slot is being freed. The slot

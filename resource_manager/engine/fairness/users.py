@@ -117,11 +117,12 @@ class Users:
             for name, amount in amounts.items():
                 user.used[name] = user.used.get(name, 0) + amount * count
 
-    def grow(self, job: Flow, amounts: Amounts) -> None:
-        """Counts the amounts of a slot that has another size now. The caller has already released
-        the former amounts.
+    def grow(self, job: Flow, amounts: Amounts, count: int = 0) -> None:
+        """Counts the sum of the amounts of some slots: `count` new slots, or (`count` is 0) a slot
+        that has another size now, whose former amounts the caller has released.
         """
         if job.user is not None:
+            job.user.running += count
             increase(job.user.used, amounts)
 
     def release(self, job: Flow, amounts: Amounts, count: int = 1) -> None:

@@ -168,10 +168,24 @@ class Host(CpuAllocator):
             cluster_policy: settings that administrators made for all hosts.
             cordons: devices on which administrators have stopped new slots.
         """
+        host = cls.unprepared(executor, operator_policy, cluster_policy, cordons)
+        host.adopt_registration()
+        return host
+
+    @classmethod
+    def unprepared(
+        cls,
+        executor: Executor,
+        operator_policy: HostPolicy,
+        cluster_policy: HostPolicy,
+        cordons: tuple[Cordon, ...],
+    ) -> Host:
+        """Makes the ledger of a stored executor. The caller adds all its slots, and then calls
+        `adopt_registration`. See `of` for the arguments.
+        """
         host = cls(executor, operator_policy, cluster_policy)
         host.host_id = executor.registration.executor_id
         host.cordons = cordons
-        host.adopt_registration()
         return host
 
     @property

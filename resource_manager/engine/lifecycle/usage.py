@@ -53,12 +53,16 @@ class UsageAccounting:
         self,
     ) -> None:
         """Charges all slots. Called after the state was loaded from the store."""
+        by_job: dict[str, list[tuple[Amounts, float]]] = {}
         for slot in self.slots.values():
             # The slot may exist longer than the flow of its job.
             if slot.job_id in self.flows.jobs:
                 slot.cost = self.costs.of(slot.booked)
                 accrues = slot.state is not SlotState.FREEING
-                self.flows.adopt(slot.job_id, slot.booked, slot.cost if accrues else 0.0)
+                charged = slot.booked, slot.cost if accrues else 0.0
+                by_job.setdefault(slot.job_id, []).append(charged)
+        for job_id, slots in by_job.items():
+            self.flows.adopt(job_id, slots)
 
     def count_total(self, host: Host) -> None:
         """Updates the total of an executor in the sum over all executors, on which costs depend."""

@@ -23,13 +23,11 @@ have no other common clock. If the wall clock was set back, this time counts as 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import log
 
-from finegrain.values.states import SlotState
 from resource_manager.engine.fairness.flows import JOB, Flow, FlowTree
-from resource_manager.engine.hosts.slots import Slots
 from resource_manager.engine.lifecycle.journal import Journal
 from resource_manager.engine.model.changes import ChangeTracker
 from resource_manager.engine.model.entities import Instant, Job, UsageRecord
@@ -88,20 +86,8 @@ class Checkpoints:
         return UsageRecord(flow.id, self._measure, record.service, record.raised, time_ms)
 
 
-@dataclass(frozen=True, slots=True)
-class Running:
-    """A slot that accrues: its job, and its cost per second."""
-
-    job_id: str
-    cost: float
-
-
 def restore_usage(
-    tree: FlowTree,
-    usage_records: Iterable[UsageRecord],
-    running: Iterable[Running],
-    fairness: Fairness,
-    time_ms: int,
+    tree: FlowTree, usage_records: Iterable[UsageRecord], fairness: Fairness, time_ms: int
 ) -> int:
     """Restores the usage of all flows. The restored usage is the stored usage, decayed until now,
     plus the usage that running slots have accrued since the usage was stored.
@@ -109,7 +95,6 @@ def restore_usage(
     Args:
         tree: a new tree with all flows and running slots.
         usage_records: the stored rows. Rows of unknown flows are skipped.
-        running: all slots that accrue usage.
         fairness: the configured measure of usage, and its half-life.
         time_ms: the current wall clock time.
 
@@ -132,10 +117,11 @@ def restore_usage(
             others += 1
             begins_ms[record.flow_id] = time_ms
     # Decay the stored usage, and add the usage since then.
-    since = _since_rows(tree, begins_ms, running, fairness, time_ms)
     for flow_id, flow in flows.items():
         row = known.get(flow_id)
-        service, raised = since.get(flow_id, 0.0), 0.0
+        # Running slots are charged since the row of the flow was written.
+        since_ms = time_ms - begins_ms.get(flow_id, time_ms)
+        service, raised = flow.rate * _counted_s(since_ms, fairness), 0.0
         if row is not None:
             left = _left_of(time_ms - row.time_ms, fairness)
             service, raised = service + row.service * left, row.raised * left
@@ -150,27 +136,6 @@ def restore_usage(
     for flow in (tree.root, *tree.groups.values()):
         _remember_last_served(flow)
     return others
-
-
-def _since_rows(
-    tree: FlowTree,
-    begins_ms: Mapping[str, int],
-    running: Iterable[Running],
-    fairness: Fairness,
-    time_ms: int,
-) -> dict[str, float]:
-    """Returns, by flow, the decayed usage that running slots have accrued since the flow's row was
-    written. Flows without an entry in `begins_ms` are left out.
-    """
-    found: dict[str, float] = {}
-    for slot in running:
-        flow: Flow | None = tree.jobs.get(slot.job_id)
-        while flow is not None:
-            if (begin_ms := begins_ms.get(flow.id)) is not None:
-                seconds = _counted_s(time_ms - begin_ms, fairness)
-                found[flow.id] = found.get(flow.id, 0.0) + slot.cost * seconds
-            flow = flow.parent
-    return found
 
 
 def _left_of(past_ms: int, fairness: Fairness) -> float:
@@ -218,7 +183,6 @@ class UsageCheckpoints:
     flows: FlowTree
     jobs: dict[str, Job]
     settings: EngineSettings
-    slots: Slots
     timers: Timers
     # number of stored flows that start at 0, because their usage was in another measure
     restarted: int = 0
@@ -233,7 +197,7 @@ class UsageCheckpoints:
             at: the current time.
         """
         self.restarted = restore_usage(
-            self.flows, usage_records, _running(self.slots), self.settings.fairness, at.time_ms
+            self.flows, usage_records, self.settings.fairness, at.time_ms
         )
         # `restore_usage` has marked these flows as urgent, but their usage is from stored rows.
         self.flows.urgent.clear()
@@ -274,10 +238,3 @@ class UsageCheckpoints:
         if job is not None and job.durations is not None:
             record = replace(record, durations=job.durations.to_text())
         self.changes.usage(record)
-
-
-def _running(slots: Slots) -> Iterator[Running]:
-    """Yields the slots that accrue usage."""
-    for slot in slots.values():
-        if slot.state is not SlotState.FREEING:
-            yield Running(slot.job_id, slot.cost)

@@ -18,7 +18,7 @@ row.
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -276,6 +276,12 @@ class RangeLedger:
         self.ids.add(name)
         if "." in name and (found := split(name)) is not None:
             self._others.setdefault(found[0], IntervalSet()).add(found[1])
+
+    def reserve_all(self, names: Collection[str]) -> None:
+        """Records many ids; see `reserve`."""
+        self.ids.sort(names)
+        for name in names:
+            self.reserve(name)
 
     def give_back(self, name: str) -> None:
         """Releases an id that `reserve` recorded."""

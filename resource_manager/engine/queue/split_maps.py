@@ -8,7 +8,7 @@ each grows quickly.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import islice
 from typing import Final
 
@@ -134,6 +134,10 @@ class IdIndex:
         names = self._by_end.setdefault(name[-END_LENGTH:], [])
         if len(names) < NAMES_MAX:
             names.append(name)
+
+    def sort(self, names: Collection[str]) -> None:
+        """Sorts many ids at once, before `add` is called for each of them. This takes less time."""
+        self._sorted.update(names)
 
     def discard(self, name: str) -> None:
         """Removes an id. Does nothing if the id is not stored."""

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from resource_manager.engine.fairness.flows import Flow, FlowTree
 from resource_manager.engine.lifecycle import usage_checkpoints
-from resource_manager.engine.lifecycle.usage_checkpoints import Checkpoints, Running, restore_usage
+from resource_manager.engine.lifecycle.usage_checkpoints import Checkpoints, restore_usage
 from resource_manager.engine.model.entities import UsageRecord
 from resource_manager.engine.model.settings import Fairness
 from tests.support.properties import examples
@@ -75,10 +75,9 @@ class Life:
         self.now_ms = 77_000
         self.skew_ms = skew_ms
         self.tree = self.grown()
-        running = [Running(job, cost) for job, cost in self.slots]
-        for slot in running:
-            self.tree.adopt(slot.job_id, BOOKED, slot.cost)
-        return restore_usage(self.tree, self.rows.values(), running, self.fairness, self.time_ms)
+        for job, cost in self.slots:
+            self.tree.adopt(job, [(BOOKED, cost)])
+        return restore_usage(self.tree, self.rows.values(), self.fairness, self.time_ms)
 
     def received(self) -> dict[str, float]:
         return {flow.id: self.tree.usage(flow).service for flow in flows_of(self)}
