@@ -1,4 +1,4 @@
-"""Implements `web`: shows the cluster in a browser."""
+"""Implements `finegrain web`, which shows the cluster in a browser."""
 
 from __future__ import annotations
 
@@ -74,10 +74,10 @@ def web(
 ) -> None:
     """Show the cluster in your browser, until Ctrl-C.
 
-    The page acts with your identity. Its address is valid once, for one minute; press Enter to get
-    a new one.
+    The page acts with your identity. Its address works only once, within one minute; press Enter to
+    get a new address.
 
-    With --link, the browser talks to the resource manager. Its session lasts 8 hours, also when
+    With --link, the browser talks to the resource manager. The session lasts 8 hours, even after
     this command has ended.
 
     \b

@@ -22,7 +22,7 @@ FILES = (
 
 
 def find_problems(settings: Settings) -> list[str]:
-    """Returns one line per problem. Each names the key, and says what to do."""
+    """Returns one line per problem. Each line names the key, and says what to do."""
     return [
         *_addresses(settings),
         *_web(settings),

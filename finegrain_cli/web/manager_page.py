@@ -1,8 +1,8 @@
-"""The page and its sessions, as a resource manager serves them beside its routes.
+"""Serves the page of a resource manager and its sessions, beside the routes.
 
-A session needs two secrets. The cookie is not readable by scripts, but browsers send it to every
-port of this host, where tasks may listen. So each call also needs a token, which only pages of this
-port can read and send.
+A session needs two secrets. Scripts cannot read the cookie, but browsers send it to every port of
+this host, and tasks may listen on some of these ports. So each call also needs a token, which only
+pages of this port can read and send.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _VERSION = re.compile(r"/v[0-9]+(/|$)")
 
 
 class ManagerPage:
-    """The application at the web port of a resource manager.
+    """The web application at the web port of a resource manager.
 
     Args:
         site: the services and the sessions of the resource manager.
@@ -66,7 +66,8 @@ class ManagerPage:
         await app(scope, receive, send)
 
     def _certificate(self, request: Request) -> bytes:
-        """Returns the certificate of a caller: that of its connection, or that of its session.
+        """Returns the certificate of a caller: the certificate of its connection, or of its
+        session.
 
         Raises:
             PermissionDenied: a page of another origin has caused the request.
@@ -75,7 +76,8 @@ class ManagerPage:
         changes = request.method not in _READS
         shown = certificate_of(request)
         if shown:
-            # A browser shows a certificate to every page that asks. Programs do not say who asks.
+            # If a browser has a certificate, it also shows it in calls that other pages cause.
+            # Programs do not send the headers that name the page.
             check_same_origin(request, self._origins(request), must_say=False)
             return shown
         if COOKIE not in request.cookies and TOKEN_HEADER not in request.headers:
@@ -89,7 +91,9 @@ class ManagerPage:
         )
 
     def _origins(self, request: Request) -> tuple[str, ...]:
-        """The origins of this page: its own address, and that with which the browser reached it."""
+        """The origins of this page: its own address, and the address with which the browser reached
+        the page.
+        """
         return (f"https://{request.headers.get('host', '')}", self._site.sessions.address)
 
     async def _begin(self, request: Request) -> Response:
@@ -112,14 +116,15 @@ class ManagerPage:
         return response
 
     async def _show(self, request: Request) -> Response:
-        """Returns the session of a browser, or what a person must do to get one."""
+        """Returns the session of a browser, or an error that says how to get a session."""
         try:
             self._check_leads()
             if COOKIE not in request.cookies:
                 raise Unauthenticated(NO_SESSION)
             check_same_origin(request, self._origins(request), must_say=False)
             session = self._session(request)
-            # One authenticator: the certificate may be denied, or its authority dropped.
+            # Use the same checks as for other callers: the certificate may be denied, or its
+            # authority dropped.
             self._site.calls.check(
                 "/finegrain.v1.ClusterService/GetCluster", session.certificate.encode(), ""
             )

@@ -1,4 +1,4 @@
-"""The files of the page, and the checks that keep other pages out."""
+"""Serves the files of the page, and checks that calls come from this page."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ PAGE_HEADERS = {
 
 
 async def page_file(request: Request) -> Response:
-    """Returns a file of the page. Every other path is a view, which the page itself reads."""
+    """Returns a file of the page. For every other path, returns the page itself, which shows the
+    view of this path.
+    """
     path = request.path_params["path"] or "index.html"
     file = (PAGE / path).resolve()
     kind = KINDS.get(file.suffix)
@@ -46,7 +48,7 @@ async def page_file(request: Request) -> Response:
 
 
 async def code_of(request: Request) -> str:
-    """Returns the code in the body of a request. A longer body is read in part only."""
+    """Returns the code in the body of a request. Reads only the beginning of a longer body."""
     code = b""
     async for part in request.stream():
         code += part
@@ -61,8 +63,8 @@ def check_same_origin(request: Request, own: tuple[str, ...], *, must_say: bool)
     Args:
         request: the request.
         own: the origins of this page, such as "https://host:7172".
-        must_say: True: the request must say where it comes from. Browsers always do if it changes
-            something.
+        must_say: True: the request must say where it comes from. Browsers always do this for
+            requests that change something.
 
     Raises:
         PermissionDenied: another page has caused the request, or the request does not say which.

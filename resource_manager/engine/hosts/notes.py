@@ -101,10 +101,10 @@ class ReservedCapacity:
         slots: reserved number of slots.
         before: amounts that each slot had booked when the reservation was made.
         barred: dimensions that other requests must not use at all.
-        own_job: the job whose slots are not in `before`: the owner waits for capacity beyond
-            theirs. Empty: there is no such job.
-        own: the amounts that these slots had booked when the reservation was made. They are kept
-            for the job, too.
+        own_job: the job whose slots are not in `before`, because the owner waits for capacity of
+            other slots. Empty: there is no such job.
+        own: the amounts that the slots of `own_job` had booked when the reservation was made. These
+            amounts are also kept for the job.
     """
 
     amounts: Amounts

@@ -96,8 +96,8 @@ class JointPlacement:
         queue = self.queue
         plain = {each: self._slot_of(each) for each in queue.fitting if _is_plain(each)}
         allowance = budget.placements * JOINT_PER_PLACEMENT
-        # One more than the waiting requests, because one place is kept. The search for room ends
-        # there, so it does not look at every host for a few requests.
+        # Search room for one request more than wait, because one place is kept free below. With
+        # this limit, the search does not have to examine every host for a few requests.
         most = min(allowance, sum(each.waiting for each in plain) + 1)
         left = self._certain_room(plain, most) - 1 if most > JOINT_MIN else 0
         if left < JOINT_MIN:

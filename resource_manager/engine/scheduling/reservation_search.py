@@ -77,7 +77,7 @@ class _Unit(NamedTuple):
 
 
 def own_job_of(owner: ReservationOwner) -> str:
-    """Returns the job whose slots do not count as capacity to come; empty: all slots count.
+    """Returns the job whose slots count as if they never ended; empty: there is no such job.
 
     Requests of one class are served one after another, so the slots of earlier requests end all the
     time. A gang or a slot that grows is served only once.
@@ -409,8 +409,8 @@ class ReservationSearch:
         """Returns the amounts that would be free on a host if its slots ended. Slots that may never
         end keep their amounts.
         """
-        # The owner's job must get more than it has. So its own slots count as if they stayed: their
-        # capacity is given back by the job itself.
+        # The owner's job must get more capacity than it has now. So the slots of this job count as
+        # if they never ended: their capacity already belongs to the job.
         stays = [
             slot.booked
             for key, slot in host.slots.items()

@@ -105,7 +105,8 @@ def serve_owners(state: State) -> None:
         if not why and has_room(state, each):
             ReservationSearch(state, each.owner).place(each)
             why = "placed there"
-        # The reservation stays for the next request, because the job has no more than before.
+        # The owner replaces an ended slot of its own job, so the job has no more capacity than
+        # before. So the reservation stays for the job's next request.
         elif not why and _may_replace(search := ReservationSearch(state, each.owner), each):
             search.place(each)
             state.hosts.touch(state.hosts[next(iter(each.hosts))])
@@ -123,7 +124,7 @@ def end_served(state: State) -> bool:
     ended = [
         each
         for each in served
-        # A gang or a resize that was placed has no search, and no next request.
+        # After a gang or a resize was placed, there is no next request of the same class.
         if isinstance(each.owner.waiter, int)
         or not _passed_on(ReservationSearch(state, each.owner), each)
     ]
@@ -136,8 +137,8 @@ def _passed_on(search: ReservationSearch, each: Reservation) -> bool:
     """Passes a reservation on to the next request of the same job and class, if the job has still
     received less than its share. Returns False if there is no such request.
 
-    The capacity on which the last owner was placed was probably given back by the job itself. Then
-    the job has no more than before.
+    The job itself has probably given back the capacity on which the last owner was placed. Then the
+    job has no more capacity than before.
     """
     state, waiter = search.state, each.owner.waiter
     if isinstance(waiter, int) or state.settings.fairness.order != "fair" or each.planned:
@@ -479,7 +480,7 @@ def has_room(state: State, each: Reservation) -> bool:
 
 def _lacks(hosts: Hosts, each: Reservation, name: str) -> bool:
     host, kept = hosts[name], each.hosts[name]
-    # Capacity that the owner's job has given back itself does not count.
+    # Leave out the capacity that the owner's job itself has given back.
     free = subtract(host.free(), kept.given_back(host.slots)) if kept.own else host.free()
     return any(kept.missing(free, host.slots_left()))
 

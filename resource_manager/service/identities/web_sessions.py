@@ -1,8 +1,8 @@
-"""The sessions of browsers at the web page.
+"""Keeps the sessions of browsers at the web page.
 
-A person asks for a link with a certificate. The link has a code, which a browser exchanges for a
-session. The session acts with that certificate. Only hashes of the session's secrets are stored.
-They are in the database, so sessions survive a restart and a change of the leader.
+A person with a certificate asks for a link. The link has a code, which a browser exchanges for a
+session. The session acts with the person's certificate. Sessions are stored in the database, so
+they survive a restart and a change of the leader. Only hashes of their secrets are stored.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CODE_MS = 60 * 1_000
 SESSION_MS = 8 * 3_600 * 1_000
 CODES_OF_IDENTITY_MAX = 10
 SESSIONS_OF_IDENTITY_MAX = 10
-"""Sessions of one identity. A further one ends the oldest."""
+"""Maximum number of sessions of one identity. A further session ends the oldest session."""
 SESSIONS_MAX = 2_000
 CODES_MAX = 2_000
 ID_CHARACTERS = 12
@@ -159,8 +159,8 @@ class WebSessions:
         """Exchanges the code of a link for a session.
 
         Raises:
-            Unauthenticated: the code is wrong, was used already, or is too old. All three get the
-                same message.
+            Unauthenticated: the code is wrong, was used already, or is too old. All three cases
+                have the same message.
             ResourceExhausted: there are too many sessions.
         """
         now_ms = self._now_ms()
@@ -192,7 +192,7 @@ class WebSessions:
             ends_ms=min(now_ms + SESSION_MS, round(shown.not_after_s * 1_000)),
         )
         key = sha256_hex(cookie)
-        # Store the session first: a browser must not have one that a restart forgets.
+        # Store the session first: a browser must not get a session that is lost in a restart.
         await self._runner.put({SESSION_PREFIX + key: json.dumps(asdict(session))}, audited=False)
         self._sessions[key] = session
         await self._delete(gone)
