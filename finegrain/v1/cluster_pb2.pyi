@@ -330,7 +330,7 @@ class JobStatus(google.protobuf.message.Message):
 
     @property
     def awaited_job_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Ids of those of these jobs that have not ended yet."""
+        """Ids of the jobs in `depends_on` that have not ended yet."""
 
     def __init__(
         self,
@@ -1753,9 +1753,10 @@ global___SetGroupResponse = SetGroupResponse
 
 @typing.final
 class GroupRule(google.protobuf.message.Message):
-    """Puts jobs that name no resource group into a group. When such a job registers, the RM compares it with the rules of all
-    groups, by `order`: the first rule that matches decides. If none matches, the job is in the group "default". A job must
-    match all patterns that are set. Patterns are those of a shell (`*`, `?`, `[ab]`); upper and lower case differ.
+    """Puts jobs that name no resource group into a group. When such a job registers, the RM compares it with the rules of
+    all groups, by `order`: the first rule that matches decides. If none matches, the job is in the group "default". A
+    job must match all patterns that are set. Patterns have the form of a shell's patterns (`*`, `?`, `[ab]`); upper and
+    lower case differ.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -1889,7 +1890,7 @@ global___ListUsersResponse = ListUsersResponse
 
 @typing.final
 class UserStatus(google.protobuf.message.Message):
-    """The limits of one user, and what its jobs use."""
+    """The limits of one user, and the resources that its jobs use."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1917,9 +1918,9 @@ class UserStatus(google.protobuf.message.Message):
     JOBS_FIELD_NUMBER: builtins.int
     REQUESTS_FIELD_NUMBER: builtins.int
     user: builtins.str
-    """Identity such as `user/alice`. `*` stands for each user without own limits."""
+    """Identity such as `user/alice`. `*` stands for each user without separate limits."""
     own_limits: builtins.bool
-    """True: the user has own limits. False: the limits of `*` apply."""
+    """True: the user has separate limits. False: the limits of `*` apply."""
     slots: builtins.int
     """Number of slots of the user."""
     jobs: builtins.int
@@ -1979,8 +1980,8 @@ class SetUserLimitsRequest(google.protobuf.message.Message):
     USER_FIELD_NUMBER: builtins.int
     MAXIMUM_FIELD_NUMBER: builtins.int
     user: builtins.str
-    """Identity such as `user/alice` or `operator/ann`. `*`: each user (not administrators) without own limits. If a user
-    has own limits, none of the limits of `*` applies to it.
+    """Identity such as `user/alice` or `operator/ann`. `*`: each user (not administrators) without separate limits. If a
+    user has separate limits, none of the limits of `*` applies to this user.
     """
     @property
     def maximum(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
@@ -2021,7 +2022,7 @@ global___SetUserLimitsResponse = SetUserLimitsResponse
 
 @typing.final
 class DeleteUserLimitsRequest(google.protobuf.message.Message):
-    """Deletes the own limits of a user."""
+    """Deletes the separate limits of a user."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -344,7 +344,7 @@ class ClusterServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DeleteUserLimits(self, request, context):
-        """Deletes the own limits of a user. Administrators only.
+        """Deletes the separate limits of a user. Administrators only.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -154,7 +154,7 @@ class ClusterServiceStub:
         finegrain.v1.cluster_pb2.DeleteUserLimitsRequest,
         finegrain.v1.cluster_pb2.DeleteUserLimitsResponse,
     ]
-    """Deletes the own limits of a user. Administrators only."""
+    """Deletes the separate limits of a user. Administrators only."""
 
     ChangeGroupUsers: grpc.UnaryUnaryMultiCallable[
         finegrain.v1.cluster_pb2.ChangeGroupUsersRequest,
@@ -360,7 +360,7 @@ class ClusterServiceAsyncStub:
         finegrain.v1.cluster_pb2.DeleteUserLimitsRequest,
         finegrain.v1.cluster_pb2.DeleteUserLimitsResponse,
     ]
-    """Deletes the own limits of a user. Administrators only."""
+    """Deletes the separate limits of a user. Administrators only."""
 
     ChangeGroupUsers: grpc.aio.UnaryUnaryMultiCallable[
         finegrain.v1.cluster_pb2.ChangeGroupUsersRequest,
@@ -606,7 +606,7 @@ class ClusterServiceServicer(metaclass=abc.ABCMeta):
         request: finegrain.v1.cluster_pb2.DeleteUserLimitsRequest,
         context: _ServicerContext,
     ) -> typing.Union[finegrain.v1.cluster_pb2.DeleteUserLimitsResponse, collections.abc.Awaitable[finegrain.v1.cluster_pb2.DeleteUserLimitsResponse]]:
-        """Deletes the own limits of a user. Administrators only."""
+        """Deletes the separate limits of a user. Administrators only."""
 
     @abc.abstractmethod
     def ChangeGroupUsers(

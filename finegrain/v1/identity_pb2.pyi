@@ -108,13 +108,15 @@ class AllocationToken(google.protobuf.message.Message):
     certificate: builtins.str
     """Certificate of the resource manager as PEM text. The certificate may have expired since the RM signed."""
     signature: builtins.bytes
-    """The resource manager's ECDSA signature (SHA-256, DER). Without a `path`, of the text "finegrain allocation CLUSTER "
-    and the bytes of `claims`. With a `path`, of the text "finegrain allocations CLUSTER " and the root of the hash tree.
+    """The resource manager's ECDSA signature (SHA-256, DER). Without a `path`, it signs the text "finegrain allocation
+    CLUSTER " and the bytes of `claims`. With a `path`, it signs the text "finegrain allocations CLUSTER " and the
+    root of the hash tree.
     """
     path: builtins.bytes
-    """Tokens that were made together have one signature, of the root of a hash tree (Merkle tree, SHA-256). The path leads
-    from the claims to the root: hashes of 32 bytes, one after the other. Begin with the hash of the byte 0 and `claims`.
-    Then, for each hash of the path: take the hash of the byte 1, the lower and the higher one of both hashes.
+    """Tokens that were made together have one signature, which signs the root of a hash tree (Merkle tree, SHA-256). The
+    path leads from the claims to the root: hashes of 32 bytes, one after the other. Begin with the hash of the byte 0
+    and `claims`. Then, for each hash of the path: take the hash of the byte 1, the lower of both hashes and the
+    higher of both hashes.
     """
     def __init__(
         self,

@@ -200,14 +200,15 @@ class IdentityServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListWebSessions(self, request, context):
-        """Lists the sessions of browsers that have not ended: the caller's own; all sessions for the role `operator`.
+        """Lists the sessions of browsers that have not ended: the sessions of the caller or, for the role `operator`, all
+        sessions.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def EndWebSession(self, request, context):
-        """Ends a session of a browser: one of the caller's own; any session for the role `operator`.
+        """Ends a session of a browser. The session must belong to the caller, unless the caller has the role `operator`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -105,13 +105,15 @@ class IdentityServiceStub:
         finegrain.v1.identity_pb2.ListWebSessionsRequest,
         finegrain.v1.identity_pb2.ListWebSessionsResponse,
     ]
-    """Lists the sessions of browsers that have not ended: the caller's own; all sessions for the role `operator`."""
+    """Lists the sessions of browsers that have not ended: the sessions of the caller or, for the role `operator`, all
+    sessions.
+    """
 
     EndWebSession: grpc.UnaryUnaryMultiCallable[
         finegrain.v1.identity_pb2.EndWebSessionRequest,
         finegrain.v1.identity_pb2.EndWebSessionResponse,
     ]
-    """Ends a session of a browser: one of the caller's own; any session for the role `operator`."""
+    """Ends a session of a browser. The session must belong to the caller, unless the caller has the role `operator`."""
 
 class IdentityServiceAsyncStub:
     """Certificates and identities.
@@ -200,13 +202,15 @@ class IdentityServiceAsyncStub:
         finegrain.v1.identity_pb2.ListWebSessionsRequest,
         finegrain.v1.identity_pb2.ListWebSessionsResponse,
     ]
-    """Lists the sessions of browsers that have not ended: the caller's own; all sessions for the role `operator`."""
+    """Lists the sessions of browsers that have not ended: the sessions of the caller or, for the role `operator`, all
+    sessions.
+    """
 
     EndWebSession: grpc.aio.UnaryUnaryMultiCallable[
         finegrain.v1.identity_pb2.EndWebSessionRequest,
         finegrain.v1.identity_pb2.EndWebSessionResponse,
     ]
-    """Ends a session of a browser: one of the caller's own; any session for the role `operator`."""
+    """Ends a session of a browser. The session must belong to the caller, unless the caller has the role `operator`."""
 
 class IdentityServiceServicer(metaclass=abc.ABCMeta):
     """Certificates and identities.
@@ -317,7 +321,9 @@ class IdentityServiceServicer(metaclass=abc.ABCMeta):
         request: finegrain.v1.identity_pb2.ListWebSessionsRequest,
         context: _ServicerContext,
     ) -> typing.Union[finegrain.v1.identity_pb2.ListWebSessionsResponse, collections.abc.Awaitable[finegrain.v1.identity_pb2.ListWebSessionsResponse]]:
-        """Lists the sessions of browsers that have not ended: the caller's own; all sessions for the role `operator`."""
+        """Lists the sessions of browsers that have not ended: the sessions of the caller or, for the role `operator`, all
+        sessions.
+        """
 
     @abc.abstractmethod
     def EndWebSession(
@@ -325,7 +331,7 @@ class IdentityServiceServicer(metaclass=abc.ABCMeta):
         request: finegrain.v1.identity_pb2.EndWebSessionRequest,
         context: _ServicerContext,
     ) -> typing.Union[finegrain.v1.identity_pb2.EndWebSessionResponse, collections.abc.Awaitable[finegrain.v1.identity_pb2.EndWebSessionResponse]]:
-        """Ends a session of a browser: one of the caller's own; any session for the role `operator`."""
+        """Ends a session of a browser. The session must belong to the caller, unless the caller has the role `operator`."""
 
 def add_IdentityServiceServicer_to_server(servicer: IdentityServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
 

@@ -549,7 +549,7 @@ class ReuseSlotsRequest(google.protobuf.message.Message):
     @property
     def ranges(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.slots_pb2.RequestRange]:
         """Ranges of equal requests, which the RM queues before it decides about the slots. So the slots can serve these
-        requests before they get slots of their own. At most 500 slots are allowed in a call with ranges.
+        requests before the RM places the requests on new slots. At most 500 slots are allowed in a call with ranges.
         """
 
     def __init__(

@@ -330,7 +330,7 @@ global___IsolationReport = IsolationReport
 
 @typing.final
 class DeviceIsolation(google.protobuf.message.Message):
-    """How strictly the host keeps a slot to its share of one device."""
+    """How strictly the host limits a slot to its share of one device."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -131,7 +131,7 @@ def delete(
     credentials: CredentialsOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """Delete the own limits of a user, so that the limits of "all" apply.
+    """Delete the separate limits of a user, so that the limits of "all" apply.
 
     \b
     Examples:

@@ -259,7 +259,7 @@ groups = _table(
     _text("rules", server_default=text("'[]'")),
 )
 
-# Limits of users. The user "*" stands for each user without own limits.
+# Limits of users. The user "*" stands for each user without separate limits.
 user_limits = _table("user_limits", _text("user_id", primary_key=True), _text("maximum"))
 
 # Usage of flows (groups and jobs) as of a moment. No foreign key: a flow is in one of two tables.

@@ -1,5 +1,5 @@
 """Implements EASY backfilling: plans the start of the first waiter, and places other waiters before
-this start. A waiter is a gang, or the next request of a queue.
+this start. A waiter is a gang, or the waiting requests of one job and class.
 
 Source: D. A. Lifka, "The ANL/IBM SP scheduling system" (JSSPP 1995). If the engine knows when slots
 will end (`lifecycle/run_times.py`), it can reserve capacity for a later moment, and use the
