@@ -92,8 +92,8 @@ SERVER_OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.max_concurrent_streams", 10_000),  # per connection; one caller may watch many tasks
     # By default, gRPC cancels further calls while 1,000 calls wait for their handlers. This is too
     # few: when a resource manager restarts, thousands of executors call it at the same time.
-    ("grpc.server.max_pending_requests", 20_000),
-    ("grpc.server.max_pending_requests_hard_limit", 40_000),
+    ("grpc.server.max_pending_requests", 8_000),
+    ("grpc.server.max_pending_requests_hard_limit", 12_000),
 )
 
 
