@@ -10,13 +10,30 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 from typing import Any
-
-import structlog
 
 from finegrain.errors import InvalidArgument
 from finegrain.options import LogOptions
+
+
+@contextmanager
+def _without(module: str) -> Iterator[None]:
+    """Makes imports of a module fail, unless the module is loaded already."""
+    if module in sys.modules:
+        yield
+        return
+    sys.modules[module] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[module]
+
+
+# structlog loads rich for colored tracebacks, which no daemon writes. rich takes 4 MiB per process.
+with _without("rich"):
+    import structlog
 
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("auto", "json", "text")

@@ -50,3 +50,22 @@ def test_the_helper_loads_nothing_but_the_standard_library_and_our_own(module: s
         check=False,
     )
     assert (ran.returncode, ran.stdout.split()) == (0, []), ran.stdout + ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "not_needed"),
+    [
+        ("resource_manager.main", ("alembic", "mako", "psycopg", "psutil")),
+        ("task_executor.service.front", ("sqlalchemy", "alembic", "resource_manager")),
+    ],
+)
+def test_an_idle_daemon_has_no_modules_that_few_calls_need(
+    module: str, not_needed: tuple[str, ...]
+) -> None:
+    """Each of them takes some MiB of memory in each daemon."""
+    heavy = {*not_needed, "rich", "pygments", "attr", "starlette", "uvicorn", "pydantic", "numpy"}
+    code = f"import {module}, sys; print(*sys.modules)"
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    assert heavy.isdisjoint(name.partition(".")[0] for name in ran.stdout.split())
