@@ -269,7 +269,7 @@ class ClusterServicer(DeviceCalls, GroupCalls, HostPolicyCalls, UserCalls, Clust
             await happens(news, left_s)
         following = events[-1].sequence + 1 if events else last + 1
         return cluster_pb2.ListEventsResponse(
-            events=encoding.write.each(cluster_pb2.ClusterEvent, events),
+            events=encoding.write.items(cluster_pb2.ClusterEvent, events),
             # The returned position is never before the position that the caller named.
             next_sequence=max(following, request.from_sequence),
         )
@@ -326,7 +326,7 @@ class ClusterServicer(DeviceCalls, GroupCalls, HostPolicyCalls, UserCalls, Clust
             owner="",
         )
         return cluster_pb2.ReleaseAllocationsResponse(
-            results=encoding.write.each(slots_pb2.ItemResult, outcomes)
+            results=encoding.write.items(slots_pb2.ItemResult, outcomes)
         )
 
     @audited(lambda request: request.job_id)

@@ -173,8 +173,8 @@ class JobCalls:
         self._count(merged, [1] * len(merged))
         self._count(of_ranges, [each.count for each in ranges])
         return rm_pb2.RequestResourceResponse(
-            results=encoding.write.each(slots_pb2.ItemResult, merged),
-            range_results=encoding.write.each(slots_pb2.ItemResult, of_ranges),
+            results=encoding.write.items(slots_pb2.ItemResult, merged),
+            range_results=encoding.write.items(slots_pb2.ItemResult, of_ranges),
         )
 
     async def CancelRequests(
@@ -201,8 +201,8 @@ class JobCalls:
                 weight=CHUNK_ITEMS_MAX,
             )
         return rm_pb2.CancelRequestsResponse(
-            results=encoding.write.each(slots_pb2.ItemResult, outcomes),
-            range_results=encoding.write.each(slots_pb2.ItemResult, of_ranges),
+            results=encoding.write.items(slots_pb2.ItemResult, outcomes),
+            range_results=encoding.write.items(slots_pb2.ItemResult, of_ranges),
         )
 
     async def ReleaseSlots(
@@ -229,8 +229,8 @@ class JobCalls:
                 weight=CHUNK_ITEMS_MAX,
             )
         return rm_pb2.ReleaseSlotsResponse(
-            results=encoding.write.each(slots_pb2.ItemResult, outcomes),
-            range_results=encoding.write.each(slots_pb2.ItemResult, of_ranges),
+            results=encoding.write.items(slots_pb2.ItemResult, outcomes),
+            range_results=encoding.write.items(slots_pb2.ItemResult, of_ranges),
         )
 
     async def ReuseSlots(
@@ -250,8 +250,8 @@ class JobCalls:
         of_ranges, of_slots = outcomes[: len(ranges)], outcomes[len(ranges) :]
         self._count(of_ranges, [each.count for each in ranges])
         return rm_pb2.ReuseSlotsResponse(
-            results=encoding.write.each(slots_pb2.ItemResult, of_slots),
-            range_results=encoding.write.each(slots_pb2.ItemResult, of_ranges),
+            results=encoding.write.items(slots_pb2.ItemResult, of_slots),
+            range_results=encoding.write.items(slots_pb2.ItemResult, of_ranges),
         )
 
     async def ResizeSlot(

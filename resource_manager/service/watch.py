@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +20,7 @@ from finegrain.rpc.allocation_tokens import TokenSigner
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.v1 import slots_pb2
 from finegrain.v1.identity_pb2 import AllocationClaims
+from finegrain.values.states import RequestState
 from resource_manager.engine.explain.intervals import RequestInterval, intervals_of
 from resource_manager.engine.explain.lists import request_view
 from resource_manager.engine.model.entities import ClusterEvent, Job, JobEvent
@@ -194,7 +195,7 @@ class WatchHub:
                 part = await self._part(job_id, 0)
                 position, shown_upto = part.snapshot.sequence, _upto(part)
                 feed.reached(stream, position)
-                yield self._signed(present, rm_pb2.WatchJobResponse(snapshot=part.snapshot))
+                yield self._snapshot(present, part)
             # Stage 2: send events as they come, with further parts of the snapshot in between.
             over: FinegrainError | None = None
             # The first keep-alive is due at once, because opening a stream renews the lease too.
@@ -217,8 +218,7 @@ class WatchHub:
                         position = events[-1].sequence
                         yield self._events(present, events)
                     shown_upto = _upto(part)
-                    answer = rm_pb2.WatchJobResponse(snapshot=part.snapshot)
-                    yield self._signed(present, answer)
+                    yield self._snapshot(present, part)
                 elif events := await self._next(job_id, feed, position):
                     position = events[-1].sequence
                     yield self._events(present, events)
@@ -229,26 +229,25 @@ class WatchHub:
                     yield rm_pb2.WatchJobResponse()
 
     def _events(self, job: _Present, events: list[JobEvent]) -> rm_pb2.WatchJobResponse:
-        answer = rm_pb2.WatchJobResponse(events=write.each(rm_pb2.JobEvent, events))
-        return self._signed(job, answer)
-
-    def _signed(self, job: _Present, answer: rm_pb2.WatchJobResponse) -> rm_pb2.WatchJobResponse:
-        """Adds the allocation tokens of all granted slots to a message."""
-        messages: tuple[Any, ...] = (*answer.events, *answer.snapshot.requests)
-        granted = [each for each in messages if each.state == slots_pb2.REQUEST_STATE_GRANTED]
-        claims = [
-            AllocationClaims(
-                executor_id=slot.executor_id,
-                job_id=slot.job_id,
-                owner=job.owner,
-                allocation_id=slot.allocation_id,
-                generation=slot.generation,
-            )
-            for slot in [each.slot for each in granted]
+        items = write.items(rm_pb2.JobEvent, events)
+        offers = [
+            (item, event.slot)
+            for item, event in zip(items, events, strict=True)
+            if event.state is RequestState.GRANTED and event.slot is not None
         ]
-        for each, token in zip(granted, self._tokens.tokens(claims), strict=True):
+        tokens = self._tokens.tokens([_claims(job.owner, slot) for _, slot in offers])
+        for (item, _), token in zip(offers, tokens, strict=True):
+            item["token"] = token
+        return rm_pb2.WatchJobResponse(events=items)
+
+    def _snapshot(self, job: _Present, part: _Part) -> rm_pb2.WatchJobResponse:
+        requests = part.snapshot.requests
+        granted = [each for each in requests if each.state == slots_pb2.REQUEST_STATE_GRANTED]
+        slots = [{name: getattr(each.slot, name) for name in _CLAIMED} for each in granted]
+        tokens = self._tokens.tokens([_claims(job.owner, slot) for slot in slots])
+        for each, token in zip(granted, tokens, strict=True):
             each.token = token
-        return answer
+        return rm_pb2.WatchJobResponse(snapshot=part.snapshot)
 
     @contextmanager
     def _followed(self, job_id: str, stream: object) -> Iterator[_Feed]:
@@ -308,6 +307,14 @@ class WatchHub:
             if not events or events[0].sequence != position + 1:
                 raise _out_of_range(position + 1, "is no longer kept")
         return events if upto is None else [each for each in events if each.sequence <= upto]
+
+
+_CLAIMED = ("executor_id", "job_id", "allocation_id", "generation")
+
+
+def _claims(owner: str, slot: Mapping[str, Any]) -> AllocationClaims:
+    """Returns what the allocation token of a slot states; see `slot_to_dict`."""
+    return AllocationClaims(owner=owner, **{name: slot[name] for name in _CLAIMED})
 
 
 def _known(state: State, job_id: str) -> Job:

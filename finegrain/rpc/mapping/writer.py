@@ -88,6 +88,9 @@ class Writer:
     """Writes messages from dataclasses. The writer compiles a function for each pair of class and
     message on first use.
 
+    Nested values become dicts of their fields, which protobuf writes into the outer message. Nested
+    messages would take longer, because protobuf copies each of them.
+
     Args:
         writings: the pairs of class and message that differ. Pairs without differences need not be
             listed.
@@ -101,6 +104,7 @@ class Writer:
         self.writings = {(each.kind, each.message): each for each in writings}
         self._converters = by_type(converters)
         self._compiled: dict[tuple[type, type], Callable[..., Any]] = {}
+        self._nested: dict[tuple[type, type], Callable[..., Any]] = {}
 
     def __call__(self, message: type[MessageT], value: object, /, **given: Any) -> MessageT:
         """Converts a value to a message.
@@ -122,6 +126,15 @@ class Writer:
         function = self.function(values[0].__class__, message)
         return [function(value) for value in values]
 
+    def items(self, message: type[Message], values: Sequence[object]) -> list[Any]:
+        """Converts many values of one class to items of a repeated field: messages, or dicts of
+        their fields. To write them takes less time than messages from `each`.
+        """
+        if not values:
+            return []
+        function = self._function_of_part(values[0].__class__, message)
+        return [function(value) for value in values]
+
     def function(self, kind: type, message: type[MessageT]) -> Callable[..., MessageT]:
         """Returns the compiled function of a pair.
 
@@ -131,31 +144,38 @@ class Writer:
         """
         found = self._compiled.get((kind, message))
         if found is None:
-            found = self._compiled[kind, message] = self._compile(kind, message)
+            found = self._compiled[kind, message] = self._compile(kind, message, nested=False)
+        return found
+
+    def _function_of_part(self, kind: type, message: type[Message]) -> Callable[..., Any]:
+        """Returns the function that converts nested values of a pair."""
+        found = self._nested.get((kind, message))
+        if found is None:
+            found = self._nested[kind, message] = self._compile(kind, message, nested=True)
         return found
 
     @property
     def pairs(self) -> Sequence[tuple[type, type]]:
         """All compiled pairs, including pairs of nested values."""
-        return tuple(self._compiled)
+        return tuple({**self._compiled, **self._nested})
 
-    def _compile(self, kind: type, message: type[Message]) -> Callable[..., Any]:
+    def _compile(self, kind: type, message: type[Message], *, nested: bool) -> Callable[..., Any]:
         if (kind, message) not in self.writings and kind in self._converters:
             return self._converters[kind]
         writing = self.writings.get((kind, message)) or Writing(kind, message)
         source, used = Source(), set(writing.kept.split())
-        arguments, parameters = list[str](), list[str]()
+        arguments, parameters = list[tuple[str, str]](), list[str]()
         for name, described in fields_of(message).items():
             if name in writing.unset.split():
                 continue
             if name in writing.given.split():
-                arguments.append(f"{name}={name}")
+                arguments.append((name, name))
                 parameters.append(f"{name}=None")
                 continue
             exception = writing.exceptions.get(name)
             if isinstance(exception, FromValue):
                 used.update(exception.attributes)
-                arguments.append(f"{name}={source.bind(exception.convert, 'convert')}(_value)")
+                arguments.append((name, f"{source.bind(exception.convert, 'convert')}(_value)"))
                 continue
             path = exception.path if isinstance(exception, As) else exception
             path = path or _attribute_path(writing, described)
@@ -164,12 +184,17 @@ class Writer:
             convert = exception.convert if isinstance(exception, As) else None
             access = _access(writing, path)
             argument = self._value(source, attribute, described, access, convert)
-            arguments.append(f"{name}={argument}")
+            arguments.append((name, argument))
         # Check that every attribute of the value is either used or listed in `kept`.
         _check(writing, used)
         # The generated code reads each part once, into a local variable.
         body = [f"{_local(part)} = _value.{part}" for part in writing.parts.split()]
-        body.append(f"return {source.bind(message, 'message')}({', '.join(arguments)})")
+        if nested:
+            fields = ", ".join(f"{name!r}: {argument}" for name, argument in arguments)
+            body.append(f"return {{{fields}}}")
+        else:
+            fields = ", ".join(f"{name}={argument}" for name, argument in arguments)
+            body.append(f"return {source.bind(message, 'message')}({fields})")
         return source.compile(f"write({', '.join(['_value', *parameters])})", body)
 
     def _value(
@@ -213,7 +238,8 @@ class Writer:
             if convert is not None and (hint, message) not in self.writings:
                 return f"{source.bind(convert, 'convert')}({access})"
             if is_mapped(hint):
-                return f"{source.bind(self.function(hint, message), 'write')}({access})"
+                function = self._function_of_part(hint, message)
+                return f"{source.bind(function, 'write')}({access})"
             if (name, hint) in _MOMENTS:
                 return _MOMENTS[name, hint].format(access)
             raise MappingError(f"no rule for {described.full_name} of {hint}")

@@ -27,34 +27,27 @@ _RESIZE_STATES: Mapping[str, Any] = {
 }
 
 
-_PLAIN = frozenset(
-    field.name
-    for field in slots_pb2.SlotStatus.DESCRIPTOR.fields
-    if field.message_type is None and field.enum_type is None
-)
-"""Number and text fields of a slot. A job event has the same names for them."""
-
-
-def slot_status_of_event(data: Mapping[str, Any]) -> slots_pb2.SlotStatus:
-    """Returns the slot of a job event."""
-    message = slots_pb2.SlotStatus(
-        **{name: value for name, value in data.items() if name in _PLAIN},
-        profile=_profile_of_event(data["profile"]),
-        state=_STATES[data["state"]],
-    )
+def slot_status_of_event(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of the SlotStatus message of a job event's slot."""
+    # Number and text fields have the same names. The other fields are converted.
+    fields = dict(data)
+    fields["profile"] = _profile_of_event(data["profile"])
+    fields["state"] = _STATES[data["state"]]
     if (isolation := data.get("isolation")) is not None:
-        message.isolation.CopyFrom(_isolation(isolation))
-    if (time_ms := data.get("allocated_time_ms")) is not None:
-        moment = message.allocated_time
-        moment.seconds, moment.nanos = time_ms // 1000, time_ms % 1000 * 1_000_000
-    if (limit_ms := data.get("time_limit_ms")) is not None:
-        message.time_limit.CopyFrom(duration_ms_to_proto(limit_ms))
+        fields["isolation"] = _isolation(isolation)
+    if (time_ms := fields.pop("allocated_time_ms", None)) is not None:
+        fields["allocated_time"] = {
+            "seconds": time_ms // 1000,
+            "nanos": time_ms % 1000 * 1_000_000,
+        }
+    if (limit_ms := fields.pop("time_limit_ms", None)) is not None:
+        fields["time_limit"] = duration_ms_to_proto(limit_ms)
     if resizes := data.get("resizes"):
-        message.resizes.extend(_resize_of_event(each) for each in resizes)
+        fields["resizes"] = [_resize_of_event(each) for each in resizes]
     if (assignment := data.get("assignment")) is not None:
-        message.assignment.CopyFrom(_assignment(assignment))
-        message.cpus = message.assignment.cpus
-    return message
+        message = fields["assignment"] = _assignment(assignment)
+        fields["cpus"] = message.cpus
+    return fields
 
 
 def _resize_of_event(data: Mapping[str, Any]) -> slots_pb2.SlotResize:

@@ -50,7 +50,7 @@ def test_executors_are_told_which_cpus_a_slot_has() -> None:
 
 
 def test_job_masters_are_told_the_same_by_the_log_of_their_job() -> None:
-    told = slot_status_of_event(slot_to_dict(SLOT, "host-a:7180"))
+    told = slots_pb2.SlotStatus(**slot_status_of_event(slot_to_dict(SLOT, "host-a:7180")))
     assert told.cpus == "2-3"
     assert assignment_from_proto(told.assignment, "assignment") == PINNED
 
@@ -58,7 +58,9 @@ def test_job_masters_are_told_the_same_by_the_log_of_their_job() -> None:
 def test_a_slot_of_the_whole_pool_says_nothing() -> None:
     plain = Slot("slot-1", 1, "job-1", "host-a", PROFILE, 2000, 100)
     assert not encoding.slot_status(plain).HasField("assignment")
-    assert not slot_status_of_event(slot_to_dict(plain, "")).HasField("assignment")
+    assert not slots_pb2.SlotStatus(**slot_status_of_event(slot_to_dict(plain, ""))).HasField(
+        "assignment"
+    )
 
 
 def test_what_an_executor_has_carved_is_heard() -> None:
@@ -80,7 +82,7 @@ def test_a_change_of_size_carries_the_cpus_of_then() -> None:
     assert told.assignment.cpus == "2-3"
     slot = Slot("slot-1", 1, "job-1", "host-a", PROFILE, 2000, 100, resize_number=1, ordered=resize)
     (shown,) = encoding.slot_status(slot).resizes
-    (logged,) = slot_status_of_event(slot_to_dict(slot, "")).resizes
+    (logged,) = slots_pb2.SlotStatus(**slot_status_of_event(slot_to_dict(slot, ""))).resizes
     assert shown.assignment == logged.assignment == told.assignment
 
 
