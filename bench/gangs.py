@@ -3,7 +3,7 @@ database and RPC. Simulated executors accept every order.
 
     python -m bench.gangs [--hosts 1000 --hosts 10000] [--arrivals 50] [--waiting 1000]
 
-Hosts are in racks of 40, and have 17 slots each of the workload of `bench.engine`. The benchmark
+Hosts are in racks of 40. Each host has 17 slots of the workload of `bench.engine`. The benchmark
 prints the CPU time of this process, for each size of the cluster and each of these steps:
 
 - for each placement, a gang of 4 arrives: the time until its commands are written. The gang is then

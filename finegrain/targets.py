@@ -6,8 +6,8 @@ that exist:
 1. the credentials that the caller names;
 2. the file that the environment variable FINEGRAIN_CREDENTIALS names;
 3. the credentials with the role `operator` of a resource manager that this user runs on this host
-   (`finegrain up`, `finegrain rm serve`). They are used if it is the only such manager, or if it
-   has the wanted address;
+   (`finegrain up`, `finegrain rm serve`). These credentials are used if there is only one such
+   manager, or if the manager has the wanted address;
 4. the user's own file, see `default_credentials_file`.
 
 The addresses are those that the caller names. If the caller names no addresses, they come from

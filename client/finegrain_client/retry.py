@@ -138,8 +138,8 @@ async def call_with_retries(
         attempt: a function that makes the call with the given deadline, in seconds.
         where: a function that returns the address of the server, for error messages.
         policy: budget and delays.
-        after_unavailable: a function that is called before each retry. It gets the number of failed
-            tries.
+        after_unavailable: a function that is called before each retry. Its argument is the number
+            of failed tries.
         redirect: a function that is called with the error of an unavailable server. If it returns
             True, the retry does not wait.
 
@@ -199,11 +199,11 @@ async def resumed(
         open_stream: a function that opens the stream at the reader's current position.
         where: a function that returns the address of the server, for error messages.
         policy: the delays. The budget does not apply to streams.
-        after_break: a function that is called after each break. It gets the number of breaks since
-            the last message.
-        redirect: a function that is called after the stream has ended. It gets the error that broke
-            the stream, or None if the server ended the stream. If it returns True, the next try
-            does not wait.
+        after_break: a function that is called after each break. Its argument is the number of
+            breaks since the last message.
+        redirect: a function that is called after the stream has ended. Its argument is the error
+            that broke the stream, or None if the server ended the stream. If it returns True, the
+            next try does not wait.
         is_complete: a function that is called when the server has ended the stream without an
             error. It returns True if the stream must not be opened again.
 

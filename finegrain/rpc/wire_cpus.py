@@ -1,7 +1,7 @@
 """Converts CPU policies and assignments from and to messages (cpus.proto). Also checks them.
 
-If a message does not set a field, the functions set its default. They reject words that only a
-newer version knows. The resource manager checks which policies a request may combine.
+If a message does not set a field, the functions set its default. The functions reject words that
+only a newer version knows. The resource manager checks which policies a request may combine.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Makes the web application, which serves every route of the table.
 
-A request is handled in this order. The caller is identified and its role is checked. The body is
-measured, read and parsed. Then the call runs, and its answer becomes JSON. So a caller without
-rights costs little.
+A request is handled in this order: the caller is identified, and its role is checked. Then the body
+is measured, read and parsed. Then the call runs, and its answer becomes JSON. So a call without
+rights needs little CPU time and memory.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class _Gateway:
     async def _check_unchanged(
         self, route: Route, request: Request, call: Callable[..., Awaitable[Any]]
     ) -> None:
-        """Refuses a change if the resource has another ETag than `If-Match` names."""
+        """Refuses a change if the ETag of the resource differs from the ETag in `If-Match`."""
         expected = request.headers.get("if-match")
         if expected is None or expected == "*":
             return

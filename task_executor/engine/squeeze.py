@@ -2,9 +2,9 @@
 cpus.
 
 The rule is taken from Koordinator's node agent (cpu suppress). The budget is the part of the host
-that may be busy, minus the CPU that other slots and the system use. It is rounded up to whole cpus.
-These cpus are taken proportionally from the cpus of LSR slots and from the other cpus. Pairs of
-hardware threads are taken first, alternating between NUMA nodes.
+that may be busy, minus the CPU that other slots and the system use. The budget is rounded up to
+whole cpus. These cpus are taken proportionally from the cpus of LSR slots and from the other cpus.
+Pairs of hardware threads are taken first, alternating between NUMA nodes.
 
 Example: a host has 16 cpus and a threshold of 65 %. Other slots use 4 cpus, and the system uses 1.
 The budget is 10.4 - 4 - 1 = 5.4 cpus, rounded up to 6 cpus. But in one step, the number of cpus

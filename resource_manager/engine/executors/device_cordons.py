@@ -1,8 +1,8 @@
 """Cordons of devices: administrators stop new work on one device, and allow new work again.
 
 A cordon is stored with the settings of the host, by type and UUID of the device. So the cordon
-still applies after a restart of the resource manager, and while the executor is lost. It also
-applies if the device returns with another minor number. A cordon does not end the slots on the
+still applies after a restart of the resource manager, and while the executor is lost. The cordon
+also applies if the device returns with another minor number. A cordon does not end the slots on the
 device.
 """
 

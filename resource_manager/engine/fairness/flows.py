@@ -81,9 +81,9 @@ class FlowTree:
         changed: the flows whose usage has changed since it was last stored. The code that stores a
             flow removes it from `changed` and resets `Flow.changed`.
         urgent: the flows with an urgent change since they were last stored: they were raised, began
-            to accrue usage, or got another weight. They are stored with the next batch of events,
-            because a restart would lose the time of this change. The code that stores the flows
-            clears this dict.
+            to accrue usage, or got another weight. These flows are stored with the next batch of
+            events, because a restart would lose the time of this change. The code that stores the
+            flows clears this dict.
         accrued_while_down: the flows that accrued usage while no resource manager was running, and
             have not been stored since then. A change of their rate makes them urgent.
         placements: the number of placements of all jobs since this process started.

@@ -1,7 +1,7 @@
 """Decides which rows are written when a request or a member of a range changes its state.
 
-A range member that was never placed has no row and no object. It only exists as an index in an
-interval (`queue/ranges.py`). A request outside of ranges always has its own row.
+A range member that was never placed has no row and no object. The member only exists as an index in
+an interval (`queue/ranges.py`). A request outside of ranges always has its own row.
 
 Example: range "r" has the members r.0 to r.9, and its part has one row.
 

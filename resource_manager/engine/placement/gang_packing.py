@@ -47,7 +47,7 @@ class Matching:
         self._start = placer.mark()
         self._hosts = [placer.hosts(each) for each in members]
         self._left: dict[str, int] = {}  # number of free places, by host that has members
-        # by host: the number of members there, by the position of their entry in `_members`
+        # by host: the number of members on it, by the position of their entry in `_members`
         self._on: dict[str, Counter[int]] = {}
 
     def run(self, *, partly: bool) -> list[Share]:

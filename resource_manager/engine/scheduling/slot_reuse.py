@@ -107,8 +107,8 @@ def _reuse_or_free(
             (("generation", str(generation)), ("current", str(request.generation))),
         )
     # Compare with other jobs. Then either reuse the slot, or give it back. When a time limit starts
-    # again, the executor learns this from the answers to its next reports. It must not end the slot
-    # before it has learned this.
+    # again, the executor learns this from the answers to its next reports. The executor must not
+    # end the slot before it has received this answer.
     until_ms = state.journal.now_ms + REPORTS_LEFT_MIN * state.settings.report_interval_ms
     reason, message = _obstacle(
         state.hosts, state.slots, request, waiting, following, until_ms=until_ms

@@ -3,7 +3,7 @@ stop a resource manager.
 
 A resource manager signs its epoch and sends the proof with its answers and commands. Executors keep
 the highest epoch with its proof, and show the proof when they register. So an executor that invents
-an epoch cannot stop the cluster. It only gets no more slots.
+an epoch cannot stop the cluster. Such an executor only gets no more slots.
 """
 
 from __future__ import annotations
