@@ -4,7 +4,7 @@ After any crash, each file has either its old or its new content, and is complet
 
     executor.lock     locked by the one front that uses this directory
     state.json        identity, epoch, slots, denials: one document, replaced whole
-    tasks/ID.json     one file per task, written when the task is accepted, deleted with the task
+    tasks/            the accepted tasks, see `task_journal.py`
     endpoint.json     addresses of the running front, for people and tools
     executor.*        the certificate, see `task_executor/membership.py`
     helper/           files of the helper
@@ -12,29 +12,28 @@ After any crash, each file has either its old or its new content, and is complet
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from finegrain.cpu_policy import HostPolicy
 from finegrain.errors import ConfigurationError, InvalidArgument, Reason
-from finegrain.ids import ID_PATTERN, new_id
+from finegrain.ids import new_id
 from finegrain.mapping.json_form import JsonCodec, JsonForm
 from finegrain.mapping.stored import FORMS
 from task_executor.engine.slots import EndedSlot, Slot, SlotKey
 from task_executor.service.denials import Denials
 from task_executor.service.operators import SlotOperator
+from task_executor.service.task_journal import TaskJournal
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 """Version 2 has slots in a resize. 3: slots with dedicated cpus. 4: owners of slots. 5: time
-limits.
+limits. 6: the tasks are in a journal.
 """
 
 LOCK_FILE = "executor.lock"
@@ -72,10 +71,12 @@ class StateDirectory:
     Attributes:
         path: the directory.
         damage: one sentence for each file that could not be read.
+        tasks: the tasks in the directory.
     """
 
     path: Path
     damage: list[str] = field(default_factory=list)
+    tasks: TaskJournal = field(init=False)
     _lock: int = -1
 
     @classmethod
@@ -93,6 +94,8 @@ class StateDirectory:
                 path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
             )
             fcntl.flock(directory._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            directory.tasks = TaskJournal(path / TASKS_FOLDER, directory._read_task)
+            directory.damage += directory.tasks.damage
         except BlockingIOError:
             directory.close()
             raise ConfigurationError(
@@ -101,6 +104,9 @@ class StateDirectory:
                 reason=Reason.STORE_IN_USE,
                 details={"state_dir": path},
             ) from None
+        except ConfigurationError:
+            directory.close()
+            raise
         except OSError as error:
             directory.close()
             raise ConfigurationError(
@@ -112,6 +118,8 @@ class StateDirectory:
 
     def close(self) -> None:
         """Releases the lock."""
+        if hasattr(self, "tasks"):
+            self.tasks.close()
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -162,64 +170,12 @@ class StateDirectory:
         """
         write_document(self.path / STATE_FILE, state_content(state))
 
-    # -- tasks -------------------------------------------------------------------------------
-
-    def tasks(self) -> Iterator[dict[str, Any]]:
-        """Yields all saved tasks. Skips a damaged file, and adds a sentence to `damage`."""
-        for path in sorted((self.path / TASKS_FOLDER).glob("*.json")):
-            try:
-                content = read_document(path)
-            except (DamagedError, OSError) as error:
-                self.damage.append(f"{TASKS_FOLDER}/{path.name} is damaged ({error})")
-                continue
-            if content is not None:
-                yield content
-
-    def save_task(self, task_id: str, content: dict[str, Any]) -> None:
-        """Writes the file of one task durably.
-
-        Raises:
-            OSError: the file could not be written. An earlier file is unchanged.
-        """
-        write_document(self._task_path(task_id), content)
-
-    def forget_task(self, task_id: str) -> None:
-        """Deletes the file of one task, if it exists."""
-        self._task_path(task_id).unlink(missing_ok=True)
-
-    def _task_path(self, task_id: str) -> Path:
-        # The id becomes a file name, so it must not contain a path.
-        if not ID_PATTERN.fullmatch(task_id):
-            raise ValueError(f"not a task id: {task_id!r}")
-        return self.path / TASKS_FOLDER / f"{task_id}.json"
-
-
-class Saver:
-    """Saves the latest state for concurrent callers. One write serves all waiting callers."""
-
-    def __init__(self, directory: StateDirectory, snapshot: Callable[[], SavedState]) -> None:
-        self._directory = directory
-        self._snapshot = snapshot
-        self._lock = asyncio.Lock()
-        self._wanted = 0
-        self._written = 0
-
-    async def save(self) -> None:
-        """Returns when the present state, or a newer state, is durable.
-
-        Raises:
-            OSError: the state could not be written (for example, the disk is full).
-        """
-        self._wanted += 1
-        mine = self._wanted
-        async with self._lock:
-            if self._written >= mine:
-                return  # a write that began after this call has stored the state
-                # Read `covers` together with the snapshot, because a caller that arrives during the
-                # write needs the next write.
-            covers = self._wanted
-            await asyncio.to_thread(self._directory.save, self._snapshot())
-            self._written = covers
+    def _read_task(self, path: Path) -> dict[str, Any] | None:
+        try:
+            return read_document(path)
+        except (DamagedError, OSError) as error:
+            self.damage.append(f"{TASKS_FOLDER}/{path.name} is damaged ({error})")
+            return None
 
 
 class DamagedError(Exception):

@@ -157,8 +157,8 @@ write = Writer(
             },
             kept=(
                 "owner digest submit_time_ms submit_number directory "
-                "slot_removed_at watchers operator_task registered first_quota_bytes settled "
-                "_wakers"
+                "is_recorded slot_removed_at watchers operator_task registered first_quota_bytes "
+                "settled _wakers"
             ),
         ),
         Writing(TaskFault, slots_pb2.ItemError, {"details": As("details", _fault_details)}),

@@ -353,7 +353,7 @@ class Front:
         for task in list(self.keeper.tasks):
             with contextlib.suppress(FinegrainError):
                 await self._helper.forget_task(task.task_id)
-                self.keeper.directory.forget_task(task.task_id)
+                self.keeper.directory.tasks.forget(task.task_id)
         await self._stop_helper()
 
     async def _stop_helper(self) -> None:

@@ -117,7 +117,7 @@ def _adopt(keeper: SlotKeeper, slot: Slot, on_host: set[SlotKey], why_missing: R
 def _adopt_tasks(keeper: SlotKeeper, state: HelperState) -> None:
     records = {record.task_id: record for record in state.tasks}
     now = asyncio.get_running_loop().time()
-    for content in list(keeper.directory.tasks()):
+    for task_id, content in keeper.directory.tasks.saved().items():
         try:
             task = Task.from_dict(content)
         except InvalidArgument as error:
@@ -127,7 +127,7 @@ def _adopt_tasks(keeper: SlotKeeper, state: HelperState) -> None:
         if record is None and not task.has_ended:
             # The caller never got an answer to this submission. It submits the task again, and the
             # new submission starts the task.
-            keeper.directory.forget_task(task.task_id)
+            keeper.directory.tasks.forget(task_id)
             continue
         slot = keeper.table.get(task.key)
         if slot is None:
@@ -261,6 +261,7 @@ class HostSync:
             "task_exited",
             task_id=task.task_id,
             allocation_id=task.key.allocation_id,
+            job_id=task.job_id,
             exit_code=event.record.exit_code,
             signal=event.record.signal,
             oom_killed=event.record.oom_killed,

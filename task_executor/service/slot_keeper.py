@@ -14,6 +14,7 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 from finegrain.cpu_policy import HostPolicy
@@ -34,7 +35,7 @@ from task_executor.host.device_nodes import NO_NODES
 from task_executor.host.helper_messages import IsolationReport, SlotLimits
 from task_executor.host.network_ports import NetworkPorts
 from task_executor.service.admin_calls import AdminCalls
-from task_executor.service.checkpoint import SavedState, Saver, StateDirectory
+from task_executor.service.checkpoint import SavedState, StateDirectory
 from task_executor.service.cpu_bindings import CpuBindings
 from task_executor.service.denials import Denials
 from task_executor.service.device_levels import (
@@ -43,6 +44,7 @@ from task_executor.service.device_levels import (
     unmet_levels,
 )
 from task_executor.service.failures import carve_failed
+from task_executor.service.group_commit import GroupCommit
 from task_executor.service.isolation import isolation_of
 from task_executor.service.limits import amounts_of, dedicated_cpus, limits_of
 from task_executor.service.operators import PAGE_BYTES, Operators
@@ -161,7 +163,9 @@ class SlotKeeper:
         self.mover: SlotMover = _NoMover()
         self.resize_lock = asyncio.Lock()  # held while a slot is being resized
         self._epoch_to_save = 0
-        self._saver = Saver(directory, self._snapshot)
+        self._state = GroupCommit(lambda: partial(directory.save, self._snapshot()))
+        # Makes the lines of tasks durable that were written to `directory.tasks`.
+        self.task_lines = GroupCommit(directory.tasks.prepare_sync)
         self._teardowns: dict[SlotKey, asyncio.Task[None]] = {}
         self._grace_ms: dict[SlotKey, int] = {}  # grace periods of the slots in `_teardowns`
         self._background: set[asyncio.Task[None]] = set()  # other work in the background
@@ -212,14 +216,14 @@ class SlotKeeper:
         Raises:
             OSError: the checkpoint could not be written.
         """
-        await self._saver.save()
+        await self._state.commit()
 
     async def save_or_log(self) -> None:
         """Saves the state, but only logs errors. Callers use this after changes on the host that
         cannot be undone.
         """
         try:
-            await self._saver.save()
+            await self._state.commit()
         except OSError as error:
             log.error("checkpoint_not_written", error=str(error), path=str(self.directory.path))
 

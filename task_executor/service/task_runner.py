@@ -154,6 +154,9 @@ class TaskRunner:
         # If the start failed, the task is no longer in the table.
         if self._tasks.get(task.task_id) is not task:
             raise Unavailable("the task could not be started; submit it again")
+        # The first submission has written the task, but may have failed to make it durable.
+        if not task.is_recorded:
+            await self.store(task)
         return task
 
     def _existing_task(self, submission: Submission, caller: Caller) -> Task | None:
@@ -221,16 +224,21 @@ class TaskRunner:
         )
 
     async def _start_new(self, task: Task, submission: Submission, slot: Slot) -> None:
-        """Saves the task before it starts. So no unknown process is left after a crash."""
+        """Starts a task, and returns when the task is durable.
+
+        The task is written before it starts. So a front that is killed knows its processes after a
+        restart. The sync may end after the start, because a power cut also ends the process.
+        """
         try:
-            await self.store(task)
+            self._write(task)
+            durable = self._keeper.task_lines.begin()
             user = self._users.resolve(submission.user)
             variables = operator_variables(
                 task, self._keeper.operators, await self.open_socket(task, user.uid)
             )
             started = await self._start(task, self._spec_of(submission, slot, user, variables))
             self._tasks.started(task, started, round(time.time() * 1000), task.directory)
-            log.info("task_started", task_id=task.task_id, pid=started, **_ids(task))
+            log.debug("task_started", task_id=task.task_id, pid=started, **_ids(task))
         except FinegrainError as error:
             if error.reason not in NEVER_RAN:
                 self._drop(task)
@@ -238,9 +246,11 @@ class TaskRunner:
             self._tasks.failed(task, TaskFault(error.reason.value, error.message, error.details))
             await self._save_or_log(task)
             log.info("task_failed", task_id=task.task_id, reason=error.reason.value, **_ids(task))
+            return
         except BaseException:
             self._drop(task)
             raise
+        await self._await_durable(task, durable)
 
     def _spec_of(
         self, submission: Submission, slot: Slot, user: User, operators: Mapping[str, str]
@@ -302,24 +312,39 @@ class TaskRunner:
     def _drop(self, task: Task) -> None:
         self._tasks.drop(task)
         self._keeper.operators.withdraw(task)
-        self._keeper.directory.forget_task(task.task_id)
+        self._keeper.directory.tasks.forget(task.task_id)
         task.settled.set()
         task.wake()
 
     async def store(self, task: Task) -> None:
-        """Writes the task's file.
+        """Writes a task, and returns when it is durable.
 
         Raises:
-            Unavailable: the file could not be written.
+            Unavailable: the task could not be written.
         """
+        self._write(task)
+        await self._await_durable(task, self._keeper.task_lines.begin())
+
+    def _write(self, task: Task) -> None:
         try:
-            await asyncio.to_thread(self._keeper.directory.save_task, task.task_id, task.to_dict())
+            self._keeper.directory.tasks.put(task.task_id, task.to_dict())
         except OSError as error:
-            raise Unavailable(
-                f"the task could not be recorded in {self._keeper.directory.path}: "
-                f"{error.strerror}; free some space there and submit again",
-                reason=Reason.DISK_FULL,
-            ) from None
+            raise self._not_recorded(error) from None
+
+    async def _await_durable(self, task: Task, durable: asyncio.Future[None]) -> None:
+        try:
+            # The shield: other tasks wait for the same sync.
+            await asyncio.shield(durable)
+        except OSError as error:
+            raise self._not_recorded(error) from None
+        task.is_recorded = True
+
+    def _not_recorded(self, error: OSError) -> Unavailable:
+        return Unavailable(
+            f"the task could not be recorded in {self._keeper.directory.path}: "
+            f"{error.strerror}; free some space there and submit again",
+            reason=Reason.DISK_FULL,
+        )
 
     async def _save_or_log(self, task: Task) -> None:
         try:

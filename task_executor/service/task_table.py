@@ -55,6 +55,7 @@ class Task:
     # sum of the operators' quotas at submission; part of `memory_limit_bytes`
     first_quota_bytes: int = 0
     # The fields below are not saved.
+    is_recorded: bool = False  # True: this front has made the fields above durable
     state: TaskState = TaskState.STARTING
     pid: int = 0
     start_time_ms: int = 0
@@ -125,8 +126,8 @@ class Task:
 
 
 _LEARNT = (
-    "state pid start_time_ms directory exit slot_removed_at watchers operators settled _wakers"
-    " peak_gpu_memory_bytes"
+    "is_recorded state pid start_time_ms directory exit slot_removed_at watchers operators settled"
+    " _wakers peak_gpu_memory_bytes"
 )
 _JSON = JsonCodec(
     {

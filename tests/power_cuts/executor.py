@@ -85,5 +85,5 @@ async def serve(state_dir: Path, credentials_file: Path, address: str, rm_addres
 
 if __name__ == "__main__":
     if sys.argv[5] == "normal":
-        os.fsync = lambda _descriptor: None  # type: ignore[assignment]
+        os.fsync = os.fdatasync = lambda _descriptor: None  # type: ignore[assignment]
     asyncio.run(serve(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4]))

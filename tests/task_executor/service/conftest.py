@@ -27,6 +27,7 @@ from task_executor.service.checkpoint import StateDirectory
 from task_executor.service.front import Front
 from task_executor.service.host_plan import plan_host
 from task_executor.service.prepared import Prepared
+from task_executor.service.task_journal import TaskJournal
 from task_executor.service.task_users import user_policy
 from tests.support import identities
 from tests.task_executor.service.executor_process import ExecutorProcess
@@ -110,6 +111,14 @@ class Executor:
         self.running.cancel()
         await self.front.abandon()
         self.directory.close()
+
+    def saved_tasks(self) -> dict[str, dict[str, Any]]:
+        """The tasks that the next front would find on disk."""
+        return saved_tasks(self.folder / "state")
+
+
+def saved_tasks(state_dir: Path) -> dict[str, dict[str, Any]]:
+    return TaskJournal(state_dir / "tasks", lambda _path: None).saved()
 
 
 @asynccontextmanager

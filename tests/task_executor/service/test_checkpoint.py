@@ -7,6 +7,7 @@ import json
 import os
 import stat
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -29,12 +30,12 @@ from task_executor.host.helper_messages import TaskFault
 from task_executor.service import checkpoint
 from task_executor.service.checkpoint import (
     SavedState,
-    Saver,
     StateDirectory,
     state_content,
     write_document,
 )
 from task_executor.service.denials import Denials
+from task_executor.service.group_commit import GroupCommit
 from task_executor.service.task_table import Task
 from tests.support.disk_calls import DiskCalls
 
@@ -295,24 +296,6 @@ def test_what_was_saved_survives_a_power_cut(
         disk.calls.clear()
         directory.save(replace(STATE, rm_epoch=number))
         disk.check_durable(directory.path / "state.json")
-        directory.save_task("t1", {"task_id": "t1", "attempt": number})
-        disk.check_durable(directory.path / "tasks" / "t1.json")
-
-
-def test_tasks_are_kept_one_by_one(directory: StateDirectory) -> None:
-    directory.save_task("t1", {"task_id": "t1"})
-    directory.save_task("t2", {"task_id": "t2"})
-    (directory.path / "tasks" / "t3.json").write_text("torn")
-    assert list(directory.tasks()) == [{"task_id": "t1"}, {"task_id": "t2"}]
-    assert "t3.json is damaged" in directory.damage[0]
-    directory.forget_task("t1")
-    directory.forget_task("t1")
-    assert [task["task_id"] for task in directory.tasks()] == ["t2"]
-
-
-def test_only_ids_become_file_names(directory: StateDirectory) -> None:
-    with pytest.raises(ValueError, match="not a task id"):
-        directory.save_task("../state", {})
 
 
 async def test_many_who_save_at_once_share_a_write(
@@ -328,12 +311,12 @@ async def test_many_who_save_at_once_share_a_write(
         write(path, content, mode)
 
     monkeypatch.setattr(checkpoint, "write_document", counted)
-    saver = Saver(directory, lambda: SavedState("host-a", "instance", present))
+    saver = GroupCommit(lambda: partial(directory.save, SavedState("host-a", "instance", present)))
 
     async def change(number: int) -> None:
         nonlocal present
         present = max(present, number)
-        await saver.save()
+        await saver.commit()
         assert directory.load("").rm_epoch >= number
 
     await asyncio.gather(*(change(number) for number in range(1, 101)))

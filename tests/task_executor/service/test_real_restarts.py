@@ -14,6 +14,7 @@ from finegrain.v1 import task_executor_pb2 as te
 from finegrain.v1.slots_pb2 import SLOT_STATE_FREEING
 from tests.support.journals import has_ended
 from tests.support.patience import PATIENCE_S
+from tests.task_executor.service.conftest import saved_tasks
 from tests.task_executor.service.executor_process import ExecutorProcess
 from tests.task_executor.service.scripted_rm import (
     JobMaster,
@@ -152,7 +153,7 @@ async def test_a_stop_that_is_to_leave_nothing_behind(
         os.kill(status.pid, 0)
     await eventually(lambda: not process.has_helper(), "the helper has gone")
     assert not process.groups()
-    assert not list((process.state_dir / "tasks").iterdir())
+    assert not saved_tasks(process.state_dir)
 
 
 async def test_a_stop_that_is_to_leave_nothing_behind_while_the_rm_is_gone(

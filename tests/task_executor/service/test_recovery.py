@@ -198,8 +198,8 @@ async def test_a_stop_that_is_to_leave_nothing_behind_frees_forgets_and_tells(
     assert rm.ended() == {"slot": "TERMINATED"}
     assert (executor.helper.slots, executor.helper.specs) == ({}, {})
     assert executor.helper.stopped
-    assert not list((executor.folder / "state" / "tasks").iterdir())
     executor.directory.close()
+    assert not executor.saved_tasks()
     await executor.start()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from dataclasses import replace
 
 import pytest
@@ -20,7 +21,8 @@ from finegrain.errors import (
 )
 from finegrain.v1 import task_executor_pb2 as te
 from task_executor.host.helper_messages import Reconnected, TaskFault
-from task_executor.service import checkpoint, task_runner, task_table, task_watch
+from task_executor.service import task_runner, task_table, task_watch
+from tests.support.disk_calls import DiskCalls
 from tests.task_executor.service.conftest import Executor
 from tests.task_executor.service.scripted_rm import (
     OPERATOR,
@@ -192,7 +194,7 @@ async def test_a_task_that_cannot_be_recorded_is_not_started(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as disk:
-        disk.setattr(checkpoint, "write_document", full)
+        disk.setattr(os, "pwrite", full)
         request = te.SubmitTaskRequest(task_id="task", allocation_id="slot", generation=1)
         request.spec.argv.append("true")
         with pytest.raises(Unavailable) as refused:
@@ -200,6 +202,32 @@ async def test_a_task_that_cannot_be_recorded_is_not_started(
     assert refused.value.reason is Reason.DISK_FULL
     assert not executor.helper.specs
     assert (await job_master.submit("true")).state == te.TASK_STATE_RUNNING
+
+
+async def test_a_task_is_acknowledged_only_when_it_is_durable_and_starts_once(
+    executor: Executor, job_master: JobMaster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    request = te.SubmitTaskRequest(task_id="task", allocation_id="slot", generation=1)
+    request.spec.argv.append("true")
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "fdatasync", broken)
+        for _ in range(2):
+            with pytest.raises(Unavailable, match="could not be recorded"):
+                await job_master.call("SubmitTask", request)
+    assert (await job_master.submit("true")).state == te.TASK_STATE_RUNNING
+    assert executor.helper.said("start") == ["start task"]
+
+
+async def test_tasks_that_start_together_share_a_sync(
+    executor: Executor, job_master: JobMaster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = DiskCalls(monkeypatch)
+    await asyncio.gather(*(job_master.submit("true", task_id=f"t{each}") for each in range(50)))
+    assert 0 < len(disk.calls) <= 30
+    assert executor.saved_tasks().keys() == {f"t{each}" for each in range(50)}
 
 
 async def test_a_start_that_the_helper_refuses_is_a_failed_task(
@@ -371,7 +399,7 @@ async def test_tasks_outlive_their_slot_for_a_while_and_are_then_forgotten(
     assert executor.helper.said("forget") == ["forget task"]
     with pytest.raises(NotFound):
         await job_master.watch()
-    assert not list((executor.folder / "state" / "tasks").iterdir())
+    assert not executor.saved_tasks()
 
 
 async def test_of_very_many_ended_tasks_the_oldest_are_forgotten(
