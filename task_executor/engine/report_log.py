@@ -56,6 +56,7 @@ class ReportLog:
     # Report number and table version; None: they are not known.
     _acknowledged: tuple[int, int] | None = None
     _sent: dict[int, int] = field(default_factory=dict)  # report number -> table version
+    _answered: int | None = None  # table version of the last report in an answer to a command
     # Ended slots, each with the number of the first report that contains it (0: not sent yet).
     _ended: dict[SlotKey, tuple[EndedSlot, int]] = field(default_factory=dict)
 
@@ -78,6 +79,17 @@ class ReportLog:
             cpus=table.cpus.conditions,
             device_conditions=table.devices.conditions,
         )
+
+    def answer(self, table: SlotTable, *, rm_epoch: int, command_number: int) -> NumberedState:
+        """Returns a full report for the answer to a command. The RM repeats a command until it has
+        the answer.
+        """
+        self._answered = table.version
+        return self.full(table, rm_epoch=rm_epoch, command_number=command_number)
+
+    def has_news(self, table: SlotTable) -> bool:
+        """Returns True if the last answer to a command does not contain the present state."""
+        return bool(self._ended) or table.version != self._answered
 
     def next(self, table: SlotTable, *, rm_epoch: int, command_number: int) -> NumberedState:
         """Returns the next report. It is `unchanged` if the RM already has the present slots.

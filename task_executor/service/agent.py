@@ -8,6 +8,7 @@ the agent, receives the commands of the RM.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -323,12 +324,17 @@ class Agent:
             await self._keeper.free(wanted)
 
     async def _wait_for_change(self) -> None:
-        try:
+        """Waits for a change that the RM does not get by the answer to a command, at most one
+        report interval.
+        """
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.state.report_interval_ms / 1000):
-                await self._changed.wait()
-        except TimeoutError:
-            return
-        await asyncio.sleep(COALESCE_S)  # several changes often follow each other closely
+                while True:
+                    await self._changed.wait()
+                    await asyncio.sleep(COALESCE_S)  # several changes often follow each other
+                    self._changed.clear()
+                    if not self.state.registered or self._keeper.has_news():
+                        return
 
     # -- without the resource manager --------------------------------------------------------
 

@@ -196,7 +196,7 @@ class CommandRunner:
         # Set the command's number first, because the report in the answer contains it.
         self._keeper.fence.contained(numbers)
         answer = task_executor_pb2.AllocateSlotsResponse(
-            results=results, report=state_to_proto(self._keeper.full_state())
+            results=results, report=state_to_proto(self._keeper.answer_state())
         )
         self._keeper.fence.record(numbers, answer)
         self._log_outcomes(carved)
@@ -249,7 +249,7 @@ class CommandRunner:
         await self._keeper.wait_freed([key for key, _ in wanted], FREE_WAIT_S)
         self._keeper.fence.contained(numbers)
         answer = task_executor_pb2.FreeSlotsResponse(
-            results=results, report=state_to_proto(self._keeper.full_state())
+            results=results, report=state_to_proto(self._keeper.answer_state())
         )
         self._keeper.fence.record(numbers, answer)
         return answer
@@ -272,7 +272,7 @@ class CommandRunner:
         self._keeper.fence.contained(numbers)
         answer = task_executor_pb2.TaskExecutorServiceResizeSlotResponse(
             result=result(request.allocation_id, error),
-            report=state_to_proto(self._keeper.full_state()),
+            report=state_to_proto(self._keeper.answer_state()),
         )
         self._keeper.fence.record(numbers, answer)
         return answer

@@ -69,6 +69,7 @@ class ManagerLink:
         self._own = own
         self._server = Identity(own.credentials.who.cluster, Role.RM)
         self._channel: grpc.aio.Channel | None = None
+        self._stubs: dict[Any, Any] = {}  # by service, for the present channel
         self._channel_version = 0  # version of the certificate that the channel uses
         self._retired: set[asyncio.Task[None]] = set()  # channels with earlier certificates
         self._failures = 0
@@ -128,9 +129,10 @@ class ManagerLink:
                 self._server,
                 leave_frozen_after_s=LEAVE_FROZEN_AFTER_S if self._leaders.several else None,
             )
-        stub: Any = service(self._channel)
+        if service not in self._stubs:
+            self._stubs[service] = service(self._channel)
         try:
-            answer = await getattr(stub, method)(request, timeout=CALL_S_MAX)
+            answer = await getattr(self._stubs[service], method)(request, timeout=CALL_S_MAX)
         except grpc.RpcError as error:
             raise error_from_rpc(error, self.address) from None
         except asyncio.CancelledError:
@@ -164,14 +166,18 @@ class ManagerLink:
     async def close(self) -> None:
         """Closes the channel. The next call opens a new channel."""
         channel: Any = self._channel
-        self._channel = None
+        self._forget_channel()
         if channel is not None:
             await channel.close()
 
     def _retire_channel(self) -> None:
         """Closes the channel when the last call that uses it has ended."""
         channel: Any = self._channel
-        self._channel = None
+        self._forget_channel()
         closing = asyncio.create_task(channel.close(CALL_S_MAX))
         self._retired.add(closing)
         closing.add_done_callback(self._retired.discard)
+
+    def _forget_channel(self) -> None:
+        self._channel = None
+        self._stubs.clear()

@@ -182,6 +182,17 @@ class SlotKeeper:
             self.table, rm_epoch=fence.rm_epoch, command_number=fence.command_number
         )
 
+    def answer_state(self) -> NumberedState:
+        """Returns the next report, with the complete state, for the answer to a command."""
+        fence = self.fence
+        return self.reports.answer(
+            self.table, rm_epoch=fence.rm_epoch, command_number=fence.command_number
+        )
+
+    def has_news(self) -> bool:
+        """Returns True if the RM does not get the present state by the answer to a command."""
+        return bool(self.admin_calls.first()) or self.reports.has_news(self.table)
+
     def next_state(self) -> NumberedState:
         """Returns the next report. It is `unchanged` if the RM already knows the present state."""
         fence = self.fence
@@ -602,7 +613,10 @@ class SlotKeeper:
                 reason=slot.end_reason,
             )
             self.on_change()
-            await self.save_or_log()
+            # If the RM ordered the end, an older checkpoint is good enough: a slot that was being
+            # freed and is not on the host has ended.
+            if slot.end_reason:
+                await self.save_or_log()
             await self.cpu_bindings.sync_or_log()
         finally:
             self._teardowns.pop(key, None)

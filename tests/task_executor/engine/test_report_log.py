@@ -111,3 +111,22 @@ def test_no_life_of_an_executor_counts_where_an_earlier_one_did() -> None:
     assert first.full().report_number < second.full().report_number
     third.log.continue_after(second.log.report_number)
     assert third.full().report_number > second.full().report_number
+
+
+def test_a_state_in_an_answer_is_no_news_until_it_changes() -> None:
+    host = Host()
+    assert host.log.has_news(host.table)
+    host.carve()
+    host.log.answer(host.table, rm_epoch=7, command_number=3)
+    assert not host.log.has_news(host.table)
+    host.table.begin_free(KEY)
+    assert host.log.has_news(host.table)
+
+
+def test_an_end_is_news_until_it_is_acknowledged() -> None:
+    host = Host()
+    host.log.ended(EndedSlot(KEY, "SLOT_BROKEN"))
+    state = host.log.answer(host.table, rm_epoch=7, command_number=3)
+    assert host.log.has_news(host.table)
+    host.log.acknowledge(state.report_number)
+    assert not host.log.has_news(host.table)

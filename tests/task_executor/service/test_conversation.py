@@ -60,10 +60,14 @@ async def test_a_change_is_told_at_once(rm: ScriptedRM, executor: Executor) -> N
     rm.report_interval_ms, rm.register_again = 3_600_000, True
     await eventually(lambda: len(rm.registrations) == 2, "it registers again")
     before = len(rm.reports)
-    await rm.allocate(allocation())
-    await eventually(lambda: rm.slots() == {"slot": 2}, "the slot is reported")
+    # The answers to commands contain the new slots, so nothing else must report them.
+    await rm.allocate(allocation(), allocation("broken"))
+    del executor.helper.slots["broken", 1]
+    executor.helper.tell(Reconnected())
+    await eventually(lambda: rm.slots() == {"slot": 2}, "the end is reported")
+    assert rm.ended() == {"broken": "SLOT_BROKEN"}
     assert rm.reports[-1].report.command_number == 1
-    assert len(rm.reports) - before <= 3
+    assert len(rm.reports) - before <= 4
 
 
 async def test_an_rm_that_restarted_gets_a_full_registration(
