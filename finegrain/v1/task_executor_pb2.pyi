@@ -490,6 +490,7 @@ class SubmitTaskRequest(google.protobuf.message.Message):
     SPEC_FIELD_NUMBER: builtins.int
     OPERATOR_TASK_FIELD_NUMBER: builtins.int
     MEMORY_LIMIT_BYTES_FIELD_NUMBER: builtins.int
+    WAIT_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """Identity, chosen by the job master (UUIDv7). Required."""
     allocation_id: builtins.str
@@ -511,6 +512,13 @@ class SubmitTaskRequest(google.protobuf.message.Message):
         object FINEGRAIN_TASK (docs/job-graphs.md).
         """
 
+    @property
+    def wait(self) -> google.protobuf.duration_pb2.Duration:
+        """The executor answers when the task has ended, or when this time has passed since the start, up to 1 s. For a short
+        task, this saves the call of WatchTask. It is no part of the content that a repeated call must have. Absent: the
+        executor answers when the task has started.
+        """
+
     def __init__(
         self,
         *,
@@ -520,9 +528,10 @@ class SubmitTaskRequest(google.protobuf.message.Message):
         spec: global___TaskSpec | None = ...,
         operator_task: global___OperatorTask | None = ...,
         memory_limit_bytes: builtins.int = ...,
+        wait: google.protobuf.duration_pb2.Duration | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["operator_task", b"operator_task", "spec", b"spec"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "generation", b"generation", "memory_limit_bytes", b"memory_limit_bytes", "operator_task", b"operator_task", "spec", b"spec", "task_id", b"task_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["operator_task", b"operator_task", "spec", b"spec", "wait", b"wait"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "generation", b"generation", "memory_limit_bytes", b"memory_limit_bytes", "operator_task", b"operator_task", "spec", b"spec", "task_id", b"task_id", "wait", b"wait"]) -> None: ...
 
 global___SubmitTaskRequest = SubmitTaskRequest
 
@@ -778,17 +787,29 @@ class SubmitTaskResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     TASK_FIELD_NUMBER: builtins.int
+    OUTPUT_FIELD_NUMBER: builtins.int
+    COMPLETE_FIELD_NUMBER: builtins.int
+    complete: builtins.bool
+    """The task has ended, and `output` is its whole output."""
     @property
     def task(self) -> global___TaskStatus:
         """The task; FAILED if the command could not be executed."""
+
+    @property
+    def output(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___OutputChunk]:
+        """If the task has ended within `SubmitTaskRequest.wait`, its output, in order per stream. If there are more than 64
+        KiB, the caller gets the output with WatchTask.
+        """
 
     def __init__(
         self,
         *,
         task: global___TaskStatus | None = ...,
+        output: collections.abc.Iterable[global___OutputChunk] | None = ...,
+        complete: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["task", b"task"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["task", b"task"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["complete", b"complete", "output", b"output", "task", b"task"]) -> None: ...
 
 global___SubmitTaskResponse = SubmitTaskResponse
 

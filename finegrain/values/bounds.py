@@ -46,6 +46,9 @@ GRACE_MS_MAX = 24 * 3600 * 1000
 TASK_TIME_MS_MAX = 365 * 24 * 3600 * 1000
 """Longest run time limit of one task: 365 days."""
 
+SUBMIT_WAIT_MS_MAX = 1_000
+"""Longest time for which the submission of a task waits for the end of the task: 1 s."""
+
 OUTPUT_BYTES_MAX = 1 << 50
 """Largest stored part of one output stream of a task, and highest position in it: 1 PiB."""
 

@@ -19,9 +19,9 @@ from finegrain.values.bounds import GRACE_MS_MAX
 from task_executor.service.commands import CommandRunner
 from task_executor.service.encoding import write
 from task_executor.service.operator_calls import OperatorCalls
-from task_executor.service.task_requests import check_holder, check_output_offset
+from task_executor.service.task_requests import check_holder, check_output_offset, wait_of
 from task_executor.service.task_runner import TaskRunner
-from task_executor.service.task_watch import keep_holding, watch_task
+from task_executor.service.task_watch import keep_holding, short_output, watch_task
 
 
 class ExecutorService(task_executor_pb2_grpc.TaskExecutorServiceServicer):
@@ -57,8 +57,14 @@ class ExecutorService(task_executor_pb2_grpc.TaskExecutorServiceServicer):
     async def SubmitTask(
         self, request: task_executor_pb2.SubmitTaskRequest, context: Any
     ) -> task_executor_pb2.SubmitTaskResponse:
+        wait_ms = wait_of(request)
         task = await self._tasks.submit(request, self._shown(context))
-        return task_executor_pb2.SubmitTaskResponse(task=write(task_executor_pb2.TaskStatus, task))
+        output = None if wait_ms is None else await short_output(task, wait_ms)
+        return task_executor_pb2.SubmitTaskResponse(
+            task=write(task_executor_pb2.TaskStatus, task),
+            output=output,
+            complete=output is not None,
+        )
 
     async def CancelTask(
         self, request: task_executor_pb2.CancelTaskRequest, context: Any

@@ -15,6 +15,7 @@ from finegrain.values.bounds import (
     AMOUNT_MAX,
     COMMAND_BYTES_MAX,
     OUTPUT_BYTES_MAX,
+    SUBMIT_WAIT_MS_MAX,
     TASK_TIME_MS_MAX,
 )
 from finegrain.values.operators import OperatorTask
@@ -66,7 +67,9 @@ def submission_of(request: task_executor_pb2.SubmitTaskRequest) -> Submission:
         raise InvalidArgument(
             "spec.output_limit_bytes", spec.output_limit_bytes, f"0 to {OUTPUT_BYTES_MAX}"
         )
-    # Serialize deterministically. So a repeated submission has the same digest.
+    # Serialize deterministically, without the time to wait. So a repeated submission has the same
+    # digest.
+    request.ClearField("wait")
     content = request.SerializeToString(deterministic=True)
     # Check every field before the task is created. So an invalid request has no effect.
     return Submission(
@@ -89,6 +92,17 @@ def submission_of(request: task_executor_pb2.SubmitTaskRequest) -> Submission:
         memory_limit_bytes=_check_memory_limit(request.memory_limit_bytes),
         output_holder=check_holder("spec.output_holder", spec.output_holder),
     )
+
+
+def wait_of(request: task_executor_pb2.SubmitTaskRequest) -> int | None:
+    """Returns the time for which a submission waits for the end of the task, in milliseconds.
+
+    Raises:
+        InvalidArgument: the time is outside the allowed range.
+    """
+    if not request.HasField("wait"):
+        return None
+    return duration_ms_from_proto(request.wait, "wait", largest_ms=SUBMIT_WAIT_MS_MAX)
 
 
 def check_holder(field_name: str, holder: str) -> str:

@@ -8,6 +8,7 @@ does not delay other watchers. But a slow holder delays the task (task_executor/
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 
 from finegrain.errors import AlreadyExists, FinegrainError
@@ -106,6 +107,46 @@ async def watch_task(
             if await _wait(changed, KEEPALIVE_S if request.no_output else pause_s):
                 continue
             pause_s = min(pause_s * 2, POLL_S_MAX)
+
+
+async def short_output(task: Task, wait_ms: int) -> list[task_executor_pb2.OutputChunk] | None:
+    """Waits for the end of a task, and returns its whole output.
+
+    Args:
+        task: the task.
+        wait_ms: the maximum time to wait, in milliseconds.
+
+    Returns:
+        The output; None: the task has not ended, or has too much output for one message.
+    """
+    if not task.has_ended:
+        with task.watched() as changed, contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_ms / 1000):
+                while not task.has_ended:
+                    changed.clear()
+                    await changed.wait()
+    if not task.has_ended:
+        return None
+    sizes = _output_sizes(task)
+    if sum(sizes.values()) > CHUNK_BYTES or task.directory is None:
+        return None if any(sizes.values()) else []
+    readers = {
+        number: OutputReader(task.directory, "stdout" if number == STDOUT else "stderr")
+        for number, size in sizes.items()
+        if size
+    }
+    return list(_new_output(readers, thorough=True))
+
+
+def _output_sizes(task: Task) -> dict[int, int]:
+    """Returns the number of bytes of each stream of an ended task."""
+    record = task.exit
+    if record is None:  # it never ran
+        return {}
+    return {
+        STDOUT: record.stdout_bytes + record.stdout_dropped_bytes,
+        STDERR: record.stderr_bytes + record.stderr_dropped_bytes,
+    }
 
 
 def _new_output(

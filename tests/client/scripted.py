@@ -102,6 +102,7 @@ class Scripted(_Servicer):
         self.break_snapshot_after: deque[int] = deque()  # number of parts until a snapshot breaks
         self.break_output_after: deque[int] = deque()  # number of chunks until a WatchTask breaks
         self.chunk_bytes = 4
+        self.waits = False  # True: SubmitTask has the whole output of a task that has ended
         self.programs: dict[str, Program] = {}
         self.tasks: dict[str, te.SubmitTaskRequest] = {}
         self.cancelled: set[str] = set()  # tasks
@@ -513,7 +514,13 @@ class Scripted(_Servicer):
         self.tasks[request.task_id] = request
         if request.spec.argv[0] in self.run_for_real:
             self.programs[request.task_id] = Program(ends=False)
-        return te.SubmitTaskResponse(task=self._status(request.task_id))
+        answer = te.SubmitTaskResponse(task=self._status(request.task_id))
+        if self.waits and request.HasField("wait") and self._is_over(request.task_id):
+            program = self.programs[self._name(request.task_id)]
+            for number, data in ((1, program.stdout), (2, program.stderr)):
+                answer.output.add(stream=number, data=data)
+            answer.complete = True
+        return answer
 
     async def ListTasks(self, request: Any, context: Any) -> Any:
         await self._begin("ListTasks", request, context)

@@ -32,6 +32,35 @@ async def test_a_command_and_what_it_said(servant: Scripted, slot: fg.Slot) -> N
         result.check()
 
 
+async def test_a_short_task_needs_one_call(servant: Scripted, slot: fg.Slot) -> None:
+    servant.programs["say"] = Program(stdout=TEXT, stderr=b"careful", exit_code=3)
+    servant.waits = True
+    chunks = list[fg.OutputChunk]()
+    told = await slot.run(["say"], output=chunks.append, wait_s=0.5)
+    kept = await slot.run(["say"], wait_s=0.5)
+    assert (await told.wait(timeout_s=10)).exit_code == 3
+    assert [(each.stream, each.data) for each in chunks] == [
+        ("stdout", TEXT),
+        ("stderr", b"careful"),
+    ]
+    result = await kept.wait(timeout_s=10)
+    assert (result.stdout, result.stderr, result.dropped_bytes) == (TEXT, b"careful", 0)
+    assert not servant.calls["WatchTask"]
+    # A later reader gets the output by the stream.
+    assert b"".join([each.data async for each in kept.output() if each.stream == "stdout"]) == TEXT
+
+
+async def test_a_wait_that_ends_before_the_task_changes_nothing(
+    servant: Scripted, slot: fg.Slot
+) -> None:
+    servant.programs["say"] = Program(stdout=TEXT)
+    # This executor is of an earlier version, and answers at once.
+    task = await slot.run(["say"], wait_s=0.5)
+    assert (await task.wait(timeout_s=10)).stdout == TEXT
+    with pytest.raises(fg.InvalidArgument, match="wait_s"):
+        await slot.run(["say"], wait_s=1.5)
+
+
 async def test_a_good_result_checks_out(servant: Scripted, slot: fg.Slot) -> None:
     servant.programs["true"] = Program()
     task = await slot.run(["true"])

@@ -23,7 +23,7 @@ from resource_manager.service.wire.resizes import resize_event
 from task_executor.helper.protocol import HELPER_VERBS, MEMORY_UNIT_BYTES, Check, Fields
 from task_executor.service.commands import _free_from_proto
 from task_executor.service.messages import spec_from_proto
-from task_executor.service.task_requests import check_output_offset, submission_of
+from task_executor.service.task_requests import check_output_offset, submission_of, wait_of
 
 HELPERS = {
     "generation": (1, bounds.COUNTER_MAX),
@@ -132,6 +132,10 @@ def of_task(path: str) -> Take:
     return take
 
 
+def submission_waits(value: int) -> Any:
+    return wait_of(te.SubmitTaskRequest(wait=duration_ms_to_proto(value)))
+
+
 def freed(value: int) -> Any:
     message = te.SlotFree(allocation_id="slot", generation=1, grace=duration_ms_to_proto(value))
     return _free_from_proto(message, "slots[0]")
@@ -224,6 +228,11 @@ AMOUNTS: dict[str, tuple[int, int, list[Take]]] = {
         bounds.TASK_TIME_MS_MAX,
         1,
         [of_task("spec.timeout"), lambda value: options(timeout_s=value / 1000)],
+    ),
+    "wait of a submission": (
+        bounds.SUBMIT_WAIT_MS_MAX,
+        1,
+        [submission_waits, lambda value: options(wait_s=value / 1000)],
     ),
     "stored output": (
         bounds.OUTPUT_BYTES_MAX,

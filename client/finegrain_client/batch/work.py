@@ -57,6 +57,10 @@ again in another slot.
 """
 
 
+SHORT_S = 0.1
+"""Time for which the submission of a task waits for its end. So a shorter task needs one call."""
+
+
 def task_id_of(batch_id: str, thread: int, attempt: int) -> str:
     """Returns the id of an attempt's task, which is the same for every runner of the batch.
 
@@ -99,6 +103,7 @@ class Attempt:
                 output_limit_bytes=self.spec.output_limit_bytes,
                 task_id=task_id_of(self.batch_id, self.thread, self.number),
                 cancel_on_interrupt=False,  # a later runner takes over the task
+                wait_s=SHORT_S,
             )
             on_start()
             # `cancel` may have been called before the task was submitted.

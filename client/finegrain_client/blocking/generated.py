@@ -253,6 +253,7 @@ class Slot(ContextHandle["AsyncSlot"]):
         hold_output: bool = False,
         task_id: str = "",
         cancel_on_interrupt: bool = True,
+        wait_s: float = 0.0,
     ) -> Task:
         """Starts a command in the slot. Returns when the executor has accepted the command.
 
@@ -276,6 +277,8 @@ class Slot(ContextHandle["AsyncSlot"]):
             task_id: id of the task; empty: the client generates an id.
             cancel_on_interrupt: if true, interrupting this call also cancels the task. If false, an
                 accepted task continues, and a call with the same `task_id` returns its handle.
+            wait_s: the call returns when the task has ended, or after this time in seconds, at most
+                1. For a task that ends earlier, this saves a call to the executor.
 
         Raises:
             TaskNotStarted: the command cannot be executed. `reason` says why.
@@ -297,6 +300,7 @@ class Slot(ContextHandle["AsyncSlot"]):
                     hold_output=hold_output,
                     task_id=task_id,
                     cancel_on_interrupt=cancel_on_interrupt,
+                    wait_s=wait_s,
                 )
             ),
         )

@@ -17,6 +17,7 @@ from collections.abc import (
     Awaitable,
     Callable,
     Mapping,
+    Sequence,
 )
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
@@ -25,7 +26,12 @@ from typing import Literal
 from finegrain.errors import FinegrainError, InvalidArgument, NotFound, PermissionDenied
 from finegrain.resources import MIB
 from finegrain.v1 import task_executor_pb2 as te
-from finegrain.values.bounds import AMOUNT_MAX, OUTPUT_BYTES_MAX, TASK_TIME_MS_MAX
+from finegrain.values.bounds import (
+    AMOUNT_MAX,
+    OUTPUT_BYTES_MAX,
+    SUBMIT_WAIT_MS_MAX,
+    TASK_TIME_MS_MAX,
+)
 from finegrain.values.states import TaskState
 from finegrain_client.decoding import read
 from finegrain_client.durations import duration, grace
@@ -61,6 +67,7 @@ class TaskOptions:
     operator_task: te.OperatorTask | None = None  # operators, if the task belongs to a job graph
     memory_limit_bytes: int = 0  # limit of the task within the slot's limit; 0: no such limit
     hold_output: bool = False  # True if the task waits for `output`
+    wait_s: float = 0.0  # the executor answers when the task has ended, or after this time
 
     def __post_init__(self) -> None:
         if not self.argv:
@@ -80,6 +87,9 @@ class TaskOptions:
         most_s = TASK_TIME_MS_MAX / 1000
         if self.timeout_s is not None and not 0.001 <= self.timeout_s <= most_s:
             raise InvalidArgument("timeout_s", self.timeout_s, f"0.001 to {most_s:.0f} seconds")
+        most_s = SUBMIT_WAIT_MS_MAX / 1000
+        if not 0 <= self.wait_s <= most_s:
+            raise InvalidArgument("wait_s", self.wait_s, f"0 to {most_s:g} seconds")
 
     def message(self, task_id: str) -> te.TaskSpec:
         """Returns the options as a protocol message."""
@@ -139,9 +149,15 @@ class Task:
     status: TaskStatus
 
     def __init__(
-        self, slot: SlotAtExecutor, context: JobContext, status: TaskStatus, options: TaskOptions
+        self,
+        slot: SlotAtExecutor,
+        context: JobContext,
+        status: TaskStatus,
+        options: TaskOptions,
+        whole: Sequence[te.WatchTaskResponse] = (),
     ) -> None:
         self._slot = slot
+        self._whole = whole  # all messages of the task's stream, if the task has already ended
         self._context = context
         self._options = options
         self._capture = Capture()
@@ -289,6 +305,11 @@ class Task:
                 self._done.set_exception(error)
 
     async def _messages(self, reader: _Reader) -> AsyncGenerator[te.WatchTaskResponse, None]:
+        if self._whole and reader is self._reader:
+            for message in self._whole:
+                yield message
+            return
+
         def open_stream() -> StreamCall[te.WatchTaskResponse]:
             message = te.WatchTaskRequest(
                 task_id=self.task_id,
@@ -418,6 +439,7 @@ async def start_task(
         spec=options.message(task_id),
         operator_task=options.operator_task,
         memory_limit_bytes=options.memory_limit_bytes,
+        wait=duration(options.wait_s or None),
     )
     try:
         answer = await slot.call(
@@ -432,7 +454,10 @@ async def start_task(
     status = read(TaskStatus, answer.task)
     if status.state is TaskState.FAILED:
         raise _not_started(status)
-    return Task(slot, context, status, options)
+    whole = [te.WatchTaskResponse(output=chunk) for chunk in answer.output]
+    if answer.complete:
+        whole.append(te.WatchTaskResponse(task=answer.task))
+    return Task(slot, context, status, options, whole)
 
 
 async def _forget(slot: SlotAtExecutor, task_id: str) -> None:

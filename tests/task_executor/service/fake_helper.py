@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from finegrain.errors import (
     AlreadyExists,
@@ -91,12 +92,12 @@ class FakeHelper:
 
     def end(self, task_id: str, exit_code: int | None = 0, **more: object) -> None:
         now_ms = round(time.time() * 1000)
-        record = ExitRecord(
-            exit_code,
-            started_unix_ms=now_ms,
-            ended_unix_ms=now_ms,
-            **more,  # type: ignore[arg-type]
-        )
+        facts: dict[str, Any] = {
+            f"{path.stem}_bytes": path.stat().st_size
+            for path in (self.task_root / task_id).glob("std???.log")
+        }
+        facts |= {"started_unix_ms": now_ms, "ended_unix_ms": now_ms} | more
+        record = ExitRecord(exit_code, **facts)
         self.exits[task_id] = record
         self.tell(TaskExited(task_id, record))
 

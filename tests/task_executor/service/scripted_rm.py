@@ -329,6 +329,7 @@ class JobMaster:
         allocation_id: str = "slot",
         generation: int = 1,
         timeout_ms: int = 0,
+        wait_ms: int = 0,
         **spec: Any,
     ) -> te.TaskStatus:
         message = te.TaskSpec(argv=argv, **spec)
@@ -337,6 +338,8 @@ class JobMaster:
         request = te.SubmitTaskRequest(
             task_id=task_id, allocation_id=allocation_id, generation=generation, spec=message
         )
+        if wait_ms:
+            request.wait.CopyFrom(duration_ms_to_proto(wait_ms))
         answer: te.SubmitTaskResponse = await self.call("SubmitTask", request)
         return answer.task
 

@@ -19,6 +19,7 @@ from finegrain.errors import (
     ResourceExhausted,
     Unavailable,
 )
+from finegrain.rpc.wire import duration_ms_to_proto
 from finegrain.v1 import task_executor_pb2 as te
 from task_executor.host.helper_messages import Reconnected, TaskFault
 from task_executor.service import task_runner, task_table, task_watch
@@ -153,6 +154,7 @@ BAD: dict[str, tuple[dict[str, object], str]] = {
     "a timeout of a century": ({"timeout_ms": 1 << 42}, "spec.timeout"),
     "an id with a slash": ({"task_id": "../x"}, "task_id"),
     "no allocation": ({"allocation_id": ""}, "allocation_id"),
+    "a wait of a minute": ({"wait_ms": 60_000}, "wait"),
     "generation zero": ({"generation": 0}, "generation"),
 }
 
@@ -264,6 +266,54 @@ async def test_a_caller_who_gives_up_finds_the_task_started(
     executor.helper.start_gate.set()
     assert (await job_master.submit("true")).state == te.TASK_STATE_RUNNING
     assert executor.helper.said("start") == ["start task"]
+
+
+def waiting(wait_ms: int) -> te.SubmitTaskRequest:
+    request = te.SubmitTaskRequest(task_id="task", allocation_id="slot", generation=1)
+    request.spec.argv.append("true")
+    request.wait.CopyFrom(duration_ms_to_proto(wait_ms))
+    return request
+
+
+async def test_a_submission_that_waits_gets_end_and_output_of_a_short_task(
+    executor: Executor, job_master: JobMaster
+) -> None:
+    submitted = asyncio.create_task(job_master.call("SubmitTask", waiting(1_000)))
+    await eventually(lambda: "task" in executor.helper.specs, "it is started")
+    executor.helper.write("task", b"out")
+    executor.helper.write("task", b"err", "stderr")
+    executor.helper.end("task", 3)
+    answer = await submitted
+    assert (answer.task.state, answer.task.exit.exit_code) == (te.TASK_STATE_EXITED, 3)
+    assert {each.stream: each.data for each in answer.output} == {1: b"out", 2: b"err"}
+    assert answer.complete
+    # A submission with another wait is the same submission.
+    assert await job_master.call("SubmitTask", waiting(7)) == answer
+    assert not (await job_master.submit("true")).HasField("error")
+
+
+async def test_a_submission_that_waits_in_vain_gets_the_running_task(
+    executor: Executor, job_master: JobMaster
+) -> None:
+    answer = await job_master.call("SubmitTask", waiting(1))
+    assert (answer.task.state, answer.complete) == (te.TASK_STATE_RUNNING, False)
+    executor.helper.write("task", b"late")
+    executor.helper.end("task")
+    assert (await job_master.watch()).stdout == b"late"
+
+
+@pytest.mark.parametrize(("size", "complete"), [(65_536, True), (65_537, False)])
+async def test_more_output_than_fits_into_the_answer_comes_by_the_stream(
+    executor: Executor, job_master: JobMaster, size: int, complete: bool
+) -> None:
+    await job_master.submit("true")
+    executor.helper.write("task", b"x" * size)
+    executor.helper.end("task")
+    await eventually(lambda: not executor.front.keeper.tasks.running(), "it ends")
+    answer = await job_master.call("SubmitTask", waiting(1_000))
+    assert answer.task.state == te.TASK_STATE_EXITED
+    assert answer.complete is complete
+    assert sum(len(each.data) for each in answer.output) == (size if complete else 0)
 
 
 async def test_everything_written_comes_before_the_end(
