@@ -245,7 +245,7 @@ def test_nobody_ever_runs_on_anothers_cpus_or_on_none(
     monkeypatch.setattr("task_executor.service.slot_keeper.RETRY_S_MIN", 0.001)
     monkeypatch.setattr("task_executor.service.host_sync.DESTROY_S_MAX", 0.005)
     monkeypatch.setattr("task_executor.service.checkpoint.os.fsync", lambda _fd: None)
-    monkeypatch.setattr("task_executor.service.checkpoint.asyncio.to_thread", at_once)
+    monkeypatch.setattr("task_executor.service.group_commit.asyncio.to_thread", at_once)
     with asyncio.Runner(loop_factory=LoopWithOwnClock) as runner:
         runner.run(run_story(Story(tmp_path, seed)))
 
