@@ -58,6 +58,7 @@ from resource_manager.wiring import (
     leading_page,
     make_components,
     make_server,
+    sample_group_use,
     serve_metrics,
 )
 
@@ -265,7 +266,7 @@ async def _resource_manager(
         login = LoginSocket(state_dir / SOCKET_FILE, identities.issuer, components.members)
         await login.start()
         stack.push_async_callback(login.stop)
-        for keeps_current in (renew_daily, follow_host_changes):
+        for keeps_current in (renew_daily, follow_host_changes, sample_group_use):
             stack.push_async_callback(stop_task, asyncio.create_task(keeps_current(components)))
         # Stage 3: the providers, which need the address of the port.
         providers = set_up_providers(

@@ -37,6 +37,7 @@ from resource_manager.service.audit import recorded_methods
 from resource_manager.service.cluster_service import About, ClusterServicer
 from resource_manager.service.engine_driver import EngineDriver, now
 from resource_manager.service.executor_service import ExecutorCalls, ExecutorTerms
+from resource_manager.service.group_use import GroupUse, sample_groups
 from resource_manager.service.identities.epochs import EpochProofs
 from resource_manager.service.identities.identity_service import IdentityCalls
 from resource_manager.service.identities.issuing import Issuer
@@ -82,6 +83,7 @@ class Components:
     owners: JobOwners
     providers: ProvidersConfiguration
     measured: MeasuredUse
+    group_use: GroupUse
     about: About
 
 
@@ -199,6 +201,7 @@ async def make_components(
         owners=JobOwners(runner),
         providers=providers,
         measured=MeasuredUse(now_ms),
+        group_use=GroupUse(),
         about=About(software_version(), start_time_ms=now_ms()),
     )
 
@@ -236,7 +239,9 @@ def make_server(
     )
     # Both services share the runner. So all their calls are in one sequence.
     server.add(add_ResourceManagerServiceServicer_to_server, Servicer(components, hub, terms))
-    cluster = ClusterServicer(components.runner, hub, components.about, components.measured)
+    cluster = ClusterServicer(
+        components.runner, hub, components.about, components.measured, components.group_use
+    )
     server.add(add_ClusterServiceServicer_to_server, cluster)
     server.add(add_IdentityServiceServicer_to_server, identity_calls)
 
@@ -331,6 +336,11 @@ def leading_page(components: Components) -> str:
 def now_ms() -> int:
     """Returns the present time in milliseconds since 1970."""
     return time.time_ns() // 1_000_000
+
+
+async def sample_group_use(components: Components) -> None:
+    """Samples the use of resource groups until it is cancelled."""
+    await sample_groups(components.runner, components.group_use, now)
 
 
 async def serve_metrics(components: Components, stack: AsyncExitStack) -> str:

@@ -242,18 +242,25 @@ class Cluster(Operations, Identities):
 
         return read(TopologyReport, answer)
 
-    async def usage(self, *, executor_id: str = "", allocation_id: str = "") -> types.UsageHistory:
-        """Returns the measured use of an executor or a slot over the last hour.
+    async def usage(
+        self, *, executor_id: str = "", allocation_id: str = "", group: str = ""
+    ) -> types.UsageHistory:
+        """Returns the measured use of an executor or a slot, or the allocated amounts of a group,
+        over the last hour.
 
         Args:
-            executor_id: the executor; empty: `allocation_id` names a slot.
-            allocation_id: the slot; empty: `executor_id` names an executor.
+            executor_id: the executor.
+            allocation_id: the slot.
+            group: the resource group.
 
         Raises:
-            NotFound: EXECUTOR_UNKNOWN, ALLOCATION_UNKNOWN: there is no such executor or request.
-            InvalidArgument: both are empty, or both are set.
+            NotFound: EXECUTOR_UNKNOWN, ALLOCATION_UNKNOWN, GROUP_UNKNOWN: there is no such
+                executor, request or group.
+            InvalidArgument: not exactly one of the three is set.
         """
-        message = pb.GetUsageRequest(executor_id=executor_id, allocation_id=allocation_id)
+        message = pb.GetUsageRequest(
+            executor_id=executor_id, allocation_id=allocation_id, group=group
+        )
         answer = await self._connection.call_cluster(
             lambda cluster, timeout_s: cluster.GetUsage(message, timeout=timeout_s)
         )

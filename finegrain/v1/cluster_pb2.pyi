@@ -694,23 +694,27 @@ global___ListSlotsResponse = ListSlotsResponse
 
 @typing.final
 class GetUsageRequest(google.protobuf.message.Message):
-    """Names an executor or a slot."""
+    """Names an executor, a slot or a group: exactly one field is set."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     EXECUTOR_ID_FIELD_NUMBER: builtins.int
     ALLOCATION_ID_FIELD_NUMBER: builtins.int
+    GROUP_FIELD_NUMBER: builtins.int
     executor_id: builtins.str
-    """The executor; empty: `allocation_id` names a slot."""
+    """The executor."""
     allocation_id: builtins.str
-    """The slot; empty: `executor_id` names an executor."""
+    """The slot."""
+    group: builtins.str
+    """The resource group."""
     def __init__(
         self,
         *,
         executor_id: builtins.str = ...,
         allocation_id: builtins.str = ...,
+        group: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "executor_id", b"executor_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "executor_id", b"executor_id", "group", b"group"]) -> None: ...
 
 global___GetUsageRequest = GetUsageRequest
 
@@ -723,10 +727,13 @@ class GetUsageResponse(google.protobuf.message.Message):
     EXECUTOR_ID_FIELD_NUMBER: builtins.int
     SAMPLES_FIELD_NUMBER: builtins.int
     executor_id: builtins.str
-    """The executor; empty if the request that `allocation_id` names has no slot now."""
+    """The executor; empty if the request that `allocation_id` names has no slot now, and for a group."""
     @property
     def samples(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___UsageSample]:
-        """The samples, the oldest first: of an executor about one each 30 seconds, of a slot about one each minute."""
+        """The samples, the oldest first: of an executor about one each 30 seconds, of a slot or a group about one each
+        minute. A group that has had no slot and no request in the last hour has no samples. In a cluster with more than
+        2,000 groups, some groups have none.
+        """
 
     def __init__(
         self,
@@ -740,7 +747,7 @@ global___GetUsageResponse = GetUsageResponse
 
 @typing.final
 class UsageSample(google.protobuf.message.Message):
-    """Measured use at one moment."""
+    """Use at one moment: measured use of a slot or an executor, or allocated amounts of a group."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -749,14 +756,25 @@ class UsageSample(google.protobuf.message.Message):
     MEMORY_BYTES_FIELD_NUMBER: builtins.int
     HOST_CPU_MILLI_FIELD_NUMBER: builtins.int
     HOST_MEMORY_USED_BYTES_FIELD_NUMBER: builtins.int
+    SHARE_NOW_FIELD_NUMBER: builtins.int
+    SHARE_ENTITLED_FIELD_NUMBER: builtins.int
+    WAITING_FIELD_NUMBER: builtins.int
     cpu_milli: builtins.int
-    """CPU use of the slot, or of all slots of the executor, in thousandths of a core."""
+    """CPU use of the slot, or of all slots of the executor, in thousandths of a core. For a group: the CPU that its slots
+    have.
+    """
     memory_bytes: builtins.int
-    """Memory of the slot, or of all slots of the executor, in bytes."""
+    """Memory of the slot, or of all slots of the executor, in bytes. For a group: the memory that its slots have."""
     host_cpu_milli: builtins.int
-    """CPU use of the whole host, in thousandths of a core; 0 for a slot."""
+    """CPU use of the whole host, in thousandths of a core; 0 for a slot and a group."""
     host_memory_used_bytes: builtins.int
-    """Memory in use on the whole host, in bytes; 0 for a slot."""
+    """Memory in use on the whole host, in bytes; 0 for a slot and a group."""
+    share_now: builtins.float
+    """The group's part of the present usage of all running slots, 0 to 1; 0 for a slot and an executor."""
+    share_entitled: builtins.float
+    """The part to which the group is entitled by its weight; 0 for a slot and an executor."""
+    waiting: builtins.int
+    """Number of the group's requests that wait; 0 for a slot and an executor."""
     @property
     def sample_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When the RM received the sample."""
@@ -769,9 +787,12 @@ class UsageSample(google.protobuf.message.Message):
         memory_bytes: builtins.int = ...,
         host_cpu_milli: builtins.int = ...,
         host_memory_used_bytes: builtins.int = ...,
+        share_now: builtins.float = ...,
+        share_entitled: builtins.float = ...,
+        waiting: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["sample_time", b"sample_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cpu_milli", b"cpu_milli", "host_cpu_milli", b"host_cpu_milli", "host_memory_used_bytes", b"host_memory_used_bytes", "memory_bytes", b"memory_bytes", "sample_time", b"sample_time"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cpu_milli", b"cpu_milli", "host_cpu_milli", b"host_cpu_milli", "host_memory_used_bytes", b"host_memory_used_bytes", "memory_bytes", b"memory_bytes", "sample_time", b"sample_time", "share_entitled", b"share_entitled", "share_now", b"share_now", "waiting", b"waiting"]) -> None: ...
 
 global___UsageSample = UsageSample
 

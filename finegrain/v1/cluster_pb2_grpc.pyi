@@ -58,7 +58,7 @@ class ClusterServiceStub:
         finegrain.v1.cluster_pb2.GetUsageRequest,
         finegrain.v1.cluster_pb2.GetUsageResponse,
     ]
-    """Returns the measured use of an executor or a slot over the last hour."""
+    """Returns the measured use of an executor or a slot, or the allocated amounts of a group, over the last hour."""
 
     ListRequests: grpc.UnaryUnaryMultiCallable[
         finegrain.v1.cluster_pb2.ListRequestsRequest,
@@ -264,7 +264,7 @@ class ClusterServiceAsyncStub:
         finegrain.v1.cluster_pb2.GetUsageRequest,
         finegrain.v1.cluster_pb2.GetUsageResponse,
     ]
-    """Returns the measured use of an executor or a slot over the last hour."""
+    """Returns the measured use of an executor or a slot, or the allocated amounts of a group, over the last hour."""
 
     ListRequests: grpc.aio.UnaryUnaryMultiCallable[
         finegrain.v1.cluster_pb2.ListRequestsRequest,
@@ -480,7 +480,7 @@ class ClusterServiceServicer(metaclass=abc.ABCMeta):
         request: finegrain.v1.cluster_pb2.GetUsageRequest,
         context: _ServicerContext,
     ) -> typing.Union[finegrain.v1.cluster_pb2.GetUsageResponse, collections.abc.Awaitable[finegrain.v1.cluster_pb2.GetUsageResponse]]:
-        """Returns the measured use of an executor or a slot over the last hour."""
+        """Returns the measured use of an executor or a slot, or the allocated amounts of a group, over the last hour."""
 
     @abc.abstractmethod
     def ListRequests(

@@ -35,6 +35,7 @@ from finegrain_cli.web.page_files import (
 )
 from finegrain_cli.web.problems import problem
 from finegrain_cli.web.remote_calls import RemoteCalls
+from finegrain_cli.web.tasks import TaskReader, task_routes
 from finegrain_client.connection import Connection
 
 CODE_S = 60.0
@@ -132,7 +133,8 @@ def make_page(connection: Connection, session: PageSession, host: str) -> Any:
         session: code and token.
         host: the only allowed value of the header Host. So other names of this port do not work.
     """
-    api = make_application(RemoteCalls(connection, session.token.encode()), _token_of)
+    calls = RemoteCalls(connection, session.token.encode())
+    api = make_application(calls, _token_of)
 
     async def redeem(request: Request) -> Response:
         try:
@@ -155,6 +157,9 @@ def make_page(connection: Connection, session: PageSession, host: str) -> Any:
         routes=[
             Route("/session", redeem, methods=["POST"]),
             Route("/session", show, methods=["GET"]),
+            *task_routes(
+                TaskReader(connection), lambda request: calls.check("", _token_of(request), "")
+            ),
             Route("/{path:path}", page_file, methods=["GET"]),
         ]
     )

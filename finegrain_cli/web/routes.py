@@ -429,6 +429,15 @@ ROUTES: tuple[Route, ...] = (
         kind="Groups",
         value=groups.Groups,
     ),
+    _get(
+        "/v1/groups/{group}/usage",
+        f"/{CLUSTER}/GetUsage",
+        cluster_pb2.GetUsageRequest,
+        partial(_whole, "Usage", status.UsageHistory),
+        "Allocated amounts and shares of a group over the last hour.",
+        kind="Usage",
+        value=status.UsageHistory,
+    ),
     Route(
         "PATCH",
         "/v1/groups/{name}",

@@ -23,6 +23,7 @@ from resource_manager.engine.explain.paused import Paused
 from resource_manager.engine.explain.provisions import providers_view
 from resource_manager.engine.explain.topology import topology_view
 from resource_manager.engine.explain.waiting_reasons import jobs_waiting_since
+from resource_manager.engine.jobs.groups import known_group
 from resource_manager.engine.lifecycle.known import known_host, known_request
 from resource_manager.engine.model.entities import ClusterEvent, Executor
 from resource_manager.engine.model.events import (
@@ -36,6 +37,7 @@ from resource_manager.engine.state import State
 from resource_manager.service.audit import audited
 from resource_manager.service.device_service import DeviceCalls
 from resource_manager.service.engine_driver import now
+from resource_manager.service.group_use import GroupUse
 from resource_manager.service.groups_service import GroupCalls
 from resource_manager.service.host_policy_service import HostPolicyCalls
 from resource_manager.service.measured_use import MeasuredUse
@@ -71,7 +73,15 @@ class About:
 class ClusterServicer(DeviceCalls, GroupCalls, HostPolicyCalls, UserCalls, ClusterServiceServicer):
     """ClusterService; protos/finegrain/v1/cluster.proto documents each call."""
 
-    def __init__(self, runner: Runner, hub: WatchHub, about: About, measured: MeasuredUse) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        hub: WatchHub,
+        about: About,
+        measured: MeasuredUse,
+        group_use: GroupUse,
+    ) -> None:
+        self._group_use = group_use
         self._runner = runner
         self._measured = measured
         self._hub = hub
@@ -160,12 +170,18 @@ class ClusterServicer(DeviceCalls, GroupCalls, HostPolicyCalls, UserCalls, Clust
         """See the protocol."""
         executor_id = request.executor_id and check_id("executor_id", request.executor_id)
         allocation_id = request.allocation_id and check_id("allocation_id", request.allocation_id)
-        if bool(executor_id) == bool(allocation_id):
+        group = request.group
+        if [bool(executor_id), bool(allocation_id), bool(group)].count(True) != 1:
             raise InvalidArgument(
-                "executor_id", executor_id, "an executor, or else a slot in allocation_id"
+                "executor_id",
+                executor_id,
+                "an executor, or else a slot in allocation_id, or a group in group",
             )
 
         def read(state: State) -> cluster_pb2.GetUsageResponse:
+            if group:
+                known_group(state.groups, group)
+                return cluster_pb2.GetUsageResponse(samples=self._group_use.of(group))
             if executor_id:
                 known_host(state.hosts, executor_id)
                 samples = self._measured.samples_of_executor(executor_id)

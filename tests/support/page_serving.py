@@ -7,12 +7,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from threading import Thread
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
 from finegrain.identity import Identity, Role
 from finegrain_cli.web.page_server import PageServer
+from finegrain_client.retry import RetryPolicy
 from tests.support.page_cluster import PageCluster
 
 T = TypeVar("T")
@@ -22,12 +24,22 @@ class _Connection:
     """What the server of the page needs of a client's connection."""
 
     def __init__(self, cluster: PageCluster) -> None:
-        self._cluster = cluster
+        self._cluster, self.policy = cluster, RetryPolicy()
         who = Identity("simulated", Role.OPERATOR, "root")
         self.own = SimpleNamespace(credentials=SimpleNamespace(who=who))
 
     async def call_cluster(self, call: Callable[[Any, float], Awaitable[T]]) -> T:
         return await call(self._cluster, 30.0)
+
+    def acquire_executor(self, address: str, executor_id: str) -> Any:
+        stub = SimpleNamespace(
+            ListTasks=partial(self._cluster.tasks_of, executor_id),
+            WatchTask=self._cluster.WatchTask,
+        )
+        return SimpleNamespace(stub=stub)
+
+    def release_executor(self, link: Any) -> None:
+        """Nothing is kept."""
 
     call_manager = call_cluster
     call_identities = call_cluster

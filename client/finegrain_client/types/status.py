@@ -196,10 +196,11 @@ class ExecutorStatus(Value):
 
 @dataclass(frozen=True, slots=True)
 class UsageSample(Value):
-    """Measured use at one moment.
+    """Use at one moment: measured use of a slot or an executor, or allocated amounts of a group.
 
-    `cpu_milli` and `memory_bytes` are of a slot, or of all slots of an executor. The other two
-    amounts are of the whole host, and 0 for a slot.
+    `cpu_milli` and `memory_bytes` are of a slot, of all slots of an executor, or of all slots of a
+    group. The amounts of the host are 0 for a slot and a group. The shares and `waiting` are of a
+    group, and 0 for a slot and an executor.
     """
 
     sample_time: datetime | None
@@ -207,13 +208,16 @@ class UsageSample(Value):
     memory_bytes: int
     host_cpu_milli: int
     host_memory_used_bytes: int
+    share_now: float = 0.0  # the group's part of all current usage, 0 to 1
+    share_entitled: float = 0.0  # the part to which the group is entitled by its weight
+    waiting: int = 0  # number of the group's requests that wait
 
 
 @dataclass(frozen=True, slots=True)
 class UsageHistory(Value):
-    """Measured use over the last hour, the oldest sample first.
+    """Use over the last hour, the oldest sample first.
 
-    `executor_id` is empty if the request has no slot now.
+    `executor_id` is empty if the request has no slot now, and for a group.
     """
 
     executor_id: str

@@ -85,6 +85,25 @@ export async function call(method, path, body) {
   return data;
 }
 
+/** Yields the events of a stream as [name, data], until it ends or `signal` ends it. */
+export async function* stream(path, signal) {
+  const response = await fetch(path, { headers: { "x-finegrain-token": token }, signal });
+  const kind = response.headers.get("content-type") ?? "";
+  if (!response.ok) throw new Problem(response.status, await response.json());
+  if (!kind.startsWith("text/event-stream")) throw new Problem(404, { detail: "this page has no such stream" });
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  for (let rest = ""; ; ) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const parts = (rest + value).split("\n\n");
+    rest = parts.pop();
+    for (const part of parts) {
+      const data = /^data: (.*)$/m.exec(part);
+      if (data) yield [/^event: (.*)$/m.exec(part)?.[1] ?? "message", JSON.parse(data[1])];
+    }
+  }
+}
+
 /** Reads a route. */
 export const get = (path) => call("GET", path);
 

@@ -7,7 +7,9 @@ import { place } from "./place.js";
 import { Overview } from "./views/overview.js";
 import { Executor } from "./views/executor.js";
 import { Request, Requests } from "./views/requests.js";
-import { Events, Groups, Jobs } from "./views/jobs.js";
+import { Events } from "./views/events.js";
+import { Groups } from "./views/groups.js";
+import { Job, Jobs } from "./views/jobs.js";
 
 const STALE_MS = 20_000; // a quiet stream sends something every 15 s
 
@@ -20,9 +22,11 @@ const VIEWS = [
 ];
 
 function view(path) {
-  const [, kind, id] = /^\/(executors|requests)\/(.+)$/.exec(path) ?? [];
-  if (kind === "executors") return html`<${Executor} key=${path} id=${decodeURIComponent(id)} />`;
-  if (kind === "requests") return html`<${Request} key=${path} id=${decodeURIComponent(id)} />`;
+  const [, kind, id] = /^\/(executors|requests|jobs)\/(.+)$/.exec(path) ?? [];
+  if (kind) {
+    const One = { executors: Executor, requests: Request, jobs: Job }[kind];
+    return html`<${One} key=${path} id=${decodeURIComponent(id)} />`;
+  }
   const [, , View] = VIEWS.find(([known]) => known === path) ?? VIEWS[0];
   return html`<${View} key=${path} />`;
 }

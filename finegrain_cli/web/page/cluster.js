@@ -3,7 +3,7 @@
 
 import { useEffect } from "./vendor/hooks.mjs";
 import { effect, signal } from "./vendor/signals.mjs";
-import { get, news, touched } from "./api.js";
+import { get, list, news, touched } from "./api.js";
 
 const PAGE = 250; // hosts in one answer: the page stays responsive while it reads them
 const ALONE_MAX = 12; // changed hosts that are read one by one
@@ -50,7 +50,7 @@ function start() {
     try {
       cluster.value = await get("/v1/cluster");
       await readHosts(() => ended);
-      groupOfJob.value = await readJobs();
+      await readJobs();
       problem.value = null;
     } catch (error) {
       problem.value = error;
@@ -105,15 +105,15 @@ async function readHosts(ended) {
 }
 
 async function readJobs() {
-  const found = new Map();
-  let page = "";
-  do {
-    const token = page && `&page_token=${encodeURIComponent(page)}`;
-    const data = await get(`/v1/jobs?page_size=1000${token}`);
-    for (const job of data.items) found.set(job.job_id, job.group);
-    page = data.next_page_token;
-  } while (page);
-  return found;
+  const jobs = await list("/v1/jobs");
+  groupOfJob.value = new Map(jobs.map((job) => [job.job_id, job.group]));
+}
+
+/** Reads the groups of jobs once, for a view that shows slots only. */
+export function useJobs() {
+  useEffect(() => {
+    readJobs().catch(() => {}); // colors of groups are missing until the next view
+  }, []);
 }
 
 /** Replaces hosts by newer ones; a host that is not known yet is added. */

@@ -35,11 +35,15 @@ export function dimension(name) {
     .replaceAll("_", " ");
 }
 
-/** Amounts as one line: "cpu 2, memory 4Gi". */
+/** Amounts as one line: "cpu 2, memory 4Gi". Amounts of countable resources and devices may be nested. */
 export function amounts(map) {
-  const texts = Object.entries(map).map(([name, value]) => `${dimension(name)} ${amount(name, value)}`);
-  return texts.join(", ") || "nothing";
+  return texts(map).join(", ") || "nothing";
 }
+
+const texts = (map) => Object.entries(map).flatMap(([name, value]) => {
+  if (typeof value === "number") return [`${dimension(name)} ${amount(name, value)}`];
+  return name === "extended" || name === "devices" ? texts(value) : [];
+});
 
 /** The memory of amounts: the sum of all parts. */
 export function memory(map) {
@@ -72,4 +76,14 @@ export function count(number, noun) {
 /** The short form of an id: its last eight characters. */
 export function short(id) {
   return id.length > 12 ? id.slice(-8) : id;
+}
+
+const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]/g;
+
+/** Replaces characters that are invisible, or that reorder a text, by visible ones: ESC is "\u241b". */
+export function visible(text) {
+  return text.replace(HIDDEN, (found) => {
+    const code = found.charCodeAt(0);
+    return code < 32 ? String.fromCharCode(0x2400 + code) : code === 127 ? "\u2421" : "\ufffd";
+  });
 }

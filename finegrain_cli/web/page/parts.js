@@ -1,13 +1,23 @@
 // Parts that several views use.
 
-import { createElement as h } from "./vendor/preact.mjs";
-import { useEffect, useState } from "./vendor/hooks.mjs";
+import { createElement } from "./vendor/preact.mjs";
+import { useEffect, useRef, useState } from "./vendor/hooks.mjs";
 import htm from "./vendor/htm.mjs";
 import { call, news } from "./api.js";
-import { percent } from "./format.js";
+import { percent, visible } from "./format.js";
 import { go, set, setting } from "./place.js";
 
-export const html = htm.bind(h);
+const shown = (value) => (typeof value === "string" ? visible(value) : value);
+
+/** Creates an element. No text in it has hidden characters; `html` never reads a text as markup. */
+function element(type, props, ...children) {
+  if (typeof type === "string" && props) {
+    for (const name of ["title", "aria-label"]) if (name in props) props[name] = shown(props[name]);
+  }
+  return createElement(type, props, ...children.map((each) => (Array.isArray(each) ? each.map(shown) : shown(each))));
+}
+
+export const html = htm.bind(element);
 
 /** A link to a view. */
 export function Link({ to, children, ...more }) {
@@ -93,6 +103,19 @@ export function Table({ caption, columns, rows, empty }) {
     <thead><tr>${columns.map(([name]) => html`<th scope="col">${name}</th>`)}</tr></thead>
     <tbody>${rows.map((row) => html`<tr>${columns.map(([, cell]) => html`<td>${cell(row)}</td>`)}</tr>`)}</tbody>
   </table></div>`;
+}
+
+/** A dialog. Tab stays in it, and Escape closes it. Then the focus returns to where it was. */
+export function Dialog({ title, close, children }) {
+  const ref = useRef(null);
+  useEffect(() => {
+    const before = document.activeElement;
+    ref.current.showModal();
+    return () => before?.isConnected && before.focus();
+  }, []);
+  return html`<dialog ref=${ref} aria-label=${title} onClose=${close}>
+    <header><h2>${title}</h2><button onClick=${() => ref.current.close()}>Close</button></header>
+    <div class="inside">${children}</div></dialog>`;
 }
 
 /** A button that asks before it changes something, and shows the error of a refused change. */

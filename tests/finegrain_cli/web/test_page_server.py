@@ -132,6 +132,22 @@ async def test_every_file_has_the_policy_and_no_other_file_is_served(page: Page)
         assert b"hmac" not in body
 
 
+@pytest.mark.parametrize("path", ["/tasks", "/tasks/t/output"])
+async def test_tasks_need_the_token_and_known_fields(page: Page, path: str) -> None:
+    place = "?executor_id=host-a&job_id=j"
+    assert (await page("GET", path + place))[0] == 401
+    headers = {"x-finegrain-token": await page.token()}
+    for query, status, field in (
+        ("", 400, "executor_id"),
+        ("?executor_id=host-a", 400, "job_id"),
+        (place + "&address=1.2.3.4:5", 400, "address"),
+        (place, 404, ""),
+    ):
+        found, _, body = await page("GET", path + query, headers=headers)
+        assert found == status, body
+        assert json.loads(body)["details"].get("field", "") == field
+
+
 @pytest.mark.needs("node")
 def test_the_texts_of_the_page() -> None:
     files = [str(each) for each in sorted(HERE.glob("*.test.mjs"))]

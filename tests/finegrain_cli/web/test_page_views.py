@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from selenium.webdriver.common.keys import Keys
 
 from tests.support.browser import Browser, browsing
 from tests.support.page_cluster import PageCluster
@@ -89,3 +90,83 @@ def test_a_change_is_shown(browser: Browser, cluster: PageCluster, served: Serve
     browser.shows("2 hosts need attention")
     served.change(cluster.drain, host_id(1))
     browser.shows("3 hosts need attention", "host-00001 draining")
+
+
+def test_a_host_shows_its_slots_in_their_places(browser: Browser, served: Served) -> None:
+    browser.open(served.address("/executors/host-00000"))
+    browser.shows(
+        "node 0: 32 cpus, 8 of single slots, shared pool 10-31",
+        "unhealthy: cordoned: fan",
+        "NV12 gpu1",
+        "cpu quota, memory hard",
+    )
+    label = browser.run("return document.querySelector('.rows canvas').ariaLabel")
+    assert label.startswith("node 0 cpu: 32 slots, 69 % allocated; node 0 memory: 32 slots")
+    browser.click("td button", "slot-0-1")
+    browser.shows("34-35, class LSR", "task heap memory 2Gi", "Tasks of this slot", "train.py")
+    assert settings(browser) == "?slot=slot-0-1"
+
+
+def test_the_output_of_a_task_is_shown_as_it_is_written(browser: Browser, served: Served) -> None:
+    browser.open(served.address("/executors/host-00000?slot=slot-0-1&task=task-slot-0-1"))
+    browser.shows("Output of task", "step 3: loss 0.5", "RUNNING")
+    browser.shows("step 30: loss 0.5")
+    kinds = browser.run("return document.querySelectorAll('pre .stderr').length")
+    assert kinds > 0
+    browser.visit("/events")
+    browser.shows("executor_registered")
+    assert browser.errors() == []
+
+
+def test_a_reason_opens_the_whole_explanation(browser: Browser, served: Served) -> None:
+    browser.open(served.address("/requests"))
+    browser.shows("8 WAITING_CAPACITY", "4 BEHIND_QUEUE")
+    browser.click("p button", "4 BEHIND_QUEUE")
+    browser.shows("4 requests that have not ended")
+    browser.click("td button", "BEHIND_QUEUE")
+    browser.shows(
+        "no executor has 32 cpus free",
+        "3 more slots of this size fit now",
+        "cpu at most 9",
+        "served next",
+        "cpu 32, task heap memory 8Gi, licence 1",
+    )
+    assert settings(browser) == "?reason=BEHIND_QUEUE&explain=request-0"
+    browser.press(Keys.ESCAPE)
+    browser.hides("no executor has 32 cpus free")
+    assert settings(browser) == "?reason=BEHIND_QUEUE"
+    assert browser.run("return document.activeElement.innerText") == "BEHIND_QUEUE"
+
+
+def test_a_dialog_keeps_the_focus(browser: Browser, served: Served) -> None:
+    browser.open(served.address("/requests?explain=request-1"))
+    browser.shows("no executor has 32 cpus free")
+    inside = (
+        "return document.activeElement === document.body ||"
+        " document.querySelector('dialog').contains(document.activeElement)"
+    )
+    for _ in range(60):
+        browser.press(Keys.TAB)
+        assert browser.run(inside)
+
+
+def test_a_job_has_slots_a_graph_and_a_timeline(browser: Browser, served: Served) -> None:
+    browser.open(served.address("/jobs"))
+    browser.click("td a", "train-1")
+    browser.shows("Job train-1", "user/alice", "source → map", "1 subtask", "Solid: has a slot")
+    browser.shows("managed memory 512Mi used of 1Gi", "slot-0-1", "Requests that wait")
+
+
+def test_a_group_shows_its_use_over_time(browser: Browser, served: Served) -> None:
+    browser.open(served.address("/groups"))
+    browser.click("button", "▸ vision")
+    browser.shows("entitled to 20.0 %", "cpu allocated: cpu", "requests that wait")
+    browser.has(".chart canvas")
+    browser.click("summary", "Values of share")
+    browser.shows("time", "17.8 %")
+    assert settings(browser) == "?group=vision"
+
+
+def test_events_are_filtered_in_the_address(browser: Browser, served: Served) -> None:
+    browser.open(served.address("/events?kind=executor_draining&find=kernel"))
+    browser.shows("1 of the last 3 events", "drained for a new kernel")

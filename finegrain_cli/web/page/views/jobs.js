@@ -1,12 +1,25 @@
-// Jobs, groups and events.
+// Jobs, and one job with its slots, tasks, graph and timeline.
 
-import { get, list } from "../api.js";
-import { age, amounts, count, percent, short } from "../format.js";
-import { Action, Shown, Table, html, useData } from "../parts.js";
+import { get, lasting, list, now } from "../api.js";
+import { age, amounts, bytes, count, cpu, percent, short } from "../format.js";
+import { chains, quotas, timeline } from "../job_model.js";
+import { NO_TASKS } from "../output.js";
+import { Action, Choice, Link, Search, Shown, Table, html, useData } from "../parts.js";
+import { executorPath, jobPath, requestPath, setting } from "../place.js";
+import { EventTable } from "./events.js";
+import { ExplainDialog, Why } from "./requests.js";
+
+const BARS_MAX = 60;
+const SLOTS_MAX = 200;
+const HOSTS_MAX = 8; // hosts whose tasks are read
+const STATES = ["PENDING", "ALLOCATING", "GRANTED", "CANCELLED", "REJECTED", "RELEASED", "LOST"];
+
+const end = (job) => html`<${Action} label="End" question=${`End ${job.name} with ${count(job.slots, "slot")}?`} method="POST" path=${`/v1/jobs/${encodeURIComponent(job.job_id)}/terminate`} />`;
 
 const JOBS = [
-  ["name", (job) => job.name],
+  ["name", (job) => html`<${Link} to=${jobPath(job.job_id)}>${job.name || short(job.job_id)}<//>`],
   ["id", (job) => short(job.job_id)],
+  ["state", (job) => (job.ended ? `ended: ${job.outcome ?? job.end_reason}` : job.awaited_job_ids.length ? "waits for jobs" : "active")],
   ["group", (job) => job.group],
   ["owner", (job) => job.owner],
   ["waiting", (job) => job.pending_requests],
@@ -14,44 +27,107 @@ const JOBS = [
   ["allocated", (job) => amounts(job.allocated)],
   ["share", (job) => `${(100 * job.share_now).toFixed(1)} %`],
   ["age", (job) => age(job.create_time)],
-  ["", (job) => html`<${Action} label="End" question=${`End ${job.name} with ${count(job.slots, "slot")}?`} method="POST" path=${`/v1/jobs/${encodeURIComponent(job.job_id)}/terminate`} />`],
+  ["action", (job) => !job.ended && end(job)],
 ];
 
 export function Jobs() {
-  const found = useData(() => list("/v1/jobs"), "jobs");
-  return html`<h1>Jobs</h1><${Shown} found=${found}>${(rows) => html`
-    <${Table} caption="Jobs that have not ended" columns=${JOBS} rows=${rows} empty="No job runs." />`}<//>`;
+  const ended = setting("ended", ["no", "yes"]) === "yes";
+  const found = useData(() => list(`/v1/jobs${ended ? "?include_ended=true" : ""}`), `jobs ${ended}`);
+  return html`<h1>Jobs</h1>
+    <div class="controls"><${Choice} name="ended" label="Ended jobs" values=${["no", "yes"]} /><${Search} name="group" label="Group" /><${Search} name="find" label="Find" /></div>
+    <${Shown} found=${found}>${(rows) => {
+      const group = setting("group");
+      const text = setting("find").toLowerCase();
+      const shown = rows.filter((job) => (!group || job.group === group) &&
+        (!text || `${job.name} ${job.job_id} ${job.owner}`.toLowerCase().includes(text)));
+      return html`<${Table} caption=${count(shown.length, "job")} columns=${JOBS} rows=${shown.slice(0, SLOTS_MAX)} empty="No job." />`;
+    }}<//>`;
 }
 
-export function Groups() {
-  const found = useData(() => get("/v1/groups"), "groups");
-  return html`<h1>Groups</h1><${Shown} found=${found}>${(data) => html`
-    <ul class="tree">${branch(data.groups, "")}</ul>`}<//>`;
+export function Job({ id }) {
+  const name = encodeURIComponent(id);
+  const found = useData(async () => {
+    const states = STATES.map((state) => `&states=${state}`).join("");
+    const [jobs, slots, requests] = await Promise.all([
+      get(`/v1/jobs?include_ended=true&matching=${name}`), get(`/v1/slots?job_id=${name}&page_size=1000`),
+      get(`/v1/requests?job_id=${name}&page_size=1000${states}`),
+    ]);
+    const job = jobs.items.find((each) => each.job_id === id);
+    if (!job) throw new Error(`there is no job ${id}`);
+    return { job, slots: slots.items, requests: requests.items };
+  }, id);
+  return html`<${Shown} found=${found}>${({ job, slots, requests }) => html`<h1>Job ${job.name || short(id)}</h1>
+    <${Facts} job=${job} /><p>${!job.ended && end(job)}</p>
+    <h2>Timeline</h2><${Timeline} requests=${requests} />
+    <h2>Graph</h2>${lasting.value ? html`<p class="quiet">${NO_TASKS}</p>` : html`<${Graph} id=${id} slots=${slots} />`}
+    <h2>Slots</h2><${Table} caption=${slots.length > SLOTS_MAX ? `The first ${SLOTS_MAX} of ${slots.length} slots` : count(slots.length, "slot")} columns=${SLOTS} rows=${slots.slice(0, SLOTS_MAX)} empty="The job has no slot." />
+    <h2>Requests that wait</h2><${Table} caption="In queue order" columns=${WAITING} rows=${requests.filter((one) => one.state === "PENDING").slice(0, SLOTS_MAX)} empty="No request waits." />
+    <h2>Events</h2><${EventTable} subject=${id} />`}<//><${ExplainDialog} />`;
 }
 
-function branch(groups, parent) {
-  return groups.filter((group) => group.parent === parent).map((group) => html`<li key=${group.name}>
-    <strong>${group.name}</strong> weight ${group.weight}, ${count(group.running, "slot")}, ${group.waiting} waiting, ${count(group.jobs, "job")}
-    <div class="share" role="img" aria-label=${`share ${(100 * group.share_now).toFixed(1)} %, entitled to ${(100 * group.share_entitled).toFixed(1)} %`}>
-      <svg viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true"><rect class="free" width="100" height="8" />
-        <rect class="allocated" width=${percent(group.share_now, 1)} height="8" />
-        <rect class="ideal" x=${percent(group.share_entitled, 1)} width="0.6" height="8" /></svg></div>
-    <span class="quiet">share ${(100 * group.share_now).toFixed(1)} % of use, entitled to ${(100 * group.share_entitled).toFixed(1)} %; uses ${amounts(group.used)}</span>
-    ${groups.some((each) => each.parent === group.name) && html`<ul>${branch(groups, group.name)}</ul>`}
-  </li>`);
-}
+const Facts = ({ job }) => html`<dl class="sums">
+  <div><dt>id</dt><dd>${job.job_id}</dd></div>
+  <div><dt>state</dt><dd>${job.ended ? `ended: ${job.outcome ?? ""} ${job.end_reason}` : "active"}${job.detached ? ", detached" : ""}</dd></div>
+  <div><dt>owner</dt><dd>${job.owner}</dd></div>
+  <div><dt>group</dt><dd><${Link} to=${`/groups?group=${encodeURIComponent(job.group)}`}>${job.group}<//></dd></div>
+  <div><dt>slots</dt><dd>${job.slots}, ${job.pending_requests} waiting</dd></div>
+  <div><dt>allocated</dt><dd>${amounts(job.allocated)}</dd></div>
+  <div><dt>share</dt><dd>${(100 * job.share_now).toFixed(1)} % of all use</dd></div>
+  <div><dt>age</dt><dd>${age(job.create_time)}</dd></div>
+  ${job.depends_on.length > 0 && html`<div><dt>runs after</dt><dd>${job.depends_on.map((each) => html`<${Link} key=${each.job_id} to=${jobPath(each.job_id)}>${short(each.job_id)}<//> `)}${job.awaited_job_ids.length ? `(${job.awaited_job_ids.length} not ended)` : ""}</dd></div>`}
+</dl>`;
 
-const EVENTS = [
-  ["time", (event) => event.event_time.replace("T", " ").slice(0, 19)],
-  ["event", (event) => event.kind],
-  ["executor", (event) => event.executor_id || "–"],
-  ["job", (event) => (event.job_id ? short(event.job_id) : "–")],
-  ["message", (event) => event.message],
-  ["by", (event) => event.actor || "resource manager"],
+const SLOTS = [
+  ["slot", (slot) => html`<${Link} to=${`${executorPath(slot.executor_id)}?slot=${encodeURIComponent(slot.allocation_id)}`}>${short(slot.allocation_id)}<//>`],
+  ["executor", (slot) => html`<${Link} to=${executorPath(slot.executor_id)}>${slot.executor_id}<//>`],
+  ["state", (slot) => slot.state],
+  ["size", (slot) => `cpu ${cpu(slot.profile.cpu_milli ?? 0)}, memory ${bytes(slot.memory_bytes)}`],
+  ["used", (slot) => (slot.used ? `cpu ${cpu(slot.used.cpu_milli)}, memory ${bytes(slot.used.memory_bytes)}` : "–")],
+  ["cpus", (slot) => slot.cpus || "shared"],
+  ["age", (slot) => age(slot.allocated_time)],
 ];
 
-export function Events() {
-  const found = useData(async () => (await get("/v1/events?page_size=200")).items.reverse(), "events");
-  return html`<h1>Events</h1><${Shown} found=${found}>${(rows) => html`
-    <${Table} caption="The last 200 events (UTC), the newest first" columns=${EVENTS} rows=${rows} empty="No event yet." />`}<//>`;
+const WAITING = [
+  ["request", (one) => html`<${Link} to=${requestPath(one.allocation_id)}>${short(one.allocation_id)}<//>`],
+  ["why", (one) => (one.reason ? html`<${Why} id=${one.allocation_id}>${one.reason}<//>` : "–")],
+  ["size", (one) => (one.profile ? amounts(one.profile) : "default")],
+  ["count", (one) => one.count],
+  ["age", (one) => age(one.create_time)],
+];
+
+/** A bar for each request: dots while it waits, solid while it has a slot. */
+function Timeline({ requests }) {
+  if (!requests.length) return html`<p class="quiet">No request is kept.</p>`;
+  const { start, end: last, bars } = timeline(requests, now.value);
+  const at = (time) => `${percent(time - start, last - start)}%`;
+  const part = (from, until) => `${percent(until - from, last - start)}%`;
+  const clock = (time) => new Date(time).toLocaleTimeString();
+  return html`<p class="quiet">From ${clock(start)} to ${clock(last)}. Dots: waits. Solid: has a slot.${bars.length > BARS_MAX ? ` The first ${BARS_MAX} of ${bars.length} requests.` : ""}</p>
+    <ul class="timeline">${bars.slice(0, BARS_MAX).map((bar) => {
+      const wait = bar.granted ?? bar.until;
+      const text = `${short(bar.id)}${bar.count > 1 ? ` and ${bar.count - 1} more` : ""}: ${bar.state}, waited ${Math.round((wait - bar.from) / 1000)} s${bar.granted ? `, slot for ${Math.round((bar.until - bar.granted) / 1000)} s` : ""}`;
+      return html`<li key=${bar.id} title=${text}><${Link} to=${requestPath(bar.id)} aria-label=${text}>${short(bar.id)}<//>
+        <svg aria-hidden="true"><rect fill="url(#dots)" x=${at(bar.from)} width=${part(bar.from, wait)} height="100%" />
+          ${bar.granted && html`<rect class="allocated" x=${at(bar.granted)} width=${part(bar.granted, bar.until)} height="100%" />`}</svg></li>`;
+    })}</ul>`;
+}
+
+/** The chains of the job's graph with their subtasks, as the executors report them. */
+function Graph({ id, slots }) {
+  const hosts = [...new Set(slots.map((slot) => slot.executor_id))].slice(0, HOSTS_MAX);
+  const job = encodeURIComponent(id);
+  const read = async () => {
+    const answers = await Promise.allSettled(hosts.map((host) => get(`/tasks?executor_id=${encodeURIComponent(host)}&job_id=${job}`)));
+    const failed = answers.find((each) => each.status === "rejected");
+    return { tasks: answers.flatMap((each) => each.value?.items ?? []), error: failed?.reason.message };
+  };
+  const found = useData(read, `tasks ${id} ${hosts.join(" ")}`, 10_000);
+  return html`<${Shown} found=${found}>${({ tasks, error }) => {
+    const plan = chains(tasks.filter((task) => task.job_id === id));
+    const running = tasks.filter((task) => task.state === "RUNNING").length;
+    return html`${error && html`<p class="bad">${error}</p>`}
+      <p class="quiet">${count(tasks.length, "task")}, ${running} running${hosts.length === HOSTS_MAX ? `, on the first ${HOSTS_MAX} hosts` : ""}.${plan.length ? "" : " The tasks run no operators of a job graph."}</p>
+      <ol class="plan">${plan.map((chain) => html`<li key=${chain.name}><strong>${chain.name}</strong> ${count(chain.subtasks.length, "subtask")}
+        <ul>${quotas(chain).map((each) => html`<li key=${each.id}>${each.id}: managed memory ${bytes(each.used_bytes)} used of ${bytes(each.quota_bytes)}</li>`)}</ul></li>`)}</ol>`;
+  }}<//>`;
 }

@@ -1,0 +1,36 @@
+// A job as plain data: its timeline, and the plan of its graph.
+
+/** Bars of a timeline: each request waits, then has its slot until it ends. Times are in ms. */
+export function timeline(requests, now) {
+  const bars = requests.filter((one) => one.create_time).map((one) => {
+    const from = Date.parse(one.create_time);
+    const until = one.end_time ? Date.parse(one.end_time) : now;
+    const granted = one.slot?.allocated_time ? Date.parse(one.slot.allocated_time) : null;
+    return { id: one.allocation_id, state: one.state, count: one.count, from, granted: granted && Math.max(granted, from), until: Math.max(until, from) };
+  });
+  const start = Math.min(...bars.map((bar) => bar.from));
+  const end = Math.max(...bars.map((bar) => bar.until), start + 1);
+  return { start, end, bars: bars.sort((a, b) => a.from - b.from) };
+}
+
+/** The chains of a job graph, from its tasks: tasks with the same operators are subtasks of a chain. */
+export function chains(tasks) {
+  const found = new Map();
+  for (const task of tasks) {
+    if (!task.operators.length) continue;
+    const name = task.operators.map((each) => each.operator_id).join(" → ");
+    const chain = found.get(name) ?? { name, operators: task.operators.map((each) => each.operator_id), subtasks: [] };
+    chain.subtasks.push(task);
+    found.set(name, chain);
+  }
+  return [...found.values()];
+}
+
+/** The operators of a chain with their managed memory over all subtasks. */
+export function quotas(chain) {
+  return chain.operators.map((id) => {
+    const all = chain.subtasks.flatMap((task) => task.operators.filter((each) => each.operator_id === id));
+    const sum = (name) => all.reduce((total, each) => total + each[name], 0);
+    return { id, quota_bytes: sum("quota_bytes"), used_bytes: sum("used_bytes") };
+  });
+}

@@ -1,0 +1,58 @@
+// Groups as a tree: weight, share and use, and the use of one group in the last hour.
+
+import { get } from "../api.js";
+import { Chart } from "../chart.js";
+import { amounts, bytes, count, cpu, percent } from "../format.js";
+import { Link, Shown, html, useData } from "../parts.js";
+import { set, setting } from "../place.js";
+
+const share = (part) => `${(100 * part).toFixed(1)} %`;
+
+export function Groups() {
+  const found = useData(() => get("/v1/groups"), "groups");
+  return html`<h1>Groups</h1><p class="quiet">Bar: share of all use now. Mark: the share by weight, among the groups that have work.</p>
+    <${Shown} found=${found}>${(data) => html`<ul class="tree">${branch(data.groups, "")}</ul>`}<//>`;
+}
+
+function branch(groups, parent) {
+  return groups.filter((group) => group.parent === parent).map((group) => html`<li key=${group.name}>
+    <${Group} group=${group} />
+    ${groups.some((each) => each.parent === group.name) && html`<ul>${branch(groups, group.name)}</ul>`}
+  </li>`);
+}
+
+function Group({ group }) {
+  const open = setting("group") === group.name;
+  const text = `share ${share(group.share_now)} of use, entitled to ${share(group.share_entitled)}`;
+  return html`<button class="plain" aria-expanded=${String(open)} onClick=${() => set({ group: open ? "" : group.name }, true)}>
+      <span aria-hidden="true">${open ? "▾" : "▸"}</span> ${group.name}</button>
+    weight ${group.weight}, ${count(group.running, "slot")}, ${group.waiting} waiting, <${Link} to=${`/jobs?group=${encodeURIComponent(group.name)}`}>${count(group.jobs, "job")}<//>
+    <div class="share" role="img" aria-label=${text}>
+      <svg viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true"><rect class="free" width="100" height="8" />
+        <rect class="allocated" width=${percent(group.share_now, 1)} height="8" />
+        <rect class="ideal" x=${percent(group.share_entitled, 1)} width="0.6" height="8" /></svg></div>
+    <span class="quiet">${text}; has ${amounts(group.used)}</span>
+    ${open && html`<${Opened} group=${group} />`}`;
+}
+
+function Opened({ group }) {
+  const path = `/v1/groups/${encodeURIComponent(group.name)}/usage`;
+  const found = useData(() => get(path), path, 30_000);
+  return html`<section class="panel" aria-label=${`Group ${group.name}`}>
+    <dl class="sums">
+      ${group.description && html`<div><dt>description</dt><dd>${group.description}</dd></div>`}
+      <div><dt>minimum</dt><dd>${Object.keys(group.minimum).length ? amounts(group.minimum) : "none"}</dd></div>
+      <div><dt>maximum</dt><dd>${Object.keys(group.maximum).length ? amounts(group.maximum) : "none"}</dd></div>
+      <div><dt>users</dt><dd>${group.users.join(", ") || "none"}</dd></div>
+      <div><dt>recent usage</dt><dd>${group.service.toFixed(1)}</dd></div>
+    </dl>
+    <${Shown} found=${found}>${({ samples }) => {
+      const times = samples.map((each) => Date.parse(each.sample_time) / 1000);
+      const of = (name) => samples.map((each) => each[name]);
+      return html`<div class="charts">
+        <${Chart} title="share" times=${times} write=${share} lines=${[["has", of("share_now")], ["entitled to", of("share_entitled")]]} />
+        <${Chart} title="cpu allocated" times=${times} write=${cpu} lines=${[["cpu", of("cpu_milli")]]} />
+        <${Chart} title="memory allocated" times=${times} write=${bytes} lines=${[["memory", of("memory_bytes")]]} />
+        <${Chart} title="requests that wait" times=${times} write=${String} lines=${[["requests", of("waiting")]]} /></div>`;
+    }}<//></section>`;
+}
