@@ -1040,18 +1040,25 @@ class Cluster(LoopOwner["AsyncCluster"]):
         """
         return self.loop.run(self.inner.topology(executor_id))
 
-    def usage(self, *, executor_id: str = "", allocation_id: str = "") -> UsageHistory:
-        """Returns the measured use of an executor or a slot over the last hour.
+    def usage(
+        self, *, executor_id: str = "", allocation_id: str = "", group: str = ""
+    ) -> UsageHistory:
+        """Returns the measured use of an executor or a slot, or the allocated amounts of a group,
+        over the last hour.
 
         Args:
-            executor_id: the executor; empty: `allocation_id` names a slot.
-            allocation_id: the slot; empty: `executor_id` names an executor.
+            executor_id: the executor.
+            allocation_id: the slot.
+            group: the resource group.
 
         Raises:
-            NotFound: EXECUTOR_UNKNOWN, ALLOCATION_UNKNOWN: there is no such executor or request.
-            InvalidArgument: both are empty, or both are set.
+            NotFound: EXECUTOR_UNKNOWN, ALLOCATION_UNKNOWN, GROUP_UNKNOWN: there is no such
+                executor, request or group.
+            InvalidArgument: not exactly one of the three is set.
         """
-        return self.loop.run(self.inner.usage(executor_id=executor_id, allocation_id=allocation_id))
+        return self.loop.run(
+            self.inner.usage(executor_id=executor_id, allocation_id=allocation_id, group=group)
+        )
 
     def host_policy(self, executor_id: str | None) -> HostPolicyStatus:
         """Returns the policy settings of an executor's host.

@@ -225,7 +225,7 @@ async def test_every_call_for_people_has_a_route_that_answers(web: Web) -> None:
     async with ScriptedExecutor(web.rm):
         for route in ROUTES:
             if not route.changes:
-                path = route.path.replace("{executor_id}", "host-a")
+                path = route.path.replace("{executor_id}", "host-a").replace("{group}", "default")
                 answer = await web(
                     "GET", path.replace("{allocation_id}", "a").replace("{job_id}", "j")
                 )
