@@ -13,6 +13,9 @@ Findings = Callable[[State], Iterable[str | None]]
 SLICE_S = 0.003
 """Seconds after which a slice ends at its next possible pause."""
 
+FIRST_SLICE_S = 0.01
+"""The same for the first sweep of a state. No slots are granted until it has ended."""
+
 SPARE = 2
 """The planned duration of a sweep is the window divided by this number. So a sweep that takes
 longer than the sweep before still ends within the window.
@@ -41,16 +44,23 @@ class StateCheck:
         self._began_s = 0.0
         self._took_s = 0.0  # time that this sweep has taken until now
         self._whole_s = 0.0  # time that the previous sweep took
+        self.complete = False  # True: all invariants of the state were checked at least once
 
-    def run(self, state: State) -> list[str]:
-        """Checks all invariants now, and returns the broken invariants. Ends a sweep in
-        progress.
+    def run(self, state: State, limit_s: float | None = None) -> list[str]:
+        """Begins to check a state, and drops a sweep in progress. Returns broken invariants.
+
+        Args:
+            state: a state that was read from the store.
+            limit_s: the time after which slices must continue the sweep; None: no limit.
         """
+        self.complete = False
         self._begin(state)
-        return self._continue(limit_s=None)
+        return self._continue(limit_s)
 
     def due(self) -> bool:
         """Returns True if a slice should be run now."""
+        if not self.complete:
+            return True
         # `elapsed` is the part of the period that has passed. The same part of the sweep should be
         # done.
         elapsed = (self._clock() - self._began_s) / self._period_s
@@ -64,7 +74,7 @@ class StateCheck:
         """Continues the sweep for a slice, or starts the next sweep. Returns broken invariants."""
         if self._sweep is None:
             self._begin(state)
-        return self._continue(limit_s=SLICE_S)
+        return self._continue(SLICE_S if self.complete else FIRST_SLICE_S)
 
     def _begin(self, state: State) -> None:
         self._sweep = iter(self._findings(state))
@@ -80,5 +90,6 @@ class StateCheck:
                 self._took_s += self._clock() - started
                 return found
         self._sweep = None
+        self.complete = True
         self._whole_s = self._took_s + self._clock() - started
         return found

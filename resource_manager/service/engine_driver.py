@@ -52,6 +52,10 @@ decrease.
 """
 
 CHECK_WINDOW_S = 60.0
+CHECKED_AT_ONCE_S = 0.05
+"""A state is checked for this time before callers are served. A larger state is checked further
+between the first batches.
+"""
 
 Step = Callable[[State, Event], StepResult]
 
@@ -132,6 +136,7 @@ class EngineDriver:
         self._report_numbers: ReportNumbers = {}
         self.rm_epoch = 0
         self.broken: list[str] = []  # broken invariants; while there is one, no slots are granted
+        self._decision_due = False  # True: events came while the state was checked first
         self._last_batch_ms = 0  # monotonic time of the latest batch or tick; 0: none yet
         self._stalled = False  # True: the process was paused since the latest tick
 
@@ -149,7 +154,14 @@ class EngineDriver:
     @property
     def unfinished(self) -> bool:
         """True if the last decision is incomplete and needs another batch, even without callers."""
-        return self._state is not None and not self.broken and self._state.unfinished
+        if self._state is None or not self._decides:
+            return False
+        return self._state.unfinished or self._decision_due
+
+    @property
+    def _decides(self) -> bool:
+        """True if slots are granted: all invariants were checked, and none is broken."""
+        return self._check.complete and not self.broken
 
     def load(self) -> None:
         """Becomes the leader at a higher epoch, and reads the state.
@@ -203,8 +215,9 @@ class EngineDriver:
             _log.warning(
                 "usage_measure_changed", flows=others, service=self._settings.fairness.usage_measure
             )
-        # All invariants are checked once before slots are granted from the state.
-        self._report(self._check.run(self.state))
+        # All invariants are checked once before slots are granted from the state. Calls that grant
+        # nothing do not wait until a large state is checked.
+        self._report(self._check.run(self.state, CHECKED_AT_ONCE_S))
 
     def contest(self, seen_epoch: int) -> None:
         """Stores that an executor knows a newer epoch. Then no process serves from this
@@ -285,8 +298,10 @@ class EngineDriver:
             self._stalled = False
             for call, outcome, count in self.refusals.take():
                 self._audit.add(at.time_ms, call, outcome, count)
-        # While an invariant is broken, no slots are granted. The other events are still stepped.
-        if not self.broken:
+        # While an invariant is broken or not checked, no slots are granted. The other events are
+        # still stepped.
+        self._decision_due = not self._check.complete
+        if self._decides:
             effects += self._step_internal(Decide(at))
         changes = self.state.changes.take()
         changes.metas.update(metas)

@@ -136,6 +136,10 @@ class Runner(Intake):
         self._timers = [
             asyncio.create_task(self._tick(), name="rm-tick"),
         ]
+        # The writer continues the check of a large state, even if no call comes.
+        if self._driver.check_due:
+            self._tick_due = True
+            self._arrived.set()
         return self.rm_epoch
 
     async def stop(self) -> None:

@@ -8,7 +8,7 @@ from resource_manager.engine.model.entities import Instant
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.restoring import fresh
 from resource_manager.engine.state import State
-from resource_manager.service.checking import SLICE_S, StateCheck
+from resource_manager.service.checking import FIRST_SLICE_S, SLICE_S, StateCheck
 
 STATE = fresh(EngineSettings(), 1, Instant(0, 0))
 STEP_S = 0.001
@@ -53,6 +53,23 @@ def test_everything_is_checked_at_once_at_the_start() -> None:
     sweeps = Sweeps(5_000)
     sweeps.wrong = {7, 4_000}
     assert sweeps.check.run(STATE) == ["7 is wrong", "4000 is wrong"]
+    assert not sweeps.check.due()
+
+
+def test_a_large_state_is_checked_further_without_pauses() -> None:
+    sweeps = Sweeps(5_000)
+    sweeps.check.run(STATE)  # the next state is not spread over a window either
+    sweeps.wrong = {7, 4_000}
+    found = sweeps.check.run(STATE, 0.05)
+    assert found == ["7 is wrong"]
+    assert sweeps.seen < 100
+    slices = 0
+    while not sweeps.check.complete:
+        assert sweeps.check.due()
+        found += sweeps.check.run_slice(STATE)
+        slices += 1
+    assert found == ["7 is wrong", "4000 is wrong"]
+    assert slices < 5_000 * STEP_S / FIRST_SLICE_S + 2
     assert not sweeps.check.due()
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -301,6 +302,29 @@ async def test_books_that_contradict_themselves_grant_nothing_more(
         assert status == 503
         assert "finegrain_rm_ledger_mismatches 1.0" in text
         assert not executor.commands
+
+
+async def test_slots_are_granted_only_after_the_whole_state_was_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls that grant nothing are served while a large state is checked."""
+    checked = threading.Event()
+
+    def long_check(_state: Any) -> Iterator[None]:
+        while not checked.wait(0.001):
+            yield None
+
+    monkeypatch.setattr(books, "_engine_check", lambda: long_check)
+    async with running_rm(tmp_path) as rm, ScriptedExecutor(rm) as executor:
+        job = await ScriptedJob(rm).register()
+        stream = job.watch()
+        await job.request(slot_request("slot-1"))
+        await asyncio.sleep(0.3)
+        assert not executor.commands
+        checked.set()
+        (event,) = await next_events(stream, 1)
+        stream.cancel()
+        assert event.state == GRANTED
 
 
 @pytest.mark.parametrize("bug", [IllegalTransition, InvariantBroken, RuntimeError])
