@@ -1,9 +1,9 @@
 """`python -m tests.chaos.batch`: runs a batch on real daemons while they are killed at random.
 
 It kills the runner, the resource manager and executors. Every thread must have one result and its
-output, and its command must have completed exactly once; only the loss of an executor excuses a
-second run. The seed determines the sequence of kills, but not their effect. Exits with 1 if a check
-failed.
+output, and its command must have completed exactly once. A second run is allowed only after the
+loss of an executor. The seed determines the sequence of kills, but not their effect. Exits with 1
+if a check failed.
 """
 
 from __future__ import annotations

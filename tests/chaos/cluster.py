@@ -110,13 +110,16 @@ class Cluster:
         for each in self.executors:
             each.start()
         for each in self.executors:
-            # Wait for all: before, a request that no host could serve would wait for one that can.
+            # Wait for all executors: until then, a request that no host can serve would wait for a
+            # host that can serve it.
             eventually(each.has_registered, f"{each.name} registers")
         for number in range(self.shape.masters):
             self.add_master(f"master-{number}")
 
     def add_master(self, node: str) -> Daemon:
-        """Adds a job master at a node; a killed one is never restarted as itself."""
+        """Adds a job master at a node. A job master that was killed is never restarted under its
+        name.
+        """
         name = f"{node}-{len(self.masters) + len(self.retired)}"
         config = Config(
             name=name,

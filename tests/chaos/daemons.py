@@ -193,7 +193,9 @@ def _is_fork_of(pid: int, helper: int) -> bool:
 
 @dataclass
 class Addresses:
-    """The addresses of the cluster; fixed, so that a restarted process has the same one."""
+    """The addresses of the cluster, which are fixed. So a restarted process has its previous
+    address.
+    """
 
     managers: list[str] = field(default_factory=list)
 

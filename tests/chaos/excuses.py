@@ -1,4 +1,6 @@
-"""Decides which failures a disturbance excuses: only those that it must cause."""
+"""Decides which failures are allowed during a disturbance: only failures that the disturbance must
+cause.
+"""
 
 from __future__ import annotations
 

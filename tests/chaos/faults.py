@@ -1,7 +1,7 @@
 """Plans a seeded sequence of faults, and executes them.
 
-Order, targets and lengths follow from the seed alone. It records who was disturbed from when to
-when, because that decides what the judge may excuse.
+Order, targets and lengths follow from the seed alone. It records which process was disturbed from
+when to when, because the judge allows some failures in this time.
 """
 
 from __future__ import annotations
@@ -97,13 +97,13 @@ def _fault(kind: str, chance: random.Random, length_s_max: float) -> Fault:
         length_s=length_s,
         one_way=chance.choice((0, 0, 1, 2)) if kind.startswith("cut") else 0,
         again=short and chance.random() < 0.2,
-        # The server ends with the thread that starts it, so that must not be a short-lived one.
+        # The server ends with the thread that starts it, so this thread must not end early.
         together=not short and not kind.startswith("database") and chance.random() < 0.4,
     )
 
 
 class Chaos:
-    """Executes faults: one at a time for each process, in parallel for different ones."""
+    """Executes faults: one at a time for each process, in parallel for different processes."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -289,8 +289,8 @@ class Chaos:
                     os.kill(pid, signal.SIGKILL)
 
     def _spare_taken_over(self, executor: Executor) -> None:
-        """Waits for the tasks of killed supervisors. Only the helper can reap them, so if it is
-        killed as well, their exit status is lost for good.
+        """Waits for the tasks of killed supervisors. Only the helper can reap these tasks. So if
+        the helper is killed, too, their exit status is lost.
         """
         pids = self._taken_over.pop(executor.name, set())
         eventually(

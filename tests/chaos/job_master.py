@@ -1,8 +1,8 @@
 """A job master of a chaos run, as a separate process: `python -m tests.chaos.job_master CONFIG`.
 
 It uses the client library as its guide says: it requests slots of mixed sizes, runs commands that
-number their output lines, releases, cancels and ends jobs. It records in a journal what it
-receives, and checks only that it gets what it requested; the judge knows what faults excuse.
+number their output lines, releases, cancels and ends jobs. It records all that it receives in a
+journal, and checks only that it gets what it requested. The judge knows which failures are allowed.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ class JobMaster:
             await self._job(f"{self.config.name}-{number}-{turn}")
 
     async def _job(self, name: str) -> None:
-        # `JobEnded` is handled inside: a job ended by others differs from one that this program
-        # ends.
+        # `JobEnded` is handled inside, because this program must distinguish jobs that it has ended
+        # from jobs that others have ended.
         try:
             async with self.cluster.job(name, lease_s=self.config.lease_s) as job:
                 self.journal.write(j.JOB, job_id=job.job_id)
@@ -188,7 +188,9 @@ class Worker:
         )
 
     async def _work(self) -> None:
-        """The ordinary way: requests a few slots, runs a few commands in each, releases all."""
+        """Does the usual work: requests a few slots, runs a few commands in each slot, and releases
+        all slots.
+        """
         specs = [self._spec() for _ in range(self.random.randint(1, 3))]
         await together(*(self._use(each) for each in await self._ask(*specs)))
 

@@ -1,7 +1,7 @@
-"""Checks a run after the fact, from journals, logs, events and the resource manager's state.
+"""Checks a run after its end, from journals, logs, events and the resource manager's state.
 
-It knows what a fault excuses: an executor that was silent for the whole lost timeout may be lost, a
-job master that could not renew its lease may lose its job, and nothing else.
+It allows only two failures: an executor that was silent for the whole lost timeout may be lost, and
+a job master that could not renew its lease may lose its job.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ NEVER_LOGGED = ("invariants_broken", "batch_dropped", "writer_failed", "Tracebac
 STARVED = "terminating connection due to idle-in-transaction timeout"
 """PostgreSQL ends a transaction whose process got no cpu for a part of the lease (decision 7).
 
-On a machine as busy as in these runs that happens: the batch is dropped, and nothing was promised.
+This happens on a machine as busy as in these runs. Then the batch is dropped, and no client has got
+an answer.
 """
 
 

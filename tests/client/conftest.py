@@ -13,7 +13,7 @@ from tests.support.identities import credentials_file
 
 @pytest.fixture(autouse=True)
 def alice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Makes every client one of user/alice; returns her credentials file."""
+    """Gives every client the identity user/alice; returns the credentials file."""
     file = credentials_file(tmp_path, "user/alice", "127.0.0.1:1")
     monkeypatch.setenv(CREDENTIALS_VARIABLE, str(file))
     monkeypatch.delenv(MANAGER_VARIABLE, raising=False)

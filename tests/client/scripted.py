@@ -255,7 +255,9 @@ class Scripted(_Servicer):
         return answer
 
     async def ResizeSlot(self, request: Any, context: Any) -> Any:
-        """For both services: durable at once, and executed at once too if `auto_resize`."""
+        """Resizes a slot, for both services: the resize is durable at once and, with `auto_resize`,
+        also executed at once.
+        """
         await self._begin("ResizeSlot", request, context)
         slot = self.sized[request.allocation_id]
         if request.resize_number != slot.resize_number + 1:

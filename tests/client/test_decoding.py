@@ -69,7 +69,7 @@ GIVEN: dict[type, dict[str, Any]] = {
 }
 NOT_READ = {
     "OutputChunk",  # built from a stream of them
-    "CpuAssignment",  # this and the next ones are read with checks shared with the servers
+    "CpuAssignment",  # this value and the next ones are read with the checks of the servers
     "CpuPolicy",
     "DeviceCondition",
     "HostPolicy",

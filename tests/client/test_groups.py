@@ -1,4 +1,4 @@
-"""Tests of resource groups in administrators' programs: read and set."""
+"""Tests that administrators' programs can read and set resource groups."""
 
 import json
 

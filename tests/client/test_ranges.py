@@ -1,4 +1,4 @@
-"""Tests of ranges: many equal requests, of which only those with slots are separate requests."""
+"""Tests of ranges: many equal requests. Only members with slots are separate requests."""
 
 import asyncio
 
@@ -208,7 +208,7 @@ async def test_another_process_takes_a_range_up_where_it_stands(
 async def test_another_process_finds_a_range_of_which_nobody_waits(
     servant: Scripted, cluster: fg.Cluster, job: fg.Job
 ) -> None:
-    """Only the RM's answer tells that these are members, and that another is not."""
+    """Only the RM's answer shows which of these requests are members."""
     servant.snapshot = [
         servant.snapshot_of("r.0", GRANTED, range_id="r"),
         servant.snapshot_of("r.7", GRANTED, range_id="r"),

@@ -74,7 +74,7 @@ async def test_the_tasks_of_a_slot_are_listed(servant: Scripted, slot: fg.Slot) 
     servant.programs["true"] = Program()
     first = await slot.run(["wait"], task_id="first")
     await (await slot.run(["true"], task_id="second")).wait(timeout_s=10)
-    # A task of another placement of the same request is not one of this slot.
+    # A task of another placement of the same request does not belong to this slot.
     other = type(servant.tasks["first"])()
     other.CopyFrom(servant.tasks["first"])
     other.task_id, other.generation = "other", 7

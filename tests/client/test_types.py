@@ -1,4 +1,6 @@
-"""Tests that the public API is typed: correct programs pass strict checks, wrong ones do not."""
+"""Tests that the public API is typed: correct programs pass strict checks, and wrong programs do
+not.
+"""
 
 import re
 import subprocess

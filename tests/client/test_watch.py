@@ -1,4 +1,4 @@
-"""Tests of the watch stream: no gap and no repeat, whatever breaks."""
+"""Tests of the watch stream: it has no gap and no repeated event, even if connections break."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""A batch whose runner is a process of its own, so that it can be killed."""
+"""A batch whose runner is a separate process, so that a test can kill the runner."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ asyncio.run(main())
 
 
 class Batch:
-    """A batch whose runner is a process, and what its commands have noted."""
+    """A batch whose runner is a process, and the notes of its commands."""
 
     def __init__(self, folder: Path, environment: dict[str, str], threads: int = 60) -> None:
         self.folder, self.environment, self.threads = folder, environment, threads
         self.state_file, self.results_dir = folder / "state", folder / "results"
         self.notes = folder / "notes"
         self.notes.touch()
-        # What one command notes is one write: lines of several do not mix.
+        # Each command makes its note with one write, so lines of several commands do not mix.
         self.work = (
             f"sleep 0.2; echo $FINEGRAIN_BATCH_INDEX >> {self.notes}; echo {{index}} is done"
         )
@@ -63,7 +63,9 @@ class Batch:
         eventually(lambda: self.done >= threads, f"{threads} threads are done")
 
     def check(self) -> Counter[int]:
-        """Every thread has one result and its output; how often each command came to its end."""
+        """Checks that every thread has one result and its output. Returns how often each command
+        ran to its end.
+        """
         results = list(fg.batch.read_thread_results(self.state_file))
         assert [each.index for each in results] == list(range(self.threads))
         assert all(each.ok for each in results)

@@ -1,4 +1,6 @@
-"""One small cluster per module that wants one; daemons that can be killed for tests that do."""
+"""Provides one small cluster for each module that needs a cluster, and daemons for tests that kill
+daemons.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from tests.support.postgresql import PostgresqlServer
 
 @pytest.fixture(scope="module")
 def home() -> Iterator[Path]:
-    """Home and run directory of the users in a module's tests; its path is short."""
+    """Home and run directory of the users in a module's tests. The path is short, because it
+    contains sockets.
+    """
     folder = Path(tempfile.mkdtemp(prefix="fg-home-"))
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
@@ -23,7 +27,7 @@ def home() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def postgresql_server() -> Iterator[PostgresqlServer]:
-    """A server that lives as long as a module."""
+    """A server that runs until all tests of a module have ended."""
     server = PostgresqlServer()
     yield server
     server.stop()

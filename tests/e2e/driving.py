@@ -1,4 +1,6 @@
-"""Drives real processes as people do: the command line, the daemons, and what they leave behind."""
+"""Runs the command line and daemons as real processes, as people do, and checks what they leave
+behind.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ FINEGRAIN = (sys.executable, "-m", "finegrain_cli")
 
 
 def eventually(look: Callable[[], T | None], what: str, patience_s: float = PATIENCE_S) -> T:
-    """What `look` gives as soon as it is true."""
+    """Returns the result of `look` as soon as it is true."""
     end = time.monotonic() + patience_s
     while not (found := look()):
         assert time.monotonic() < end, f"never happened: {what}"
@@ -41,13 +43,15 @@ def eventually(look: Callable[[], T | None], what: str, patience_s: float = PATI
 
 
 def unique(name: str) -> str:
-    """A name that nothing else on this host has: executors are known to the kernel by theirs."""
+    """Returns a name that no other executor on this host has, because the kernel's groups have the
+    names of executors.
+    """
     return f"{name}-{uuid.uuid4().hex[:8]}"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a command ended and what it said."""
+    """The exit code and the output of a command."""
 
     code: int
     stdout: bytes
@@ -60,7 +64,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Cli:
-    """`finegrain` in an environment of its own, so that no other cluster of this host is found."""
+    """`finegrain` in a separate environment, so that it finds no other cluster of this host."""
 
     home: Path
     manager: str = ""
@@ -77,7 +81,7 @@ class Cli:
             if not name.startswith(("FINEGRAIN_", "XDG_"))
         }
         kept |= {"HOME": str(self.home), "XDG_RUNTIME_DIR": str(self.home), "NO_COLOR": "1"}
-        # The checkout may be installed, or not; either way it is this one that is tested.
+        # Test this checkout, whether it is installed or not.
         kept["PYTHONPATH"] = f"{REPOSITORY}{os.pathsep}{REPOSITORY / 'client'}"
         if self.manager:
             kept["FINEGRAIN_MANAGER"] = self.manager
@@ -86,7 +90,7 @@ class Cli:
         return kept | dict(self.extra)
 
     def start(self, *args: str, **popen: Any) -> subprocess.Popen[bytes]:
-        """The command, running; by default with pipes for its output and nothing to read."""
+        """Starts the command; by default with pipes for its output, and without input."""
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         options = {"cwd": self.home, "env": self.environment(), **pipes, **self.popen, **popen}
         return subprocess.Popen([self.python, "-m", self.module, *args], **options)
@@ -110,7 +114,7 @@ class Cli:
         return self("run", *small, *args, **options)
 
     def json(self, *args: str) -> Any:
-        """What a command says with `-o json`; it has to succeed."""
+        """Returns the JSON that a command prints with `-o json`. The command must succeed."""
         outcome = self(*args, "-o", "json")
         assert outcome.code == 0, outcome.stderr
         return json.loads(outcome.stdout)
@@ -146,7 +150,7 @@ class Cli:
 
 @dataclass
 class Small:
-    """A cluster of this test module: its processes, its command line, its client."""
+    """A cluster of one test module: its processes, its command line, its client."""
 
     cluster: LocalCluster
     cli: Cli
@@ -177,7 +181,9 @@ def small_cluster(
     memory_bytes: int = 512 * fg.MIB,
     **options: Any,
 ) -> Iterator[Small]:
-    """A resource manager and executors with shares that any host has; leaves nothing behind."""
+    """Runs a resource manager, and executors with shares so small that every host has them. Nothing
+    is left at the end.
+    """
     shares = [
         ExecutorShare(
             unique(f"e2e-{letter}"),
@@ -199,8 +205,9 @@ def slot_groups(executor_id: str) -> list[Path]:
 
 
 def free_address() -> str:
-    """An address that a daemon can take again after it was killed: below the ports that the kernel
-    gives out by itself."""
+    """Returns an address that a daemon can use again after it was killed: its port is below the
+    ports that the kernel chooses by itself.
+    """
     while True:
         port = 10_000 + uuid.uuid4().int % 20_000
         with socket.socket() as probe:
@@ -229,7 +236,7 @@ class Daemon:
             self.process = self.cli.start(*self.command, *more, stdout=log, stderr=log)
 
     def endpoint(self) -> dict[str, Any]:
-        """Where it serves, once it does."""
+        """Waits until the daemon serves, and returns its address."""
 
         def look() -> dict[str, Any] | None:
             assert self.process is not None
@@ -254,12 +261,12 @@ class Daemon:
         self.process.wait()
 
     def end(self, patience_s: float = PATIENCE_S) -> int:
-        """Waits for its end; its exit code."""
+        """Waits for the end of the daemon; returns its exit code."""
         assert self.process is not None
         return self.process.wait(patience_s)
 
     def stop(self) -> int:
-        """A planned stop; its exit code."""
+        """Stops the daemon as planned; returns its exit code."""
         assert self.process is not None
         self.process.terminate()
         return self.end()
@@ -272,11 +279,11 @@ GONE_S = 10.0
 """A helper that stops removes its groups after its front has ended."""
 
 SOON_LOST = ("--lost-timeout", "5s")
-"""For a resource manager whose test kills an executor and waits for its loss."""
+"""Options for a resource manager, if the test kills an executor and waits for its loss."""
 
 
 class Daemons:
-    """A resource manager and executors as an administrator runs them, at addresses that stay.
+    """A resource manager and executors as an administrator runs them, at fixed addresses.
 
     An executor may be silent for longer than a busy machine starves it, unless a test starts the
     resource manager with `SOON_LOST`.
@@ -290,12 +297,12 @@ class Daemons:
         quick = ("--report-interval", "500ms", "--lost-timeout", "60s")
         store = ("--database", database) if database else ()
         self.manager = Daemon(self._bare, self.folder / "rm", "rm", "serve", *where, *quick, *store)
-        # The authority of all tests: so anybody has credentials before a daemon runs.
+        # All tests use the same authority. So a client can have credentials before a daemon runs.
         give_authority(self.folder / "rm")
         self.credentials_file = credentials_file(self.folder, "operator/root", self.address)
         self.cli = replace(self._bare, manager=self.address, credentials_file=self.credentials_file)
         self.patient_cli = replace(self.cli, module="tests.support.patient_cli")
-        """For commands that go on while the resource manager starts again."""
+        """Options for commands that continue while the resource manager is restarted."""
         self.executors: list[Daemon] = []
 
     def executor(self, name: str, *more: str) -> Daemon:
@@ -325,7 +332,7 @@ class Daemons:
         return daemon
 
     def await_executors(self, *names: str) -> None:
-        """Waits until the resource manager counts all of these among the living."""
+        """Waits until the resource manager reports all of these executors as active."""
 
         def all_active() -> bool:
             rows = self.cli.items("executors")
@@ -343,12 +350,12 @@ class Daemons:
         return left + [str(each) for one in self.executors for each in slot_groups(name_of(one))]
 
     def clean_up(self) -> None:
-        """Ends everything in order, and proves that nothing is left."""
+        """Stops everything in order, and checks that nothing is left."""
         for daemon in self.executors:
             if daemon.process is None:
                 continue
             if not daemon.runs():
-                daemon.start()  # takes up what there is, to give it back
+                daemon.start()  # takes over the slots that exist, to free them
             daemon.endpoint()
             daemon.process.terminate()
         for daemon in self.executors:
@@ -380,7 +387,9 @@ def helper_pid(executor: Daemon) -> int:
 
 
 def processes_that_name(*marks: str | Path) -> list[tuple[int, str]]:
-    """Living processes whose command line holds one of these texts: pid and words."""
+    """Returns the running processes whose command line contains one of these texts: pid and
+    words.
+    """
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -393,7 +402,7 @@ def processes_that_name(*marks: str | Path) -> list[tuple[int, str]]:
 
 
 def gone(*marks: str) -> Callable[[], bool]:
-    """Whether no process names any of the marks any more."""
+    """Returns True if no command line contains any of the marks any more."""
     return lambda: not processes_that_name(*marks)
 
 
@@ -404,7 +413,7 @@ def finish(process: subprocess.Popen[bytes], patience_s: float = PATIENCE_S) -> 
 
 
 def read_until(process: subprocess.Popen[bytes], words: bytes) -> bytes:
-    """Its output up to where it says the words."""
+    """Reads the output until it contains the words; returns the output."""
     assert process.stdout is not None
     said = b""
     while words not in said:
@@ -420,7 +429,7 @@ def json_lines(data: bytes) -> list[dict[str, Any]]:
 
 
 def interrupt(process: subprocess.Popen[bytes], number: int = signal.SIGINT) -> None:
-    """A signal to a command that lives."""
+    """Sends a signal to a running command."""
     assert process.poll() is None
     process.send_signal(number)
 

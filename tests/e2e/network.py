@@ -1,4 +1,4 @@
-"""A network namespace of its own, and real daemons and commands in it."""
+"""A separate network namespace, and real daemons and commands in it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SERVED = f"{HOST}:7170"
 
 @dataclass
 class Network:
-    """Processes in it see one loopback device with one more address."""
+    """Processes in the namespace see one loopback device with an additional address."""
 
     folder: Path
     inside: Sequence[str]
@@ -122,7 +122,7 @@ def network(folder: Path) -> Iterator[Network]:
     with subprocess.Popen(holding, stdin=pipe, stdout=pipe) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"up\n"
-        # The open file keeps the namespace, and names it, whatever becomes of any process in it.
+        # The open file keeps the namespace and identifies it, even if all processes in it end.
         with open(f"/proc/{holder.pid}/ns/net", "rb") as namespace:
             here = f"/proc/{os.getpid()}/fd/{namespace.fileno()}"
             made = Network(folder, ("nsenter", f"--net={here}"))

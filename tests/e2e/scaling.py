@@ -1,4 +1,6 @@
-"""Drives `finegrain up --scale`, and looks up what executors it has, or has left behind."""
+"""Runs `finegrain up --scale`, and finds its executors, including executors that it has left
+behind.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from tests.support.patience import PATIENCE_S
 
 @dataclass
 class ScaledUp:
-    """One that runs, and what it said when it was ready."""
+    """A running `finegrain up --scale`, and its output when it was ready."""
 
     cli: Cli
     process: subprocess.Popen[bytes]
@@ -27,7 +29,7 @@ class ScaledUp:
 
     @property
     def shape(self) -> str:
-        """The names of its executors begin so."""
+        """The names of its executors begin with this text."""
         return str(self.told["scale"]["shape"])
 
     @property
@@ -50,7 +52,7 @@ class ScaledUp:
 
     @property
     def provided(self) -> list[dict[str, Any]]:
-        """Executors that were asked for, as the resource manager tells them."""
+        """Requested executors, as the resource manager reports them."""
         found: list[dict[str, Any]] = self.cli.json("providers")["executors"]
         return found
 
@@ -59,7 +61,7 @@ class ScaledUp:
 
     @property
     def directories(self) -> list[str]:
-        """Executors of which something is on disk."""
+        """Executors that still have files on disk."""
         return sorted(each.name for each in self.state_dir.glob("provided/executors/[!.]*"))
 
     def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
@@ -82,7 +84,7 @@ def scaled_up(home: Path, executors_max: int, *flags: str) -> Iterator[ScaledUp]
     """Starts it, and waits until it is ready."""
     cli = Cli(
         home, extra={"TMPDIR": str(home)}
-    )  # what one that was killed leaves there goes with it
+    )  # this also removes files of a process that was killed
     process = cli.start("up", "--scale", str(executors_max), "-o", "json", *flags)
     try:
         assert process.stdout is not None
@@ -120,6 +122,6 @@ def _words(entry: Path) -> bytes:
 
 
 def kill(*pids: int) -> None:
-    """As crashes do, all at once."""
+    """Kills all at the same time, as in a crash of the host."""
     for pid in pids:
         os.kill(pid, signal.SIGKILL)

@@ -1,4 +1,6 @@
-"""The authority of a running cluster is replaced, and an outside one is used: real daemons."""
+"""With real daemons: the authority of a running cluster is replaced, also by an outside
+authority.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ printf 'basicConstraints=critical,CA:TRUE,pathlen:0\\nkeyUsage=critical,keyCertS
 openssl x509 -req -in ours.csr -CA root.pem -CAkey root.key -CAcreateserial -days 20 \
     -extfile ours.ext -out ours.pem
 """
-"""What an administrator of an outside authority does: one certificate below its root."""
+"""Makes one certificate below the root, as the administrator of an outside authority does."""
 
 
 @pytest.fixture
@@ -78,7 +80,8 @@ def test_an_authority_is_replaced_while_a_task_runs(net: Network) -> None:
     begin(net)
     alice, bob, carol = (log_in(net, name) for name in ("alice", "bob", "carol"))
     first = executors_own(net)
-    # Both are trusted, the first one signs. An executor learns of the second one by itself.
+    # Both authorities are trusted, and the first authority signs. An executor receives the second
+    # authority without an action of its administrator.
     with task_that_goes_on(net, alice):
         assert certs(net, "add").code == 0
     eventually(lambda: executors_own(net).authorities.count("BEGIN") == 2, "it trusts both")
@@ -87,7 +90,7 @@ def test_an_authority_is_replaced_while_a_task_runs(net: Network) -> None:
     log_in(net, "alice")
     log_in(net, "carol")
 
-    # The second one signs. Users who trust both go on with their old certificates.
+    # The second one signs. Users who trust both authorities continue with their old certificates.
     with task_that_goes_on(net, alice):
         assert certs(net, "use", "--yes").code == 0
     eventually(lambda: executors_own(net).authorities != first.authorities, "it is renewed")
@@ -100,7 +103,7 @@ def test_an_authority_is_replaced_while_a_task_runs(net: Network) -> None:
     assert "another cluster than your credentials" in too_late.stderr
     log_in(net, "alice")
 
-    # Only the second one is trusted.
+    # Only the second authority is trusted.
     with task_that_goes_on(net, alice):
         assert certs(net, "drop", "--yes").code == 0
     eventually(lambda: executors_own(net).authorities.count("BEGIN") == 1, "it trusts one")

@@ -1,7 +1,8 @@
-"""Bad input, end to end: one clear error with field, value and way out; nothing half done.
+"""Bad input, end to end: there is one clear error with field, value and remedy, and no call is half
+done.
 
-The rows of the protocol itself (every field of every call) are in
-tests/resource_manager/service/test_bad_input.py; those of the wrapper in tests/finegrain/rpc.
+The tests for every field of every call are in tests/resource_manager/service/test_bad_input.py, and
+the tests for the wrapper are in tests/finegrain/rpc.
 """
 
 from __future__ import annotations
@@ -153,7 +154,7 @@ async def test_a_command_that_no_kernel_takes(small: Small, word: str) -> None:
 
 @pytest.fixture
 def made(daemons: Daemons) -> Daemons:
-    """A resource manager that has been there and was stopped in order."""
+    """A resource manager that has run before and was stopped as planned."""
     daemons.manager.start()
     daemons.manager.endpoint()
     assert daemons.manager.stop() == 0
@@ -161,7 +162,7 @@ def made(daemons: Daemons) -> Daemons:
 
 
 def refused(daemon: Daemon) -> str:
-    """What a daemon that does not come up says last."""
+    """Returns the last error of a daemon that does not start."""
     before = len(daemon.log)
     daemon.start()
     assert daemon.end() != 0
@@ -256,7 +257,7 @@ def test_a_file_that_is_no_database(made: Daemons) -> None:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[PostgresqlServer]:
-    """A server that lives as long as this module."""
+    """A server that runs until all tests of this module have ended."""
     started = PostgresqlServer()
     yield started
     started.stop()

@@ -1,4 +1,6 @@
-"""Batches on real executors, as people run them: begun, left, interrupted, killed, gone on with."""
+"""Batches on real executors, as people run them: they are started, left, interrupted, killed and
+continued.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ SMALL = ("--cpu", "0.25", "--memory", "32M", "--quiet")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where state files of batches lie."""
+    """The folder of the batches' state files."""
     return tmp_path / "batches"
 
 
@@ -83,14 +85,14 @@ def test_a_script_of_a_fresh_clone_runs_for_every_thread(
 def test_a_runner_in_the_background_that_was_killed_is_replaced(
     cli: Cli, folder: Path, tmp_path: Path
 ) -> None:
-    """Nothing is forgotten, and nothing counts twice."""
+    """No result is lost, and no result counts twice."""
     count = f'echo x >> "{tmp_path}/ran.{{index}}"; sleep 0.5'
     flags = ("--detach", "--name", "nightly", "--results", str(tmp_path / "out"))
     begun = batch(cli, 40, "sh", "-c", count, flags=flags)
     assert begun.code == 0, begun.stderr
     eventually(lambda: done(folder) >= 3, "some are done")
     runner = only(folder).runner_pid
-    assert runner > 0  # 0 would mean all of us
+    assert runner > 0  # 0 would mean all processes of this group
     os.kill(runner, signal.SIGKILL)
     eventually(lambda: not only(folder).is_worked_on, "the runner has gone")
     left = 40 - done(folder)

@@ -1,5 +1,6 @@
-"""Batches on real executors through the client: everything that can be killed is killed in the
-middle, and every thread has one result."""
+"""Batches on real executors through the client: every process is killed during the work, and every
+thread has one result.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ SLOT = fg.SlotSpec(cpu_milli=200, memory_bytes=16 * fg.MIB)
 def test_a_runner_that_is_killed_again_and_again_finds_everything(
     small: Small, tmp_path: Path
 ) -> None:
-    """Nothing runs twice: what ran when it was killed is taken up, what ended meanwhile too."""
+    """No thread runs twice: the next runner takes over threads that still run, and threads that
+    have ended in the meantime.
+    """
     batch = Batch(tmp_path, small.cli.environment())
     for threads in (5, 25, 52):  # in the end no request waits
         runner = batch.start()
@@ -38,8 +41,9 @@ def test_a_runner_that_is_killed_again_and_again_finds_everything(
 
 
 def test_managers_and_executors_are_killed_under_a_batch(daemons: Daemons, tmp_path: Path) -> None:
-    """A resource manager and an executor that come back cost nothing; an executor that does not
-    come back costs the threads that it ran another run."""
+    """If a resource manager and an executor return, no thread runs again. If an executor does not
+    return, the threads that it ran run once more.
+    """
     daemons.manager.start()
     daemons.manager.endpoint()
     names = [unique("e2e-batch"), unique("e2e-batch")]
@@ -77,7 +81,7 @@ async def run(
 
 @pytest.mark.parametrize("slots_max", [0, 2])
 async def test_slots_go_on_to_the_next_thread(small: Small, tmp_path: Path, slots_max: int) -> None:
-    """No other job waits, so what is granted is used until nothing is left to do."""
+    """No other job waits, so the granted slots are used until no work is left."""
     spec = fg.BatchSpec(30, ["true"], slot=SLOT, slots_max=slots_max)
     async with small.connect() as cluster:
         batch = fg.BatchJob(cluster, spec, state_file=tmp_path / "state")
@@ -166,7 +170,7 @@ async def test_a_batch_that_is_cancelled_leaves_nothing_and_goes_on_later(
 async def test_a_batch_that_outlived_its_lease_is_gone_on_with_under_a_new_job(
     small: Small, tmp_path: Path
 ) -> None:
-    """What has its result keeps it; what ran is run again."""
+    """Threads with a result keep it; threads that ran are run again."""
     spec = fg.BatchSpec(
         8, ["sh", "-c", "test {index} -lt 4 || test {attempt} -gt 1 || exec sleep 1000"], slot=SLOT
     )

@@ -29,7 +29,7 @@ TICKS = b"".join(b"%d\n" % number for number in range(1, 81))
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[PostgresqlServer]:
-    """A server that lives as long as this module, but for when a test stops it."""
+    """A server that runs until all tests of this module have ended, unless a test stops it."""
     made = PostgresqlServer()
     yield made
     made.stop()
@@ -37,7 +37,7 @@ def server() -> Iterator[PostgresqlServer]:
 
 @pytest.fixture
 async def proxy(server: PostgresqlServer) -> AsyncIterator[PostgresqlProxy]:
-    """The way to the server, which can be cut."""
+    """A proxy to the server, whose connections can be cut."""
     async with postgresql_proxy(server.folder) as made:
         yield made
 
@@ -57,7 +57,7 @@ async def started(daemons: Daemons) -> None:
 
 @pytest.fixture
 async def daemons(home: Path, server: PostgresqlServer) -> AsyncIterator[Daemons]:
-    """Serving, on a database of their own."""
+    """Daemons that serve, on a separate database."""
     made = Daemons(home, server.url(server.create_database()))
     await started(made)
     yield made
@@ -69,7 +69,7 @@ async def daemons(home: Path, server: PostgresqlServer) -> AsyncIterator[Daemons
 async def behind_proxy(
     home: Path, server: PostgresqlServer, proxy: PostgresqlProxy
 ) -> AsyncIterator[Daemons]:
-    """The same, by way of the proxy."""
+    """The same, but through the proxy."""
     direct = server.url(server.create_database())
     made = Daemons(home, direct.replace(str(server.folder), str(proxy.folder)))
     await started(made)
@@ -133,7 +133,7 @@ async def told_meanwhile(daemons: Daemons, seconds: float) -> list[FinegrainErro
 
 
 async def kinds_told(cluster: fg.Cluster, *kinds: str) -> list[str]:
-    """Which of these kinds of events the cluster's history holds."""
+    """Returns the kinds, of the given ones, that are in the cluster's history."""
     history = cluster.events(follow=False)
     return [each.kind async for each in history if each.kind in kinds]
 
@@ -147,7 +147,7 @@ async def test_connections_that_are_cut_again_and_again_cost_nothing_but_time(
     )
     async with daemons.connect() as cluster, cluster.job("under way") as job:
         acknowledged = []
-        for _ in range(6):  # more often than a refusing database would be borne
+        for _ in range(6):  # more often than a database may refuse in a row
             asking = asyncio.create_task(job.request_slots([SMALL] * 3))
             await asyncio.to_thread(server.execute, cut)
             acknowledged += await asking
@@ -167,7 +167,8 @@ async def test_a_commit_whose_outcome_nobody_knows_is_settled_by_the_repetition(
         events = job.events()
         wanted = []
         for loss in (Loss.BEFORE, Loss.AFTER):
-            # One commit takes the requests in with their orders, another one the grants.
+            # One commit stores the requests with their orders, and another commit stores the
+            # grants.
             for spared in (0, 1):
                 proxy.losses = [Loss.NOTHING] * spared + [loss]
                 wanted += await job.request_slots([SMALL] * 2)

@@ -1,4 +1,4 @@
-"""`./dev demo`: a real job on a small cluster, with books at zero at its end."""
+"""`./dev demo`: a real job on a small cluster. At the end, no capacity is booked."""
 
 from __future__ import annotations
 

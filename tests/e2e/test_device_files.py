@@ -1,4 +1,5 @@
-"""A task opens the device files of its slot and no others, however it was started.
+"""A task can open the device files of its slot and no other device files, whichever way it was
+started.
 
 The devices are configured ones, with device files of their own that behave like /dev/zero and
 /dev/full.
@@ -38,7 +39,9 @@ class Host:
     folder: Path
 
     def script(self, *paths: str) -> str:
-        """Says on one line which files can be opened: those of the devices by default."""
+        """Prints, on one line, which files can be opened. By default, these are the files of the
+        devices.
+        """
         files = paths or (f"{self.folder}/npu0", f"{self.folder}/npu1")
         each = 'head -c 1 "$f" >/dev/null 2>&1 && r="$r opened" || r="$r refused"'
         return f"r=; for f in {' '.join(files)}; do {each}; done; echo $r"
@@ -161,8 +164,9 @@ def test_devices_that_are_configured_later_are_closed_to_slots_that_exist(host: 
 
 @pytest.mark.needs("cc")
 def test_gpus_of_a_driver_are_closed_by_their_minors(daemons: Daemons, home: Path) -> None:
-    """The driver for tests has no device files. Those made here lead to no driver of the kernel, so
-    an open that the filter lets pass fails in another way."""
+    """The driver for tests has no device files. The files that this test makes belong to no driver
+    of the kernel. So if the filter lets an open pass, the open fails in another way.
+    """
     folder = home / unique("gpu")
     folder.mkdir()
     minors = {"GPU-a": 1, "GPU-b": 0}
@@ -199,7 +203,7 @@ def test_gpus_of_a_driver_are_closed_by_their_minors(daemons: Daemons, home: Pat
 def test_levels_that_a_request_requires_are_those_of_its_slot(host: Host) -> None:
     strict = ("--require-isolation", "memory=kernel", "--require-isolation", "cpu=kernel")
     assert host.run(*strict, script="echo ran") == "ran"
-    # A whole device that only its slot can open is enforced, a share of one is not.
+    # A whole device that only its slot can open is enforced; a share of a device is not.
     whole = ("--device", "npu=1", "--require-isolation", "npu=kernel")
     assert host.run(*whole, script="echo ran") == "ran"
     half = ("--device", "npu=0.5", "--require-isolation", "npu=kernel")

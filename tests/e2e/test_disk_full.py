@@ -1,5 +1,7 @@
-"""Disks that fill up under real daemons: what cannot be kept is not acknowledged, the reason is
-reported, what runs goes on, and with room again so does the rest."""
+"""Disks that fill up under real daemons. Data that cannot be stored is not acknowledged, and the
+reason is reported. Running work continues, and when there is space again, everything else
+continues, too.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,7 @@ def daemons(home: Path) -> Daemons:
 
 @pytest.fixture
 def disk_of_manager(daemons: Daemons) -> Iterator[SmallDisk]:
-    """What the resource manager keeps its state on."""
+    """The file system with the state of the resource manager."""
     disk = SmallDisk(daemons.manager.state_dir, "8m")
     yield disk
     disk.make_room()
@@ -83,7 +85,9 @@ def disk_of_manager(daemons: Daemons) -> Iterator[SmallDisk]:
 
 @pytest.fixture
 def disk_of_executor(daemons: Daemons) -> Iterator[SmallDisk]:
-    """What the executor and its helper keep their state and the output of tasks on."""
+    """The file system with the state of the executor and its helper, and with the output of
+    tasks.
+    """
     disk = SmallDisk(daemons.executors[0].state_dir, "4m")
     yield disk
     disk.make_room()
@@ -95,7 +99,7 @@ def disk_of_executor(daemons: Daemons) -> Iterator[SmallDisk]:
 
 @pytest.fixture
 async def cluster(daemons: Daemons) -> AsyncIterator[fg.Cluster]:
-    """Served by daemons that a test has started."""
+    """A client of daemons that a test has started."""
     await asyncio.to_thread(start, daemons)
     async with daemons.connect() as made:
         yield made
@@ -151,7 +155,7 @@ async def test_a_resource_manager_without_room_acknowledges_nothing_and_says_why
 
 
 async def much(job: fg.Job) -> list[fg.Request]:
-    """More than what room may be left within the database's own files."""
+    """This is more than the space that may be left within the database's files."""
     return await job.request_slots([SMALL] * 2_000)
 
 
@@ -167,7 +171,8 @@ async def test_a_resource_manager_killed_on_a_full_disk_comes_back_when_there_is
         daemons.manager.kill()
         before = daemons.manager.log.count(SERVING)
         daemons.manager.start()
-        # It serves, or says why it cannot, and a supervisor would start it again.
+        # The daemon serves, or it reports why it cannot serve and ends, so that a service manager
+        # would start it again.
         if not await asyncio.to_thread(serves, daemons.manager, before + 1):
             assert await asyncio.to_thread(daemons.manager.end) == 1
             assert '"cannot_serve"' in daemons.manager.log
@@ -238,7 +243,7 @@ async def test_an_executor_killed_on_a_full_disk_takes_its_tasks_back(
         (again,) = await job.request_slots(SMALL)
         await again.granted(PATIENCE_S)
         executor.kill()
-        executor.start()  # its address stands in the file system again
+        executor.start()  # its address is in the file system again
         await asyncio.to_thread(executor.endpoint)
 
 

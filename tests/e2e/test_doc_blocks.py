@@ -24,7 +24,7 @@ from tests.support.patience import PATIENCE_S
 pytestmark = pytest.mark.slow
 
 NOT_RUN = {"hosts": 9, "network": 1, "root": 6, "systemd": 2, "tests": 4}
-"""How many blocks are not run, by reason. A new one belongs here only if it cannot be run."""
+"""Number of blocks that are not run, by reason. Count a new block here only if it cannot be run."""
 
 TRACES = REPOSITORY / "tests" / "data" / "traces"
 CUT_LOGS = {

@@ -1,5 +1,5 @@
-"""A cluster that begins empty, grows with what waits, shrinks when idle, and leaves nothing behind,
-whichever process is killed in the middle.
+"""A cluster that begins empty, grows with the waiting requests, and shrinks when idle. It leaves
+nothing behind, even if any of its processes is killed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ async def test_a_burst_on_an_empty_cluster(home: Path) -> None:
     assert codes == [0] * BURST
     states = [{each["executor_id"]: each["state"] for each in one["executors"]} for one in seen]
     assert "REGISTERED" in {state for one in states for state in one.values()}
-    # Not of what was shown: a busy machine may show none while it is started.
+    # Do not use the output: on a busy machine, there may be no output yet.
     kinds = {each["kind"] for each in events}
     assert kinds >= {"provision_asked", "provision_started", "provision_ended"}
     causes = [each["message"] for each in events if each["kind"] == "provision_asked"]

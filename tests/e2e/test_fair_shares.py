@@ -1,5 +1,5 @@
-"""Two groups that both have more work than there is room for, on the real kernel: cpu time goes by
-weight, as the control groups of their tasks measure it.
+"""Two groups, on the real kernel, that both have more work than the cluster has room for. Their
+shares of cpu time follow their weights, as the control groups of their tasks measure it.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from tests.e2e.driving import Small, small_cluster
 pytestmark = pytest.mark.slow
 
 BURN = "import time\nwhile time.process_time() < 0.06: pass"
-"""A thread of work: some cpu time, however long that takes among all that runs here."""
+"""A thread of work: it uses a fixed cpu time, which may take long on a busy machine."""
 
 WEIGHTS = {"medium": 4, "default": 1}
 SETTLED, ENOUGH = 10, 110
-"""Threads of both groups together that are done when shares have settled, and at the end."""
+"""Number of threads of both groups that are done when shares have settled, and at the end."""
 
 
 @pytest.fixture(scope="module")
 def crowded(home: Path) -> Iterator[Small]:
-    """Two cores in all, and no look ahead beyond a round of threads."""
+    """Two cores in total, and a lookahead of about one thread."""
     shares = Fairness(
         usage_measure="cpu", half_life_ms=60_000, lookahead_ms=2_000, usage_interval_ms=500
     )
@@ -38,7 +38,7 @@ def crowded(home: Path) -> Iterator[Small]:
 
 
 async def flood(cluster: fg.Cluster, executors: list[str], folder: Path) -> dict[str, float]:
-    """Cpu seconds that each group got from when shares had settled until the end."""
+    """The cpu seconds of each group, from the time when shares had settled until the end."""
     jobs = {
         group: BatchJob(
             cluster,
@@ -63,7 +63,7 @@ async def flood(cluster: fg.Cluster, executors: list[str], folder: Path) -> dict
         if done >= ENOUGH:
             enough.set()
 
-    # No job may have all of it for a while because the others are not there yet.
+    # No job must have all capacity for a time because the other jobs have not arrived yet.
     await asyncio.gather(*(cluster.drain(name) for name in executors))
     running = [asyncio.create_task(job.run(look)) for job in jobs.values()]
     while sum(each.pending_requests > 0 for each in await cluster.jobs()) < len(jobs):  # noqa: ASYNC110
@@ -91,6 +91,6 @@ async def test_cpu_time_goes_by_weight(crowded: Small, tmp_path: Path) -> None:
     crowded.cli.settle()
 
     assert min(used.values()) > 0.5, used  # it was measured at all
-    # Some hundred threads: 4 to 1 within what so few of them can tell, and far from 1 to 1.
+    # With some hundred threads, the ratio is about 4 to 1, and far from 1 to 1.
     assert 2.8 < used["medium"] / used["default"] < 5.7, used
     assert 2.8 < groups["medium"].service / groups["default"].service < 5.7

@@ -95,7 +95,7 @@ def test_a_command_that_is_not_there_is_told_once(small: Small) -> None:
 
 
 def test_signals_go_to_all_members(small: Small) -> None:
-    """Each may end in its own time, though the first to end has failed."""
+    """Each member may run to its end, although the first member that ended has failed."""
     bye = "sleep 0.$FINEGRAIN_GANG_INDEX; echo bye; exit 3"
     script = f"trap '{bye}' INT; echo up; while :; do sleep 0.05; done"
     process = small.cli.start("run", "--cpu", "0.1", "--gang", "3", "--", "sh", "-c", script)

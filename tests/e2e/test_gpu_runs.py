@@ -1,4 +1,4 @@
-"""`finegrain run` on GPUs that a driver for tests plays: failures, and measured use."""
+"""`finegrain run` on GPUs of a test driver: failures, and measured use."""
 
 from __future__ import annotations
 

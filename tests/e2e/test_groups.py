@@ -1,4 +1,6 @@
-"""Resource groups as administrators and job masters meet them: real daemons, killed in between."""
+"""Resource groups as administrators and job masters use them, with real daemons that are killed in
+between.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,7 @@ def test_a_maximum_holds_over_a_crash_and_is_raised_at_run_time(daemons: Daemons
             eventually(two_wait, "nobody was placed who may not be")
             after = groups(daemons)["nightly"]
             assert after["maximum"] == {"cpu_milli": 200}
-            # It runs on, and one interval is far less than a second of it.
+            # The slot continues to run, and one interval is far less than a second of its usage.
             assert after["service"] > before["service"] - 0.2 * 1.0
             assert (after["share_now"], after["share_entitled"]) == (1.0, 1.0)
 

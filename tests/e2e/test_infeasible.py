@@ -1,4 +1,6 @@
-"""`finegrain run` that came before an executor ends when all executors turn out too small."""
+"""If `finegrain run` is started before any executor, it ends when all executors are known to be too
+small.
+"""
 
 from __future__ import annotations
 

@@ -49,10 +49,10 @@ RESOURCES = 'resources = { cpu = 0.1, task_heap_memory = "32M", managed_memory =
 USES_MANAGED = "uses_managed_memory = true"
 
 NOTE = "echo $$ > $FOLDER/OP.$FINEGRAIN_TASK_ID; "
-"""Each task notes its pid in a file of its own."""
+"""Each task notes its pid in a separate file."""
 
 WAIT = NOTE + "until [ -e $FOLDER/go ]; do sleep 0.05; done"
-"""A task that waits until the test lets it go."""
+"""A task that waits until the test lets it continue."""
 
 
 RUNNER = """
@@ -121,8 +121,9 @@ class Job:
 
 
 def test_the_example_counts_words(small: Small, tmp_path: Path) -> None:
-    """Three regions run one after the other; what they write to the folder is the input of the
-    next one, and nothing of the job is left."""
+    """Three regions run one after the other. The files that a region writes to the folder are the
+    input of the next region. At the end, nothing of the job is left.
+    """
     words: Counter[str] = Counter()
     for number in range(7):
         text = "the quick brown fox " * (number + 1) + "jumps\n"
@@ -315,7 +316,7 @@ def test_output_on_a_host_that_is_lost_is_made_again(daemons: Daemons, tmp_path:
     lost, other = executors
     second = NOTE + "until [ -e $FOLDER/go2 ]; do sleep 0.05; done"
     job = Job(daemons.cli, tmp_path, WAIT, second, resources=RESOURCES)
-    # The second region has other slots, so none of the first is kept.
+    # The second region has other slots, so no slot of the first region is kept.
     before, marker, after = job.file.read_text().rpartition("cpu = 0.1")
     job.file.write_text(f"{before}{marker[:-1]}2{after}")
     assert daemons.cli("drain", other).code == 0
@@ -397,7 +398,8 @@ def test_the_four_kinds_of_jobs_run(
         assert quotas == {32 * fg.MIB}
         assert min(limits) >= 64 * fg.MIB  # and network memory
     else:
-        # In the streaming job both share each default slot, else each has slots of its own.
+        # In the streaming job, both operators share each default slot. Otherwise each operator has
+        # separate slots.
         parts = 2 if mode == "streaming" else 1
         with small.cli.client() as cluster:
             slot = cluster.executors()[0].default_slot_profile
@@ -437,8 +439,9 @@ def test_a_job_without_resources_cannot_have_ports(small: Small, tmp_path: Path)
 def test_the_streaming_example_counts_clicks(
     small: Small, tmp_path: Path, clicks: int, window: int, windows: int, spills: bool
 ) -> None:
-    """Two groups, specified resources: all tasks run at the same time and exchange clicks. What a
-    window has above its quota goes to a file."""
+    """Two groups, specified resources: all tasks run at the same time and exchange clicks. A window
+    writes the data above its quota to a file.
+    """
     example = REPOSITORY / "examples" / "clicks"
     variables = {
         "FOLDER": str(tmp_path),

@@ -1,5 +1,6 @@
-"""A job master's day: batches, waiting, losses, leases, offers; through the client, on real
-processes."""
+"""The work of a job master through the client, on real processes: batches, waits, losses, leases,
+offers.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +44,9 @@ asyncio.run(main())
 
 
 def start_master(small: Small, mark: str, lease_s: float, *, detached: bool = False) -> str:
-    """A job master in a process of its own, with two slots and a task in each, killed as by
-    kill -9 as soon as it has them; its job id."""
+    """Starts a job master in a separate process, which gets two slots and starts a task in each.
+    Kills it with kill -9 when both tasks run. Returns the job id.
+    """
     process = subprocess.Popen(
         [sys.executable, "-c", MASTER, mark, str(lease_s), "detached" if detached else ""],
         env=small.cli.environment(),
@@ -107,7 +109,7 @@ async def test_fragments_are_told_from_want_of_capacity(small: Small) -> None:
 
 
 async def test_unknown_slots_share_a_host_as_its_default_profile_says(small: Small) -> None:
-    """Each host has room for a whole number of them, whatever their size."""
+    """Each host has room for a whole number of slots of every size."""
     async with small.connect() as cluster, cluster.job("unknown") as job:
         default = (await cluster.executors())[0].default_slot_profile
         per_host = 1000 // default.cpu_milli
@@ -144,7 +146,7 @@ async def test_labels_choose_the_host(small: Small) -> None:
 
 
 async def test_a_slot_is_offered_by_its_executor_too(small: Small) -> None:
-    # A user's certificate is for servers, too; an administrator's is not.
+    # A user's certificate is also valid for servers; an administrator's certificate is not.
     alice = await asyncio.to_thread(small.log_in, "user/alice")
     async with fg.connect(credentials=alice) as cluster, cluster.job("offers") as job:
         address = await job.serve_offers("127.0.0.1:0")

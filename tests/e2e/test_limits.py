@@ -1,4 +1,4 @@
-"""What a slot was given is what its tasks can use, as a job master sees it."""
+"""A task can use exactly the amounts of its slot, as a job master sees it."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def test_tasks_go_on_while_a_cluster_gets_certificates(hosts: list[Host]) -> Non
     first.start("rm", "serve")
     eventually((first.folder / "rm" / "login.sock").exists, "the new manager serves")
     assert first.finegrain("login", "--operator").code == 0
-    time.sleep(max(LOST_S, LEASE_S) + 1)  # longer than both may be silent otherwise
+    time.sleep(max(LOST_S, LEASE_S) + 1)  # longer than the lost timeout and the lease
     unconfirmed = dict.fromkeys(both, "UNCONFIRMED")
     assert states(first) == unconfirmed
     assert [each["allocation_id"] for each in listed(first, "slots")] == [slot["allocation_id"]]
@@ -133,7 +133,7 @@ def test_tasks_go_on_while_a_cluster_gets_certificates(hosts: list[Host]) -> Non
     end.touch()
     eventually(Path(f"{end}.seen").exists, "the task, which ran all the time, ends by itself")
 
-    # The other executor never comes, and is forgotten in the end.
+    # The other executor never joins, and an administrator forgets it in the end.
     done = first.finegrain("certs", "migrate", "--finish", "--yes", "-o", "json")
     assert json.loads(done.stdout)["forgotten"] == [other.name]
     eventually(lambda: states(first) == {home.name: "ACTIVE"}, "only the member is left")

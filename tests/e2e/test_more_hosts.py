@@ -1,6 +1,6 @@
 """The section "More hosts" of docs/operations.md, step by step, on three hosts.
 
-A host here is a network namespace with a host name and directories of its own. It differs from a
+A host in this test is a network namespace with its own host name and directories. It differs from a
 real one in three ways: a folder stands for the root directory, the section "A single unit" replaces
 the three units of systemd, and the test gives each executor a part of this machine.
 """
@@ -76,7 +76,7 @@ def test_one_token_and_one_join_per_host_and_nothing_else(hosts: list[Host]) -> 
 def test_a_token_is_for_one_host(hosts: list[Host]) -> None:
     first, second, _ = hosts
     token = first.finegrain("token", "create", "--executor", first.name).text
-    # The wrong host: its name is not the one of the token.
+    # The wrong host: its name differs from the name in the token.
     stray = Host("stray", second.address, second.folder / "stray", second.inside)
     stray.folder.mkdir()
     stray.configure(executor=f'listen = "{second.address}:7190"')

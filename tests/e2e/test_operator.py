@@ -1,4 +1,4 @@
-"""What an administrator sees and does from the command line, on a live cluster."""
+"""Commands of an administrator on a live cluster."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_a_slot_is_not_released_without_a_word(small: Small, nightly: Nightly) -
     assert f"their tasks ended: {nightly.slot_id}" in outcome.stderr
     assert "this command needs --yes" in small.cli.error(outcome)
     assert len(small.cli.items("slots")) == 1
-    # What only waits has no tasks.
+    # A request that waits has no tasks.
     assert small.cli("release", nightly.request_id).code == 0
     assert small.cli.items("requests", nightly.request_id)[0]["state"] == "CANCELLED"
 
@@ -209,7 +209,7 @@ def test_the_permission_is_checked_before_the_question(small: Small, nightly: Ni
         assert outcome.code == 8
         assert "[ROLE_MISSING]" in outcome.stderr
         assert "will be" not in outcome.stderr
-        # An administrator without a terminal learns that --yes is missing.
+        # An administrator without a terminal gets the error that --yes is missing.
         outcome = small.cli(*command)
         assert outcome.code == 2
         assert "will be" in outcome.stderr

@@ -1,6 +1,6 @@
 """`finegrain slot park` and `unpark`, through real daemons that are killed meanwhile.
 
-The executor plays four GPUs. Its `cuda-checkpoint` is one for tests.
+The executor plays four GPUs. The test uses a `cuda-checkpoint` for tests.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def test_a_parked_slot_lends_its_gpus_and_its_work_goes_on_where_it_was(cluster:
     work.stdin.write(b"go\n")
     work.stdin.flush()
     read_until(work, b"step 1")
-    # Another command waits for a GPU, and has it as soon as the slot is parked.
+    # Another command waits for a GPU, and gets the GPU as soon as the slot is parked.
     parked = cli("slot", "park", slot[:12])
     assert parked.code == 0, parked.stderr
     assert "PARKED" in parked.text
@@ -106,7 +106,7 @@ def test_a_parked_slot_lends_its_gpus_and_its_work_goes_on_where_it_was(cluster:
     assert cluster.gpus_in_use() == []
     other, lent = cluster.works("--gpu", "1")
     assert cluster.slot(lent)["assignment"]["devices"][0]["minor"] == 0
-    # It waits for its GPUs, which `explain` says; nothing of it is lost with the daemons.
+    # The slot waits for its GPUs, as `explain` shows. Restarts of the daemons do not change this.
     assert cli("slot", "unpark", slot, "--no-wait").code == 0
     assert "other slots have its former share of gpu0" in cli("explain", slot).text
     cluster.restart_all()

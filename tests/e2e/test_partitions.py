@@ -1,6 +1,7 @@
-"""Real partitions between real daemons, and what no fault explains: the chaos run, cut short.
+"""Real network partitions between real daemons: short versions of the chaos run, which must find no
+unexplained failure.
 
-The namespaces need a process of their own, so each story is one run of `tests.chaos`.
+The namespaces need a separate process, so each story is one run of `tests.chaos`.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ def test_nothing_is_lost_while_everything_is_killed() -> None:
 async def test_what_a_restarted_executor_cannot_explain_is_ended_and_reported(
     daemons: Daemons,
 ) -> None:
-    """Both halves are killed, and the front's memory of a slot is gone: its task and its group are
-    orphans. The owner of the slot learns of it.
+    """Front and helper are killed, and the front has no record of a slot. So the task and the group
+    of the slot are orphans. The owner of the slot gets an event.
     """
     name = unique("e2e-orphan")
     daemons.manager.start()

@@ -1,5 +1,5 @@
-"""A resource manager that starts and stops executors by itself, on real processes: by both
-providers, with work on them, and killed in the middle of it.
+"""A resource manager that starts and stops executors by itself, as real processes: with both
+providers, with work on the executors, and with processes that are killed in between.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Elastic:
         return [line for _, line in found if words in line or "task_executor" in line]
 
     def clean_up(self) -> None:
-        """Whatever a test that failed left: no executor outlives it."""
+        """Stops all executors that a failed test has left."""
         from resource_manager.providers.process_sweep import stop_everything
 
         self.daemons.manager.kill()

@@ -38,7 +38,7 @@ def shared(home: Path) -> Iterator[Small]:
 
 @dataclass
 class Running:
-    """A command in a slot of its own, seen from outside."""
+    """A command in a separate slot, seen from outside."""
 
     small: Small
     process: subprocess.Popen[bytes]
@@ -46,12 +46,12 @@ class Running:
 
     @property
     def slot(self) -> dict[str, Any]:
-        """As the resource manager lists it."""
+        """Returns the slot as the resource manager lists it."""
         (slot,) = self.small.cli.items("slots", self.slot_id)
         return slot
 
     def kernel(self, file: str) -> int:
-        """What the kernel enforces for the slot."""
+        """Returns the limits that the kernel enforces for the slot."""
         (name,) = self.small.names
         (path,) = [
             group / file
@@ -72,7 +72,9 @@ class Running:
 
     @property
     def processes(self) -> list[tuple[int, str]]:
-        """All processes of the slot, with their start times: no other process has both."""
+        """Returns all processes of the slot with their start times. A pid and a start time together
+        identify a process.
+        """
         (name,) = self.small.names
         pids = {
             int(pid)

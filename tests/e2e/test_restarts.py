@@ -1,4 +1,6 @@
-"""Daemons that are killed and come back: what was acknowledged holds, what runs goes on."""
+"""Daemons that are killed and started again: acknowledged changes are kept, and running tasks
+continue.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,7 @@ def daemons(request: pytest.FixtureRequest, home: Path) -> Iterator[Daemons]:
 
 @pytest.fixture
 def on_sqlite(home: Path) -> Iterator[Daemons]:
-    """Where the database makes no difference."""
+    """Daemons over SQLite, for tests in which the kind of database does not matter."""
     made = Daemons(home)
     yield made
     made.clean_up()
@@ -81,7 +83,7 @@ def helper_of(executor: Daemon) -> int | None:
 
 
 def logged(daemon: Daemon, since: int) -> list[dict[str, Any]]:
-    """Entries of a daemon's log from there on."""
+    """Returns the entries of a daemon's log from a position on."""
     return [json.loads(line) for line in daemon.log[since:].splitlines()]
 
 
@@ -160,8 +162,9 @@ def test_a_planned_restart_says_nothing_to_those_who_watch(on_sqlite: Daemons) -
 
 @pytest.mark.parametrize("starts", [1, 3], ids=["the same epoch again", "an epoch far below"])
 async def test_a_restored_manager_commands_no_executor(on_sqlite: Daemons, starts: int) -> None:
-    """A database put back from a copy: executors know newer things, so nothing of theirs is touched
-    before an administrator has said so, with the command that the resource manager names."""
+    """A database is restored from a copy, and executors have newer state. So their slots stay until
+    an administrator runs the command that the resource manager names.
+    """
     name = unique("e2e-epoch")
     started(on_sqlite, name)
     assert on_sqlite.manager.stop() == 0
@@ -199,7 +202,8 @@ async def test_a_restored_manager_commands_no_executor(on_sqlite: Daemons, start
     assert "unowned_slot" not in on_sqlite.executors[0].log
     assert slot_groups(name)
 
-    # However often it is restarted, its own epoch must not pass the one that was seen.
+    # Even if it is restarted many times, its epoch must not exceed the epoch that executors have
+    # seen.
     for _ in range(starts + 1):
         seen_before = len(rm.log)
         rm.start()
@@ -247,7 +251,7 @@ async def test_a_killed_executor_loses_neither_task_nor_output_nor_exit_status(
 def test_a_run_goes_on_when_its_executor_comes_back_before_the_resource_manager(
     on_sqlite: Daemons,
 ) -> None:
-    """The front checks the caller's identity and the slot by what it has on disk."""
+    """The front checks the caller's identity and the slot with the state that it has on disk."""
     name = unique("e2e-alone")
     executor = on_sqlite.executor(name, "--listen", free_address())
     rm = on_sqlite.manager

@@ -1,4 +1,6 @@
-"""`finegrain run`: as if the command ran here, and nothing is left when it is over."""
+"""`finegrain run`: the command behaves as if it ran on this host, and nothing is left at its
+end.
+"""
 
 from __future__ import annotations
 
@@ -361,7 +363,7 @@ def test_ctrl_c_while_it_runs_leaves_nothing(small: Small) -> None:
 
 
 def test_a_run_that_is_killed_is_cleaned_up_by_its_lease(small: Small) -> None:
-    """The cluster gets no message; that the job's silence ends it is shown in test_job_master."""
+    """The cluster gets no message. test_job_master shows that the job ends because it is silent."""
     mark = unique("orphan")
     process = small.cli.start(
         "run", "--cpu", "0.1", "--", "sh", "-c", f"echo up; sleep 1000; : {mark}"

@@ -1,4 +1,6 @@
-"""`finegrain run`: all output arrives, however much it is, and whatever is killed in between."""
+"""`finegrain run`: all output arrives, even if it is very large, and even if processes are killed
+in between.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Two resource managers, one of which stands by: clients and executors go on with it."""
+"""Two resource managers, of which one is a standby. After a takeover, clients and executors
+continue with the standby.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ TICKS = b"".join(b"%d\n" % number for number in range(1, 61))
 
 
 class Pair:
-    """Two resource managers on one database, an executor and a command line that know both."""
+    """Two resource managers on one database, and an executor and a command line that know the
+    addresses of both.
+    """
 
     def __init__(self, home: Path, database: str) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="fg-pair-"))  # short: sockets lie in it
@@ -106,13 +110,13 @@ class Pair:
 
 
 def events_of(daemon: Daemon) -> list[str]:
-    """What its log tells, in order."""
+    """Returns the events in its log, in order."""
     complete = [line for line in daemon.log.splitlines(keepends=True) if line.endswith("\n")]
     return [str(json.loads(line)["event"]) for line in complete]
 
 
 def said(daemon: Daemon, event: str) -> None:
-    """Waits until this is the last that its log tells about how it stands."""
+    """Waits until the last entry about its role in its log is this event."""
     kinds = {"serving", "standing_by"}
 
     def last() -> bool:
@@ -141,7 +145,7 @@ def pair(request: pytest.FixtureRequest, home: Path) -> Iterator[Pair]:
 
 @pytest.fixture
 def on_postgresql(postgresql_server: PostgresqlServer, home: Path) -> Iterator[Pair]:
-    """Where a stalled leader can be replaced."""
+    """The databases on which a stalled leader can be replaced."""
     made = Pair(home, postgresql_server.url(postgresql_server.create_database()))
     try:
         made.start()
@@ -158,7 +162,8 @@ async def test_when_the_leader_is_killed_everything_goes_on_with_the_other(pair:
         if str(each.readlink()).startswith(f"{pair.folder}/books.db")
     ]
     assert untouched == []  # an SQLite file is not even opened while another leads
-    # The standby comes first in the client's list: it has to be sent on.
+    # The standby comes first in the client's list, so the client must follow the hint to the
+    # leader.
     async with (
         fg.connect(pair.addresses[::-1], credentials=pair.user) as cluster,
         cluster.job("lives on") as job,
@@ -224,5 +229,5 @@ async def test_a_leader_that_stalls_is_left_and_stands_by_when_it_wakes_up(
         seen = [await anext(events) for _ in range(2)]
         assert [(each.sequence, each.state) for each in seen] == [(1, "GRANTED"), (2, "RELEASED")]
         assert "leadership_taken_over" in events_of(standby)
-        assert pair.executor.log.count("STALE_EPOCH") == 0  # it did not even try to command
+        assert pair.executor.log.count("STALE_EPOCH") == 0  # it did not even try to send a command
     pair.cli.settle()

@@ -1,6 +1,6 @@
 """A cluster beyond loopback, set up as an administrator does it: real daemons, real command line.
 
-They live in a network namespace of their own, with an address that others could reach.
+The cluster runs in a separate network namespace, with an address that other hosts could reach.
 """
 
 from __future__ import annotations
@@ -32,12 +32,14 @@ with socket.create_server((sys.argv[1], int(sys.argv[2]))) as server:
             try: file.write(connection.recv(65536))
             except OSError: pass
 """
-"""A program that takes a port, and writes down what it receives first on each connection."""
+"""A program that binds a port, and stores the first bytes that it receives on each connection."""
 
 
 @pytest.fixture(scope="module")
 def joined() -> Iterator[Network]:
-    """A resource manager, an executor that has joined with a token, and a user who has, too."""
+    """A resource manager, an executor that has joined with a token, and a user who has joined with
+    a token.
+    """
     with tempfile.TemporaryDirectory(prefix="fg-tls-") as name, network(Path(name)) as made:
         made.start_manager()
         made.start_executor(made.name, made.token_file(made.name))
@@ -130,7 +132,9 @@ def test_a_denied_executor_cannot_report_until_it_is_allowed_again(joined: Netwo
 
 
 def test_an_executor_whose_certificate_has_expired_comes_back(joined: Network) -> None:
-    """As after a long time without power: it has its key, and the name is still its own."""
+    """The state after a long time without power: the executor still has its key and its name, but
+    its certificate has expired.
+    """
     path = joined.folder / joined.name / "executor.credentials"
     present = read_credentials(path)
     assert joined.stop(joined.name) == 0

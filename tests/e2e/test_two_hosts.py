@@ -42,7 +42,7 @@ def serve_manager(host: Host, options: str = "") -> None:
 
 
 def bring_in(host: Host, manager: Host, options: str = "") -> None:
-    """Starts an executor with a token of its own."""
+    """Starts an executor with a new token."""
     host.configure(executor=f'listen = "{host.address}:7180"\n{options}')
     made = manager.finegrain("token", "create", "--executor", host.name)
     assert made.code == 0, made.stderr

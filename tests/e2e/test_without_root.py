@@ -1,4 +1,6 @@
-"""`finegrain up` and `run` without root: all works, and what is not enforced is reported."""
+"""`finegrain up` and `run` without root: all commands work, and limits that are not enforced are
+reported.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,10 @@ pytestmark = pytest.mark.needs("nobody-user")
 
 @pytest.fixture(scope="module")
 def nobody() -> Iterator[Cli]:
-    """The command as the user nobody has it. Interpreter, libraries and checkout may be where
-    that user cannot enter, so they are mounted once more below a directory that is open."""
+    """The command, run as the user nobody. Interpreter, libraries and checkout may be in
+    directories that this user cannot enter. So they are also mounted below a directory that all
+    users can enter.
+    """
     user = pwd.getpwnam("nobody")
     folder = Path(tempfile.mkdtemp(prefix="fg-nobody-"))
     folder.chmod(0o711)

@@ -43,7 +43,9 @@ HELPERS = {
     "gid": (0, (1 << 32) - 2),
     "signum": (1, 64),
 }
-"""Bounds of the numbers in calls of the helper; those of one verb only come with its name."""
+"""Bounds of the numbers in calls of the helper. If a bound applies to one verb only, its key
+contains the verb.
+"""
 
 
 def numbers_of(verb: str, fields: Fields) -> Iterator[tuple[str, tuple[int, int]]]:
@@ -267,7 +269,7 @@ def test_the_largest_amount_is_the_same_everywhere(name: str) -> None:
     most, unit, places = AMOUNTS[name]
     for place in places:
         place(most)
-        # The configuration raises an error of its own, which is a ValueError.
+        # The configuration raises a separate error, which is a ValueError.
         with pytest.raises((InvalidArgument, ValueError)):
             place(most + unit)
 

@@ -43,7 +43,9 @@ def _host(topology: str) -> tuple[tuple[PoolName, CpuSet], ...]:
 
 
 def _holder(pod: Mapping[str, str]) -> tuple[QosClass, CpuSet]:
-    """A pod that has cpus counts by them, whatever class it says: only LSE keeps BE out."""
+    """A pod with dedicated cpus counts by its cpus, and not by its class. Only LSE keeps BE slots
+    away from these cpus.
+    """
     qos = QosClass.LSE if pod["qos"] == "LSE" else QosClass.LSR
     return qos, cpus(pod["cpuset"])
 
@@ -56,8 +58,8 @@ def _rows(pools: Sequence[tuple[PoolName, CpuSet]]) -> list[dict[str, object]]:
 
 @pytest.mark.parametrize("case", VECTORS["pools"], ids=lambda case: str(case["id"]))
 def test_the_pools_are_those_of_koordinator(case: Mapping[str, Any]) -> None:
-    """Node-reserved cpus and those of exclusive system pods are what we call strictly reserved.
-    Which pods of a kubelet count is decided by the reader of its checkpoint.
+    """Cpus that the node reserves, and cpus of exclusive system pods, are called strictly reserved
+    in finegrain. Which pods of a kubelet count is decided by the reader of its checkpoint.
     """
     system = case["system_qos"] or {"cpuset": "", "exclusive": False}
     pools = pools_of(
@@ -89,8 +91,9 @@ def test_the_pools_are_those_of_koordinator(case: Mapping[str, Any]) -> None:
 def test_a_slot_without_pools_of_its_own_runs_in_all_of_its_class(
     case: Mapping[str, Any], assignment: CpuAssignment | None
 ) -> None:
-    """Without a counterpart here is ccs-08: every slot has a class, so that a best-effort one gets
-    its pool, and never an empty set that leaves it to whatever its parent is.
+    """There is no test for ccs-08: every slot has a class, so a best-effort slot always gets the
+    best-effort pool. It never gets an empty set, with which the cpus of its parent group would
+    apply.
     """
     pools = Pools(
         tuple(

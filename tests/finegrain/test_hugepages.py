@@ -1,4 +1,4 @@
-"""Huge pages have one name for those who ask and one for the kernel."""
+"""Huge pages have one name in requests and another name in the kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A set of runs behaves as a set of numbers, whatever is put in and taken out."""
+"""A set of intervals behaves as a set of numbers, for all additions and removals."""
 
 import itertools
 import tracemalloc
@@ -15,7 +15,7 @@ NUMBERS = st.integers(0, 80)
 
 
 class AgainstAPlainSet(RuleBasedStateMachine):
-    """Everything that changes the set, with every answer compared with a plain set's."""
+    """Changes the set in all ways, and compares every answer with the answer of a plain set."""
 
     @initialize(numbers=st.sets(NUMBERS))
     def some_are_in(self, numbers: set[int]) -> None:

@@ -1,4 +1,6 @@
-"""The metrics port beyond loopback: HTTPS, and metrics only for those who may read them."""
+"""The metrics port beyond loopback: it uses HTTPS, and serves metrics only to callers that may read
+them.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ class Port:
         return answer.decode()
 
     async def serial(self) -> str:
-        """The serial number of the certificate that it shows to a new connection."""
+        """Returns the serial number of the certificate that the port shows to a new connection."""
         _, writer = await self._connect(None, SERVER)
         found = writer.get_extra_info("ssl_object").getpeercert()["serialNumber"]
         writer.close()

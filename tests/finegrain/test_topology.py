@@ -1,4 +1,4 @@
-"""The host model as data: what it derives, how it travels, how it is drawn."""
+"""The model of a host: derived values, conversion to data and back, and the drawing."""
 
 import json
 from typing import Any

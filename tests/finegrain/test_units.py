@@ -1,4 +1,4 @@
-"""Human amounts in, integers out, and back."""
+"""Converts amounts that people type to integers, and back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line without the configuration of the machine that tests it."""
+"""The command line, without the configuration of the machine that runs the tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WITH_A_CLUSTER = ("lists", "operate", "elastic", "executors", "host", "advise", 
 
 @pytest.fixture(autouse=True)
 def no_configuration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Neither files nor variables of this machine, and nothing that runs on it, count."""
+    """Ignores files and variables of this machine, and the daemons that run on it."""
     for name in list(os.environ):
         if name.startswith("FINEGRAIN_"):
             monkeypatch.delenv(name)
@@ -44,7 +44,7 @@ def finegrain() -> Finegrain:
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
-    """What every command of this test talks to."""
+    """The cluster that every command of a test calls."""
     fake = FakeCluster()
     for module in WITH_A_CLUSTER:
         monkeypatch.setattr(f"finegrain_cli.commands.{module}.open_cluster", lambda: fake)

@@ -1,4 +1,4 @@
-"""Shells complete what is in the cluster, and words of options, and never print an error."""
+"""Shells complete names from the cluster and words of options, and never print an error."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Which resource manager a command means, and which identity it shows.
 
-tests/finegrain/test_targets.py has the rules. Here are those of flags and the configuration.
+tests/finegrain/test_targets.py has the rules. This module tests the sources in flags and the
+configuration.
 """
 
 from __future__ import annotations

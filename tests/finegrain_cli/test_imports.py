@@ -1,4 +1,6 @@
-"""What a command loads before it has to; judged by the modules, never by the clock."""
+"""Commands do not load modules too early. The tests look at the loaded modules, and measure no
+time.
+"""
 
 from __future__ import annotations
 
@@ -165,7 +167,7 @@ def test_every_command_is_found_by_its_name_and_listed_once() -> None:
 
 
 def test_an_executor_is_served_without_grpc_before_its_helper() -> None:
-    """grpc must not be there when the helper is forked off."""
+    """grpc must not be loaded when the helper is forked."""
     code = """
 import sys
 from task_executor import main

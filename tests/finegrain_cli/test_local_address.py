@@ -1,4 +1,4 @@
-"""Where `finegrain up` listens when its state directory is used again."""
+"""The address of `finegrain up` when its state directory is used again."""
 
 from __future__ import annotations
 

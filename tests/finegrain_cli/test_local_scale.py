@@ -36,7 +36,7 @@ pytestmark = pytest.mark.full
 
 @pytest.fixture
 def state_dir() -> Iterator[Path]:
-    """Its path is short: sockets lie in it."""
+    """Its path is short, because it contains sockets."""
     folder = Path(tempfile.mkdtemp(prefix="fg-scale-"))
     (folder / "rm").mkdir(mode=0o700)
     yield folder
@@ -147,7 +147,7 @@ def test_the_sweeper_ends_what_nobody_else_will(state_dir: Path, killed: bool) -
     sweeper.stdin.flush()
     _eventually(lambda: _ignores(sweeper.pid, signal.SIGTERM))
     sweeper.send_signal(signal.SIGTERM)
-    time.sleep(0.1)  # nothing shows that it goes on: the time in which it would have ended
+    time.sleep(0.1)  # it would have ended within this time
     assert sweeper.poll() is None  # its parent is still there, so it waits
     sweeper.communicate()
 
@@ -168,7 +168,9 @@ def _shares(found: ProvidersConfiguration) -> list[Share]:
 
 
 def _start_one(scaled: ScaledExecutors, executor_id: str) -> None:
-    """As the resource manager does; there is none to register at."""
+    """Starts executors as the resource manager does. There is no resource manager at which they
+    could register.
+    """
     found = read_providers(scaled.providers_file)
     around = ProviderContext(
         state_dir=scaled.providers_file.parent / "rm",

@@ -13,7 +13,7 @@ from task_executor.host.capacity import plan_capacity
 
 
 def host(cores: int, threads: int = 2, *, quota: int | None = None) -> HostTopology:
-    """A host with that many cores; threads of a core are neighbors."""
+    """Returns a host with this number of cores. The threads of a core have adjacent numbers."""
     online = CpuSet(range(cores * threads))
     sets = [CpuSet(range(core * threads, (core + 1) * threads)) for core in range(cores)]
     return HostTopology(

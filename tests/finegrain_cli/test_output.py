@@ -1,4 +1,6 @@
-"""Standard output is data; color is for terminals that want it."""
+"""Standard output has only data. Color is used only on terminals, and only if it is not switched
+off.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from finegrain_cli.text.output import (
 
 
 class Terminal:
-    """A stream that is one, or not."""
+    """A stream that is a terminal, or not."""
 
     def __init__(self, is_one: bool) -> None:
         self.is_one = is_one

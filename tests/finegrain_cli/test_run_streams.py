@@ -1,4 +1,4 @@
-"""Lines of several commands never mix; a file takes both streams; failures are errors."""
+"""Lines of several commands never mix, a file can receive both streams, and failures are errors."""
 
 from __future__ import annotations
 

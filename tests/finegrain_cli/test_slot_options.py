@@ -1,4 +1,4 @@
-"""What a command says of the slot that it needs."""
+"""The options by which a command describes its slot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The user that runs the tasks of `finegrain up`: another one than the daemons', as root."""
+"""The user that runs the tasks of `finegrain up`. If root runs the daemons, this is another
+user.
+"""
 
 from __future__ import annotations
 

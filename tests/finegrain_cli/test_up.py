@@ -1,4 +1,6 @@
-"""`finegrain up` with real processes: ready, found, used, ended; and then nothing is left."""
+"""`finegrain up` with real processes: it becomes ready, commands find and use it, it ends, and
+nothing is left.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +94,7 @@ def up(*args: str) -> Iterator[Up]:
 
 @contextmanager
 def busy(running: Up, *more: str) -> Iterator[subprocess.Popen[str]]:
-    """A slot with a task in it that would go on for long."""
+    """A slot with a task that would run for a long time."""
     task = subprocess.Popen(
         [*COMMAND, "run", "--cpu", "0.1", "--memory", "32M", *more, "--", "sleep", "1000"],
         stdout=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""`./dev fuzz`: attacks a real cluster with wrong calls and with garbage, and says what broke.
+"""`./dev fuzz`: attacks a real cluster with wrong calls and with garbage, and reports failures.
 
 Every method of every port is called as every kind of member, with requests that are made from the
 descriptors and then damaged. Exits with 1 if a server answered INTERNAL or UNKNOWN, wrote a

@@ -33,7 +33,7 @@ class Figures:
     Attributes:
         calls: number of calls by method and identity.
         statuses: number of answers by status.
-        failures: calls that a server must not answer so.
+        failures: calls that the server has answered in a way that is not allowed.
     """
 
     calls: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -122,7 +122,7 @@ class Caller:
         except TimeoutError:
             return grpc.StatusCode.OK, ""  # a stream that stays open
         except asyncio.CancelledError:
-            # gRPC raises it also when the server closes the connection.
+            # gRPC also raises this error when the server closes the connection.
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise

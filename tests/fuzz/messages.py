@@ -1,4 +1,5 @@
-"""Makes requests of any message type from its descriptor: plausible ones, then mutated.
+"""Makes requests of any message type from its descriptor: first plausible requests, then mutated
+requests.
 
 Plausible means that ids name things that exist, and numbers are near those that are usual. Only
 such a request gets beyond the first check of a handler.
@@ -97,7 +98,7 @@ class Messages:
     def _fill_one(self, message: Any, depth: int, wrong: float) -> None:
         descriptor: Descriptor = message.DESCRIPTOR
         if descriptor.full_name in ("google.protobuf.Duration", "google.protobuf.Timestamp"):
-            # A wait of days would only hold this run up.
+            # A wait of days would only delay this run.
             message.seconds = self._pick((0, 1, 2) if self._random.random() > wrong else EDGES)
             return
         self._fill(message, depth, wrong)

@@ -29,7 +29,9 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"", length: int 
 
 
 def header(name: str, value: str) -> bytes:
-    """Returns a header as HPACK writes one that is in no table; "\udc8a" becomes the byte 0x8a."""
+    """Returns a header in the form that HPACK uses for headers that are in no table; "\udc8a"
+    becomes the byte 0x8a.
+    """
     texts = [text.encode(errors="surrogateescape") for text in (name, value)]
     return b"\x00" + b"".join(bytes([len(text)]) + text for text in texts)
 

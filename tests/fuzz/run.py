@@ -22,7 +22,7 @@ CALLERS = 6
 PROBE_INTERVAL_S = 0.5
 PROBE_TIME_MAX_S = 60.0
 GROWTH_MAX = 256 << 20
-"""Most memory that a daemon may grow by, beyond what it has after the first calls."""
+"""Maximum growth of a daemon's memory, compared with its memory after the first calls."""
 SETTLED = 0.25  # part of the run after which memory is compared
 TRACE_LINES = 12
 GONE = "grpc._cython.cygrpc.ExecuteBatchError"
@@ -41,7 +41,7 @@ class Verdict:
         raw: connections with garbage.
         probe_s: the longest time that an honest call took.
         memory: bytes at the start, after a quarter and at the end, by daemon.
-        failures: what must not happen; empty: the run has passed.
+        failures: events that must not happen; empty: the run has passed.
     """
 
     figures: Figures

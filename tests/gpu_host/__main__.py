@@ -1,7 +1,7 @@
 """`python -m tests.gpu_host`: finegrain on a host with NVIDIA GPUs and their driver.
 
 Runs as root with an installed finegrain, on either version of cgroups. Starts a resource manager
-and an executor that has the whole host, tells its stories, and removes everything again. It changes
+and an executor that has the whole host, runs the tests, and removes everything again. It changes
 nothing on the GPUs, and needs them unused.
 """
 

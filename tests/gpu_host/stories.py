@@ -1,4 +1,4 @@
-"""What slots get of real GPUs is what the driver says, and nothing else can be opened."""
+"""Slots get real GPUs as the driver lists them, and can open no other devices."""
 
 from __future__ import annotations
 
@@ -73,7 +73,9 @@ def devices_are_those_that_nvidia_smi_lists(host: Host) -> None:
 
 
 def a_slot_opens_the_files_of_its_gpu_only(host: Host) -> None:
-    """With a GPU, and without; the files are those of the driver, with the minors of now."""
+    """Opens files in a slot with a GPU and in a slot without a GPU. The files are the driver's,
+    with the present minor numbers.
+    """
     with host.slots(_slot(), _slot({"gpu": 100})) as (without, with_one):
         assert set(_json(without, OPEN).values()) == {REFUSED}
         opened = _json(with_one, OPEN)

@@ -1,6 +1,6 @@
 """CUDA work on real GPUs: a job that checks itself, shares under MPS, `watch`, and parked slots.
 
-Each story prints the figures that `docs/devices.md` wants with driver version and date.
+Each test prints the figures for `docs/devices.md`, with driver version and date.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def a_cuda_job_finds_every_element_right(host: Host) -> None:
 
 
 def half_gpus_under_mps_do_not_disturb_each_other(host: Host) -> None:
-    """What is above a limit is refused, and the neighbor goes on."""
+    """An allocation above a limit is refused, and the other slot on the GPU continues."""
     assert shutil.which("nvidia-cuda-mps-control"), "install NVIDIA's MPS"
     level = {"gpu-memory": "mps"}
     with started(host, "--mps"), host.slots(*[_spec(50, level=level)] * 2) as (first, second):
@@ -77,7 +77,7 @@ def half_gpus_under_mps_do_not_disturb_each_other(host: Host) -> None:
 
 
 def a_slot_above_its_share_is_ended(host: Host) -> None:
-    """How far and how long it was above is printed."""
+    """Prints by how much and for how long the task was above its share."""
     spec = fg.SlotSpec(
         cpu_milli=1000,
         memory_bytes=4 * fg.GIB,

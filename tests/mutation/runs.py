@@ -141,7 +141,7 @@ def judge(copy: Copy, mutant: Mutant, reach: Reach, options: Options) -> Verdict
 
 
 def _waves(order: list[str], seconds: dict[str, float]) -> list[list[str]]:
-    """Splits the tests into two runs, because importing all of their files takes seconds.
+    """Splits the tests into two runs, because the import of all their files takes seconds.
 
     The first run has the quick tests of the files with most of them, which notice most mutants.
     """

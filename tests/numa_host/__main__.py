@@ -1,7 +1,7 @@
 """`python -m tests.numa_host`: slots with dedicated cpus on a kernel with NUMA nodes.
 
 Runs as root on a host with at least two NUMA nodes and an installed finegrain, on either version of
-cgroups. Starts a resource manager and an executor that has the whole host, tells its stories, takes
+cgroups. Starts a resource manager and an executor that has the whole host, runs the tests, takes
 cpus offline and back, sets huge pages, and removes everything again.
 """
 

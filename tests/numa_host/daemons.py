@@ -1,6 +1,6 @@
 """A resource manager and one executor that has the whole host, as root, without units.
 
-Decides how they are started and found. Patient enough for an emulated host.
+Decides how they are started and found. The timeouts are long enough for an emulated host.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Host:
             eventually(cluster.executors, "the executor has registered")
 
     def stop(self) -> None:
-        """Ends everything; AssertionError if something of a slot is left."""
+        """Stops everything. Raises AssertionError if something of a slot is left."""
         if self.executor.process is not None and self.executor.process.poll() is not None:
             self.executor.start()
         if self.executor.process is not None:
@@ -132,7 +132,7 @@ class Host:
         return ran.stdout
 
     def forget_settings(self) -> None:
-        """What stories have set is set no longer."""
+        """Removes the settings that tests have made."""
         with self.cluster() as cluster:
             names = ("bind", "numa_strategy", "alignment", "reserved_cpus", "reserved_strict")
             cluster.set_host_policy(self.name, clear=names)
@@ -144,7 +144,7 @@ class Host:
 
     @contextlib.contextmanager
     def slots(self, *wishes: fg.SlotSpec) -> Iterator[list[Slot]]:
-        """One slot for each request, given back at the end."""
+        """Yields one slot for each request, and releases the slots at the end."""
         with self.cluster() as cluster, cluster.job("story", lease_s=900) as job:
             requests = job.request_slots(wishes)
             slots = [each.granted(timeout_s=ANSWER_S) for each in requests]

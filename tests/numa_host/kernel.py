@@ -1,4 +1,4 @@
-"""What the kernel says of a host's cpus and nodes, and of where a process runs.
+"""Reads from the kernel a host's cpus and nodes, and the cpus on which a process runs.
 
 Decides where to look. Does not depend on finegrain's rules.
 """
@@ -64,8 +64,8 @@ def are_distinct_cores(cpus: CpuSet) -> bool:
 
 
 def confined_to(pid: int) -> CpuSet:
-    """The cpus that its group has, and with that the process. AssertionError: they differ, and not
-    only while it is being moved.
+    """Returns the cpus of the process's group, which are also the cpus of the process. Raises
+    AssertionError if both differ for longer than a move takes.
     """
     for _ in range(READS_MAX):
         group = CpuSet.parse(limit(pid, "cpuset.cpus.effective", "cpuset/cpuset.effective_cpus"))
@@ -90,7 +90,7 @@ def runs_on(pid: int) -> int:
 
 
 def cpu_ticks(pid: int) -> int:
-    """What it has used, in ticks."""
+    """Returns the cpu time that the process has used, in ticks."""
     return sum(int(value) for value in _stat(pid)[11:13])
 
 

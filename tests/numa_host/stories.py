@@ -1,4 +1,6 @@
-"""What is given to slots is what the kernel gives their processes, whatever happens around them."""
+"""The kernel gives the processes of a slot exactly the cpus and nodes of the slot, even if other
+slots and cpus change.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ def shared(qos: str = "LS", **more: object) -> fg.SlotSpec:
 
 
 def looked_at(task: Task, cpus: CpuSet) -> None:
-    """It is confined to these, and that is where it runs."""
+    """Checks that the process is confined to these cpus, and runs on them."""
     assert kernel.confined_to(task.pid) == cpus, (kernel.confined_to(task.pid), cpus)
     for _ in range(LOOKS):
         assert kernel.runs_on(task.pid) in cpus
@@ -55,7 +57,7 @@ def threads() -> int:
 
 
 def policies_are_what_the_kernel_does(host: Host) -> None:
-    """Bind, exclusive and NUMA policies, one after the other, each with what must hold of it."""
+    """Tests bind, exclusive and NUMA policies, one after the other."""
     smt, whole = threads(), kernel.are_whole_cores
     largest = max(len(cpus) for cpus in kernel.nodes().values())
     checks: list[tuple[fg.SlotSpec, Callable[[CpuSet], bool]]] = [
@@ -85,7 +87,7 @@ def policies_are_what_the_kernel_does(host: Host) -> None:
 
 
 def strategies_choose_nodes(host: Host) -> None:
-    """The same slot goes beside another one, away from it, or half and half."""
+    """The same slot is placed beside another slot, away from it, or half on each node."""
     size = threads()
     with host.cluster() as cluster:
         for strategy, same in (("MostAllocated", True), ("LeastAllocated", False)):
@@ -153,7 +155,9 @@ def _comings_and_goings() -> Iterator[fg.SlotSpec]:
 
 
 def memory_lies_on_the_node(host: Host) -> None:
-    """What a task touches is on the node that its slot is bound to, for every node of the host."""
+    """The memory that a task uses is on the node that its slot is bound to. This is tested for
+    every node of the host.
+    """
     wish = pinned(1, numa="SingleNUMANode", cpu_exclusive="NUMANodeLevel")
     with host.slots(*[wish] * min(2, len(kernel.nodes()))) as slots:
         for slot in slots:
@@ -168,14 +172,16 @@ def memory_lies_on_the_node(host: Host) -> None:
             elsewhere = sum(pages.values()) - here
             print(f"   bound to memory of {nodes}: {here} pages there, {elsewhere} elsewhere")
             assert here * kernel.PAGE >= 24 << 20
-            assert elsewhere <= here // 100  # what it was given before it was this program
+            assert elsewhere <= here // 100  # memory from before the exec
 
 
 # -- what happens to them --------------------------------------------------------------------------
 
 
 def cpus_go_offline_and_come_back(host: Host) -> None:
-    """A pinned slot that loses a cpu runs on, is named, and has it again when it is back."""
+    """A pinned slot that loses a cpu continues to run and is reported. It has the cpu again when
+    the cpu returns.
+    """
     with host.slots(pinned(2, cpu_bind="SpreadByPCPUs"), shared()) as (slot, beside):
         mine, task, other = own(slot), spin(slot), spin(beside)
         gone = next(cpu for cpu in reversed(list(mine)) if kernel.can_go_offline(cpu))
@@ -206,7 +212,9 @@ def _lost(host: Host) -> CpuSet:
 
 
 def executor_is_killed_and_comes_back(host: Host) -> None:
-    """kill -9: slots and tasks live on, on their cpus, and what comes later respects them."""
+    """After kill -9, slots and tasks continue on their cpus, and later slots do not get these
+    cpus.
+    """
     with host.slots(pinned(2, "LSE", numa="SingleNUMANode"), shared()) as (slot, beside):
         task, other = spin(slot), spin(beside)
         born = start_ticks(task.pid), start_ticks(other.pid)
@@ -231,13 +239,15 @@ def _is_active(host: Host) -> bool:
 
 
 def reserves_are_set_at_runtime(host: Host) -> None:
-    """Reserved: dedicated to no slot. Reserved strictly: in no pool either; tasks there leave."""
+    """Reserved: dedicated to no slot. Strictly reserved cpus are in no pool, and tasks on these
+    cpus are moved away.
+    """
     everything = kernel.online()
     first = CpuSet([min(everything)])
     with host.slots(shared()) as (beside,):
         other = spin(beside)
         host.cli("executors", "set", host.name, "--reserved-cpus", str(first))
-        with host.slots(pinned(len(everything) - 2)) as (slot,):  # one is left to the shared slot
+        with host.slots(pinned(len(everything) - 2)) as (slot,):  # leaves one cpu
             assert not own(slot) & first
             looked_at(spin(slot), own(slot))
             looked_at(other, everything - own(slot))
@@ -252,8 +262,8 @@ def reserves_are_set_at_runtime(host: Host) -> None:
 
 
 def best_effort_makes_room(host: Host) -> None:
-    """While others are busy, best-effort tasks run on fewer cpus; afterwards on as many as the
-    threshold (65 % of the host) allows, less what little others still use.
+    """While other slots are busy, best-effort tasks run on fewer cpus. Afterwards they run on as
+    many cpus as the threshold (65 % of the host) allows, minus the small use of other processes.
     """
     everything = kernel.online()
     busy = len(everything) - 1
@@ -288,7 +298,7 @@ def _squeezed(host: Host) -> CpuSet:
 
 
 def _offered(host: Host, name: str) -> int:
-    """How many there are of a countable resource, as the executor has last registered."""
+    """Returns the amount of a countable resource in the executor's last registration."""
     with host.cluster() as cluster:
         return cluster.executor(host.name).total.get(f"extended.{name}", 0)
 

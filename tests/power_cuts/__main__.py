@@ -1,8 +1,8 @@
 """`./dev power-cuts --cuts N`: cuts the power of whole daemons, and checks what survives.
 
-Four machines run in turn: a resource manager under load, first starts, the front of a task
-executor, and its helper with supervisors and tasks. With `--synchronous normal` they sync less than
-the product does: then the run must find losses in each, and fails.
+Four machines run one after the other: a resource manager under load, first starts, the front of a
+task executor, and its helper with supervisors and tasks. With `--synchronous normal` they sync less
+than the product does: then the run must find losses in each, and fails.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Job masters and executors that continue while the resource manager's power is cut.
 
 They record in a ledger everything that was acknowledged. An answer counts when the client has it,
-whatever happens to the resource manager afterwards.
+even if the power of the resource manager is cut afterwards.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ REPORT_S = 0.25
 
 @dataclass
 class Ledger:
-    """What was promised, and every broken promise that was seen."""
+    """The acknowledged states, and all violations that were found."""
 
     requests: dict[str, dict[str, State]] = field(default_factory=dict)  # by job and id
     ended_jobs: set[str] = field(default_factory=set)
@@ -60,11 +60,11 @@ class Ledger:
 
 
 class Load:
-    """Runs from `start` until `abandon`, whatever the resource manager does."""
+    """Runs from `start` until `abandon`, even while the resource manager does not answer."""
 
     def __init__(self, address: str, state_dir: Path, seed: int) -> None:
         self.ledger = Ledger()
-        # Its process is not this one, so there is no task of it.
+        # The slot is in another process, so it has no task.
         self._manager = RunningRm(state_dir, address, "", cast("Any", None))
         self._address = address
         self._random = random.Random(seed)
@@ -86,7 +86,7 @@ class Load:
             self._run(self._job_master(), JOB_MASTER)
 
     async def finish(self) -> None:
-        """Lets every job master finish its round and end its job; executors continue."""
+        """Lets every job master finish its work and end its job; executors continue."""
         self._stopping = True
         workers = [each for each in self._tasks if each.get_name() == JOB_MASTER]
         _, late = await asyncio.wait(workers, timeout=60)

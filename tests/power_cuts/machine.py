@@ -1,7 +1,7 @@
 """A machine whose power can be cut: a mounted lossy disk, and the one program that runs on it.
 
-A cut first makes the disk fail and only then kills the program. So nothing that the program still
-writes has an effect, and everything that it still says was true before.
+A cut first makes the disk fail and only then kills the program. So writes after the cut have no
+effect, and messages that the program still sends describe the state before the cut.
 """
 
 from __future__ import annotations

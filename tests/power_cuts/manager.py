@@ -2,8 +2,8 @@
 
     python -m tests.power_cuts.manager STATE_DIR ADDRESS SYNCHRONOUS
 
-SYNCHRONOUS is `full`, as in the product, or `normal`: then SQLite does not sync at commits. That is
-no option of the product; it is patched in here to show that the checks find the losses.
+SYNCHRONOUS is `full`, as in the product, or `normal`: then SQLite does not sync at commits. The
+product has no such option. This module changes the code, to show that the checks find the losses.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Cuts the power of a helper and its supervisors many times while short tasks run.
 
-An end that was reported before the cut must be there after it, with the same exit code and all of
-the output. No task may run twice.
+If the end of a task was reported before the cut, the end must be known after the cut, with the same
+exit code and all output. No task may run twice.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from tests.support.components import REPOSITORY
 
 START_S, END_S = 60.0, 30.0
 WORKERS = 4
-# Without a namespace of its own, tasks and supervisors would outlive the helper, as they should.
+# Use a separate process namespace. Otherwise tasks and supervisors would continue when the helper
+# is killed.
 NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 

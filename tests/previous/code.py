@@ -1,9 +1,11 @@
-"""The code of previous versions, from the archives beside the evidence, for processes of tests.
+"""Unpacks the code of previous versions, for processes of tests. The archives are beside the stored
+data of these versions.
 
 An archive is the content of a wheel without type stubs, with the commit in the version number: a
-process that runs this code says so wherever it tells its version. There are two archives. One is of
-the version without certificates, whose state this version takes over and whose peers it refuses.
-The other is of a version with certificates, whose daemons and commands work with those of this one.
+process that runs this code reports this commit wherever it reports its version. There are two
+archives. One archive is of the version without certificates: the present version takes over its
+state, and refuses its peers. The other archive is of a version with certificates: its daemons and
+commands work with those of the present version.
 """
 
 from __future__ import annotations
@@ -41,8 +43,9 @@ class PreviousCode:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables that put this code before the installed one; not for a current directory that
-        has other code in it."""
+        """Variables that put this code before the installed code. They have no effect if the
+        current directory contains other code.
+        """
         return {"PYTHONPATH": str(self.folder), "PYTHONDONTWRITEBYTECODE": "1"}
 
     def run(self, code: str, cwd: Path) -> str:

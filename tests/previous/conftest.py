@@ -1,4 +1,4 @@
-"""The evidence of the previous version, copied to where a test may change it."""
+"""Copies the stored data of the previous version to a folder where a test may change the data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a JSON document consists of: a type, or several, for every path in it."""
+"""Describes JSON documents: one or several types for every path in a document."""
 
 from __future__ import annotations
 
@@ -36,10 +36,12 @@ def _type(value: Any) -> str:
 
 
 def broken_promises(old: Any, new: Any) -> list[str]:
-    """Keys that are in the older document and not in the newer one, or with other types there.
+    """Returns keys of the older document that are missing in the newer document, or have other
+    types in it.
 
-    A value that was null may be of any type now; one that was not may be null: that follows from
-    what the cluster does. What lies below a list, map or object that is empty now is not known.
+    If one of both values is null, the types may differ, because the state of the cluster decides
+    whether a value is null. Nothing is known about paths below a list, map or object that is empty
+    now.
     """
     before, now = consists_of(old), consists_of(new)
     found = []
@@ -55,13 +57,13 @@ def broken_promises(old: Any, new: Any) -> list[str]:
 
 
 def _above(path: str) -> list[str]:
-    """All paths that this one lies below."""
+    """Returns all paths above this path."""
     ends = [n for n, letter in enumerate(path) if letter in ".["]
     return [path[:n] for n in ends]
 
 
 def _is_empty(path: str, place: str, now: dict[str, set[str]]) -> bool:
-    """Whether nothing lies at `place` now below which `path` could be."""
+    """Returns True if `path` could be below `place`, which is empty now."""
     if place not in now:
         return False
     item = path[len(place) :].startswith(("[]", ".*"))

@@ -1,4 +1,4 @@
-"""Plays state.txt on the real engine and stores every batch in real databases.
+"""Runs state.txt on the real engine, and stores every batch in real databases.
 
 `python -m tests.previous.fill FOLDER` with the code of the version whose evidence is wanted (see
 make.py): writes state.db, state.sql, rows.json and served.json.
@@ -29,7 +29,7 @@ STORY = Path(__file__).with_name("state.txt")
 
 
 class Recorded(RowStore):
-    """Keeps rows in memory for the story, and the same in databases."""
+    """Keeps rows in memory for the story, and the same rows in databases."""
 
     def __init__(self, stores: list[Store]) -> None:
         super().__init__()
@@ -75,7 +75,9 @@ def main(folder: Path) -> None:
 
 
 async def serve_a_copy(database: Path) -> dict[str, Any]:
-    """What clients read from a resource manager on a copy of a database: serving changes it."""
+    """Returns what clients read from a resource manager on a copy of a database. A copy is needed,
+    because the resource manager changes the database.
+    """
     with tempfile.TemporaryDirectory() as folder:
         shutil.copy(database, folder)
         async with serving(f"sqlite:///{folder}/{database.name}") as manager:
@@ -83,7 +85,7 @@ async def serve_a_copy(database: Path) -> dict[str, Any]:
 
 
 def dump(server: PostgresqlServer, database: str) -> str:
-    """What pg_dump writes, with INSERT statements, so that any client can load it."""
+    """Returns the output of pg_dump with INSERT statements, so that any client can load it."""
     program = next(Path("/usr/lib/postgresql").glob("*/bin/pg_dump"))
     done = subprocess.run(
         [

@@ -1,4 +1,4 @@
-"""Keeps the state directories of an executor whose front and helper run, with tasks of all kinds.
+"""Copies the state directories of an executor whose front and helper run, with tasks of all kinds.
 
 `python -m tests.previous.keep_state FOLDER` with the code of the version whose evidence is wanted
 (see make.py), as root on a host with cgroup v1: writes executor-v1 and executor-none.
@@ -25,15 +25,15 @@ from tests.task_executor.service.scripted_rm import (
 )
 
 PLACE = "/srv/finegrain/executor"
-"""Stands in the evidence for the folder in which it was made."""
+"""This text replaces, in the stored data, the name of the folder in which the data was made."""
 
 BOOT_ID = "00000000-0000-4000-8000-000000000000"
 GROUP = re.compile(r"(/sys/fs/cgroup/\w+)/[^\"]*?(/finegrain/host-a)")
-"""The control group in which the generator runs lies between the two."""
+"""The control group in which the generator runs is between the two."""
 
 
 async def keep(isolation: str, target: Path) -> None:
-    """Runs an executor, and copies what it has on disk while its tasks run."""
+    """Runs an executor, and copies its files while its tasks run."""
     manager = ScriptedRM(rm_epoch=7)
     await manager.start()
     with tempfile.TemporaryDirectory(prefix="fg-") as folder:
@@ -56,7 +56,7 @@ async def keep(isolation: str, target: Path) -> None:
 
 
 def neutral(text: str, folder: str) -> str:
-    """A file of the evidence without what belongs to the machine on which it was made."""
+    """Returns a file without the values that belong to the machine on which it was made."""
     text = GROUP.sub(r"\1\2", text.replace(folder, PLACE)).replace(boot_id(), BOOT_ID)
     if not text.startswith('{"version"'):
         return text

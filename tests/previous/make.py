@@ -1,8 +1,9 @@
 """Makes the evidence of a version: `python -m tests.previous.make [--peers] COMMIT [FOLDER]`.
 
-Takes the commit's files with `git archive`, puts this folder's generators beside them, and runs
-these with that version's own code and test helpers. Needs root, cgroup v1 and PostgreSQL. With
-`--peers`, only packs the code of the peers (`peers.tar.xz`), which needs none of these.
+Takes the commit's files with `git archive`, and puts this folder's generators beside them. Then
+runs the generators with the code and the test helpers of the commit. Needs root, cgroup v1 and
+PostgreSQL. With `--peers`, only packs the code of the peers (`peers.tar.xz`), for which none of
+these is needed.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ def main(commit: str, folder: Path) -> None:
 
 
 def make_peers(commit: str, folder: Path) -> None:
-    """Replaces only the code whose daemons and commands work with those of this version."""
+    """Replaces only the code of the version whose daemons and commands work with the present
+    version.
+    """
     with tempfile.TemporaryDirectory(prefix="fg-") as place:
         build(commit, Path(place), folder / "peers.tar.xz")
 
@@ -69,7 +72,9 @@ def build(commit: str, place: Path, target: Path) -> tuple[Path, Path]:
 
 
 def pack(wheel: Path, unpacked: Path, target: Path) -> None:
-    """Writes what is in a wheel, without type stubs, to an archive that is the same each time."""
+    """Writes the content of a wheel, without type stubs, to an archive. The archive has the same
+    bytes each time.
+    """
     with zipfile.ZipFile(wheel) as zipped:
         zipped.extractall(unpacked)
 
@@ -86,7 +91,8 @@ def pack(wheel: Path, unpacked: Path, target: Path) -> None:
 
 
 def _run(cwd: Path, *command: str, code: Path | None = None) -> None:
-    # `-m` finds packages in the current directory first: there it is the same version's source.
+    # `-m` first searches packages in the current directory, which contains the source of the same
+    # version.
     path = {"PYTHONPATH": f"{code}"} if code else {}
     subprocess.run(command, cwd=cwd, env=os.environ | path, check=True)
 

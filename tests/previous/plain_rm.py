@@ -1,4 +1,4 @@
-"""The scripted resource manager, as executors of the previous version know it: plain text, tokens.
+"""The scripted resource manager for executors of the previous version: without TLS, with tokens.
 
 Fields of messages that this version does not have any more are added as raw bytes.
 """

@@ -1,7 +1,8 @@
-"""Rows of a store as JSON, and what of an older version's rows a newer one has lost.
+"""Converts rows of a store to JSON, and finds values of an older version's rows that a newer
+version has lost.
 
-The JSON names rows and fields as the entities of the version that wrote it did. A field that was
-renamed since is listed in `RENAMED`, so that the evidence stays as it was written.
+The JSON has the names of rows and fields that the entities had in the version that wrote it. If a
+field was renamed later, it is listed in `RENAMED`, so the stored data need not change.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from finegrain.intervals import IntervalSet
 from resource_manager.engine.model.effects import Snapshot
 
 RENAMED: dict[str, str] = {"tallies": "usage_records"}
-"""The present name of each field that has another one in the evidence."""
+"""The present name of each field that has another name in the stored data."""
 
 REMOVED = {"secret_sha256"}
-"""Fields that this version has no use for: jobs have owners instead of secrets."""
+"""Fields that this version does not use any more: jobs have owners instead of secrets."""
 
 NOT_STORED = {
     "Gang": {"members", "waiting_until_ms"},
@@ -49,7 +50,7 @@ KEYS = {
     "tallies": ("flow_id",),
     "host_settings": ("executor_id",),
 }
-"""What tells rows of one kind apart, by the names in the evidence."""
+"""The fields that distinguish rows of one kind, with the names in the stored data."""
 
 
 def as_json(value: Any) -> Any:
@@ -78,7 +79,7 @@ def _key(name: Any) -> str:
 
 
 def rows_of(snapshot: Snapshot) -> dict[str, Any]:
-    """All rows of a snapshot as JSON, in an order of their own, without the epoch."""
+    """Returns all rows of a snapshot as JSON, in a fixed order, without the epoch."""
     found: dict[str, Any] = {}
     for kind, keys in KEYS.items():
         name = RENAMED.get(kind, kind)
@@ -99,7 +100,8 @@ def _field(row: Any, path: str) -> Any:
 
 
 def lost(old: Any, new: Any, path: str = "") -> list[str]:
-    """What of `old` is not in `new`, or has another value there. New fields of rows are no loss.
+    """Returns the values of `old` that are missing in `new`, or that differ in `new`. New fields of
+    rows are no loss.
 
     A message for people may be worded in another way.
     """

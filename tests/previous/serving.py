@@ -1,5 +1,6 @@
-"""A resource manager in this process that serves a database of the evidence, at the moment at which
-the evidence was taken."""
+"""Runs a resource manager in this process. It serves a stored database, at the moment at which the
+database was stored.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +20,13 @@ from tests.support.engine_cluster import START_TIME_MS
 from tests.support.rm_service import RunningRm, running_rm
 
 TAKEN_TIME_MS = START_TIME_MS + 60_000
-"""After the last event of the evidence, and before anything in it comes due."""
+"""A moment after the last stored event, and before the first stored timer is due."""
 
 ALL_STATES = ("PENDING", "ALLOCATING", "GRANTED", "RELEASED", "CANCELLED", "REJECTED", "LOST")
 CHANGES_BY_ITSELF = {
     "service", "share_now", "share_entitled", "tally", "reason", "oldest_wait_time",
 }  # fmt: skip
-"""Fields that follow from the time since the start, or say how this version judges."""
+"""Fields that depend on the time since the start, or on the rules of this version."""
 
 
 @contextmanager
@@ -49,8 +50,9 @@ async def serving(url: str) -> AsyncIterator[RunningRm]:
 
 
 async def listed(manager: RunningRm) -> dict[str, Any]:
-    """What a client reads from a resource manager, as the command line prints it, without what
-    changes by itself."""
+    """Returns what a client reads from a resource manager, in the form of the command line, without
+    fields that change by themselves.
+    """
     own = manager.own("operator/root").credentials
     async with fg.connect(manager.address, credentials=own) as cluster:
         found = {

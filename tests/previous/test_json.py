@@ -1,4 +1,6 @@
-"""Programs that read what the previous version's commands print find the same in this one's."""
+"""Programs that read the output of the previous version's commands find the same fields in the
+output of this version.
+"""
 
 from __future__ import annotations
 

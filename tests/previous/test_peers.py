@@ -1,7 +1,8 @@
-"""Daemons and commands of this version work with those of the version before it, and replace them.
+"""Daemons and commands of this version work with daemons and commands of the version before it, and
+replace them.
 
-Each host is a network namespace. The resource manager is on the first one, and the two others have
-an executor each: one of the earlier version, and one of this version.
+Each host is a network namespace. The resource manager is on the first host. Each of the two other
+hosts has an executor: one executor has the earlier version, and one has this version.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def start_manager(host: Host) -> None:
 
 
 def start_executor(host: Host, manager: Host) -> None:
-    """Starts an executor, which joins with a token of its own."""
+    """Starts an executor, which joins with a new token."""
     host.configure(
         executor=f'executor_id = "{host.name}"\nlisten = "{host.address}:7180"\n'
         f'manager = ["{manager.address}:7170"]\nlabels = {{ host = "{host.name}" }}'

@@ -1,4 +1,6 @@
-"""This version's front and helper read what those of the previous version left on disk."""
+"""This version's front and helper read the files that the front and helper of the previous version
+have left on disk.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,9 @@ async def rm() -> AsyncIterator[ScriptedRM]:
 
 @pytest.fixture
 async def front(folder: Path, rm: ScriptedRM) -> AsyncIterator[Executor]:
-    """This version's front on the state directory; its helper has all that was there."""
+    """This version's front on the state directory. Its helper has all slots and tasks of the stored
+    data.
+    """
     async with executor_at(folder, rm.address) as executor:
         helper, kept = executor.helper, folder / "state/helper"
         helper.task_root = kept / "tasks"
@@ -81,7 +85,7 @@ async def front(folder: Path, rm: ScriptedRM) -> AsyncIterator[Executor]:
                 record["task_id"], record["allocation_id"], record["generation"], record["argv"]
             )
             helper.specs[spec.task_id] = spec
-        helper.destroy_gate.clear()  # a slot that comes down takes its time
+        helper.destroy_gate.clear()  # it takes some time to remove a slot
         await executor.start()
         await eventually(lambda: rm.reports, "it reports")
         yield executor
@@ -114,8 +118,9 @@ async def test_a_front_goes_on_with_the_tasks(rm: ScriptedRM, front: Executor) -
 
 @pytest.fixture
 def stand_ins(folder: Path) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
-    """Processes in the place of supervisors and tasks of the evidence, as if this host had made
-    it."""
+    """Starts processes that replace the stored supervisors and tasks, as if this host had stored
+    the data.
+    """
     living: dict[str, subprocess.Popen[bytes]] = {}
     for path in (folder / "state/helper").glob("slots/*.json"):
         write_json(path, document(path) | {"boot_id": boot_id()})
@@ -141,7 +146,7 @@ def stand_ins(folder: Path) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
 
 @asynccontextmanager
 async def helped(folder: Path) -> AsyncIterator[Host]:
-    """This version's helper on the helper's directory; without control groups."""
+    """This version's helper on the stored directory of the helper, without control groups."""
     config = HelperConfig(
         state_dir=str(folder / "state/helper"),
         socket_path=str(folder / "socket"),
@@ -167,7 +172,7 @@ async def helped(folder: Path) -> AsyncIterator[Host]:
 async def adopting(
     folder: Path, stand_ins: dict[str, subprocess.Popen[bytes]]
 ) -> AsyncIterator[Host]:
-    """A helper that finds all supervisors of the evidence alive."""
+    """A helper that finds all stored supervisors running."""
     async with helped(folder) as host:
         yield host
         for process in stand_ins.values():
@@ -177,7 +182,7 @@ async def adopting(
 
 @pytest.fixture
 async def rebooted(folder: Path) -> AsyncIterator[Host]:
-    """A helper on another boot than that of the evidence."""
+    """A helper after a reboot of the host."""
     async with helped(folder) as host:
         yield host
 

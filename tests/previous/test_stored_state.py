@@ -1,4 +1,6 @@
-"""This version goes on from the database of the previous one: everything in it, and in flight."""
+"""This version continues from the database of the previous version, with all its state and all
+orders in flight.
+"""
 
 from __future__ import annotations
 
@@ -43,14 +45,14 @@ def evidence(name: str) -> Any:
 
 @pytest.fixture
 def snapshot(url: str) -> Snapshot:
-    """The evidence as this version reads it, migrated if need be."""
+    """Returns the stored data as this version reads it, after a migration if needed."""
     with open_store(url) as store:
         return store.load()
 
 
 @pytest.fixture
 def bare(url: str) -> Iterator[Engine]:
-    """The database as it is, opened by none of this version's rules."""
+    """Returns the database without any change, and without the rules of this version."""
     location = DatabaseUrl.parse(url)
     engine = (
         sqlite_engine(location.path, read_only=True, connections=1)
@@ -110,7 +112,7 @@ def test_histories_are_read_as_they_were_written(url: str) -> None:
 
 
 def shapes() -> EngineSettings:
-    """The shapes for which the story asked for executors."""
+    """The shapes of which the story has requested executors."""
     return EngineSettings(
         provisioning=Provisioning(
             shapes=tuple(
@@ -128,7 +130,7 @@ def shapes() -> EngineSettings:
 
 
 def returned(executor: Executor, snapshot: Snapshot) -> FakeExecutor:
-    """The executor as it was when the evidence was taken: with the slots that it had confirmed."""
+    """The executor in its state when the data was stored, with the slots that it had confirmed."""
     known = executor.registration
     host = FakeExecutor(
         known.executor_id,
@@ -140,7 +142,7 @@ def returned(executor: Executor, snapshot: Snapshot) -> FakeExecutor:
         topology=known.topology,
         host_cpus=known.host_cpus,
         provided_as=known.provided_as,
-        report_number=1_000,  # above all that it sent before
+        report_number=1_000,  # higher than all numbers that it sent before
     )
     for slot in snapshot.slots:
         if slot.executor_id == known.executor_id and slot.state is not SlotState.PENDING:
@@ -160,7 +162,7 @@ def returned(executor: Executor, snapshot: Snapshot) -> FakeExecutor:
 
 @pytest.fixture
 def cluster(snapshot: Snapshot) -> EngineCluster:
-    """The engine with the state of the evidence; no executor has come back yet."""
+    """The engine with the stored state. No executor has returned yet."""
     made = EngineCluster(jobs=(), settings=shapes())
     made.now_ms = 60_000
     snapshot.rm_epoch = 2
@@ -192,7 +194,7 @@ def test_the_engine_restores_all_of_it(cluster: EngineCluster) -> None:
 
 
 def settle(cluster: EngineCluster) -> None:
-    """Everything on the wire arrives and is answered."""
+    """All messages in transit arrive and are answered."""
     while cluster.wire:
         cluster.deliver(cluster.wire[0])
 

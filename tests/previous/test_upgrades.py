@@ -1,4 +1,4 @@
-"""This version takes over what runs on a host of the previous one.
+"""This version takes over slots and tasks that run on a host of the previous version.
 
 Peers of the previous version are refused: they know no certificates.
 """
@@ -54,7 +54,7 @@ def test_the_archive_is_what_runs(previous: PreviousCode, tmp_path: Path) -> Non
 
 @dataclass
 class Halves:
-    """The front and the helper of one executor as two units, each of one of the versions."""
+    """The front and the helper of one executor as two units. Each unit has one of the versions."""
 
     rm: ScriptedRM
     older_rm: PlainRM
@@ -63,7 +63,7 @@ class Halves:
     older: PreviousCode
 
     def start_helper(self, *, previous: bool) -> None:
-        """Starts the helper, whose own command line tells whose code it runs."""
+        """Starts the helper. Its command line shows which version of the code it runs."""
         self.helper.environment = self.older.environment if previous else {}
         self.helper.cwd = self.older.folder if previous else HelperUnit.cwd
         assert self.helper.start() == "READY=1"
@@ -72,7 +72,7 @@ class Halves:
         assert (str(self.older.folder) in words) is previous
 
     async def start_front(self, *, previous: bool) -> JobMaster:
-        """Starts the front and waits for its registration, which tells its version."""
+        """Starts the front and waits for its registration, which contains its version."""
         manager = self.older_rm if previous else self.rm
         before = len(manager.registrations)
         self.launch_front(manager, previous=previous)
@@ -93,7 +93,9 @@ class Halves:
         self.front.start(managers=[manager.address], **given)
 
     async def end(self, operator: JobMaster, task: te.TaskStatus) -> None:
-        """The same process still runs. It has no owner any more, so an administrator ends it."""
+        """The same process still runs. The job has no owner any more, so an administrator ends
+        it.
+        """
         (seen,) = await operator.tasks()
         assert (seen.pid, seen.state) == (task.pid, te.TASK_STATE_RUNNING)
         assert [slot.allocation_id for slot in self.rm.registered.report.slots] == ["slot"]
@@ -124,7 +126,7 @@ async def halves(previous: PreviousCode) -> AsyncIterator[Halves]:
 
 
 def restart(halves: Halves, how: int) -> None:
-    """The helper ends; this version's takes its place."""
+    """The helper ends, and the helper of this version replaces it."""
     halves.helper.end(how)
     halves.start_helper(previous=False)
 
@@ -162,8 +164,9 @@ async def test_a_new_front_works_with_a_previous_helper(halves: Halves) -> None:
 @pytest.mark.full
 @pytest.mark.slow
 async def test_an_executor_started_again_with_new_code_keeps_its_tasks(halves: Halves) -> None:
-    """The front starts its helper by itself: the previous one is replaced, its supervisors are
-    not."""
+    """The front starts its helper by itself: the previous helper is replaced, but its supervisors
+    are not.
+    """
     for name in halves.helper.places:
         del halves.front.options[name]
     await halves.start_front(previous=True)

@@ -37,7 +37,7 @@ stop = ["true"]
 
 
 class Tour:
-    """A cluster with two executors, a job in it, and what each command says."""
+    """A cluster with two executors and a job, and the output of each command."""
 
     def __init__(self, daemons: Daemons) -> None:
         self.daemons = daemons
@@ -45,7 +45,7 @@ class Tour:
         self.said: dict[str, Any] = {}
 
     def say(self, name: str, *words: str, codes: tuple[int, ...] = (0,)) -> Any:
-        """Keeps what a command prints with `-o json`; NAME is that of its file."""
+        """Stores the output of a command with `-o json`; NAME is the name of the file."""
         before, _, after = " ".join(words).partition(" -- ")
         command = (after and ["--", *after.split()]) or []
         done = self.cli(*before.split(), "-o", "json", *command, patience_s=120)

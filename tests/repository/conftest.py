@@ -1,4 +1,4 @@
-"""The wheel, built once per run from a copy of what is in the repository."""
+"""Builds the wheel once per run, from a copy of the repository's files."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""The blocking client is what the generator makes of the asyncio one."""
+"""The blocking client is the present output of the generator for the asyncio client."""
 
 import importlib.util
 import inspect

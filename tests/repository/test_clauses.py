@@ -22,10 +22,10 @@ TABLES = {
     ],
 }
 WITHOUT_COUNTERPART = {"D16", "C30", "C31", "C34", "C64", "C66", "G40", "G50", "G51", "G52"}
-"""What is about the machinery of others; the table says so."""
+"""Clauses about the internals of other systems; the table says so."""
 
 NOT_MET = {"G41", "G42", "O8", "O9"}
-"""What finegrain does not do yet; the table says so."""
+"""Clauses that finegrain does not meet yet; the table says so."""
 
 
 def _rows(page: str) -> dict[str, list[tuple[str, str]]]:

@@ -1,4 +1,4 @@
-"""The files under deploy are understood by the programs they are for."""
+"""The programs for which the files under deploy are written accept these files."""
 
 import json
 import re
@@ -144,7 +144,7 @@ def _program(folder: Path, script: str) -> dict[str, str]:
 
 
 def test_tasks_do_not_inherit_a_sandbox_from_the_helper() -> None:
-    """They are its descendants: what confines it would confine them, too."""
+    """They are descendants of the process: limits of the process would also apply to them."""
     text = (SYSTEMD / "finegrain-executor-helper.service").read_text()
     settings = re.findall(r"^([A-Za-z]+)=", text, re.MULTILINE)
     sandbox = (

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.support.components import REPOSITORY
 
 ROWS_MIN = {"resource_manager/engine": 30, "task_executor": 15, "client/finegrain_client": 10}
-"""Each package with a table of its own, and how many rows that has at least."""
+"""Each package with a separate table, and the smallest number of rows of this table."""
 
 
 def _defined_in(module: Path) -> set[str]:

@@ -1,4 +1,4 @@
-"""Which package may import which; the arrows themselves stand in pyproject.toml."""
+"""Which package may import which package; pyproject.toml contains the list."""
 
 import subprocess
 import sys
@@ -41,7 +41,7 @@ def test_the_helper_loads_nothing_but_the_standard_library_and_our_own(module: s
         "print(*sorted(tops - ours - sys.stdlib_module_names - {'__main__', '__mp_main__'}))\n"
         "print(*(name for name in sys.modules if name.startswith('finegrain.v1.')))\n"
     )
-    # -S: without site-packages, whose start-up hooks may load modules of their own.
+    # -S: without site-packages, whose start-up hooks may load further modules.
     ran = subprocess.run(
         [sys.executable, "-S", "-c", code],
         cwd=REPOSITORY,

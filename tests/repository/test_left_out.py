@@ -1,4 +1,6 @@
-"""What this machine cannot run is listed; with CI=true it fails, and names what installs it."""
+"""Tests that this machine cannot run are listed. With CI=true they fail, and the failure names what
+must be installed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The protocol files: the generated code is theirs, and old peers are not broken."""
+"""The protocol files: the generated code is current, and earlier peers still work."""
 
 import subprocess
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a test run starts ends with the run, however the run ends."""
+"""Processes that a test run starts end with the run, in whichever way the run ends."""
 
 from __future__ import annotations
 

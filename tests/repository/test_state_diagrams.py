@@ -1,4 +1,4 @@
-"""The page of state diagrams is the one that the tables draw."""
+"""The page of state diagrams agrees with the state tables."""
 
 from tests.support.state_diagrams import PAGE, page
 

@@ -1,4 +1,4 @@
-"""How much of the engine a reader has to hold in the head: these numbers may only go down."""
+"""Measures how much of the engine a reader must keep in mind. These numbers may only fall."""
 
 import ast
 import sys
@@ -19,8 +19,9 @@ from tests.support.engine_cluster.calls import JOB
 ENGINE = REPOSITORY / "resource_manager/engine"
 
 WHOLE_STATE_MAX = 117
-"""Functions that take the whole state. Handlers, restoring, and
-the entry points of explain and invariants have to; others take the ledgers that they look at."""
+"""Functions that take the whole state. Handlers, restoring, and the entry points of explain and
+invariants need the whole state. Other functions take the ledgers that they use.
+"""
 
 WHOLE_STATE_MAX_SCHEDULING = 34
 """The same in the stages of the scheduling cycle."""

@@ -1,4 +1,4 @@
-"""What stands in no tracked file: places that exist on one machine only, and package indexes."""
+"""No tracked file contains paths of one machine only, or package indexes."""
 
 import re
 

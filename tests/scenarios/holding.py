@@ -25,7 +25,9 @@ class HoldingCommands(Commands):
         yield from self._items(outcomes)
 
     def do_limits(self, words: Words) -> Iterator[str]:
-        """Prints how often the slots of a host were reused, and how often the host knows of it."""
+        """Prints how often the slots of a host were reused, and the number of reuses that the host
+        knows.
+        """
         executor = self.cluster.executors[words.subjects[0]]
         for key, seen in sorted(executor.slots.items()):
             number = self.cluster.state.slots[key].reuse_number

@@ -44,7 +44,7 @@ class FairChecks:
     """Records of groups, of reused slots, and of the last bookings."""
 
     did: Counter[str] = field(default_factory=Counter)
-    # After the last batch, of every manager that believes to lead:
+    # State after the last batch, for every manager that assumes that it leads:
     _booked: WeakKeyDictionary[State, Booked] = field(default_factory=WeakKeyDictionary)
     # all versions of a group that were ever durable
     _durable: dict[str, set[Row]] = field(default_factory=dict)

@@ -80,7 +80,7 @@ EARLY = "early requests"
 
 RELEASES = 0.35
 RELEASES_IN_STORM = 0.06
-"""How often a job master releases slots. In a storm of devices they are to live for a while."""
+"""How often a job master releases slots. In a storm of devices, they should exist for a while."""
 
 RANGE_COUNTS = (1, 2, 3, 5, 8, 20)
 RANGES_WAITING_MAX = 60  # another range is requested only while fewer members wait

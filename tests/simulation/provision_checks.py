@@ -80,7 +80,7 @@ class ProvisionChecks:
             if each.state is ProvidedExecutorState.STOPPING and host is not None and host.eligible:
                 yield f"{name} is stopped, and slots may be placed on it"
         for shape in provisioning.shapes:
-            # An executor that came after it was given up may be one too many.
+            # An executor that registers after it was given up may exceed the maximum.
             asked = any(each.shape == shape.name and each.state in PENDING for each in new)
             count = sum(each.shape == shape.name for each in state.provisions.values())
             if asked and shape.count_max and count > shape.count_max:
@@ -162,7 +162,7 @@ def _too_many(state: State, new: list[Provision]) -> Iterator[str]:
 def waits_in_vain(state: State, spec: RequestSpec) -> Iterator[str]:
     """Yields requests that wait although one more executor could serve them.
 
-    A start or stop that is in flight excuses the wait.
+    While a start or stop is in flight, such a wait is allowed.
     """
     provisioning = state.settings.provisioning
     have = _totals(state, provisioning)

@@ -107,7 +107,8 @@ def test_every_thread_has_one_result_whenever_the_runner_is_killed(
             kept = (folder / "results" / f"{each.index}.stdout").read_bytes()
             assert kept == output_of(each.index, each.attempt)
         assert not list((folder / "results").glob("*.part"))
-        # A runner killed between registering a job and recording it leaves the job to its lease.
+        # If a runner is killed after it has registered a job and before it has recorded the job,
+        # the job ends with its lease.
         assert all(job.over or not job.asked for job in world.jobs.values())
         if not (trouble or failing or speculate):  # kills alone make nothing run twice
             assert set(world.starts.values()) == {1}

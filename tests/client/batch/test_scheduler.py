@@ -1,4 +1,6 @@
-"""Tests of the batch scheduler: what runs where, is retried, and is queued."""
+"""Tests of the batch scheduler: which thread runs in which slot, and which threads are retried and
+queued.
+"""
 
 from __future__ import annotations
 
@@ -181,7 +183,7 @@ def test_a_lost_slot_is_no_failure_and_its_thread_comes_first() -> None:
 
 
 def test_a_slot_that_comes_back_with_its_task_goes_on_with_it() -> None:
-    """Its executor was silent too long, but not dead: the same attempt continues."""
+    """Its executor was silent for too long, but still ran: the same attempt continues."""
     scenario = Scenario(1)
     scenario.decide()
     scenario.grant(0)
@@ -273,7 +275,7 @@ def test_too_many_failures_stop_a_batch() -> None:
 
 
 def straggling(**spec: Any) -> Scenario:
-    """Nine of ten threads took one second, the last one runs for three."""
+    """Nine of ten threads took one second, and the last thread runs for three seconds."""
     scenario = Scenario(10, speculate=True, **spec)
     scenario.decide()
     scenario.grant(*range(10))

@@ -37,7 +37,7 @@ from finegrain_client.types.status import OutputChunk, TaskResult
 
 
 class Killed(BaseException):
-    """kill -9 of the runner, as seen from inside."""
+    """Raised inside the runner at the step where it is killed."""
 
 
 @dataclass

@@ -1,4 +1,6 @@
-"""Job graphs for tests: all small ones up to renaming, and random larger ones."""
+"""Job graphs for tests: all small graphs (graphs that differ only in names count once), and random
+larger graphs.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,7 @@ def all_graphs(
     """Yields each graph with this number of operators once, up to names of operators and groups.
 
     Every graph without circles has an order of operators in which all edges go forward, so these
-    orders are enough. Of the graphs that differ only in names, the first one is yielded.
+    orders are enough. Of graphs that differ only in names, only the first graph is yielded.
     """
     pairs = list(itertools.combinations(range(operators), 2))
     choices = STREAMING_EXCHANGES if mode is JobMode.STREAMING else EXCHANGES
@@ -76,8 +78,8 @@ def all_graphs(
     partitions = list(_partitions(operators)) if with_groups else [(0,) * operators]
     for exchanges in itertools.product(range(len(choices)), repeat=len(pairs)):
         edges = dict(zip(pairs, exchanges, strict=True))
-        # Only these permutations keep all edges forward, so that they lead to another one of these
-        # graphs.
+        # Only these permutations keep all edges forward, so only they lead to another graph of this
+        # list.
         orders = [
             order
             for order in itertools.permutations(range(operators))

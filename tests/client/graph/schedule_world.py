@@ -1,4 +1,4 @@
-"""A world for schedules: a cluster with few slots, in which all that is allowed may happen."""
+"""A simulated cluster for schedules: it has few slots, and every allowed event may happen in it."""
 
 from __future__ import annotations
 
@@ -105,7 +105,8 @@ class World:
         self.most_slots = max(self.most_slots, len(self.hosts))
         slots = self.schedule.slots.at
         assert sorted(each.number for each in slots.values()) == sorted(self.hosts)
-        # A region that waits occupies no slot: each slot belongs to one that runs, or soon will.
+        # A region that waits occupies no slot: each slot belongs to a region that runs or that will
+        # soon run.
         occupied = {
             place
             for each in self.schedule.regions.values()
@@ -126,9 +127,11 @@ class World:
             assert (self.hosts, self.tasks, self.requests) == ({}, {}, {})
 
     def position(self) -> object:
-        """Returns what decides how the job can go on; equal positions need not be tried twice.
+        """Returns the facts that determine how the job can continue. Equal positions need not be
+        tried twice.
 
-        Numbers of slots and requests are left out: they only tell slots and requests apart.
+        The numbers of slots and requests are left out, because they only distinguish slots and
+        requests.
         """
         return (
             tuple(each.state for each in self.schedule.regions.values()),

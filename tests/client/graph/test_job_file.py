@@ -215,7 +215,7 @@ def known_keys(table: str, text: str) -> set[str]:
 
 
 def test_the_example_with_all_keys_has_all_keys() -> None:
-    """So that a key which is added to the reader is added to the example."""
+    """So if a key is added to the reader, it must also be added to the example."""
     content: dict[str, Any] = tomllib.loads(EVERYTHING)
     given = {
         "job": set(content["job"]),

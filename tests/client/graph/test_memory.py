@@ -142,7 +142,7 @@ def test_weights_divide_the_managed_memory_of_unknown_operators() -> None:
 
 
 def test_only_operators_of_the_same_group_count() -> None:
-    """The seed's reason for groups by region: operators that never run together do not divide."""
+    """The reason for groups by region: operators that never run together do not share memory."""
     graph = fg.JobGraph("job", "batch")
     for name in ("sort", "join", "late"):
         graph.operator(name, uses_managed_memory=True)

@@ -131,7 +131,7 @@ def _changed(graph: GraphSpec, error: GraphError) -> GraphSpec:
 
 @given(graph=graphs())
 def test_each_error_disappears_with_the_change_that_it_names(graph: GraphSpec) -> None:
-    """Changing what the errors say, one by one, leads to a graph that compiles."""
+    """If the changes that the errors name are made one by one, the graph compiles in the end."""
     seen = set()
     while (error := _error_of(graph)) is not None:
         assert error.changes

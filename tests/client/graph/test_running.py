@@ -86,8 +86,9 @@ def answers(state: JobState) -> list[Event]:
 @settings(max_examples=examples(60))
 @given(data=st.data())
 def test_what_is_outstanding_leads_every_history_to_its_end(data: st.DataObject) -> None:
-    """A runner that knows only the stored events, and repeats what is outstanding, never waits for
-    something that no process does; and it has the same state as the one before it."""
+    """A new runner knows only the stored events, and repeats the outstanding effects. It never
+    waits for work that no process does, and has the same state as the runner before it.
+    """
     plan = two_regions().compile()
     events: list[Event] = [JobStarted()]
     state = JobState(plan, events)
@@ -143,7 +144,7 @@ def test_a_job_ends_once_and_remembers_who_ended_it() -> None:
 
 
 def test_plans_that_cannot_run_are_refused() -> None:
-    """Planning allows what running does not."""
+    """Some plans can be made but not run."""
     graph = fg.JobGraph("empty")
     graph.operator("source")
     with pytest.raises(fg.GraphError, match="operator source has no program to run; set program"):

@@ -119,7 +119,9 @@ def test_the_next_region_gets_the_slots_and_the_rest_is_released() -> None:
 
 
 def test_slots_that_are_not_enough_are_released_and_all_are_requested() -> None:
-    """A region that waited with some slots could block one that waits with the others."""
+    """If a region waited with some of its slots, it could block a region that waits with the other
+    slots.
+    """
     schedule = started(chain_of_regions(1, 3))
     effects = end(schedule, "a")
 
@@ -232,7 +234,7 @@ def test_a_job_that_fails_ends_the_tasks_of_all_regions_first() -> None:
         CancelTask(TaskId("a", 1, 1)),
         CancelTask(TaskId("b", 0, 1)),
     ]
-    # A region that no longer runs needs no slots, also while another one is being ended.
+    # A region that no longer runs needs no slots, even while another region is being ended.
     assert schedule.step(TaskFailed(TaskId("b", 0, 1))) == [ReleaseSlot(3)]
     assert schedule.step(TaskEnded(TaskId("a", 1, 1)))[-1] == JobEnded(
         ok=False, message="task 0 of a failed: boom"
@@ -318,7 +320,9 @@ def test_durable_output_survives_its_host() -> None:
 
 
 def test_lost_output_of_a_region_before_is_made_again_when_it_is_needed_again() -> None:
-    """First a's output is lost, which no region needs; then b must run again, and needs it."""
+    """First a's output is lost, which no region needs at this time. Then b must run again, and
+    needs this output.
+    """
     schedule = _with_b_elsewhere()
     schedule.step(HostLost("host-a"))
 

@@ -42,7 +42,9 @@ def _plan(rng: random.Random) -> Plan:
 
 
 def _fault(world: World, rng: random.Random) -> None:
-    """Lets a task fail, perhaps for want of input, a slot or host be lost, or a grant be late."""
+    """Causes one fault: a task fails, perhaps because of missing input; a slot or a host is lost;
+    or a grant is late.
+    """
     kind = rng.choice(["task", "input", "slot", "host", "late grant"])
     if kind == "host":
         host = rng.choice(HOSTS)
@@ -111,7 +113,7 @@ def test_a_move_that_is_not_listed_is_an_error() -> None:
 
 
 def test_all_moves_happen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the random jobs would leave out a part of the schedule."""
+    """Otherwise the random jobs would not test a part of the schedule."""
     seen = set()
     move = RegionRun.move
 
@@ -139,6 +141,6 @@ def test_every_job_ends_whatever_fails(jobs: int) -> None:
         assert world.ended is not None
         ended_well += world.ended.ok
         restarted += any(each.attempt > 1 for each in world.schedule.regions.values())
-    # Else the runs would show only one side.
+    # Otherwise the runs would test only one of the two cases.
     assert 0 < ended_well < jobs
     assert restarted > jobs // 10

@@ -1,7 +1,7 @@
 """A job never blocks itself: every graph finishes with as many slots as its largest region needs.
 
-In the small graphs, everything that the cluster may do is tried: in which order it grants requests,
-and in which order regions end.
+For small graphs, all behaviors of the cluster are tried: each order in which it grants requests,
+and each order in which regions end.
 """
 
 from __future__ import annotations
@@ -155,12 +155,14 @@ def test_random_larger_graphs_finish(count: int) -> None:
     for plan in _random_plans(count, seed=count):
         assert _slots_that_are_enough(plan) <= _largest_sum(plan)
         passed += _walk(plan, rng).passed
-    # Else the walks would not show that slots pass from region to region.
+    # Otherwise the walks would not show that slots pass from region to region.
     assert passed > count // 10
 
 
 def test_with_one_slot_less_the_largest_region_never_starts() -> None:
-    """The bound is sharp, and the world above would notice a job that waits."""
+    """With one slot less, no job finishes. So the simulated cluster notices a job that waits
+    forever.
+    """
     (plan,) = _valid([graph(JobMode.BATCH, (2, 3), (Exchange.BLOCKING,))])
     world = World(plan, capacity=2)
     world.grant(world.grantable()[0])

@@ -1,4 +1,4 @@
-"""Certificates of a cluster, and what TLS makes of them."""
+"""Certificates of a cluster, and the checks of TLS."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_no_certificate_outlives_the_authority(authority: Authority) -> None:
 
 
 def named(authority: Authority, *names: Any) -> bytes:
-    """A certificate of the authority with names that it would never write."""
+    """A certificate of the authority with names that the authority would never write."""
     certificate = (
         x509.CertificateBuilder()
         .subject_name(x509.Name([]))

@@ -1,4 +1,4 @@
-"""What a request may say about devices, and what it means (docs/devices.md)."""
+"""The allowed requests for devices, and their meaning (docs/devices.md)."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ VECTORS = Path(__file__).parents[2] / "data" / "vectors"
 RECORDED = json.loads((VECTORS / "koordinator_device_request_validation.json").read_text())
 
 ACCEPTED_HERE = {"val-48"}
-"""`gpu-core` alone: the seed allows it, and says nothing about the memory."""
+"""`gpu-core` alone is allowed, although it says nothing about the memory."""
 
 
 def cases(group: list[dict[str, Any]]) -> pytest.MarkDecorator:

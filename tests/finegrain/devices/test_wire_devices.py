@@ -1,4 +1,4 @@
-"""Devices in messages: what is written is read again, and what is malformed is refused."""
+"""Devices in messages: written values are read again, and malformed values are refused."""
 
 from __future__ import annotations
 

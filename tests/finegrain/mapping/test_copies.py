@@ -1,4 +1,4 @@
-"""Instances made of the fields of others."""
+"""Instances that are made from the fields of other instances."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ asyncio.run(main())
 
 
 class Peer:
-    """A server in a process of its own, which can be frozen, killed and started again."""
+    """A server in a separate process, which can be frozen, killed and started again."""
 
     def __init__(self, folder: Path) -> None:
         self.address = "127.0.0.1:0"

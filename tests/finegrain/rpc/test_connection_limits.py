@@ -80,7 +80,7 @@ async def test_one_identity_has_a_limit_on_open_calls() -> None:
         ]
         for stream in streams:
             await stream.read()
-        # A connection more does not help.
+        # A further connection does not help.
         async with calling(address) as third:
             refused = await refusal(rm_stub(third).RegisterJob(rm_pb2.RegisterJobRequest()))
         assert isinstance(refused, ResourceExhausted)
@@ -142,7 +142,9 @@ def test_connections_leave_files_for_everything_else() -> None:
 
 
 async def test_a_path_that_is_not_utf8_does_not_end_the_server() -> None:
-    """The servers of gRPC 1.84 and 1.85 stop to listen for good; so they are replaced."""
+    """The servers of gRPC 1.84 and 1.85 stop listening and never listen again, so they are
+    replaced.
+    """
     shown = credentials(USER)
     head = frame(HEADERS, END_HEADERS, 1, call_head("/a.B/\udc8a"))
     context = tls_context(shown, shown.authorities)
@@ -179,7 +181,9 @@ async def test_a_method_that_is_declared_and_not_served_is_unimplemented() -> No
 
 
 def test_a_server_gets_each_certificate_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """gRPC frees what it gets; the same object twice crashes the process after some connections."""
+    """gRPC frees the object that it gets. If it got the same object twice, the process would crash
+    after some connections.
+    """
     fetchers: list[Any] = []
     first: list[Any] = []
 

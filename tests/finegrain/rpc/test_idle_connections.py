@@ -1,4 +1,4 @@
-"""A connection without messages stays open, although both ends ask for signs of life."""
+"""A connection without messages stays open, although both ends send keep-alive pings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from finegrain.rpc.channels import (
 from tests.support.identities import identity, own
 
 PING_INTERVAL_MS = 2 * PING_INTERVAL_MS_MIN  # of callers that want to leave a frozen server soon
-PINGS = 5  # a server that minds hangs up at the third
+PINGS = 5  # a server with the default limit closes the connection at the third ping
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Which server to call next: hints are followed, stale ones not forever."""
+"""Which server to call next: hints are followed, but outdated hints only once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def test_the_leader_that_a_standby_names_is_called_at_once() -> None:
 
 
 def test_a_hint_that_leads_nowhere_is_followed_once() -> None:
-    """The standby still names the one that has just died: pauses, not a race between the two."""
+    """The standby still names the leader that has just ended. The caller must pause, and not switch
+    between the two without a pause.
+    """
     leaders = Leaders([A, B])
     assert not leaders.failed(A)  # it died
     assert leaders.failed(B, not_leader(A))  # at once
@@ -62,7 +64,7 @@ def test_calls_that_failed_together_turn_once() -> None:
     assert leaders.failed(A, not_leader(C))  # the second finds it done
     assert leaders.current == C
     assert not leaders.failed(C)
-    assert not leaders.failed(C)  # where it turned to has not proved itself
+    assert not leaders.failed(C)  # the server that the caller switched to has not answered yet
     assert leaders.current == A
     leaders.worked(A)
     assert leaders.failed(C)

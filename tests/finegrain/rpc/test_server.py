@@ -1,4 +1,4 @@
-"""The one wrapper around every call: access, sizes, statuses, streams that end."""
+"""The wrapper around every call: access, sizes, statuses, ends of streams."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Servicer(Base):
 
 
 def rm_stub(channel: Any) -> Any:
-    """The generated type speaks of blocking calls only."""
+    """The generated type has only blocking calls."""
     return ResourceManagerServiceStub(channel)
 
 
@@ -338,7 +338,9 @@ async def no_stream_is_open(server: GuardedServer) -> None:
 
 
 def says_that_it_stops(error: errors.FinegrainError) -> bool:
-    """Only the server says this; what the end of the grace period cancels gets no reason."""
+    """Only this server sends this reason. Calls that the end of the grace period cancels get no
+    reason.
+    """
     return isinstance(error, errors.Unavailable) and "stopping; try again" in error.message
 
 
@@ -363,8 +365,8 @@ async def test_stopping_ends_a_stream_whose_message_is_being_sent() -> None:
 
 
 async def stopped_while_sending() -> bool:
-    """One server that stops with a large message under way. False: the message was through before,
-    since gRPC enlarges its windows as it likes.
+    """A server that stops while it sends a large message. False: the message was sent before the
+    stop, because gRPC may enlarge its windows.
     """
     servicer = Servicer()
     servicer.first.events.add(reason="x" * 3_000_000)  # more than is sent at once, most often

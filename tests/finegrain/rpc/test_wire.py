@@ -1,4 +1,4 @@
-"""Messages and vocabulary: nothing is lost on the way, and nothing bad comes in."""
+"""Messages and their words: no value is lost in a conversion, and bad values are refused."""
 
 from __future__ import annotations
 

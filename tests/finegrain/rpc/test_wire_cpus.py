@@ -1,4 +1,6 @@
-"""CPU policies, assignments and host settings: nothing is lost on the way, nothing bad comes in."""
+"""CPU policies, assignments and host settings: no value is lost in a conversion, and bad values are
+refused.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Batches as they lie on disk: made, worked on and left, without any cluster."""
+"""State files of batches on disk, without a cluster: new batches, batches with a runner, and left
+batches.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,7 @@ def result(index: int, *, ok: bool = True, stderr: bytes = b"", **more: Any) -> 
 
 @pytest.fixture
 def make_batch() -> MakeBatch:
-    """Batches in the folder where they lie by default."""
+    """Batches in the default folder."""
 
     def make(
         stem: str,
@@ -84,9 +86,9 @@ def make_batch() -> MakeBatch:
 
 @dataclass
 class Runners:
-    """What scripted runners do, and what they received."""
+    """The script of runners, and the values that they received."""
 
-    outcomes: dict[int, bool] = field(default_factory=dict)  # by thread; those absent do not end
+    outcomes: dict[int, bool] = field(default_factory=dict)  # by thread; other threads do not end
     message: str = ""
     signals: tuple[signal.Signals, ...] = ()  # that come while it works
     error: Exception | None = None
@@ -101,7 +103,7 @@ class Runners:
 
 @pytest.fixture
 def runners(monkeypatch: pytest.MonkeyPatch) -> Runners:
-    """Every batch of this test is worked on by these."""
+    """Uses these runners for every batch of a test."""
     script = Runners()
 
     class ScriptedJob:

@@ -1,5 +1,5 @@
-"""`finegrain batch`: what is begun, continued and stopped, what is printed, and the exit
-code. The runner is scripted; the real one has tests of its own, and in tests/e2e.
+"""`finegrain batch`: starts, continues and stops batches; its output and exit codes. The runner is
+scripted. The real runner has separate tests, also in tests/e2e.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Batches that were begun before: gone on with by several at once, in the background, or while the
-terminal goes away.
+"""Batches that were started before: several commands continue them at once, in the background, or
+while the terminal closes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from tests.support.patience import PATIENCE_S
 def test_whoever_comes_second_is_shown_how_it_gets_on(
     finegrain: Finegrain, runners: Runners, make_batch: MakeBatch
 ) -> None:
-    """Two people go on with a batch at once: one works, the other looks on."""
+    """Two commands continue a batch at the same time: one works on it, and the other shows the
+    progress.
+    """
     path = make_batch("load", threads=2)
 
     def faster() -> None:
@@ -57,7 +59,7 @@ def test_going_on_in_the_background_with_what_goes_on_returns_at_once(
 def test_what_could_not_be_gone_on_with_stays(
     finegrain: Finegrain, runners: Runners, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only what this command has made is removed."""
+    """The command removes only files that it has made."""
     path = tmp_path / "my.batch"
     StateFile.create(path, fg.BatchSpec(3, ["true"]), None).close()
 

@@ -1,4 +1,4 @@
-"""Which batch is meant, and how it is spoken of."""
+"""Which batch a user means, and the name of a batch in messages."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ def test_what_is_no_batch_is_passed_over(make_batch: MakeBatch) -> None:
 
 
 def test_nobody_is_given_a_pid_that_means_everybody(make_batch: MakeBatch) -> None:
-    """Who has just taken the lock, and has not said yet who it is, must not look like pid -1."""
+    """A process that has just taken the lock, and has not written its name yet, must not look like
+    pid -1.
+    """
     path = make_batch("nightly")
     descriptor = take_lock(path)
     os.ftruncate(descriptor, 0)

@@ -1,4 +1,4 @@
-"""How a batch gets on: a bar on a terminal, plain lines elsewhere, nothing of it on standard
+"""The progress of a batch: a bar on a terminal, otherwise plain lines. Nothing of it is on standard
 output.
 """
 

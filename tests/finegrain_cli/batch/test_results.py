@@ -1,4 +1,4 @@
-"""What a batch leaves behind: a summary, results.json and results.csv."""
+"""The results of a batch: a summary, results.json and results.csv."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`finegrain advise`: what is asked, what is shown."""
+"""`finegrain advise`: its call and its output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`finegrain audit`: what administrators change is recorded together with the change."""
+"""`finegrain audit`: each change by an administrator is recorded together with the change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`finegrain db ...` on a real PostgreSQL: what it refuses, with what way out, and what it does."""
+"""`finegrain db ...` on a real PostgreSQL: what it does, what it refuses, and the remedies in its
+errors.
+"""
 
 from __future__ import annotations
 
@@ -145,7 +147,7 @@ def test_a_database_of_older_software(
 def test_a_database_that_a_resource_manager_holds(
     finegrain: Finegrain, filled: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It may be looked at, and neither be upgraded nor get another epoch."""
+    """Such a database can be checked, but cannot be upgraded and cannot get another epoch."""
     monkeypatch.setattr(server_side, "LEASE_WAIT_MAX_S", 0.1)
     monkeypatch.setattr("resource_manager.storage.postgresql_store.LEASE_WAIT_MAX_S", 0.1)
     with open_store(filled, lease_ms=60_000) as store:

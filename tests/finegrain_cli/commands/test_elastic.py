@@ -1,4 +1,4 @@
-"""Slots that change their size, executors that come and go, gangs: what is asked, what is shown."""
+"""Commands about resizes, provisioned executors and gangs: their calls and their output."""
 
 from __future__ import annotations
 

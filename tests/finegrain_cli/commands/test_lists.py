@@ -1,4 +1,4 @@
-"""What administrators see, and the shapes that other programs rely on (tests/data/cli)."""
+"""The lists for administrators, and the forms that other programs rely on (tests/data/cli)."""
 
 from __future__ import annotations
 

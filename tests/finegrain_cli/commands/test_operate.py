@@ -1,4 +1,4 @@
-"""Commands of administrators: what is requested, what is printed first, what is refused."""
+"""Commands of administrators: their calls, the text that they print first, and their refusals."""
 
 from __future__ import annotations
 

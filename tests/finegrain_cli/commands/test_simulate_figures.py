@@ -28,7 +28,7 @@ def test_a_coarse_figure_and_its_fine_counterpart_are_compared(finegrain: Finegr
 def test_each_difficulty_is_drawn_beside_its_solution_with_completion_times(
     finegrain: Finegrain, tmp_path: Path, coarse: str, fine: str
 ) -> None:
-    """What is coarse takes longer, and the pictures show who ran where until then."""
+    """Coarse work takes longer. The pictures show which job ran in which slot until then."""
     options = ["--figure", coarse, "--figure", fine]
     numbers = json.loads(finegrain("simulate", "figures", *options, "-o", "json").stdout)
     before_s, after_s = (

@@ -1,4 +1,6 @@
-"""`finegrain topo` draws every hardware thread of a host with who has it, on a screen's width."""
+"""`finegrain topo` draws every hardware thread of a host with its slot, within the width of a
+terminal.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every recorded machine is drawn whole, with slots on it, as an RM reports it."""
+"""Every recorded machine is drawn completely, with slots on it, as an RM reports it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.engine_cluster import BE, LSE, LSR, PLAIN, EngineCluster, Fak
 
 
 def executor(topology: HostTopology) -> FakeExecutor:
-    """It offers all that its machine has."""
+    """The executor offers all resources of its machine."""
     cpus = 1_000 * len(topology.allowed)
     announced = {
         "slot_cpus": str(topology.allowed),

@@ -1,4 +1,4 @@
-"""What `finegrain up` makes of its surroundings, without starting anything."""
+"""The settings that `finegrain up` derives from its environment. No process is started."""
 
 from __future__ import annotations
 

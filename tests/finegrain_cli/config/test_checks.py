@@ -1,4 +1,4 @@
-"""What is wrong although every value can be read."""
+"""Problems of a configuration although every value can be read."""
 
 from __future__ import annotations
 

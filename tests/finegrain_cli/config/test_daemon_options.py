@@ -1,4 +1,6 @@
-"""What the daemons receive: every key arrives, and what is not set is the daemon's own default."""
+"""The options of the daemons: every key arrives, and a key that is not set has the daemon's
+default.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Which value holds, and what is refused: flag > environment > file > host's file > default."""
+"""Which source has priority, and which values are refused: flag > environment > file > host's file
+> default.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ LEASE = Flag("--lease", "rm", "lease", "50s")
 
 @pytest.fixture
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
-    """Where each layer's file would lie."""
+    """The path of each layer's file."""
     found = {
         "host": tmp_path / "etc.toml",
         "user": tmp_path / "xdg/finegrain/config.toml",

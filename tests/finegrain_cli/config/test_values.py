@@ -1,4 +1,4 @@
-"""What is shown can be put into a file again; passwords are not shown."""
+"""The output of `config show` can be used as a file; it contains no passwords."""
 
 from __future__ import annotations
 

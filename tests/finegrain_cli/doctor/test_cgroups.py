@@ -1,4 +1,4 @@
-"""What the doctor says about control groups, on trees of files that stand for hosts."""
+"""The findings of the doctor about control groups, on trees of files that simulate hosts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def v2_host(
 
 
 def findings(root: Path) -> dict[str, Finding]:
-    """What is found, by name; the last one of a name."""
+    """Returns the findings by name. If a name occurs several times, the last finding counts."""
     return {each.name: each for each in examine_cgroups(root)}
 
 

@@ -1,4 +1,4 @@
-"""`finegrain doctor` on devices: what is usable, what is not, and the fix."""
+"""`finegrain doctor` on devices: which devices are usable, which are not, and the fix."""
 
 from __future__ import annotations
 

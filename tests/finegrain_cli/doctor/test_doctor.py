@@ -1,4 +1,4 @@
-"""`finegrain doctor` on hosts where something is wrong: what it says, and the exact fix."""
+"""`finegrain doctor` on hosts with a problem: its finding, and the exact fix."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_an_ordinary_host_fails_nowhere(doctor: Doctor) -> None:
 
 @contextmanager
 def listening() -> Iterator[int]:
-    """A port that another program has."""
+    """A port that another program has bound."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

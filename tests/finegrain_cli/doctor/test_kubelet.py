@@ -1,4 +1,4 @@
-"""What the doctor says about a kubelet on the same host."""
+"""The findings of the doctor about a kubelet on the same host."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Web:
         who: str = "operator/root",
         headers: Mapping[str, str] = {},
     ) -> Answer:
-        """Sends one request on a connection of its own."""
+        """Sends one request on a new connection."""
         return await asyncio.to_thread(self.send, verb, path, body, who, headers)
 
     def send(self, verb: str, path: str, body: Any, who: str, headers: Mapping[str, str]) -> Answer:

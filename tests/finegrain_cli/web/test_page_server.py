@@ -1,4 +1,4 @@
-"""The server of the page on loopback: who gets in, and what other pages cannot do."""
+"""The server of the page on loopback: which callers get access, and what other pages cannot do."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ async def test_lists_are_those_of_the_client_and_the_command(web: Web) -> None:
 
 
 def steady(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Without what the next report changes."""
+    """Returns the answer without the values that the next report changes."""
     changing = ("report_number", "report_time", "used", "service", "share_now", "last_sequence")
     return [{name: each[name] for name in each if name not in changing} for each in items]
 

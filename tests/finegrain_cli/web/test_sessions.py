@@ -1,4 +1,6 @@
-"""Sessions of browsers at the page of a resource manager: who gets one, and what it may do."""
+"""Sessions of browsers at the page of a resource manager: which callers get a session, and the
+rights of a session.
+"""
 
 from __future__ import annotations
 

@@ -113,7 +113,9 @@ async def test_what_does_not_go_together_is_refused_as_a_whole(tmp_path: Path) -
 
 
 async def test_an_executor_without_cpus_for_slots_is_passed_by(tmp_path: Path) -> None:
-    """An executor that announces none is an older version, which could not obey."""
+    """An executor that announces no cpus has an older version, which could not execute such
+    commands.
+    """
     async with running_rm(tmp_path) as rm, ScriptedExecutor(rm) as executor:
         job = await ScriptedJob(rm).register()
         stream = job.watch()

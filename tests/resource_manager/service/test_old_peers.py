@@ -1,7 +1,7 @@
 """Peers of earlier versions are refused, change nothing, and the log names the version to install.
 
-Version 0.1 used no TLS. Its peers get no connection, so no call of theirs can be logged. The names
-of its executors are in the database.
+Version 0.1 used no TLS. Its peers get no connection, so their calls cannot be logged. The names of
+its executors are in the database.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ IMPATIENT = Fairness(starvation_timeout_ms=1_000, starvation_placements=1)
 
 def cluster_of(*names: str) -> EngineCluster:
     """Returns hosts of two nodes with eight cpus, each with two slots of half a node. These slots
-    belong to a job of their own, because a job's own slots are no capacity to come.
+    belong to a separate job, because an owner does not wait for slots of its own job.
     """
     hosts = [
         numa_host(name, policy={"numa_strategy": "LeastAllocated"}, labels=(("name", name),))

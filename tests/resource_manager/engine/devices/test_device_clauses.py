@@ -1,4 +1,4 @@
-"""What requests of devices mean, from the request to the slot (docs/clauses/devices.md)."""
+"""The meaning of requests for devices, from the request to the slot (docs/clauses/devices.md)."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_an_unhealthy_device_gets_no_new_work_until_it_is_healthy() -> None:
 
 
 def test_an_executor_that_gives_out_no_devices_gets_no_slots_with_devices() -> None:
-    """As those of earlier versions, which report GPUs and cannot give them to slots."""
+    """As executors of earlier versions do: they report GPUs, but cannot give them to slots."""
     only_reported = tuple(replace(each, capacity=()) for each in made_up(2).devices)
     older = with_devices(gpu_host("older", gpus=2), HostDevices(only_reported))
     cluster = EngineCluster.settled(older)

@@ -1,4 +1,4 @@
-"""Limits of users: for all jobs of an identity together, in whatever groups they are."""
+"""Limits of users: for all jobs of an identity together, even if they are in different groups."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Tests that a gang with many kinds of members could be placed exactly when a search for all kinds
-says so, although members that are as large as the largest are looked at first.
+"""Tests the check whether a gang with many kinds of members could ever be placed. The check has the
+same result as a search for all kinds, although it first examines members that are as large as the
+largest member.
 """
 
 from __future__ import annotations
