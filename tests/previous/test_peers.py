@@ -144,6 +144,7 @@ def test_a_task_runs_on_while_manager_and_executor_get_this_version(
     slots = [each["allocation_id"] for each in listed(first, "slots")]
 
     replace_daemon(first, "rm")
+    eventually(lambda: first.finegrain("executors").code == 0, "the new manager serves")
     eventually(lambda: versions(first) == {second.name: PEERS_VERSION}, "the executor reports")
     assert [each["allocation_id"] for each in listed(first, "slots")] == slots
     replace_daemon(second, "executor")
