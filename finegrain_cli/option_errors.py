@@ -26,6 +26,7 @@ _OPTIONS: Final = {
     "time_limit_s": "time_limit",
     "wait_timeout_s": "wait_timeout",
     "expected_run_time_s": "expected_run_time",
+    "priority": "priority",
 }
 """The parameter of the command, by name of the field."""
 

@@ -209,6 +209,15 @@ GroupOption = Annotated[
         "group `default`.",
     ),
 ]
+PriorityOption = Annotated[
+    int,
+    typer.Option(
+        "--priority",
+        metavar="N",
+        help="Order of the job within its group, -100 to 100: the highest is served first. The "
+        "share of the group stays the same.",
+    ),
+]
 TimeLimitOption = Annotated[
     str,
     typer.Option(

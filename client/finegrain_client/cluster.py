@@ -116,6 +116,7 @@ class Cluster(Operations, Identities):
         detached: bool = False,
         after: Iterable[JobDependency | str] = (),
         labels: Mapping[str, str] | None = None,
+        priority: int = 0,
     ) -> Job:
         """Returns a new job. `async with` registers it on entry and ends it on exit.
 
@@ -131,16 +132,19 @@ class Cluster(Operations, Identities):
                 how the other job must end. The id of a job alone means that the job must succeed.
                 If a job ends in another way, this job ends, too (DEPENDENCY_FAILED).
             labels: labels of the job, which the rules of the groups can use.
+            priority: order of the job within its group, -100 to 100; the highest is served first.
 
         Raises:
-            InvalidArgument: the name, the lease or an id is not allowed.
+            InvalidArgument: the name, the lease, the priority or an id is not allowed.
         """
         from finegrain.values.dependencies import JobDependency
         from finegrain_client.job.job import Job
+        from finegrain_client.specs import check_priority
 
         check_text("name", name, longest=200)
         if not detached and not 1 <= lease_s <= 86_400:
             raise InvalidArgument("lease_s", lease_s, "1 to 86400 seconds")
+        check_priority("priority", priority)
         dependencies = [JobDependency(each) if isinstance(each, str) else each for each in after]
         for each in dependencies:
             check_id("after", each.job_id)
@@ -152,6 +156,7 @@ class Cluster(Operations, Identities):
             detached=detached,
             after=dependencies,
             labels=labels or {},
+            priority=priority,
         )
 
     def attach_job(self, job_id: str, *, lease_s: float = LEASE_DEFAULT_S) -> Job:

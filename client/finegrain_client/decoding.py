@@ -141,6 +141,7 @@ read = Reader(
                 "time_limit_s": "request.time_limit",
                 "expected_run_time_s": "request.expected_run_time",
                 "wait_timeout_s": "request.wait_timeout",
+                "priority": "request.priority",
                 "count": Via("count", _at_least_one),
             },
             unread="token",

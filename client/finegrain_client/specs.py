@@ -20,6 +20,8 @@ from finegrain.values.bounds import (
     AMOUNT_MAX,
     CPU_MILLI_MAX,
     PIDS_MAX,
+    PRIORITY_MAX,
+    PRIORITY_MIN,
     TIME_LIMIT_MS_MAX,
     TIME_LIMIT_MS_MIN,
 )
@@ -150,6 +152,7 @@ class SlotSpec:
         wait_timeout_s: longest time in seconds that the request may wait for a slot, up to 10
             years. Then it is rejected with reason TIMED_OUT, even if this client has ended. None:
             it waits indefinitely. Members of a gang have the timeout of the gang instead.
+        priority: order within the job, -100 to 100; the highest is served first.
         count: number of such slots.
         allocation_id: id of the request, only with count 1; empty: the client generates an id.
     """
@@ -178,6 +181,7 @@ class SlotSpec:
     time_limit_s: float | None = None
     expected_run_time_s: float | None = None
     wait_timeout_s: float | None = None
+    priority: int = 0
     count: int = 1
     allocation_id: str = ""
 
@@ -196,6 +200,7 @@ class SlotSpec:
             object.__setattr__(self, name, _policy(name, getattr(self, name), kind))
         _check_time("time_limit_s", self.time_limit_s, TIME_LIMIT_MS_MIN / 1000)
         _check_time("wait_timeout_s", self.wait_timeout_s, 0.001)
+        check_priority("priority", self.priority)
         most_s = _check_time("expected_run_time_s", self.expected_run_time_s, 0)
         if self.time_limit_s is not None and most_s > self.time_limit_s:
             expected = f"at most time_limit_s ({self.time_limit_s:g} s)"
@@ -238,6 +243,7 @@ class SlotSpec:
                 time_limit=duration(self.time_limit_s),
                 expected_run_time=duration(self.expected_run_time_s),
                 wait_timeout=duration(self.wait_timeout_s),
+                priority=self.priority,
             )
             if not self.is_unknown:
                 self._fill(message)
@@ -318,6 +324,12 @@ def _check_amount(name: str, value: object, most: int = AMOUNT_MAX) -> None:
         raise InvalidArgument(
             name, value, f"an integer from 0 to {most} (half a core is cpu_milli=500)"
         )
+
+
+def check_priority(name: str, value: object) -> None:
+    """Raises InvalidArgument if a priority is not allowed."""
+    if type(value) is not int or not PRIORITY_MIN <= value <= PRIORITY_MAX:
+        raise InvalidArgument(name, value, f"an integer from {PRIORITY_MIN} to {PRIORITY_MAX}")
 
 
 def _check_time(name: str, seconds: float | None, least_s: float) -> float:

@@ -276,6 +276,7 @@ class JobStatus(google.protobuf.message.Message):
     OUTCOME_FIELD_NUMBER: builtins.int
     DEPENDS_ON_FIELD_NUMBER: builtins.int
     AWAITED_JOB_IDS_FIELD_NUMBER: builtins.int
+    PRIORITY_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     """Identity of the job."""
     name: builtins.str
@@ -304,6 +305,8 @@ class JobStatus(google.protobuf.message.Message):
     """Identity that registered the job, as `ROLE/NAME`."""
     outcome: finegrain.v1.resource_manager_pb2.JobOutcome.ValueType
     """Whether the job succeeded; unspecified: it has not ended."""
+    priority: builtins.int
+    """Order of the job within its group; see RegisterJobRequest.priority."""
     @property
     def lease(self) -> google.protobuf.duration_pb2.Duration:
         """Lease of the job; absent for a detached job."""
@@ -355,9 +358,10 @@ class JobStatus(google.protobuf.message.Message):
         outcome: finegrain.v1.resource_manager_pb2.JobOutcome.ValueType = ...,
         depends_on: collections.abc.Iterable[finegrain.v1.resource_manager_pb2.JobDependency] | None = ...,
         awaited_job_ids: collections.abc.Iterable[builtins.str] | None = ...,
+        priority: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["allocated", b"allocated", "create_time", b"create_time", "end_time", b"end_time", "lease", b"lease", "oldest_wait_time", b"oldest_wait_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allocated", b"allocated", "awaited_job_ids", b"awaited_job_ids", "create_time", b"create_time", "depends_on", b"depends_on", "detached", b"detached", "end_reason", b"end_reason", "end_time", b"end_time", "ended", b"ended", "group", b"group", "job_id", b"job_id", "last_sequence", b"last_sequence", "lease", b"lease", "name", b"name", "oldest_wait_time", b"oldest_wait_time", "outcome", b"outcome", "owner", b"owner", "pending_requests", b"pending_requests", "service", b"service", "share_now", b"share_now", "slots", b"slots"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocated", b"allocated", "awaited_job_ids", b"awaited_job_ids", "create_time", b"create_time", "depends_on", b"depends_on", "detached", b"detached", "end_reason", b"end_reason", "end_time", b"end_time", "ended", b"ended", "group", b"group", "job_id", b"job_id", "last_sequence", b"last_sequence", "lease", b"lease", "name", b"name", "oldest_wait_time", b"oldest_wait_time", "outcome", b"outcome", "owner", b"owner", "pending_requests", b"pending_requests", "priority", b"priority", "service", b"service", "share_now", b"share_now", "slots", b"slots"]) -> None: ...
 
 global___JobStatus = JobStatus
 

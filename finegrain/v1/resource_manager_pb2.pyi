@@ -135,6 +135,7 @@ class RegisterJobRequest(google.protobuf.message.Message):
     DETACHED_FIELD_NUMBER: builtins.int
     DEPENDS_ON_FIELD_NUMBER: builtins.int
     LABELS_FIELD_NUMBER: builtins.int
+    PRIORITY_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     """Identity of the job, chosen by the job master (UUIDv7). Required."""
     request_id: builtins.str
@@ -150,6 +151,10 @@ class RegisterJobRequest(google.protobuf.message.Message):
     """
     detached: builtins.bool
     """True: the job is detached. It has no lease, and only EndJob ends it."""
+    priority: builtins.int
+    """Order of the job within its group, -100 to 100: jobs with a higher priority are served first. It does not change the
+    share of the group. The RM ignores it if it serves requests in order of arrival.
+    """
     @property
     def lease(self) -> google.protobuf.duration_pb2.Duration:
         """How long the job master may be silent before the RM ends the job; 0: 30 s. At least 1 s, at most 1 day."""
@@ -177,9 +182,10 @@ class RegisterJobRequest(google.protobuf.message.Message):
         detached: builtins.bool = ...,
         depends_on: collections.abc.Iterable[global___JobDependency] | None = ...,
         labels: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        priority: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["lease", b"lease"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["depends_on", b"depends_on", "detached", b"detached", "group", b"group", "job_id", b"job_id", "labels", b"labels", "lease", b"lease", "name", b"name", "request_id", b"request_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["depends_on", b"depends_on", "detached", b"detached", "group", b"group", "job_id", b"job_id", "labels", b"labels", "lease", b"lease", "name", b"name", "priority", b"priority", "request_id", b"request_id"]) -> None: ...
 
 global___RegisterJobRequest = RegisterJobRequest
 

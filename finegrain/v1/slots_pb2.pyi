@@ -204,6 +204,7 @@ class SlotRequest(google.protobuf.message.Message):
     TIME_LIMIT_FIELD_NUMBER: builtins.int
     EXPECTED_RUN_TIME_FIELD_NUMBER: builtins.int
     WAIT_TIMEOUT_FIELD_NUMBER: builtins.int
+    PRIORITY_FIELD_NUMBER: builtins.int
     allocation_id: builtins.str
     """Identity of the request and of the slot that will serve it. Required."""
     cpu_limit_milli: builtins.int
@@ -233,6 +234,11 @@ class SlotRequest(google.protobuf.message.Message):
     restart_on_device_loss: builtins.bool
     """What the RM does if tasks cannot use a device of the slot any more because the device failed. True: the RM ends the
     slot, and queues the request again at its old place. False: the slot stays. In both cases the job gets an event.
+    """
+    priority: builtins.int
+    """Order of the request within its job, -100 to 100: requests with a higher priority are served first. It does not
+    change the shares of groups and jobs. The RM ignores it if it serves requests in order of arrival. All members of a
+    gang must have the same value.
     """
     @property
     def profile(self) -> finegrain.v1.resources_pb2.ResourceProfile:
@@ -287,9 +293,10 @@ class SlotRequest(google.protobuf.message.Message):
         time_limit: google.protobuf.duration_pb2.Duration | None = ...,
         expected_run_time: google.protobuf.duration_pb2.Duration | None = ...,
         wait_timeout: google.protobuf.duration_pb2.Duration | None = ...,
+        priority: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["cpu_policy", b"cpu_policy", "expected_run_time", b"expected_run_time", "profile", b"profile", "time_limit", b"time_limit", "wait_timeout", b"wait_timeout"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "allow_pending", b"allow_pending", "cpu_limit_milli", b"cpu_limit_milli", "cpu_policy", b"cpu_policy", "expected_run_time", b"expected_run_time", "gang_id", b"gang_id", "pids_max", b"pids_max", "profile", b"profile", "required_labels", b"required_labels", "restart_on_device_loss", b"restart_on_device_loss", "restart_on_loss", b"restart_on_loss", "target_address", b"target_address", "time_limit", b"time_limit", "wait_timeout", b"wait_timeout"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "allow_pending", b"allow_pending", "cpu_limit_milli", b"cpu_limit_milli", "cpu_policy", b"cpu_policy", "expected_run_time", b"expected_run_time", "gang_id", b"gang_id", "pids_max", b"pids_max", "priority", b"priority", "profile", b"profile", "required_labels", b"required_labels", "restart_on_device_loss", b"restart_on_device_loss", "restart_on_loss", b"restart_on_loss", "target_address", b"target_address", "time_limit", b"time_limit", "wait_timeout", b"wait_timeout"]) -> None: ...
 
 global___SlotRequest = SlotRequest
 

@@ -34,6 +34,8 @@ RAISED_EPOCH_MAX = 2**52
 stay below `COUNTER_MAX`.
 """
 
+PRIORITY_MIN, PRIORITY_MAX = -100, 100
+
 TIME_LIMIT_MS_MIN, TIME_LIMIT_MS_MAX = 1_000, 10 * 365 * 24 * 3600 * 1000
 """Shortest and longest time limit of a slot: 1 s and 10 years."""
 

@@ -44,6 +44,7 @@ from finegrain_cli.slot_options import (
     NumaOption,
     PidsOption,
     PortsOption,
+    PriorityOption,
     QosOption,
     RdmaOption,
     RequireIsolationOption,
@@ -132,6 +133,7 @@ def batch(
         ),
     ] = "",
     group: GroupOption = "",
+    priority: PriorityOption = 0,
     timeout: Annotated[
         str,
         typer.Option(
@@ -326,6 +328,7 @@ def batch(
         ),
         name=name or Path(command[0]).name[:200] or "batch",
         group=group,
+        priority=priority,
         env=environment_of(tuple(env)),
         cwd=_directory(command[0], cwd),
         user=user,

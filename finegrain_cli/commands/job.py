@@ -24,7 +24,7 @@ from finegrain_cli.common import (
     reporting_errors,
     write_file,
 )
-from finegrain_cli.slot_options import EnvOption, GroupOption, UserOption
+from finegrain_cli.slot_options import EnvOption, GroupOption, PriorityOption, UserOption
 from finegrain_cli.text.output import API_VERSION, OutputFormat, json_text, print_object, say
 
 
@@ -105,6 +105,7 @@ def run(
         ),
     ] = "",
     group: GroupOption = "",
+    priority: PriorityOption = 0,
     env: EnvOption = [],  # noqa: B006 - typer wants the default as a list
     cwd: Annotated[
         str,
@@ -192,6 +193,7 @@ def run(
         env=environment_of(tuple(env)),
         cwd=_directory([each.program for each in plan.chains if each.program], cwd),
         user=user,
+        priority=priority,
     )
     raise typer.Exit(running.start(spec, state, options))
 

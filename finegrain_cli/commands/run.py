@@ -46,6 +46,7 @@ from finegrain_cli.slot_options import (
     NumaOption,
     PidsOption,
     PortsOption,
+    PriorityOption,
     QosOption,
     RdmaOption,
     RequireIsolationOption,
@@ -123,6 +124,7 @@ def run(
         ),
     ] = "",
     group: GroupOption = "",
+    priority: PriorityOption = 0,
     job_label: JobLabelOption = [],  # noqa: B006
     after: AfterOption = [],  # noqa: B006
     timeout: Annotated[
@@ -285,6 +287,7 @@ def run(
             # All users see the name, so it has no folders and no arguments.
             name=name or Path(command[0]).name[:200] or "run",
             group=group,
+            priority=priority,
             job_labels=tuple(parse_pair("--job-label", each) for each in job_label),
             after=dependencies(after),
             timeout_s=task_seconds("--timeout", timeout),

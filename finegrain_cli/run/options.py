@@ -42,6 +42,7 @@ class RunOptions:
     user: str
     name: str
     group: str
+    priority: int
     timeout_s: float | None
     wait_timeout_s: float | None
     grace_s: float

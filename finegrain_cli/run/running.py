@@ -65,6 +65,7 @@ async def _run_to(
             group=options.group,
             after=options.after,
             labels=dict(options.job_labels),
+            priority=options.priority,
         ) as job,
     ):
         if options.gang is not None:

@@ -315,6 +315,7 @@ REQUESTS = (
     Column("generation", _text("generation"), wide=True, right=True),
     Column("executor", lambda row: str((row["slot"] or {}).get("executor_id") or "-"), wide=True),
     Column("job id", _text("job_id"), wide=True),
+    Column("priority", _text("priority"), wide=True, right=True),
     Column("gang", _gang, wide=True),
     Column("cpu policy", lambda row: policy_text(row["cpu_policy"]), wide=True),
 )
@@ -342,6 +343,7 @@ JOBS = (
     Column("age", lambda row: age(row, "create_time"), right=True, rank=4),
     Column("usage", lambda row: f"{row['service']:.4g}", wide=True, right=True),
     Column("oldest wait", lambda row: age(row, "oldest_wait_time"), wide=True, right=True),
+    Column("priority", _text("priority"), wide=True, right=True),
     Column("owner", _text("owner"), wide=True),
     Column(
         "lease",

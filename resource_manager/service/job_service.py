@@ -91,6 +91,7 @@ class JobCalls:
         labels = labels_from_proto(request.labels, "labels")
         lease_ms = self._lease_ms(request)
         depends_on = dependencies(request.depends_on)
+        priority = decoding.priority(request.priority, "priority")
         caller, request_id_sha256 = current_caller(), sha256_hex(request_id)
         answer = await self._runner.submit(
             lambda at: JobRegistered(
@@ -103,6 +104,7 @@ class JobCalls:
                 request_id_sha256,
                 depends_on,
                 labels,
+                priority,
             ),
             lambda job: rm_pb2.RegisterJobResponse(
                 lease=_lease(job), rm_epoch=self._runner.rm_epoch

@@ -15,7 +15,7 @@ from finegrain.v1 import slots_pb2
 from finegrain.values.outcomes import ItemOutcome
 from resource_manager.engine.model.entities import GangSpec, Instant, RangeSpec, RequestSpec, Slot
 from resource_manager.engine.model.events import RequestsSubmitted
-from resource_manager.engine.model.scheduling_key import SchedulingKey, scheduling_key
+from resource_manager.engine.model.scheduling_key import WaitingKey, waiting_key
 from resource_manager.service.engine_driver import MakeEvent
 from resource_manager.service.runner import Runner
 from resource_manager.service.wire import decoding
@@ -221,9 +221,9 @@ def _rendered(slot: Slot) -> slots_pb2.SlotStatus:
 
 def _chunks(specs: Sequence[RequestSpec]) -> Iterator[tuple[RequestSpec, ...]]:
     chunk: list[RequestSpec] = []
-    cost, seen = 0, set[SchedulingKey]()
+    cost, seen = 0, set[WaitingKey]()
     for piece in _indivisible(specs):
-        keys = {scheduling_key(spec) for spec in piece}
+        keys = {waiting_key(spec) for spec in piece}
         if chunk and cost + len(piece) + NEW_COST * len(keys - seen) > CHUNK_ITEMS_MAX:
             yield tuple(chunk)
             chunk, cost, seen = [], 0, set()

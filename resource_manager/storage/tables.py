@@ -27,7 +27,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA_VERSION = 15
+SCHEMA_VERSION = 16
 """Number of the last migration; a file `migrations/versions/000N_*.py` with this N must exist."""
 
 APPLICATION_ID = 0x4647524D
@@ -113,6 +113,7 @@ jobs = _table(
     _text("witness_allocation_id"),
     _text("outcome", nullable=True),
     _text("depends_on", server_default=text("'[]'")),
+    _number("priority", server_default=text("0")),
 )
 
 requests = _table(
@@ -139,6 +140,7 @@ requests = _table(
     _number("time_limit_ms", nullable=True),
     _number("expected_run_time_ms", nullable=True),
     _number("wait_timeout_ms", nullable=True),
+    _number("priority", server_default=text("0")),
 )
 # The deletion of a job finds its requests by job id.
 Index(None, requests.c.job_id)
@@ -241,6 +243,7 @@ request_ranges = _table(
     _number("time_limit_ms", nullable=True),
     _number("expected_run_time_ms", nullable=True),
     _number("wait_timeout_ms", nullable=True),
+    _number("priority", server_default=text("0")),
 )
 # The deletion of a job finds its ranges by job id.
 Index(None, request_ranges.c.job_id)

@@ -226,6 +226,14 @@ AMOUNTS: dict[str, tuple[int, int, list[Take]]] = {
             lambda value: fg.SlotSpec(time_limit_s=value / 1000),
         ],
     ),
+    "priority": (
+        bounds.PRIORITY_MAX,
+        1,
+        [
+            at_manager(priority="priority"),
+            lambda value: fg.SlotSpec(priority=value),
+        ],
+    ),
     "time limit of a task": (
         bounds.TASK_TIME_MS_MAX,
         1,

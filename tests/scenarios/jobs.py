@@ -33,6 +33,7 @@ class JobCommands(Commands):
             depends_on=depends_on,
             owner=owner,
             labels=words.labels(),
+            priority=words.number("priority"),
         )
         yield from self._effects()
 
@@ -64,6 +65,7 @@ class JobCommands(Commands):
             time_limit_ms=words.time_limit_ms(),
             wait_timeout_ms=words.wait_timeout_ms(),
             expected_run_time_ms=words.expected_ms(),
+            priority=words.number("priority"),
         )
         requests = [replace(common, allocation_id=name) for name in words.subjects]
         yield from self._items(self.cluster.submit(*requests, job=job_id))
@@ -89,6 +91,7 @@ class JobCommands(Commands):
             cpu_policy=cpu_policy(words),
             time_limit_ms=words.time_limit_ms(),
             expected_run_time_ms=words.expected_ms(),
+            priority=words.number("priority"),
         )
         cpu, mem = words.number("cpu"), words.number("mem")
         of_devices = devices.requests(words)

@@ -14,7 +14,7 @@ from collections import Counter
 from random import Random
 
 from tests.simulation.faults import FAULTS
-from tests.simulation.job_master import EARLY
+from tests.simulation.job_master import EARLY, PRIORITIES
 from tests.simulation.shrink import shrink
 from tests.simulation.world import (
     ALL_WISHES,
@@ -31,6 +31,9 @@ SEEDS_FOR_ALL_KINDS = 50
 
 EARLY_SHARE = 0.2
 """Share of the seeds in which job masters first request what no executor could host."""
+
+PRIORITIES_SHARE = 0.3
+"""Share of the seeds in which requests and jobs have priorities."""
 
 
 def main() -> int:
@@ -69,6 +72,8 @@ def _wishes(seed: int) -> frozenset[str]:
     # Every second seed with devices has a storm of them.
     wishes = WITH_DEVICE_SHARES if seed % 8 == 7 else profiles[seed % 4]
     early = Random(f"{seed}/wishes").random() < EARLY_SHARE
+    if Random(f"{seed}/priorities").random() < PRIORITIES_SHARE:
+        wishes |= {PRIORITIES}
     return wishes | {EARLY} if early else wishes
 
 

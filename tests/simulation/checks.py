@@ -35,6 +35,7 @@ from tests.simulation.device_checks import DeviceChecks
 from tests.simulation.fair_checks import FairChecks
 from tests.simulation.gang_checks import GangChecks, room_for_gangs
 from tests.simulation.idle_checks import idle_capacity
+from tests.simulation.priority_checks import PriorityChecks
 from tests.simulation.provision_checks import ProvisionChecks
 from tests.simulation.rejection_checks import RejectionChecks
 from tests.simulation.resize_checks import ResizeChecks, enforced_beyond_books, in_use
@@ -69,6 +70,7 @@ class Checks:
         self.provisions = ProvisionChecks()
         self.usage = UsageChecks()
         self.fair = FairChecks()
+        self.priorities = PriorityChecks()
         self.cpus = CpuChecks()
         self.devices = DeviceChecks()
         self.restores = 0
@@ -164,6 +166,7 @@ class Checks:
             self.require(self.cpus.decided(state, changes))
             if not many:
                 self.require(self.fair.decided(state, effects))
+                self.require(self.priorities.decided(state, effects))
         if self.database.leads(manager.holder, manager.epoch):
             hosts = _hosts_of(state, changes) if many else state.hosts.values()
             self.require(self._orders_without_slots(hosts))

@@ -77,6 +77,7 @@ DEVICE_SHARES = "device shares"  # resizes change the shares of devices, too
 FAIR_SHARES = "fair shares"  # several groups with limits, and reuse of slots
 # A name for requests that no executor could host; they are made before the first executor exists.
 EARLY = "early requests"
+PRIORITIES = "priorities"  # requests and jobs with priorities
 
 RELEASES = 0.35
 RELEASES_IN_STORM = 0.06
@@ -116,6 +117,8 @@ class JobMaster(Follower):
         self.cpu_rng, self.device_rng = chance(f"{name}/cpus"), chance(f"{name}/devices")
         self.share_rng = chance(f"{name}/shares")
         self.early_rng = chance(f"{name}/early")
+        self.priority_rng = chance(f"{name}/priorities")
+        self.priority = self._priority()
         fair_rng = chance(f"{name}/fair shares")
         self.group = fair_rng.choice(NAMES) if FAIR_SHARES in self.wishes else "default"
         self.reuses = Reuses(self, fair_rng)
@@ -146,7 +149,14 @@ class JobMaster(Follower):
 
         self.until_answered(
             lambda at: JobRegistered(
-                at, self.name, self.name, group, self.lease_ms, "operator/ann", "r"
+                at,
+                self.name,
+                self.name,
+                group,
+                self.lease_ms,
+                "operator/ann",
+                "r",
+                priority=self.priority,
             ),
             self._begin,
             expected,
@@ -245,8 +255,12 @@ class JobMaster(Follower):
             target_address="127.0.0.1:99" if rng.random() < 0.2 else "",
             allow_pending=rng.random() < 0.7,
             restart_on_loss=rng.random() < 0.5,
+            priority=self._priority(),
         )
         return self._with_cpus(spec)
+
+    def _priority(self) -> int:
+        return self.priority_rng.choice((-3, 0, 0, 8)) if PRIORITIES in self.wishes else 0
 
     def _request_early(self) -> None:
         """Requests something that no executor could host: too large, or with an unknown label."""
@@ -324,6 +338,7 @@ class JobMaster(Follower):
         if rng.random() < 0.6:
             profiles = profiles[:1] * len(profiles)
         members: list[RequestSpec] = []
+        priority = self._priority()
         alike = len(set(profiles)) == 1
         for profile in profiles:
             self.made += 1
@@ -334,6 +349,7 @@ class JobMaster(Follower):
                 allow_pending=pending,
                 restart_on_loss=restart,
                 gang_id=gang.gang_id,
+                priority=priority,
             )
             if alike and members:
                 spec = replace(members[0], allocation_id=spec.allocation_id)
@@ -401,6 +417,7 @@ class JobMaster(Follower):
                 required_labels=(("zone", rng.choice("ab")),) if rng.random() < 0.25 else (),
                 allow_pending=rng.random() < 0.7,
                 restart_on_loss=rng.random() < 0.6,
+                priority=self._priority(),
             )
             spec = self._with_cpus(spec)
             self._ranges.append((spec, count))

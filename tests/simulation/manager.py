@@ -191,6 +191,7 @@ class Manager(Client):
         self.checks.books(self.state)
         self.checks.require(self.checks.usage.restored(self))
         self.checks.require(self.checks.fair.restored(self.state, self.database))
+        self.checks.require(self.checks.priorities.restored(self.state))
 
     def _renew(self) -> None:
         sent_ms = self.loop.now_ms

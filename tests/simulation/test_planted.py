@@ -12,6 +12,7 @@ from tests.simulation.planted_devices import DEVICES_IN_A_STORM, DEVICES_MISHAND
 from tests.simulation.planted_elastic import ELASTIC
 from tests.simulation.planted_fair import FAIR
 from tests.simulation.planted_faults import FAULTS_MISHANDLED
+from tests.simulation.planted_priorities import PRIORITIES_MISHANDLED
 from tests.simulation.planted_rejections import REJECTIONS
 from tests.simulation.test_simulation import SEEDS
 from tests.simulation.world import (
@@ -21,6 +22,7 @@ from tests.simulation.world import (
     WITH_DEVICE_STORM,
     WITH_DEVICES,
     WITH_EARLY,
+    WITH_PRIORITIES,
     Failed,
     Plan,
     World,
@@ -35,6 +37,7 @@ KINDS = (
     DEVICES_MISHANDLED,
     DEVICES_IN_A_STORM,
     REJECTIONS,
+    PRIORITIES_MISHANDLED,
 )
 WISHES_OF = {
     FAIR: ALL_WISHES,
@@ -42,6 +45,7 @@ WISHES_OF = {
     DEVICES_MISHANDLED: WITH_DEVICES,
     DEVICES_IN_A_STORM: WITH_DEVICE_STORM,
     REJECTIONS: WITH_EARLY,
+    PRIORITIES_MISHANDLED: WITH_PRIORITIES,
 }
 PLANTED = [plant for kind in KINDS for plant in kind]
 QUICK = {plant for kind in KINDS for plant in kind[-2:]}
@@ -114,6 +118,9 @@ FOUND_BY = {
     "infeasible_requests_wait_for_ever": 11,
     "executors_count_as_known_at_once": 11,
     "infeasible_requests_are_rejected_with_the_first_executor": 11,
+    "priorities_of_requests_are_forgotten_at_a_start": 11,
+    "requests_of_a_job_are_served_in_order_of_arrival": 2,
+    "jobs_of_a_group_are_served_without_priorities": 2,
 }
 """For each bug, a seed that finds it. This makes the test fast. If the seed does not find the bug
 any more, all seeds are tried.

@@ -28,6 +28,7 @@ from tests.simulation.world import (
     WITH_DEVICE_STORM,
     WITH_DEVICES,
     WITH_EARLY,
+    WITH_PRIORITIES,
     Failed,
     Plan,
     Result,
@@ -41,6 +42,7 @@ CPU_SEEDS = (1, 11)
 DEVICE_SEEDS = (1, 3)
 STORM_SEEDS = (33, 39)
 EARLY_SEEDS = (9, 11)
+PRIORITY_SEEDS = (2, 11)
 REST = [seed for seed in SEEDS if seed not in QUICK]
 PARTS = 4
 ROOT = Path(__file__).parents[2]
@@ -94,6 +96,16 @@ def test_devices_that_fail_and_slots_that_are_parked_hold_through_the_same() -> 
     assert did["moves"] >= 4
     assert did["moves undone"] >= 1
     assert did["ended"] >= 1
+
+
+@pytest.mark.full
+def test_priorities_hold_through_the_same() -> None:
+    overtakings = 0
+    for seed in PRIORITY_SEEDS:
+        world = World(Plan(seed, wishes=WITH_PRIORITIES))
+        world.run()
+        overtakings += world.checks.priorities.overtakings
+    assert overtakings >= 10
 
 
 @pytest.mark.full

@@ -50,6 +50,7 @@ from tests.simulation.job_master import (
     EARLY,
     FAIR_SHARES,
     GANGS,
+    PRIORITIES,
     RANGES,
     RESIZES,
     JobMaster,
@@ -76,6 +77,7 @@ WITH_DEVICES = WITH_CPUS | {DEVICES}
 WITH_DEVICE_STORM = frozenset({RESIZES, CPUS, DEVICES, DEVICE_STORM})
 WITH_DEVICE_SHARES = WITH_DEVICE_STORM | {DEVICE_SHARES}
 WITH_EARLY = WISHES | {EARLY}
+WITH_PRIORITIES = WISHES | {RANGES, PRIORITIES}
 
 LEAST = {"grants": 6, "ends": 6, "faults": 5, "batches": 300}
 """The least that a run must do to be meaningful."""

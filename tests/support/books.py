@@ -212,6 +212,7 @@ def everything() -> Changes:
         time_limit_ms=60_000,
         wait_timeout_ms=90_000,
         expected_run_time_ms=30_000,
+        priority=-7,
     )
     return Changes(
         jobs=[
@@ -223,6 +224,7 @@ def everything() -> Changes:
                     JobDependency("job-0"),
                     JobDependency("job-9", JobCondition.ANY),
                 ),
+                priority=11,
                 end_time_ms=5,
                 last_sequence=9,
                 trimmed_sequence=4,

@@ -171,7 +171,10 @@ class Runner:
 
         async def register() -> Job:
             job = self._cluster.job(
-                self._state.spec.name, group=self._state.spec.group, lease_s=self._lease_s
+                self._state.spec.name,
+                group=self._state.spec.group,
+                lease_s=self._lease_s,
+                priority=self._state.spec.priority,
             )
             return await stack.enter_async_context(job)
 

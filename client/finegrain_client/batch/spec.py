@@ -16,7 +16,7 @@ from typing import Any, Literal
 from finegrain.errors import InvalidArgument
 from finegrain.ids import check_text
 from finegrain.resources import MIB
-from finegrain_client.specs import RANGE_MAX, SlotSpec
+from finegrain_client.specs import RANGE_MAX, SlotSpec, check_priority
 
 RETRIES_MAX = 1_000
 OUTPUT_LIMIT_DEFAULT_BYTES = 16 * MIB
@@ -41,6 +41,7 @@ class BatchSpec:
             `restart_on_device_loss` are ignored: the request of a lost slot is always queued again.
         name: name for people to read, 1 to 200 printable characters.
         group: resource group; empty: "default".
+        priority: order of the batch within its group, -100 to 100; the highest is served first.
         env: the whole environment of the task. PATH and HOME have defaults.
         cwd: absolute working directory; empty: a scratch directory of the task.
         user: user that the command runs as; empty: the executor's task user.
@@ -79,6 +80,7 @@ class BatchSpec:
     straggler_factor: float = 2.0
     slots_max: int = 0
     output_limit_bytes: int = OUTPUT_LIMIT_DEFAULT_BYTES
+    priority: int = 0
 
     def __post_init__(self) -> None:
         # Store a tuple. So the caller cannot change the command later.
@@ -90,6 +92,7 @@ class BatchSpec:
             expected = "a slot spec without count, allocation_id and target_address"
             raise InvalidArgument("slot", self.slot, expected)
         check_text("name", self.name, longest=200)
+        check_priority("priority", self.priority)
         for name in self.env:
             if name.startswith(OWN_VARIABLES):
                 raise InvalidArgument("env", name, f"names that do not begin with {OWN_VARIABLES}")

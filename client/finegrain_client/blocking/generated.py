@@ -955,6 +955,7 @@ class Cluster(LoopOwner["AsyncCluster"]):
         detached: bool = False,
         after: Iterable[JobDependency | str] = (),
         labels: Mapping[str, str] | None = None,
+        priority: int = 0,
     ) -> Job:
         """Returns a new job. `with` registers it on entry and ends it on exit.
 
@@ -970,9 +971,10 @@ class Cluster(LoopOwner["AsyncCluster"]):
                 how the other job must end. The id of a job alone means that the job must succeed.
                 If a job ends in another way, this job ends, too (DEPENDENCY_FAILED).
             labels: labels of the job, which the rules of the groups can use.
+            priority: order of the job within its group, -100 to 100; the highest is served first.
 
         Raises:
-            InvalidArgument: the name, the lease or an id is not allowed.
+            InvalidArgument: the name, the lease, the priority or an id is not allowed.
         """
         return Job(
             self.loop,
@@ -984,6 +986,7 @@ class Cluster(LoopOwner["AsyncCluster"]):
                     detached=detached,
                     after=after,
                     labels=labels,
+                    priority=priority,
                 )
             ),
         )

@@ -158,7 +158,9 @@ class Runner:
         spec = self._file.spec
 
         async def register() -> Job:
-            job = self._cluster.job(spec.plan.name, group=spec.group, lease_s=self._lease_s)
+            job = self._cluster.job(
+                spec.plan.name, group=spec.group, lease_s=self._lease_s, priority=spec.priority
+            )
             return await stack.enter_async_context(job)
 
         job = await retry_until_answered(register, "registering the job")

@@ -13,6 +13,7 @@ from finegrain_client.graph.plan import Plan
 from finegrain_client.graph.plan_json import plan_from_json, plan_to_json
 from finegrain_client.graph.values import Exchange
 from finegrain_client.job.gangs import MEMBERS_MAX
+from finegrain_client.specs import check_priority
 
 NEIGHBOURS_MAX = 1_000
 """Maximum number of tasks with which one task exchanges data.
@@ -32,6 +33,7 @@ class GraphRunSpec:
         cwd: absolute path of the working directory of all tasks; empty: a scratch directory for
             each task.
         user: user that the tasks run as; empty: the executor's default.
+        priority: order of the job within its group, -100 to 100; the highest is served first.
     """
 
     plan: Plan
@@ -39,9 +41,11 @@ class GraphRunSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: str = ""
     user: str = ""
+    priority: int = 0
 
     def __post_init__(self) -> None:
         check_can_run(self.plan)
+        check_priority("priority", self.priority)
         if self.cwd and not Path(self.cwd).is_absolute():
             raise InvalidArgument("cwd", self.cwd, "an absolute path")
 
@@ -54,6 +58,7 @@ class GraphRunSpec:
                 "env": dict(self.env),
                 "cwd": self.cwd,
                 "user": self.user,
+                "priority": self.priority,
             }
         )
 
@@ -62,7 +67,12 @@ class GraphRunSpec:
         """Reads a value that `to_json` returned."""
         data = json.loads(text)
         return cls(
-            plan_from_json(data["plan"]), data["group"], data["env"], data["cwd"], data["user"]
+            plan_from_json(data["plan"]),
+            data["group"],
+            data["env"],
+            data["cwd"],
+            data["user"],
+            data.get("priority", 0),  # absent in state files of earlier versions
         )
 
 

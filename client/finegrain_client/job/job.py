@@ -73,6 +73,7 @@ class Job:
         job_id: str = "",
         after: Sequence[JobDependency] = (),
         labels: Mapping[str, str] | None = None,
+        priority: int = 0,
     ) -> None:
         self._attached = bool(job_id)
         self._context = JobContext(connection, job_id or new_id(), registered=self._attached)
@@ -85,6 +86,7 @@ class Job:
         self.detached = detached
         self._after = tuple(after)
         self._labels = dict(labels or {})
+        self._priority = priority
         self._failed = False
 
     def __repr__(self) -> str:
@@ -412,6 +414,7 @@ class Job:
             lease=None if self.detached else duration(self.lease_s),
             detached=self.detached,
             labels=self._labels,
+            priority=self._priority,
             depends_on=[
                 rm.JobDependency(
                     job_id=each.job_id,

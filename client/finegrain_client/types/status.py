@@ -128,6 +128,7 @@ class RequestStatus(Value):
     time_limit_s: float | None = None  # longest time of a slot in seconds; None: no limit
     expected_run_time_s: float | None = None  # hint for the scheduler; None: there is no hint
     wait_timeout_s: float | None = None  # longest wait for a slot in seconds; None: no limit
+    priority: int = 0  # order within the job; the highest comes first
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +249,7 @@ class JobStatus(Value):
     outcome: JobOutcome | None = None  # None: the job has not ended
     depends_on: tuple[JobDependency, ...] = ()  # jobs that must end before the job gets slots
     awaited_job_ids: tuple[str, ...] = ()  # the jobs of `depends_on` that have not ended
+    priority: int = 0  # order within the group; the highest comes first
 
 
 @dataclass(frozen=True, slots=True)

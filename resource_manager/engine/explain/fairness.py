@@ -136,19 +136,21 @@ def _step(tree: FlowTree, parent: Flow, flow: Flow, jobs: Mapping[str, Job], uni
     compared = _compared(tree, flow, jobs)
     ahead = tuple(_compared(tree, each, jobs) for _, each in first)
     follower = _compared(tree, next_after[1], jobs) if next_after is not None else None
+    if first and first[0][0][:2] != own[:2] and own[0] and first[0][0][0]:
+        summary = (
+            f"{_after(compared, ahead[0], len(before))}: jobs with priority {-first[0][0][1]} come"
+            f" before jobs with priority {-own[1]} in their group"
+        )
+    else:
+        place = parent.name, len(before), len(others) + 1
+        summary = _sentence(compared, place, ahead[0] if ahead else None, follower, unit)
     return Step(
         group=parent.name,
         flow=compared,
         position=len(before) + 1,
         backlogged=len(others) + 1,
         ahead=ahead,
-        summary=_sentence(
-            compared,
-            (parent.name, len(before), len(others) + 1),
-            ahead[0] if ahead else None,
-            follower,
-            unit,
-        ),
+        summary=summary,
     )
 
 
@@ -197,12 +199,16 @@ def _sentence(
             where = f"one of group {group}" if group else "group"
             order = f"{flow.title} is the only {where} with queued requests"
     else:
-        more = f" and {before - 1} more" if before > 1 else ""
-        order = f"{flow.title} is served after {first.title}{more}"
+        order = _after(flow, first, before)
     other = first or next_after
     against = f", against {_against_text(flow, other)}" if other is not None else ""
     where = f"; it is number {before + 1} of {backlogged} with queued requests" if before else ""
     return f"{order}: {_own_text(flow, other, unit)}{against}{where}"
+
+
+def _after(flow: ComparedFlow, first: ComparedFlow, before: int) -> str:
+    more = f" and {before - 1} more" if before > 1 else ""
+    return f"{flow.title} is served after {first.title}{more}"
 
 
 def _own_text(flow: ComparedFlow, other: ComparedFlow | None, unit: str) -> str:

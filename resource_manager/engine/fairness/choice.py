@@ -100,16 +100,22 @@ class SharesSince:
             self._served.clear()
         flow = tree.jobs[job_id]
         while flow.parent is not None:
-            times, sums = self._served_below(flow.parent)
-            # The times are negated and ascending, so the bisection selects the flows that were
-            # served at `since_ms` or later.
-            used, weight = sums[bisect_right(times, -since_ms)]
-            # Compare the key with used / weight without a division. If no flow was selected, both
-            # sums are 0, and the flow counts as owed.
-            if tree.key(flow) * weight > used * (1 + ROUNDED):
+            by_priority = _owed_by_priority(flow, since_ms)
+            if by_priority is False:
+                return False
+            if by_priority is None and not self._is_owed_by_usage(flow, flow.parent, since_ms):
                 return False
             flow = flow.parent
         return True
+
+    def _is_owed_by_usage(self, flow: Flow, parent: Flow, since_ms: int) -> bool:
+        times, sums = self._served_below(parent)
+        # The times are negated and ascending, so the bisection selects the flows that were served
+        # at `since_ms` or later.
+        used, weight = sums[bisect_right(times, -since_ms)]
+        # Compare the key with used / weight without a division. If no flow was selected, both sums
+        # are 0, and the flow counts as owed.
+        return not self._tree.key(flow) * weight > used * (1 + ROUNDED)
 
     def _served_below(self, parent: Flow) -> tuple[list[int], list[tuple[float, float]]]:
         """Returns two lists. The first contains the times at which the waiting children were last
@@ -129,3 +135,24 @@ class SharesSince:
             known = [each[0] for each in served], list(zip(used, weight, strict=True))
             self._served[parent] = known
         return known
+
+
+def _owed_by_priority(flow: Flow, since_ms: int) -> bool | None:
+    """Returns whether a job may claim capacity because of its priority. True: jobs with a lower
+    priority were served since `since_ms`. False: jobs with a higher priority were served, which
+    come first anyway. None: usage decides.
+    """
+    siblings = flow.parent.children if flow.parent is not None else None
+    if siblings is None or flow.children is not None or len(siblings.levels) == 1:
+        return None
+    served = [
+        each.priority
+        for each in siblings.by_id.values()
+        if each.children is None
+        and each.waiting
+        and each.served_ms is not None
+        and each.served_ms >= since_ms
+    ]
+    if any(priority > flow.priority for priority in served):
+        return False
+    return True if any(priority < flow.priority for priority in served) else None

@@ -165,18 +165,20 @@ class FlowTree:
         self._mark(flow)
         return flow
 
-    def add_job(self, job_id: str, group: str, owner: str = "") -> Flow:
+    def add_job(self, job_id: str, group: str, owner: str = "", *, priority: int = 0) -> Flow:
         """Adds a job to a group.
 
         Args:
             job_id: the id of the job.
             group: the name of the group.
             owner: the identity that owns the job.
+            priority: the order of the job within its group.
 
         Raises:
             KeyError: no group has the name `group`.
         """
         flow = self.jobs[job_id] = self._add(JOB + job_id, job_id, self.groups[group])
+        flow.priority = priority
         self.users.add_job(owner, flow)
         return flow
 
@@ -488,8 +490,10 @@ class FlowTree:
         """
         # Most flows have no minimum, which counts as reached.
         if flow.minimum and (reached := fulfilment(flow.used, flow.running, flow.minimum)) < 1:
-            return False, reached, flow.tie
-        return True, self.key(flow), flow.tie
+            return False, 0, reached, flow.tie
+        siblings = flow.parent.children if flow.parent is not None else None
+        level = siblings.level_of(flow) if siblings is not None else 0
+        return True, level, self.key(flow), flow.tie
 
     def first_job(self) -> Flow | None:
         """Returns the job that is served next; None: no job is active. From the root down, the
@@ -554,7 +558,7 @@ class FlowTree:
         if parent is None or parent.children is None:
             return
         siblings = parent.children
-        first = siblings.least()
+        first = siblings.least(flow)
         # The level does not include the lookahead, because the sibling has not used this amount
         # yet.
         if first is not None:

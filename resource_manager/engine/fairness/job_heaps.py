@@ -65,8 +65,12 @@ class JobHeaps:
         flow, sort_key = job, self._tree.sort_key
         while flow.parent is not None:
             heap = self._heaps[flow.parent]
+            siblings = flow.parent.children
             if flow.active:
                 heapq.heapreplace(heap, (sort_key(flow), flow))
+            elif siblings is not None and not siblings.has_level_of(flow):
+                # Jobs with a lower priority come next now, so groups get other keys.
+                del self._heaps[flow.parent]
             else:
                 heapq.heappop(heap)
             flow = flow.parent
@@ -107,4 +111,7 @@ def _lead(first: SortKey, second: SortKey, step: float) -> float:
     # costs.
     if not first[0]:
         return 0
-    return ceil((second[1] - first[1]) / step - ROUNDED) if step else inf
+    # A job with a lower priority comes first only when all jobs with a higher priority are served.
+    if first[1] != second[1]:
+        return inf
+    return ceil((second[2] - first[2]) / step - ROUNDED) if step else inf

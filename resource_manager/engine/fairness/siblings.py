@@ -2,14 +2,19 @@
 
 A group has two kinetic tournaments over its active children. The first tournament contains the
 children below their guaranteed minimum, ordered by the reached part of the minimum. These children
-come before all other children. The second tournament contains all other children, ordered by
-virtual time (see `flows.py`). If a child changes, it is only marked as *stale*. The next read of
-the order updates the tournaments.
+come before all other children. The second tournament contains all other groups, ordered by virtual
+time (see `flows.py`). If a child changes, it is only marked as *stale*. The next read of the order
+updates the tournaments.
+
+Jobs have a tournament for each priority, also ordered by virtual time. Only the jobs with the
+highest priority take part in the order. All other jobs of the group are skipped until no job with a
+higher priority is active. So a priority changes which job of a group is served, but not how often
+the group or another group is served.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from math import inf
 
@@ -18,12 +23,14 @@ from resource_manager.engine.fairness.clock import Clock, Rescaling
 from resource_manager.engine.fairness.quotas import fulfilment
 from resource_manager.engine.fairness.tournament import Entry, Tournament
 
-SortKey = tuple[bool, float, tuple[int, str]]
-"""The key that orders siblings. The flow with the lowest key comes first. The key has three parts:
+SortKey = tuple[bool, int, float, tuple[int, str]]
+"""The key that orders siblings. The flow with the lowest key comes first. The key has four parts:
 
 1. True if the minimum is reached.
-2. The virtual time if the minimum is reached, otherwise the reached part of the minimum.
-3. The tie breaker of the flow.
+2. For a job, its negative priority. For a group, that of the active sibling job with the highest
+   priority.
+3. The virtual time if the minimum is reached, otherwise the reached part of the minimum.
+4. The tie breaker of the flow.
 """
 
 
@@ -64,6 +71,7 @@ class Flow(Entry):
         below_minimum: True if the flow is in the tournament of children below their minimum.
         paused: True: the flow must be in no tournament, even if its children are active.
         changed: True if the flow's usage has changed since it was last stored.
+        priority: the order of a job within its group, the highest first; 0 for groups.
         owner: the identity that owns the job.
         user: the flow of the owner, if the owner has a maximum; see `users.py`.
     """
@@ -91,6 +99,7 @@ class Flow(Entry):
     paused: bool = False
     changed: bool = False
     # The next fields are only for jobs.
+    priority: int = 0
     owner: str = ""
     user: Flow | None = None
 
@@ -140,7 +149,8 @@ class Siblings:
 
     Attributes:
         by_id: all children, by id.
-        fair: the active children that have reached their minimum, by virtual time.
+        fair: the active groups that have reached their minimum, by virtual time.
+        levels: for each priority, the active jobs with this priority, by virtual time.
         below_minimum: the active children below their minimum, by the reached part of the minimum.
         last_served: the usage per weight (scaled) of the child that was served last, at the time
             when this child was served.
@@ -154,12 +164,14 @@ class Siblings:
         "by_id",
         "fair",
         "last_served",
+        "levels",
     )
 
     def __init__(self, clock: Clock, lookahead_s: float) -> None:
         self.by_id: dict[str, Flow] = {}
         self.fair: Tournament[Flow] = Tournament()
         self.below_minimum: Tournament[Flow] = Tournament()
+        self.levels: dict[int, Tournament[Flow]] = {0: Tournament()}
         self.last_served = 0.0
         self._clock = clock
         self._lookahead_s = lookahead_s
@@ -169,8 +181,13 @@ class Siblings:
         """Returns the child that is served next; None: no child is active."""
         if self._stale:
             self.freshen()
-        tournament = self.below_minimum if self.below_minimum.count else self.fair
-        return tournament.least(self._clock.tau)
+        tau = self._clock.tau
+        if self.below_minimum.count:
+            return self.below_minimum.least(tau)
+        top = self._top()
+        if top is None or not self.fair.count:
+            return (top if top is not None else self.fair).least(tau)
+        return min(_present(self.fair.least(tau), top.least(tau)), key=_order_at(tau))
 
     def second(self) -> Flow | None:
         """Returns the child that comes second in order; None: fewer than two children are
@@ -178,21 +195,59 @@ class Siblings:
         """
         if self._stale:
             self.freshen()
-        tau = self._clock.tau
-        if not self.below_minimum.count:
-            return self.fair.runner_up(tau)
-        # If only one child is below its minimum, the second child in order is the first child of
-        # `fair`.
-        return self.below_minimum.runner_up(tau) or self.fair.least(tau)
+        tau, top = self._clock.tau, self._top()
+        if self.below_minimum.count > 1:
+            return self.below_minimum.runner_up(tau)
+        # If only one child is below its minimum, the second child in order is the first of all
+        # other children.
+        at = 0 if self.below_minimum.count else 1
+        if not self.fair.count or top is None:
+            only = top if top is not None else self.fair
+            return only.runner_up(tau) if at else only.least(tau)
+        found = [self.fair.least(tau), self.fair.runner_up(tau), top.least(tau), top.runner_up(tau)]
+        return sorted(_present(*found), key=_order_at(tau))[at]
 
-    def least(self) -> Flow | None:
+    def least(self, flow: Flow) -> Flow | None:
         """Returns the child with the lowest virtual time, of the children that have reached their
-        minimum.
+        minimum. For a job, jobs with another priority are left out, unless there is no other child.
         """
         if self._stale:
             self.freshen()
+        tau = self._clock.tau
+        own = self.levels.get(flow.priority) if flow.children is None else None
+        level = own if own is not None and (own.count or len(self.levels) == 1) else self._top()
         # Leave out children below their minimum, because they are not ordered by usage.
-        return self.fair.least(self._clock.tau) if self.fair.count else None
+        groups = self.fair
+        if level is None or not groups.count:
+            level = groups if level is None else level
+            return level.least(tau) if level.count else None
+        return min(_present(groups.least(tau), level.least(tau)), key=_order_at(tau))
+
+    def level_of(self, flow: Flow) -> int:
+        """Returns the second part of the sort key of a child; see `SortKey`."""
+        if flow.children is None:
+            return -flow.priority
+        # No job of the group has a priority.
+        if len(self.levels) == 1:
+            return 0
+        if self._stale:
+            self.freshen()
+        return -max((each for each, among in self.levels.items() if among.count), default=0)
+
+    def has_level_of(self, flow: Flow) -> bool:
+        """Returns False if a child was the last active job with its priority, and other active jobs
+        have another priority.
+        """
+        if flow.children is not None or len(self.levels) < 2:
+            return True
+        if self._stale:
+            self.freshen()
+        return self.levels[flow.priority].count > 0 or self._top() is None
+
+    def seated(self) -> int:
+        """Returns the number of children in tournaments."""
+        levels = sum(among.count for among in self.levels.values())
+        return self.fair.count + self.below_minimum.count + levels
 
     def changed(self, flow: Flow) -> None:
         """Marks a flow as stale if the flow is in a tournament, or must be added to a
@@ -212,10 +267,14 @@ class Siblings:
             reached = fulfilment(flow.used, flow.running, flow.minimum) if flow.minimum else inf
             below_minimum = reached < 1
             active = flow.active and not flow.paused
+            others = self.fair
+            if flow.children is None:
+                level = self.levels.get(flow.priority)
+                others = level if level is not None else self._new_level(flow.priority)
             # The flow leaves its tournament if it is inactive now, or belongs to the other
             # tournament.
             if seated and (not active or below_minimum != flow.below_minimum):
-                (self.below_minimum if flow.below_minimum else self.fair).unseat(flow, tau)
+                (self.below_minimum if flow.below_minimum else others).unseat(flow, tau)
                 seated = False
             if not active:
                 continue
@@ -225,7 +284,7 @@ class Siblings:
             else:
                 self._draw(flow)
             flow.below_minimum = below_minimum
-            tournament = self.below_minimum if below_minimum else self.fair
+            tournament = self.below_minimum if below_minimum else others
             if seated:
                 tournament.moved(flow, tau)
             else:
@@ -242,9 +301,24 @@ class Siblings:
             if flow.seat >= 0 and not flow.below_minimum:
                 self._draw(flow)
         self.last_served *= rescaling.factor
-        # Both tournaments are built again, because the times in them count from the old landmark.
-        self.fair.rebuild(self._clock.tau)
-        self.below_minimum.rebuild(self._clock.tau)
+        # All tournaments are built again, because the times in them count from the old landmark.
+        for tournament in (self.fair, self.below_minimum, *self.levels.values()):
+            tournament.rebuild(self._clock.tau)
+
+    def _new_level(self, priority: int) -> Tournament[Flow]:
+        level = self.levels[priority] = Tournament()
+        return level
+
+    def _top(self) -> Tournament[Flow] | None:
+        """Returns the tournament of the active jobs with the highest priority; None: no job is
+        active.
+        """
+        levels = self.levels
+        if len(levels) == 1:
+            (level,) = levels.values()
+            return level if level.count else None
+        highest = max((each for each, among in levels.items() if among.count), default=None)
+        return levels[highest] if highest is not None else None
 
     def _draw(self, flow: Flow) -> None:
         """Sets the line `level + slope * tau` of a flow's virtual time.
@@ -256,3 +330,12 @@ class Siblings:
         level = flow.service - rate * flow.since + flow.raised + lookahead * rate
         flow.level = level / flow.weight
         flow.slope = rate * (1.0 + lookahead * self._clock.bend) / flow.weight
+
+
+def _present(*flows: Flow | None) -> list[Flow]:
+    return [flow for flow in flows if flow is not None]
+
+
+def _order_at(tau: float) -> Callable[[Flow], tuple[float, tuple[int, str]]]:
+    """Returns the function that orders flows of different tournaments."""
+    return lambda flow: (flow.at(tau), flow.tie)

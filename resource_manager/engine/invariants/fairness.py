@@ -98,7 +98,7 @@ def _children(flows: FlowTree, flow: Flow) -> Iterator[Finding]:
     first = flow.children.first() if flow.children is not None else None
     if (first is None) != (not active):
         yield f"{flow.id} has {first} as its first child, but {active} active children"
-    seated = flow.children.fair.count + flow.children.below_minimum.count
+    seated = flow.children.seated()
     if seated != active:
         yield f"{flow.id}: {seated} children take part in the order, but {active} are active"
 
@@ -112,14 +112,19 @@ def _order(flows: FlowTree, flow: Flow, child: Flow) -> Iterator[str]:
         yield f"{child.id} is active: {child.active}, takes part in the order: {child.seat >= 0}"
     if first is None or not child.active:
         return
-    reached, virtual_time, _ = flows.sort_key(child)
+    reached, level, virtual_time, _ = flows.sort_key(child)
     below_minimum = not reached
     if below_minimum != child.below_minimum or below_minimum > first.below_minimum:
         yield f"{flow.id} has {first} first, but {child} is below its minimum: {below_minimum}"
     # A flow below its minimum and a flow above its minimum cannot be compared by virtual time.
     if below_minimum != first.below_minimum:
         return
-    least = flows.sort_key(first)[1]
+    _, first_level, least, _ = flows.sort_key(first)
+    if level < first_level:
+        yield f"{flow.id} has {first} first, but {child} has a higher priority"
+    # Jobs with different priorities are not compared by virtual time.
+    if level != first_level:
+        return
     # The numbers are equal up to rounding, because sums of floats depend on the order of the
     # addends.
     if least > virtual_time and not isclose(least, virtual_time, rel_tol=CLOSE, abs_tol=CLOSE):

@@ -87,8 +87,8 @@ def _job_queue(
     if places.count(True) != 1:
         yield f"{title} is active, inactive, blocked by a quota: {places}; expected one"
     # The position may be before the first number of the queue, but never after it.
-    if job_queue.position != INACTIVE and job_queue.position > job_queue.numbers.first:
-        first = job_queue.numbers.first
+    if job_queue.position != INACTIVE and job_queue.position > job_queue.place:
+        first = job_queue.place
         yield f"{title} has the position {job_queue.position}, after its first request {first}"
     # It is enough to check one request of each interval, because all requests of an interval are
     # equal.

@@ -77,9 +77,10 @@ def register_job(state: State, event: JobRegistered) -> Job:
         arrival_number=state.numbers.next_arrival(),
         create_time_ms=state.journal.at.time_ms,
         depends_on=event.depends_on,
+        priority=event.priority,
     )
     state.jobs[job.job_id] = job
-    state.flows.add_job(job.job_id, job.group, job.owner)
+    state.flows.add_job(job.job_id, job.group, job.owner, priority=job.priority)
     state.live_jobs += 1
     _renew(state.timers, job, state.journal.now_ms)
     state.changes.job(job)
@@ -294,4 +295,5 @@ def _same(job: Job, event: JobRegistered) -> bool:
         and job.owner == event.owner
         and job.request_id_sha256 == event.request_id_sha256
         and job.depends_on == event.depends_on
+        and job.priority == event.priority
     )

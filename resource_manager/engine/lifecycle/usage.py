@@ -47,7 +47,7 @@ class UsageAccounting:
             )
         for job in self.jobs.values():
             if is_live(job):
-                flows.add_job(job.job_id, job.group, job.owner)
+                flows.add_job(job.job_id, job.group, job.owner, priority=job.priority)
 
     def adopt(
         self,

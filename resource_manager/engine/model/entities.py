@@ -82,6 +82,7 @@ class RequestSpec:
     expected_run_time_ms: int | None = None
     # longest time that the request may wait for a slot; None: it waits indefinitely
     wait_timeout_ms: int | None = None
+    priority: int = 0  # order within the job; the highest comes first
 
 
 class GangState(StrEnum):
@@ -105,7 +106,7 @@ class GangSpec:
     timeout_ms: int | None = None  # None: the gang waits indefinitely
 
 
-EQUAL_IN_GANG = ("restart_on_loss", "restart_on_device_loss")
+EQUAL_IN_GANG = ("restart_on_loss", "restart_on_device_loss", "priority")
 """Attributes of requests, and fields of their messages, that all members of a gang must share."""
 
 
@@ -234,6 +235,7 @@ class Job:
     outcome: JobOutcome | None = None  # None: the job has not ended
     # jobs that must end before this job gets its first slot; jobs that have ended are included
     depends_on: tuple[JobDependency, ...] = ()
+    priority: int = 0  # order within the group; the highest comes first
     last_sequence: int = 0  # sequence number of the last event in the job's log
     trimmed_sequence: int = 0  # events up to this number were deleted
     specified: bool | None = (

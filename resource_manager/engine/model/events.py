@@ -48,6 +48,7 @@ class JobRegistered:
     request_id_sha256: str
     depends_on: tuple[JobDependency, ...] = ()
     labels: tuple[tuple[str, str], ...] = ()  # for the rules of groups
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,6 +108,45 @@ def scheduling_key(spec: RequestSpec) -> SchedulingKey:
     return spec.profile, spec.required_labels, cpus
 
 
+class Lane(NamedTuple):
+    """The attributes of requests that divide a scheduling class, although they do not matter for
+    the choice of a host.
+
+    Attributes:
+        priority: the order within the job, the highest first.
+    """
+
+    priority: int = 0
+
+
+DEFAULT_LANE = Lane()
+
+WaitingKey = tuple[SchedulingKey, Lane]
+"""The key of a scheduling class: requests with equal keys wait together."""
+
+
+def waiting_key(spec: RequestSpec) -> WaitingKey:
+    """Returns the key of the scheduling class in which a request waits."""
+    lane = Lane(spec.priority) if spec.priority else DEFAULT_LANE
+    return scheduling_key(spec), lane
+
+
+PRIORITY_STEP = 1 << 48
+"""The distance between the places of two priorities. It is larger than every arrival number."""
+
+
+def place_of(number: int, priority: int) -> int:
+    """Returns the place of a request or item in its job. The lowest place is served first: first by
+    priority, then by arrival number. With priority 0, the place is the arrival number.
+    """
+    return number - priority * PRIORITY_STEP
+
+
+def number_at(place: int) -> int:
+    """Returns the arrival number of a place: the inverse of `place_of`."""
+    return place % PRIORITY_STEP
+
+
 def is_topology_constrained(profile: ResourceProfile | None, cpus: CpuKey | None) -> bool:
     """Returns True if amounts alone are not sufficient to decide whether a host can serve the
     request.

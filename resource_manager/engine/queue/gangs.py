@@ -205,6 +205,7 @@ class GangLedger:
                 labels=tuple(sorted(labels)),
                 required_labels=frozenset(member.labels for member in kind.member_requests),
                 count=len(members),
+                priority=members[0].spec.priority,
             )
         )
 

@@ -2,8 +2,8 @@
 
 Each item belongs to a job and has an arrival number, like a request. If an item does not fit, it is
 blocked until a host that could serve it has more room. Then the next pass tries the item again.
-Within a pass, items are sorted by the order of their jobs in the fairness tree, then by arrival
-number (`ItemOrder`).
+Within a pass, items are sorted by the order of their jobs in the fairness tree, then by priority
+and arrival number (`ItemOrder`).
 """
 
 from __future__ import annotations
@@ -16,17 +16,15 @@ from enum import StrEnum
 from typing import TypeVar
 
 from resource_manager.engine.fairness.flows import Flow, FlowTree, SortKey
-from resource_manager.engine.model.scheduling_key import Labels
+from resource_manager.engine.model.scheduling_key import Labels, number_at, place_of
+from resource_manager.engine.queue.scheduling_classes import ALL_JOBS
 from resource_manager.engine.queue.starvation import StarvationClocks
 
 OrderKey = tuple[SortKey, ...]
 """The key by which jobs are sorted, the lowest first; see `fairness.choice.order_key_of`."""
 
 Rank = tuple[OrderKey, int]
-"""The sort key of an item: first the key of its job, then its arrival number."""
-
-_ALL_JOBS = ""
-"""If items are tried in order of arrival, this replaces the id of the job."""
+"""The sort key of an item: first the key of its job, then its place in the job (`place_of`)."""
 
 
 class ItemOrder:
@@ -50,8 +48,7 @@ class ItemOrder:
     def __init__(self, tree: FlowTree | None) -> None:
         self._tree = tree
         self._jobs: dict[int, str] = {}  # the id of the job, by the item's arrival number
-        # For each job, a heap of arrival numbers. The number of a removed item stays until it is at
-        # the top.
+        # For each job, a heap of places. The place of a removed item stays until it is at the top.
         self._by_job: dict[str, list[int]] = {}
         # For each group, a heap of its children. The key of a child may be outdated.
         self._below: dict[Flow, list[tuple[SortKey, Flow]]] = {}
@@ -62,13 +59,14 @@ class ItemOrder:
     def __contains__(self, number: int) -> bool:
         return number in self._jobs
 
-    def add(self, number: int, job_id: str) -> None:
+    def add(self, number: int, job_id: str, priority: int = 0) -> None:
         """Adds an item. The caller must call `refresh` before it calls `first`."""
-        if not self._jobs:  # the last pass has ended, so drop its outdated numbers
+        if not self._jobs:  # the last pass has ended, so drop its outdated places
             self._by_job.clear()
         self._jobs[number] = job_id
-        owner = job_id if self._tree is not None else _ALL_JOBS
-        heapq.heappush(self._by_job.setdefault(owner, []), number)
+        owner = job_id if self._tree is not None else ALL_JOBS
+        place = place_of(number, priority) if self._tree is not None else number
+        heapq.heappush(self._by_job.setdefault(owner, []), place)
 
     def discard(self, number: int) -> None:
         """Removes the item with this arrival number, if it is in the pass."""
@@ -102,16 +100,16 @@ class ItemOrder:
         """Returns the rank of the first item; None: no item is left."""
         if self._tree is not None:
             return self._first_below(self._tree, self._tree.root)
-        number = self._first_of(_ALL_JOBS)
-        return None if number is None else ((), number)
+        place = self._first_of(ALL_JOBS)
+        return None if place is None else ((), place)
 
     def _first_below(self, tree: FlowTree, flow: Flow) -> Rank | None:
         """Returns the rank of the first item of a job, or of all jobs in a group. The rank contains
         only the keys of the levels below `flow`. None: no item is left.
         """
         if flow.children is None:
-            number = self._first_of(flow.name)
-            return None if number is None else ((), number)
+            place = self._first_of(flow.name)
+            return None if place is None else ((), place)
         heap = self._below.get(flow, [])
         while heap:
             known, child = heap[0]
@@ -124,11 +122,11 @@ class ItemOrder:
         return None
 
     def _first_of(self, job_id: str) -> int | None:
-        """Returns the arrival number of the oldest item of a job; None: the job has no item."""
-        numbers = self._by_job.get(job_id, [])
-        while numbers and numbers[0] not in self._jobs:
-            heapq.heappop(numbers)
-        return numbers[0] if numbers else None
+        """Returns the place of the first item of a job; None: the job has no item."""
+        places = self._by_job.get(job_id, [])
+        while places and number_at(places[0]) not in self._jobs:
+            heapq.heappop(places)
+        return places[0] if places else None
 
 
 class Kind(StrEnum):
@@ -153,6 +151,7 @@ class NonBatchable:
         labels: the labels that all members of the gang require.
         required_labels: each set of labels that members of the gang require.
         count: the number of members of the gang; 1 for a resize.
+        priority: the priority of the gang's members; 0 for a resize.
     """
 
     arrival_number: int
@@ -164,6 +163,12 @@ class NonBatchable:
     labels: Labels = ()
     required_labels: frozenset[Labels] = frozenset()
     count: int = 1
+    priority: int = 0
+
+    @property
+    def place(self) -> int:
+        """The place of the item in its job; see `place_of`."""
+        return place_of(self.arrival_number, self.priority)
 
 
 class NonBatchables:
@@ -324,7 +329,8 @@ class NonBatchables:
     def begin_pass(self) -> None:
         """Begins the next pass."""
         for number in self._for_next_pass:
-            self.in_pass.add(number, self._all[number].job_id)
+            item = self._all[number]
+            self.in_pass.add(number, item.job_id, item.priority)
         self._for_next_pass.clear()
         self.order()
 
@@ -336,11 +342,11 @@ class NonBatchables:
         self.in_pass.refresh()
 
     def until(self, job_id: str = "") -> int | None:
-        """Returns the arrival number of the next item of this pass, if the item belongs to this
-        job. An empty `job_id` means any job. Otherwise returns None.
+        """Returns the place of the next item of this pass, if the item belongs to this job. An
+        empty `job_id` means any job. Otherwise returns None.
         """
         first = self.in_pass.first()
-        if first is None or (job_id and self._all[first[1]].job_id != job_id):
+        if first is None or (job_id and self._all[number_at(first[1])].job_id != job_id):
             return None
         return first[1]
 
@@ -352,8 +358,9 @@ class NonBatchables:
         first = self.in_pass.first()
         if first is None or (rank is not None and first > rank):
             return None
-        self.in_pass.discard(first[1])
-        return self._all[first[1]]
+        number = number_at(first[1])
+        self.in_pass.discard(number)
+        return self._all[number]
 
     def problems(self) -> list[str]:
         """Returns a sentence for each inconsistency; empty: there is no inconsistency."""

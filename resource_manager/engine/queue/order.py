@@ -1,7 +1,8 @@
 """Chooses the job queue that is served next, and how many of its requests are placed together.
 
-The fairness tree chooses the job. Of the active queues of this job, the queue with the oldest
-request comes first. If there is no tree, requests are served in order of arrival.
+The fairness tree chooses the job. Of the active queues of this job, the queue with the highest
+priority comes first, and of these the queue with the oldest request. If there is no tree, requests
+are served in order of arrival, and priorities have no effect.
 
 `ClassPass` sorts the scheduling classes of a pass by their oldest requests.
 """
@@ -15,8 +16,14 @@ from math import inf
 from finegrain.errors import InvariantBroken
 from resource_manager.engine.fairness.choice import RUN_PART, order_key_of, run_length
 from resource_manager.engine.fairness.flows import Flow, FlowTree
+from resource_manager.engine.model.scheduling_key import PRIORITY_STEP
 from resource_manager.engine.queue.non_batchable import NonBatchable, NonBatchables, Rank
-from resource_manager.engine.queue.scheduling_classes import ActiveQueues, JobQueue, SchedulingClass
+from resource_manager.engine.queue.scheduling_classes import (
+    ALL_JOBS,
+    ActiveQueues,
+    JobQueue,
+    SchedulingClass,
+)
 
 
 class ClassPass:
@@ -101,9 +108,6 @@ TOGETHER_MAX = 1_024
 the search shows how many of them fit. So the limit avoids useless lookups.
 """
 
-_ALL_JOBS = ""
-"""Stands for the id of the job if requests are served in order of arrival."""
-
 
 class ServiceOrder:
     """The active job queues of each job, with the non-batchable items.
@@ -135,7 +139,7 @@ class ServiceOrder:
         """Returns the collection of the job's active queues. Creates the collection if it does not
         exist. If requests are served in order of arrival, all jobs share one collection.
         """
-        owner = job_id if self._tree is not None else _ALL_JOBS
+        owner = job_id if self._tree is not None else ALL_JOBS
         among = self._by_job.get(owner)
         if among is None:
             among = self._by_job[owner] = ActiveQueues(owner)
@@ -173,7 +177,7 @@ class ServiceOrder:
         if self._closed:
             return None
         if self._tree is None:
-            job_queues = self._by_job.get(_ALL_JOBS)
+            job_queues = self._by_job.get(ALL_JOBS)
         else:
             job = self._tree.first_job()
             # A job is active in the tree only while it has an active queue, so `_by_job` contains
@@ -239,6 +243,9 @@ class ServiceOrder:
         if self.non_batchables.in_pass:
             item = self.non_batchables.until(job_queue.job_id if self._tree is not None else "")
             until = item if until is None or (item is not None and item < until) else until
+        if until is not None:
+            # The number that a request of this queue would have at that place.
+            until += job_queue.priority * PRIORITY_STEP
         found: list[int] = []
         for start, end in job_queue.numbers.peek(count):
             if until is not None and end > until:

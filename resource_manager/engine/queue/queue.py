@@ -1,11 +1,12 @@
 """Keeps all pending requests and items, and decides which request or item is tried next.
 
-Equal requests form a *scheduling class*. The requests of one job in a class form a *job queue*. The
-scheduler tries classes in *passes*. A pass searches once for each class for a host with room, and
-may last for several decisions. If no host has room for a class, the class is blocked until a host
-with its labels has more room. If several classes have room, `order.py` chooses the job queue that
-is served next. A job queue is inactive while its class is blocked or a quota blocks the queue. The
-other queues of the job are still served. A pass also tries gangs and resizes (`non_batchable.py`).
+Equal requests form a *scheduling class*. The requests of one job in a class form a *job queue*.
+Requests with different priorities are in different classes. The scheduler tries classes in
+*passes*. A pass searches once for each class for a host with room, and may last for several
+decisions. If no host has room for a class, the class is blocked until a host with its labels has
+more room. If several classes have room, `order.py` chooses the job queue that is served next. A job
+queue is inactive while its class is blocked or a quota blocks the queue. The other queues of the
+job are still served. A pass also tries gangs and resizes (`non_batchable.py`).
 
 Example: one host has 3 free cpus, and two jobs with equal weight have run nothing yet.
 
@@ -29,14 +30,17 @@ from finegrain.errors import InvariantBroken
 from resource_manager.engine.fairness.flows import FlowTree
 from resource_manager.engine.model.entities import Request, RequestSpec, Slot
 from resource_manager.engine.model.scheduling_key import (
+    DEFAULT_LANE,
     Labels,
     SchedulingKey,
-    scheduling_key,
+    WaitingKey,
+    waiting_key,
 )
 from resource_manager.engine.queue.blocked import QuotaBlocked
 from resource_manager.engine.queue.non_batchable import Kind, NonBatchable
 from resource_manager.engine.queue.order import ClassPass, ServiceOrder
 from resource_manager.engine.queue.scheduling_classes import (
+    ALL_JOBS,
     INACTIVE,
     JobQueue,
     KnownClasses,
@@ -114,7 +118,7 @@ class WaitingQueue:
 
     def is_pending(self, scheduling_class: SchedulingClass) -> bool:
         """Returns True if the class has pending requests."""
-        return self._known.waited_with.get(scheduling_class.key) is scheduling_class
+        return self._known.waited_with.get(scheduling_class.waiting_key) is scheduling_class
 
     def job_queues(self) -> list[JobQueue]:
         """Returns all job queues, class by class."""
@@ -126,17 +130,19 @@ class WaitingQueue:
 
     def class_of(self, spec: RequestSpec) -> SchedulingClass:
         """Returns the class of a request. The class may have no pending requests."""
-        return self._known.of(scheduling_key(spec))
+        return self._known.of(waiting_key(spec))
 
     def class_for(self, key: SchedulingKey) -> SchedulingClass:
-        """Returns the class with this key. The class may have no pending requests."""
-        return self._known.of(key)
+        """Returns the class with this key in the default lane. The class may have no pending
+        requests.
+        """
+        return self._known.of((key, DEFAULT_LANE))
 
     def new_classes(self, job_id: str, specs: Iterable[RequestSpec]) -> int:
         """Returns the number of classes of these specs in which the job has no pending request
         yet.
         """
-        keys = {scheduling_key(spec) for spec in specs}
+        keys = {waiting_key(spec) for spec in specs}
         scheduling_classes = (self._known.waited_with.get(key) for key in keys)
         return sum(
             scheduling_class is None or job_id not in scheduling_class.job_queues
@@ -147,7 +153,7 @@ class WaitingQueue:
         """Returns the queue of a job for requests equal to `spec`; None: no such request of the job
         is pending.
         """
-        scheduling_class = self._known.waited_with.get(scheduling_key(spec))
+        scheduling_class = self._known.waited_with.get(waiting_key(spec))
         return scheduling_class.job_queues.get(job_id) if scheduling_class is not None else None
 
     def add(self, request: Request) -> None:
@@ -383,7 +389,7 @@ class WaitingQueue:
         the class is blocked or in the current pass.
         """
         self._add(request.spec, request.job_id, request.arrival_number, 1, counted=False)
-        scheduling_class = self._known.waited_with[scheduling_key(request.spec)]
+        scheduling_class = self._known.waited_with[waiting_key(request.spec)]
         # If no other request of the class was pending, `_add` has marked the class as never tried.
         scheduling_class.tried = True
         if (
@@ -405,7 +411,7 @@ class WaitingQueue:
         self, spec: RequestSpec, job_id: str, number: int, count: int, *, counted: bool = True
     ) -> None:
         self.moves += 1
-        key = scheduling_key(spec)
+        key = waiting_key(spec)
         scheduling_class = self._known.waited_with.get(key) or self._begin(key)
         job_queue = scheduling_class.job_queues.get(job_id) or self._begin_job_queue(
             scheduling_class, job_id
@@ -427,7 +433,7 @@ class WaitingQueue:
         if scheduling_class not in self.for_next_pass:
             self.current_pass.advance(scheduling_class, number)
         if job_queue.position != INACTIVE:
-            job_queue.active_queues.advance(job_queue, number)
+            job_queue.active_queues.advance(job_queue)
         elif job_queue not in scheduling_class.inactive and not job_queue.blocked_by:
             # If only quotas block the class, the class is tried again, because the quota of this
             # job may admit the request.
@@ -437,7 +443,7 @@ class WaitingQueue:
             # the queue when the queue comes first.
             self.order.activate(job_queue)
 
-    def _begin(self, key: SchedulingKey) -> SchedulingClass:
+    def _begin(self, key: WaitingKey) -> SchedulingClass:
         """Adds a class that had no pending request until now, and puts it into the next pass."""
         scheduling_class = self._known.begin(key)
         self.for_next_pass[scheduling_class] = None
@@ -446,8 +452,11 @@ class WaitingQueue:
 
     def _begin_job_queue(self, scheduling_class: SchedulingClass, job_id: str) -> JobQueue:
         """Creates the queue of a job in a class."""
+        among = self.order.active_queues_of(job_id)
+        # In order of arrival, all jobs share one collection, and priorities have no effect.
+        priority = 0 if among.job_id == ALL_JOBS else scheduling_class.lane.priority
         job_queue = scheduling_class.job_queues[job_id] = JobQueue(
-            scheduling_class, job_id, self.order.active_queues_of(job_id)
+            scheduling_class, job_id, among, priority=priority
         )
         self.starvation.start((scheduling_class, job_id))
         self.by_job.setdefault(job_id, {})[job_queue] = None

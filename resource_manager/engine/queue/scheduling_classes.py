@@ -16,10 +16,14 @@ from finegrain.cpu_policy import PLAIN, CpuPolicy
 from finegrain.intervals import IntervalSet, Run
 from finegrain.resources import ResourceProfile
 from resource_manager.engine.model.scheduling_key import (
+    DEFAULT_LANE,
+    PRIORITY_STEP,
     CpuKey,
     Labels,
+    Lane,
     Needs,
     SchedulingKey,
+    WaitingKey,
     is_topology_constrained,
 )
 
@@ -27,7 +31,10 @@ _NEVER = 1 << 62
 """A number that is higher than every arrival number."""
 
 INACTIVE = -1
-"""The position of a job queue that is not active."""
+"""The position of a job queue that is not active. No place has this value."""
+
+ALL_JOBS = ""
+"""Stands for the id of the job if requests are served in order of arrival."""
 
 STALE_MAX = 64
 """The number of entries that a heap may have in addition to two entries for each queue. A heap with
@@ -85,7 +92,9 @@ class SchedulingClass:
         need: cached: (version of the cluster, the largest amounts that one request books).
         heads: a heap of the first arrival numbers of the job queues. Some entries may be outdated;
             see `head`.
+        lane: the attributes of the requests that do not matter for the choice of a host.
         key: the scheduling key that all requests of the class have.
+        waiting_key: the key by which the queue finds the class.
         best_effort: True if the requests book best-effort cpu.
         topology_constrained: True if amounts alone do not decide whether a request fits on a host.
     """
@@ -105,12 +114,15 @@ class SchedulingClass:
     reason: tuple[int, str] | None = None
     need: tuple[int, dict[str, int]] | None = None
     heads: list[tuple[int, JobQueue]] = field(default_factory=list)
+    lane: Lane = DEFAULT_LANE
     key: SchedulingKey = field(init=False)
+    waiting_key: WaitingKey = field(init=False)
     best_effort: bool = field(init=False)
     topology_constrained: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.key = self.profile, self.labels, self.cpus
+        self.waiting_key = self.key, self.lane
         self.best_effort = self.cpus is not None and self.cpus[0].best_effort
         self.topology_constrained = is_topology_constrained(self.profile, self.cpus)
 
@@ -203,12 +215,13 @@ class JobQueue:
 
     Attributes:
         numbers: the arrival numbers of the requests.
-        position: the arrival number by which the active queues of a job are sorted. It is either
-            the first number of `numbers`, or the lower number of a request that has left the queue.
-            `INACTIVE`: the queue is not active.
+        position: the place by which the active queues of a job are sorted. It is either the place
+            of the first number of `numbers`, or the lower place of a request that has left the
+            queue. `INACTIVE`: the queue is not active.
         blocked_by: the id of the group whose quota blocks the queue; empty: no quota blocks it.
         may_reject: True if some requests of the queue may be rejected as infeasible. False: all
             requests have `allow_pending`, so they wait until a suitable executor registers.
+        priority: the priority by which the queue is sorted in its job.
     """
 
     scheduling_class: SchedulingClass
@@ -218,6 +231,12 @@ class JobQueue:
     position: int = INACTIVE
     blocked_by: str = ""
     may_reject: bool = False
+    priority: int = 0
+
+    @property
+    def place(self) -> int:
+        """The place of the oldest request; see `place_of`."""
+        return self.numbers.first - self.priority * PRIORITY_STEP
 
     def __lt__(self, other: JobQueue) -> bool:
         """Allows heaps to compare entries with equal numbers. At most one of these entries is
@@ -245,7 +264,7 @@ class ActiveQueues:
 
     def activate(self, job_queue: JobQueue) -> bool:
         """Activates a job queue. Returns True if no other queue is active."""
-        self._put(job_queue, job_queue.numbers.first)
+        self._put(job_queue, job_queue.place)
         self.active_count += 1
         return self.active_count == 1
 
@@ -257,19 +276,19 @@ class ActiveQueues:
             self._heap.clear()
         return not self.active_count
 
-    def advance(self, job_queue: JobQueue, number: int) -> None:
-        """Moves an active queue forward after its oldest request became `number`."""
-        if number < job_queue.position:
-            self._put(job_queue, number)
+    def advance(self, job_queue: JobQueue) -> None:
+        """Moves an active queue forward after its oldest request has changed."""
+        if (place := job_queue.place) < job_queue.position:
+            self._put(job_queue, place)
 
     def first(self) -> JobQueue | None:
-        """Returns the queue with the oldest request; None: no queue is active."""
+        """Returns the queue with the first place; None: no queue is active."""
         heap = self._heap
         while heap:
             number, job_queue = heap[0]
             if job_queue.position != number:
                 heapq.heappop(heap)
-            elif (head := job_queue.numbers.first) != number:
+            elif (head := job_queue.place) != number:
                 # The oldest request has left the queue, so the queue moves back in the order.
                 job_queue.position = head
                 heapq.heapreplace(heap, (head, job_queue))
@@ -314,9 +333,9 @@ class KnownClasses:
     """
 
     def __init__(self) -> None:
-        self.waited_with: dict[SchedulingKey, SchedulingClass] = {}
+        self.waited_with: dict[WaitingKey, SchedulingClass] = {}
         self._idle: dict[
-            SchedulingKey, SchedulingClass
+            WaitingKey, SchedulingClass
             # classes without pending requests; the class that has been unused for the longest time
             # comes first
         ] = {}
@@ -328,7 +347,7 @@ class KnownClasses:
         """Returns True if a class with pending requests requires these labels."""
         return labels in self._required
 
-    def of(self, key: SchedulingKey) -> SchedulingClass:
+    def of(self, key: WaitingKey) -> SchedulingClass:
         """Returns the class with this key. The class may have no pending requests."""
         scheduling_class = self.waited_with.get(key) or self._idle.get(key)
         if scheduling_class is None:
@@ -336,7 +355,7 @@ class KnownClasses:
             self._retire(key, scheduling_class)
         return scheduling_class
 
-    def begin(self, key: SchedulingKey) -> SchedulingClass:
+    def begin(self, key: WaitingKey) -> SchedulingClass:
         """Returns the class with this key. The caller then adds its first pending request."""
         scheduling_class = self._idle.pop(key, None) or self._make(key)
         self.waited_with[key] = scheduling_class
@@ -345,7 +364,7 @@ class KnownClasses:
 
     def end(self, scheduling_class: SchedulingClass) -> None:
         """Records that a class has no pending requests any more."""
-        key = scheduling_class.key
+        key = scheduling_class.waiting_key
         del self.waited_with[key]
         self._required[scheduling_class.labels] -= 1
         if not self._required[scheduling_class.labels]:
@@ -353,7 +372,7 @@ class KnownClasses:
         scheduling_class.heads.clear()
         self._retire(key, scheduling_class)
 
-    def _retire(self, key: SchedulingKey, scheduling_class: SchedulingClass) -> None:
+    def _retire(self, key: WaitingKey, scheduling_class: SchedulingClass) -> None:
         """Keeps a class with its cached search results, for a later request that is equal. If too
         many classes are kept, the method deletes the class that has been unused for the longest
         time.
@@ -362,6 +381,7 @@ class KnownClasses:
         if len(self._idle) > IDLE_CLASSES_MAX:
             del self._idle[next(iter(self._idle))]
 
-    def _make(self, key: SchedulingKey) -> SchedulingClass:
+    def _make(self, key: WaitingKey) -> SchedulingClass:
         self._made += 1
-        return SchedulingClass(self._made, *key)
+        placement_key, lane = key
+        return SchedulingClass(self._made, *placement_key, lane=lane)

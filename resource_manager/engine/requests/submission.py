@@ -30,7 +30,7 @@ from resource_manager.engine.model.events import (
     RequestsSubmitted,
     SlotsReleased,
 )
-from resource_manager.engine.model.scheduling_key import scheduling_key
+from resource_manager.engine.model.scheduling_key import waiting_key
 from resource_manager.engine.requests.gang_intake import accept_gang, join, refused_members
 from resource_manager.engine.requests.range_intake import new_members, submit_range
 from resource_manager.engine.state import State
@@ -139,12 +139,13 @@ def _refuse_beyond_limits(
     specs = [*specs, *(each.request for each, members in ranges.items() if members)]
     new = queue.new_classes(job.job_id, [spec for spec in specs if not spec.gang_id])
     # Count kinds for each gang, because each gang has its own search.
-    new += len({(s.gang_id, *scheduling_key(s)) for s in specs if s.gang_id})
+    new += len({(s.gang_id, *waiting_key(s)) for s in specs if s.gang_id})
     if waiting + new > most:
         raise ResourceExhausted(
             f"job {job.job_id} has waiting requests of {waiting} different kinds (profile, labels,"
-            f" cpu policy; counted per gang), and submits {new} more kinds, but one job may have at"
-            f" most {most}; use fewer kinds, or submit the other requests when some are granted",
+            f" cpu policy, priority; counted per gang), and submits {new} more kinds, but one job"
+            f" may have at most {most}; use fewer kinds, or submit the other requests when some are"
+            " granted",
             details={"waiting": waiting, "asked": new, "job_scheduling_classes_max": most},
             retry_after_s=5.0,
         )

@@ -166,16 +166,16 @@ class Backfill:
         for waiter in islice(state.queue.starvation.waiters(), COMPARED_MAX):
             if isinstance(waiter, int):
                 item = state.queue.non_batchables.get(waiter)
-                number, job_id = waiter, item.job_id if item is not None else ""
+                place, job_id = (item.place, item.job_id) if item is not None else (0, "")
             else:
                 job_queue = waiter[0].job_queues.get(waiter[1])
-                number = job_queue.numbers.first if job_queue is not None else 0
+                place = job_queue.place if job_queue is not None else 0
                 job_id = waiter[1] if job_queue is not None else ""
             if not job_id:
                 continue
             if fair and job_id not in keys:
                 keys[job_id] = order_key_of(flows, flows.jobs[job_id])
-            found.append((keys.get(job_id, ()), number, waiter))
+            found.append((keys.get(job_id, ()), place, waiter))
         return [waiter for *_, waiter in sorted(found, key=lambda each: each[:2])]
 
     def _room(self, opened: Iterable[Reservation]) -> Amounts:

@@ -232,10 +232,10 @@ class _Without:
         left = subtract(flow.used, self._booked)
         reached = fulfilment(left, flow.running - 1, flow.minimum)
         if reached < 1:
-            return False, reached, flow.tie
+            return False, 0, reached, flow.tie
         # The past usage of the slot still counts. Only its lookahead is subtracted.
         less = tree.lookahead_s * self._slot.cost * tree.clock.scale / flow.weight
-        return True, tree.key(flow) - less, flow.tie
+        return True, tree.sort_key(flow)[1], tree.key(flow) - less, flow.tie
 
     def _admits(self, other: Flow, need: dict[str, int]) -> bool:
         """Returns True if no maximum blocks the other job after the slot has ended."""

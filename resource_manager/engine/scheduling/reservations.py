@@ -257,10 +257,30 @@ def _starved_since(state: State, waiter: Waiter, clock: StarvationClock) -> Mark
     return mark if ahead else None
 
 
+def _comes_first_in_job(queue: WaitingQueue, owner: ReservationOwner, since: Mark) -> bool:
+    """Returns False if requests of the same job with a higher priority were placed since `since`,
+    and further requests of these wait.
+    """
+    waiter = owner.waiter
+    if isinstance(waiter, int):
+        item = queue.non_batchables.get(waiter)
+        priority = item.priority if item is not None else 0
+    else:
+        priority = waiter[0].lane.priority
+    for each in queue.by_job.get(owner.job_id, ()):
+        if each.priority > priority:
+            clock = queue.starvation.get((each.scheduling_class, owner.job_id))
+            if clock is not None and clock.served is not None and clock.served >= since:
+                return False
+    return True
+
+
 def _is_owed(state: State, shares: SharesSince, owner: ReservationOwner, since: Mark) -> bool:
     """Returns True if the owner's job has received at most its share since `since`."""
     if state.settings.fairness.order == "fair":
-        return shares.is_owed(owner.job_id, since.ms)
+        return _comes_first_in_job(state.queue, owner, since) and shares.is_owed(
+            owner.job_id, since.ms
+        )
     if isinstance(owner.waiter, int):
         return True
     # If requests are served in order of arrival, an owner must not overtake earlier requests of its

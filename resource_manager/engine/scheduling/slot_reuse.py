@@ -202,6 +202,7 @@ def _need_equal_slots(request: Request, waiting: Request) -> bool:
         restart_on_loss=request.spec.restart_on_loss,
         restart_on_device_loss=request.spec.restart_on_device_loss,
         expected_run_time_ms=request.spec.expected_run_time_ms,
+        priority=request.spec.priority,
     )
     return like == request.spec
 

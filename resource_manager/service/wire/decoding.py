@@ -36,6 +36,8 @@ from finegrain.values.bounds import (
     CPU_MILLI_MAX,
     GRACE_MS_MAX,
     PIDS_MAX,
+    PRIORITY_MAX,
+    PRIORITY_MIN,
     TIME_LIMIT_MS_MAX,
     TIME_LIMIT_MS_MIN,
 )
@@ -137,8 +139,20 @@ def slot_request(message: slots_pb2.SlotRequest, field: str) -> RequestSpec:
         restart_on_device_loss=message.restart_on_device_loss,
         gang_id=gang_id,
         cpu_policy=request_policy(message, profile, field),
+        priority=priority(message.priority, f"{field}.priority") if message.priority else 0,
         **_run_times(message, field),
     )
+
+
+def priority(value: int, field: str) -> int:
+    """Checks a priority and returns it.
+
+    Raises:
+        InvalidArgument: the priority is out of range.
+    """
+    if not PRIORITY_MIN <= value <= PRIORITY_MAX:
+        raise InvalidArgument(field, value, f"{PRIORITY_MIN} to {PRIORITY_MAX}")
+    return value
 
 
 def _run_times(message: slots_pb2.SlotRequest, field: str) -> dict[str, int]:

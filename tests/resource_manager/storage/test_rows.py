@@ -60,7 +60,7 @@ def test_what_changes_is_written_as_in_the_whole_row(codec: MoveCodec[Any]) -> N
 def test_a_new_field_without_a_column_is_noticed() -> None:
     (whole,) = (each for each in CODECS if each.table is tables.jobs)
     lacking = replace(whole, columns=whole.columns[:-1])
-    with pytest.raises(MappingError, match="depends_on has no column"):
+    with pytest.raises(MappingError, match="priority has no column"):
         lacking.decode(())
 
 

@@ -65,11 +65,12 @@ class Calls(Conversation):
         depends_on: tuple[JobDependency, ...] = (),
         labels: tuple[tuple[str, str], ...] = (),
         owner: str = "operator/ann",
+        priority: int = 0,
     ) -> None:
         """Registers jobs. A job without a lease needs no keep-alive calls."""
         for name in names or (JOB,):
             event = JobRegistered(
-                self.at, name, name, group, lease_ms, owner, "r", depends_on, labels
+                self.at, name, name, group, lease_ms, owner, "r", depends_on, labels, priority
             )
             self.apply(event)
 

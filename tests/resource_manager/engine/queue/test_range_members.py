@@ -22,6 +22,7 @@ ASKED = RequestSpec(
     cpu_policy=CpuPolicy(QosClass.LSR),
     time_limit_ms=60_000,
     wait_timeout_ms=90_000,
+    priority=5,
     expected_run_time_ms=30_000,
 )
 
