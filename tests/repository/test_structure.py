@@ -89,7 +89,7 @@ def _profile(what: type[Event]) -> tuple[set[str], set[tuple[str, int]]]:
 
 @pytest.mark.parametrize(
     ("event", "files_max", "functions_max"),
-    [(RequestsSubmitted, 25, 77), (Decide, 31, 167)],
+    [(RequestsSubmitted, 25, 80), (Decide, 31, 169)],
 )
 def test_a_plain_request_passes_few_functions(
     event: type[Event], files_max: int, functions_max: int

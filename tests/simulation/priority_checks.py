@@ -42,8 +42,9 @@ class PriorityChecks:
 
     def decided(self, state: State, effects: Iterable[Effect]) -> Iterator[str]:
         """Checks a batch; yields problems."""
-        for request in state.requests.values():
-            self._of_request[request.allocation_id] = request.spec.priority
+        self._of_request.update(
+            (each.allocation_id, each.spec.priority) for each in state.requests.values()
+        )
         self._of_job.update((job.job_id, job.priority) for job in state.jobs.values())
         before = self._slots.get(state, set())
         self._slots[state] = set(state.slots)
