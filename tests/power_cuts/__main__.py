@@ -48,7 +48,8 @@ async def cut_executor(on: Machine, options: argparse.Namespace) -> list[str]:
     await run.run(options.cuts)
     _say(
         f"executor ({options.synchronous}): {_of(on)}; {run.slots_acknowledged} slots "
-        f"acknowledged, {run.slots_told_as_ended} told as ended after a cut, {run.epochs} epochs "
+        f"acknowledged, {run.slots_told_as_ended} told as ended after a cut, "
+        f"{run.tasks_acknowledged} tasks acknowledged, {run.epochs} epochs "
         f"obeyed"
     )
     if not run.found and not run.slots_told_as_ended:

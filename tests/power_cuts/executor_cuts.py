@@ -2,7 +2,8 @@
 
 After a cut it must be the same executor, with higher report numbers. It must obey no epoch below
 one that it has acknowledged. Every slot that it acknowledged as allocated must exist or be reported
-as ended (here: ended, because a power cut ends all slots).
+as ended (here: ended, because a power cut ends all slots). It must have recorded every task whose
+submission it has acknowledged.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from pathlib import Path
 import grpc
 
 from finegrain.errors import FinegrainError, Reason
+from task_executor.service.checkpoint import TASKS_FOLDER
+from task_executor.service.task_journal import TaskJournal
 from tests.power_cuts import executor
 from tests.power_cuts.machine import Machine
 from tests.support.identities import credentials_file
@@ -35,9 +38,11 @@ class ExecutorCuts:
     found: list[str] = field(default_factory=list)
     slots_acknowledged: int = 0
     slots_told_as_ended: int = 0
+    tasks_acknowledged: int = 0
     epochs: int = 0
     _manager: ScriptedRM = field(default_factory=lambda: ScriptedRM(report_interval_ms=50))
     _held: set[str] = field(default_factory=set)
+    _tasks: set[str] = field(default_factory=set)  # acknowledged since the last cut
     _instance_id: str = ""
     _obeyed_epoch: int = 0
     _report_number: int = 0
@@ -64,6 +69,7 @@ class ExecutorCuts:
     async def _start(self, credentials: Path) -> bool:
         before = len(self._manager.registrations)
         await asyncio.to_thread(self.machine.power_on)
+        self._check_tasks()
         with (self.machine.folder / "executor.log").open("ab") as log:
             program = executor.start(
                 self.machine.disk / "executor",
@@ -93,6 +99,7 @@ class ExecutorCuts:
                 if moments.random() < 0.1:
                     await self._next_epoch()
                 await self._allocate(f"slot-{self.machine.cuts}-{number}")
+                await self._submit(f"slot-{self.machine.cuts}-{number}")
                 if len(self._held) > SLOTS_AT_ONCE:
                     await self._free(moments.choice(sorted(self._held)))
         except (FinegrainError, grpc.RpcError, OSError):
@@ -119,6 +126,20 @@ class ExecutorCuts:
             self._held.add(allocation_id)
             self.slots_acknowledged += 1
 
+    async def _submit(self, allocation_id: str) -> None:
+        """Submits two tasks at once, which share a sync."""
+        master = self._manager.job_master()
+        names = [f"task-{allocation_id}-{each}" for each in (1, 2)]
+        submissions = [
+            master.submit("true", task_id=name, allocation_id=allocation_id) for name in names
+        ]
+        for name, answer in zip(
+            names, await asyncio.gather(*submissions, return_exceptions=True), strict=True
+        ):
+            if not isinstance(answer, BaseException):
+                self._tasks.add(name)
+                self.tasks_acknowledged += 1
+
     async def _free(self, allocation_id: str) -> None:
         self._held.discard(allocation_id)  # from now on it may be lost
         await self._manager.free(free(allocation_id))
@@ -129,6 +150,13 @@ class ExecutorCuts:
             self.epochs += 1
 
     # -- after a cut -----------------------------------------------------------------------------
+
+    def _check_tasks(self) -> None:
+        folder = self.machine.disk / "executor" / TASKS_FOLDER
+        recorded = TaskJournal(folder, lambda _path: None).saved() if folder.exists() else {}
+        for forgotten in sorted(self._tasks - recorded.keys()):
+            self.found.append(f"task {forgotten} was acknowledged and is not recorded")
+        self._tasks.clear()
 
     def _check_registration(self) -> None:
         told = self._manager.registered
