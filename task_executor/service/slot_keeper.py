@@ -52,6 +52,7 @@ from task_executor.service.ports import Helper
 from task_executor.service.task_table import TaskTable
 
 CARVES_AT_ONCE_MAX = 16  # maximum number of concurrent calls of the helper
+SAVE_PAUSE_S = 0.5
 RETRY_S_MIN, RETRY_S_MAX = 0.2, 10.0  # pause between attempts to destroy a slot
 
 log = get_logger(__name__)
@@ -164,6 +165,7 @@ class SlotKeeper:
         self.resize_lock = asyncio.Lock()  # held while a slot is being resized
         self._epoch_to_save = 0
         self._state = GroupCommit(lambda: partial(directory.save, self._snapshot()))
+        self._is_save_due = False
         # Makes the lines of tasks durable that were written to `directory.tasks`.
         self.task_lines = GroupCommit(directory.tasks.prepare_sync)
         self._teardowns: dict[SlotKey, asyncio.Task[None]] = {}
@@ -237,6 +239,21 @@ class SlotKeeper:
             await self._state.commit()
         except OSError as error:
             log.error("checkpoint_not_written", error=str(error), path=str(self.directory.path))
+
+    def _save_later(self) -> None:
+        """Saves the state after a pause, once for all changes of the pause.
+
+        It is used for the end of slots that the RM has freed: in the checkpoint they are being
+        freed, and such a slot has ended if it is not on the host.
+        """
+        if not self._is_save_due:
+            self._is_save_due = True
+            self.run_in_background(self._save_after_pause())
+
+    async def _save_after_pause(self) -> None:
+        await asyncio.sleep(SAVE_PAUSE_S)
+        self._is_save_due = False
+        await self.save_or_log()
 
     async def keep_epoch(self, rm_epoch: int, proof: EpochProof) -> None:
         """Saves a higher epoch and its proof, and returns when both are durable.
@@ -613,10 +630,10 @@ class SlotKeeper:
                 reason=slot.end_reason,
             )
             self.on_change()
-            # If the RM ordered the end, an older checkpoint is good enough: a slot that was being
-            # freed and is not on the host has ended.
             if slot.end_reason:
                 await self.save_or_log()
+            else:
+                self._save_later()
             await self.cpu_bindings.sync_or_log()
         finally:
             self._teardowns.pop(key, None)
