@@ -14,6 +14,7 @@ from typing import Any
 
 from finegrain.cpuset import EMPTY, CpuSet
 from finegrain.mapping.value import Value
+from finegrain.neighbors import NeighborRule, SlotLabels
 
 
 class QosClass(StrEnum):
@@ -87,7 +88,16 @@ class CpuPolicy(Value):
 
     A slot is placed only on hosts that satisfy its required policies. A preferred policy that a
     host cannot satisfy is ignored there, with a note.
+
+    Attributes:
+        slot_labels: labels of the slot, for the rules of other slots of the job.
+        neighbors: rules about other slots of the job, which the slot must be near to or apart
+            from.
+        neighbor_job: the id of the job whose slots count for `neighbors`; set by the resource
+            manager. Empty: the policy has no labels and no rules.
     """
+
+    HIDDEN = "neighbor_job"
 
     qos: QosClass = QosClass.LS
     bind: BindPolicy = BindPolicy.DEFAULT
@@ -96,6 +106,9 @@ class CpuPolicy(Value):
     exclusive_required: bool = False
     numa: NumaPolicy = NumaPolicy.DEFAULT
     numa_required: bool = False
+    slot_labels: SlotLabels = ()
+    neighbors: tuple[NeighborRule, ...] = ()
+    neighbor_job: str = ""
 
     @property
     def best_effort(self) -> bool:
@@ -106,7 +119,7 @@ class CpuPolicy(Value):
     def topology_constrained(self) -> bool:
         """True if amounts alone do not show whether a host can serve the request."""
         constrained = self.bind is BindPolicy.CONSTRAINED_BURST
-        return self.qos.is_pinned or self.numa.aligns or constrained
+        return self.qos.is_pinned or self.numa.aligns or constrained or bool(self.neighbor_job)
 
 
 PLAIN = CpuPolicy()

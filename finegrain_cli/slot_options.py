@@ -182,6 +182,33 @@ NumaOption = Annotated[
         "Restricted), or preferred.",
     ),
 ]
+SlotLabelOption = Annotated[
+    list[str],
+    typer.Option(
+        "--slot-label",
+        metavar="KEY=VALUE",
+        help="Label of the slot, for --near and --apart of other slots of the job. Repeatable.",
+    ),
+]
+NearOption = Annotated[
+    list[str],
+    typer.Option(
+        "--near",
+        metavar="KEY=VALUE[,...][@LEVEL][:STRENGTH]",
+        help="Place the slot near a slot of the same job with these labels. LEVEL: host (default), "
+        "numa, l3 or core; below host only with --qos LSE or LSR. STRENGTH: required (default), or "
+        "preferred. Repeatable.",
+    ),
+]
+ApartOption = Annotated[
+    list[str],
+    typer.Option(
+        "--apart",
+        metavar="KEY=VALUE[,...][@LEVEL][:STRENGTH]",
+        help="Place the slot apart from all slots of the same job with these labels. LEVEL and "
+        "STRENGTH as for --near. Repeatable.",
+    ),
+]
 EnvOption = Annotated[
     list[str],
     typer.Option(
@@ -276,6 +303,9 @@ def slot_spec(
     cpu_bind: str = "",
     cpu_exclusive: str = "",
     numa: str = "",
+    slot_labels: Sequence[str] = (),
+    near: Sequence[str] = (),
+    apart: Sequence[str] = (),
     devices: DeviceOptions | None = None,
     require_isolation: Sequence[str] = (),
     time_limit: str = "",
@@ -289,9 +319,13 @@ def slot_spec(
     """
     import finegrain_client
     from finegrain.cpu_words import policy_text, read_policy, read_word
+    from finegrain.neighbors import read_rule, rule_text
 
     def policy(option: str, text: str, kind: type[StrEnum]) -> str:
         return policy_text(*read_policy(option, text, kind)) if text else ""
+
+    def rules(option: str, texts: Sequence[str]) -> tuple[str, ...]:
+        return tuple(rule_text(read_rule(option, text, apart=False)) for text in texts)
 
     amounts = devices.amounts() if devices is not None else {}
     return finegrain_client.SlotSpec(
@@ -311,6 +345,9 @@ def slot_spec(
         cpu_bind=policy("--cpu-bind", cpu_bind, BindPolicy),
         cpu_exclusive=policy("--cpu-exclusive", cpu_exclusive, ExclusivePolicy),
         numa=policy("--numa", numa, NumaPolicy),
+        slot_labels=dict(_pairs("--slot-label", list(slot_labels))),
+        near=rules("--near", near),
+        apart=rules("--apart", apart),
         time_limit_s=seconds("--time-limit", time_limit),
         expected_run_time_s=seconds("--expected-run-time", expected_run_time),
         wait_timeout_s=seconds("--wait-timeout", wait_timeout) or None,

@@ -13,8 +13,10 @@ from finegrain.cpu_policy import BindPolicy, ExclusivePolicy, NumaPolicy, QosCla
 from finegrain.cpu_words import DEFAULT, policy_text, read_policy, read_word
 from finegrain.errors import InvalidArgument
 from finegrain.ids import check_id, new_id
+from finegrain.neighbors import read_rule, rule_text
 from finegrain.resources import MIB, PORTS
 from finegrain.rpc.wire_cpu_words import BIND, EXCLUSIVE, NUMA, QOS
+from finegrain.rpc.wire_cpus import rule_message
 from finegrain.v1 import cpus_pb2, devices_pb2, slots_pb2
 from finegrain.values.bounds import (
     AMOUNT_MAX,
@@ -145,6 +147,13 @@ class SlotSpec:
         numa: placement on NUMA nodes: "SingleNUMANode", "Restricted", "BestEffort" or "None";
             empty: as configured for the host. The first two are required, unless ":preferred" is
             appended.
+        slot_labels: labels of the slots, for the rules `near` and `apart` of other slots of the
+            job.
+        near: rules about slots of the same job: the slot is near one of the slots with these
+            labels. A rule is "KEY=VALUE[,KEY=VALUE...][@LEVEL][:STRENGTH]", for example
+            "app=db@numa:preferred". LEVEL: host (default), numa, l3 or core; levels below the host
+            need dedicated cpus. STRENGTH: required (default) or preferred.
+        apart: rules like `near`: the slot is apart from all slots with these labels.
         time_limit_s: longest time of the slot in seconds, 1 s to 10 years; None: no limit. The
             executor ends the slot after this time. The request then ends with reason TIME_LIMIT.
         expected_run_time_s: the probable duration of the work in the slot, in seconds; at most
@@ -178,6 +187,9 @@ class SlotSpec:
     cpu_bind: BindPolicy | str = ""
     cpu_exclusive: ExclusivePolicy | str = ""
     numa: NumaPolicy | str = ""
+    slot_labels: Mapping[str, str] = field(default_factory=dict)
+    near: tuple[str, ...] = ()
+    apart: tuple[str, ...] = ()
     time_limit_s: float | None = None
     expected_run_time_s: float | None = None
     wait_timeout_s: float | None = None
@@ -198,6 +210,9 @@ class SlotSpec:
         object.__setattr__(self, "qos", read_word("qos", _text("qos", self.qos), QosClass))
         for name, kind in _POLICIES.items():
             object.__setattr__(self, name, _policy(name, getattr(self, name), kind))
+        for name in ("near", "apart"):
+            rules = [read_rule(name, each, apart=name == "apart") for each in getattr(self, name)]
+            object.__setattr__(self, name, tuple(rule_text(each) for each in rules))
         _check_time("time_limit_s", self.time_limit_s, TIME_LIMIT_MS_MIN / 1000)
         _check_time("wait_timeout_s", self.wait_timeout_s, 0.001)
         check_priority("priority", self.priority)
@@ -267,6 +282,12 @@ class SlotSpec:
             exclusive_strength=_STRENGTHS[exclusive_required],
             numa=NUMA.number(numa),
             numa_strength=_STRENGTHS[numa_required],
+            slot_labels=self.slot_labels,
+            neighbors=[
+                rule_message(read_rule(name, text, apart=name == "apart"))
+                for name, texts in (("near", self.near), ("apart", self.apart))
+                for text in texts
+            ],
         )
         # An absent message means the same as an empty message, and is smaller.
         return message if message.ByteSize() else None

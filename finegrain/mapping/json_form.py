@@ -133,7 +133,7 @@ class JsonCodec:
         if form is not None and form.write is not None:
             return form.write
         if is_mapped(hint):
-            return self._compiled_writer(hint, form or JsonForm())
+            return self._compiled_writer(hint, form or JsonForm(hidden=getattr(hint, "HIDDEN", "")))
         # Check this before lists: a tuple of pairs would also match as a list.
         if (pair := pair_of(hint)) is not None:
             return self._pairs_writer(*pair)
@@ -229,7 +229,7 @@ class JsonCodec:
         if form is not None and form.read is not None:
             return form.read
         if is_mapped(hint):
-            return self._compiled_reader(hint, form or JsonForm())
+            return self._compiled_reader(hint, form or JsonForm(hidden=getattr(hint, "HIDDEN", "")))
         # Check this before lists: a tuple of pairs would also match as a list.
         if (pair := pair_of(hint)) is not None:
             key, value = pair

@@ -6,7 +6,7 @@ snake_case, absent values are null. The output of a task is text (undecodable by
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from finegrain.mapping.json_form import JsonCodec
 from finegrain.resources import PROFILE_FORMS
@@ -16,9 +16,15 @@ SHOWN = JsonCodec(PROFILE_FORMS)
 
 
 class Value:
-    """A dataclass that can be written as JSON."""
+    """A dataclass that can be written as JSON.
+
+    Attributes:
+        HIDDEN: names of fields that JSON leaves out, separated by spaces.
+    """
 
     __slots__ = ()
+
+    HIDDEN: ClassVar[str] = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the JSON form, as described at the top of this module."""

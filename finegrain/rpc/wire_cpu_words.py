@@ -14,6 +14,7 @@ from finegrain.cpu_policy import (
     QosClass,
 )
 from finegrain.errors import InvalidArgument
+from finegrain.neighbors import Level
 from finegrain.rpc.mapping.fields import members_of, numbers_of
 from finegrain.v1 import cpus_pb2 as pb
 
@@ -63,5 +64,6 @@ QOS = Words(QosClass, pb.QosClass, QosClass.LS)
 BIND = Words(BindPolicy, pb.BindPolicy, BindPolicy.DEFAULT)
 EXCLUSIVE = Words(ExclusivePolicy, pb.ExclusivePolicy, ExclusivePolicy.DEFAULT)
 NUMA = Words(NumaPolicy, pb.NumaPolicy, NumaPolicy.DEFAULT)
+LEVEL = Words(Level, pb.NeighborLevel, Level.HOST)
 STRATEGY = Words(NumaStrategy, pb.NumaStrategy)
 HOST_BIND = Words(HostBindPolicy, pb.HostBindPolicy)

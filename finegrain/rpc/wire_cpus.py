@@ -27,6 +27,7 @@ from finegrain.devices.device import DeviceShare
 from finegrain.errors import InvalidArgument
 from finegrain.ids import check_text
 from finegrain.mapping.stored import STORED
+from finegrain.neighbors import RULES_MAX, NeighborRule
 from finegrain.resources import (
     BEST_EFFORT_CPU_MILLI,
     CPU_MILLI,
@@ -36,8 +37,14 @@ from finegrain.resources import (
 )
 from finegrain.rpc.known import Known
 from finegrain.rpc.mapping.writer import Writer, Writing
-from finegrain.rpc.wire import EXTENDED_NAME_PATTERN, KNOWN_MAX, check_amount, check_cpu_list
-from finegrain.rpc.wire_cpu_words import BIND, EXCLUSIVE, HOST_BIND, NUMA, QOS, STRATEGY
+from finegrain.rpc.wire import (
+    EXTENDED_NAME_PATTERN,
+    KNOWN_MAX,
+    check_amount,
+    check_cpu_list,
+    labels_from_proto,
+)
+from finegrain.rpc.wire_cpu_words import BIND, EXCLUSIVE, HOST_BIND, LEVEL, NUMA, QOS, STRATEGY
 from finegrain.rpc.wire_devices import check_count, shares_from_proto
 from finegrain.v1 import cpus_pb2 as pb
 from finegrain.v1 import devices_pb2
@@ -99,7 +106,23 @@ def _checked_policy(message: pb.CpuPolicy, field: str) -> CpuPolicy:
         ),
         numa=numa,
         numa_required=_required(message.numa_strength, strict, f"{field}.numa_strength"),
+        slot_labels=labels_from_proto(message.slot_labels, f"{field}.slot_labels"),
+        neighbors=_rules(message, field),
     )
+
+
+def _rules(message: pb.CpuPolicy, field: str) -> tuple[NeighborRule, ...]:
+    check_count(f"{field}.neighbors", message.neighbors, RULES_MAX)
+    rules = []
+    for at, each in enumerate(message.neighbors):
+        where = f"{field}.neighbors[{at}]"
+        labels = labels_from_proto(each.labels, f"{where}.labels")
+        if not labels:
+            raise InvalidArgument(f"{where}.labels", "empty", "the labels of the slots it is about")
+        level = LEVEL.word(each.level, f"{where}.level")
+        required = _required(each.strength, True, f"{where}.strength")
+        rules.append(NeighborRule(labels, each.apart, level, required))
+    return tuple(rules)
 
 
 @lru_cache(KNOWN_MAX)
@@ -118,6 +141,18 @@ def cpu_policy_to_proto(policy: CpuPolicy) -> pb.CpuPolicy | None:
         exclusive_strength=_strength(policy.exclusive, policy.exclusive_required),
         numa=NUMA.number(policy.numa),
         numa_strength=_strength(policy.numa, policy.numa_required),
+        slot_labels=dict(policy.slot_labels),
+        neighbors=map(rule_message, policy.neighbors),
+    )
+
+
+def rule_message(rule: NeighborRule) -> pb.NeighborRule:
+    """Returns a rule about neighbors as a message."""
+    return pb.NeighborRule(
+        labels=dict(rule.labels),
+        apart=rule.apart,
+        level=LEVEL.number(rule.level),
+        strength=pb.STRENGTH_REQUIRED if rule.required else pb.STRENGTH_PREFERRED,
     )
 
 

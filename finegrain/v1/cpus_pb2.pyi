@@ -225,8 +225,8 @@ class _Strength:
 class _StrengthEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_Strength.ValueType], builtins.type):
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     STRENGTH_UNSPECIFIED: _Strength.ValueType  # 0
-    """Not set. This means REQUIRED for the NUMA policies RESTRICTED and SINGLE_NUMA_NODE, and PREFERRED for all other
-    policies.
+    """Not set. This means REQUIRED for the NUMA policies RESTRICTED and SINGLE_NUMA_NODE and for rules about neighbors,
+    and PREFERRED for all other policies.
     """
     STRENGTH_PREFERRED: _Strength.ValueType  # 1
     """The RM may still place the slot on the host. Then `CpuAssignment.notes` lists the policies that were not met."""
@@ -237,14 +237,99 @@ class Strength(_Strength, metaclass=_StrengthEnumTypeWrapper):
     """What the RM does if a host cannot satisfy a policy."""
 
 STRENGTH_UNSPECIFIED: Strength.ValueType  # 0
-"""Not set. This means REQUIRED for the NUMA policies RESTRICTED and SINGLE_NUMA_NODE, and PREFERRED for all other
-policies.
+"""Not set. This means REQUIRED for the NUMA policies RESTRICTED and SINGLE_NUMA_NODE and for rules about neighbors,
+and PREFERRED for all other policies.
 """
 STRENGTH_PREFERRED: Strength.ValueType  # 1
 """The RM may still place the slot on the host. Then `CpuAssignment.notes` lists the policies that were not met."""
 STRENGTH_REQUIRED: Strength.ValueType  # 2
 """The RM does not place the slot on the host."""
 global___Strength = Strength
+
+class _NeighborLevel:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _NeighborLevelEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_NeighborLevel.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    NEIGHBOR_LEVEL_UNSPECIFIED: _NeighborLevel.ValueType  # 0
+    """Not set: the host."""
+    NEIGHBOR_LEVEL_HOST: _NeighborLevel.ValueType  # 1
+    """The host."""
+    NEIGHBOR_LEVEL_NUMA: _NeighborLevel.ValueType  # 2
+    """A NUMA node."""
+    NEIGHBOR_LEVEL_L3: _NeighborLevel.ValueType  # 3
+    """The cpus that share a last-level cache."""
+    NEIGHBOR_LEVEL_CORE: _NeighborLevel.ValueType  # 4
+    """A physical core."""
+
+class NeighborLevel(_NeighborLevel, metaclass=_NeighborLevelEnumTypeWrapper):
+    """The part of a host that slots share if they are near each other, and do not share if they are apart."""
+
+NEIGHBOR_LEVEL_UNSPECIFIED: NeighborLevel.ValueType  # 0
+"""Not set: the host."""
+NEIGHBOR_LEVEL_HOST: NeighborLevel.ValueType  # 1
+"""The host."""
+NEIGHBOR_LEVEL_NUMA: NeighborLevel.ValueType  # 2
+"""A NUMA node."""
+NEIGHBOR_LEVEL_L3: NeighborLevel.ValueType  # 3
+"""The cpus that share a last-level cache."""
+NEIGHBOR_LEVEL_CORE: NeighborLevel.ValueType  # 4
+"""A physical core."""
+global___NeighborLevel = NeighborLevel
+
+@typing.final
+class NeighborRule(google.protobuf.message.Message):
+    """A rule about other slots of the same job: the slot is near one of them, or apart from all of them.
+
+    The rule counts when the slot gets its cpus. A rule `near` that selects the slot itself is met by the first such slot
+    of the job. A required rule `apart` also keeps later slots with the selected labels away. Levels below the host need
+    dedicated cpus (LSE or LSR); a selected slot without dedicated cpus and without NUMA nodes counts as on all cpus.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class LabelsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    LABELS_FIELD_NUMBER: builtins.int
+    APART_FIELD_NUMBER: builtins.int
+    LEVEL_FIELD_NUMBER: builtins.int
+    STRENGTH_FIELD_NUMBER: builtins.int
+    apart: builtins.bool
+    """The slot must be apart from these slots, not near one of them."""
+    level: global___NeighborLevel.ValueType
+    """The part of a host that counts."""
+    strength: global___Strength.ValueType
+    """Whether the rule is required; not set: required."""
+    @property
+    def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """The rule is about slots that have all these labels."""
+
+    def __init__(
+        self,
+        *,
+        labels: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        apart: builtins.bool = ...,
+        level: global___NeighborLevel.ValueType = ...,
+        strength: global___Strength.ValueType = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["apart", b"apart", "labels", b"labels", "level", b"level", "strength", b"strength"]) -> None: ...
+
+global___NeighborRule = NeighborRule
 
 @typing.final
 class CpuPolicy(google.protobuf.message.Message):
@@ -257,6 +342,22 @@ class CpuPolicy(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class SlotLabelsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     QOS_FIELD_NUMBER: builtins.int
     BIND_FIELD_NUMBER: builtins.int
     BIND_STRENGTH_FIELD_NUMBER: builtins.int
@@ -264,6 +365,8 @@ class CpuPolicy(google.protobuf.message.Message):
     EXCLUSIVE_STRENGTH_FIELD_NUMBER: builtins.int
     NUMA_FIELD_NUMBER: builtins.int
     NUMA_STRENGTH_FIELD_NUMBER: builtins.int
+    SLOT_LABELS_FIELD_NUMBER: builtins.int
+    NEIGHBORS_FIELD_NUMBER: builtins.int
     qos: global___QosClass.ValueType
     """How exclusive the slot's cpus are."""
     bind: global___BindPolicy.ValueType
@@ -278,6 +381,14 @@ class CpuPolicy(google.protobuf.message.Message):
     """Which NUMA nodes the slot's resources come from."""
     numa_strength: global___Strength.ValueType
     """Whether `numa` is required."""
+    @property
+    def slot_labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """Labels of the slot, for the rules of other slots of the job."""
+
+    @property
+    def neighbors(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___NeighborRule]:
+        """Rules about other slots of the job, at most 4."""
+
     def __init__(
         self,
         *,
@@ -288,8 +399,10 @@ class CpuPolicy(google.protobuf.message.Message):
         exclusive_strength: global___Strength.ValueType = ...,
         numa: global___NumaPolicy.ValueType = ...,
         numa_strength: global___Strength.ValueType = ...,
+        slot_labels: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        neighbors: collections.abc.Iterable[global___NeighborRule] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["bind", b"bind", "bind_strength", b"bind_strength", "exclusive", b"exclusive", "exclusive_strength", b"exclusive_strength", "numa", b"numa", "numa_strength", b"numa_strength", "qos", b"qos"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bind", b"bind", "bind_strength", b"bind_strength", "exclusive", b"exclusive", "exclusive_strength", b"exclusive_strength", "neighbors", b"neighbors", "numa", b"numa", "numa_strength", b"numa_strength", "qos", b"qos", "slot_labels", b"slot_labels"]) -> None: ...
 
 global___CpuPolicy = CpuPolicy
 

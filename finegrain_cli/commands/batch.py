@@ -24,6 +24,7 @@ from finegrain_cli.common import (
 from finegrain_cli.device_options import DeviceOptions
 from finegrain_cli.slot_options import (
     AllowPendingOption,
+    ApartOption,
     CpuBindOption,
     CpuExclusiveOption,
     CpuLimitOption,
@@ -41,6 +42,7 @@ from finegrain_cli.slot_options import (
     GroupOption,
     LabelOption,
     MemoryOption,
+    NearOption,
     NumaOption,
     PidsOption,
     PortsOption,
@@ -49,6 +51,7 @@ from finegrain_cli.slot_options import (
     RdmaOption,
     RequireIsolationOption,
     ResourceOption,
+    SlotLabelOption,
     TimeLimitOption,
     UserOption,
     seconds,
@@ -101,6 +104,9 @@ def batch(
     cpu_bind: CpuBindOption = "",
     cpu_exclusive: CpuExclusiveOption = "",
     numa: NumaOption = "",
+    slot_label: SlotLabelOption = [],  # noqa: B006
+    near: NearOption = [],  # noqa: B006
+    apart: ApartOption = [],  # noqa: B006
     pids: PidsOption = 0,
     ports: PortsOption = 0,
     gpu: GpuOption = "",
@@ -312,6 +318,9 @@ def batch(
             cpu_bind=cpu_bind,
             cpu_exclusive=cpu_exclusive,
             numa=numa,
+            slot_labels=slot_label,
+            near=near,
+            apart=apart,
             time_limit=time_limit,
             expected_run_time=expected_run_time,
             devices=DeviceOptions(

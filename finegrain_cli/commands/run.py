@@ -25,6 +25,7 @@ from finegrain_cli.option_errors import name_options
 from finegrain_cli.slot_options import (
     AfterOption,
     AllowPendingOption,
+    ApartOption,
     CpuBindOption,
     CpuExclusiveOption,
     CpuLimitOption,
@@ -43,6 +44,7 @@ from finegrain_cli.slot_options import (
     JobLabelOption,
     LabelOption,
     MemoryOption,
+    NearOption,
     NumaOption,
     PidsOption,
     PortsOption,
@@ -52,6 +54,7 @@ from finegrain_cli.slot_options import (
     RequireIsolationOption,
     ResourceOption,
     RestartOnDeviceLossOption,
+    SlotLabelOption,
     TimeLimitOption,
     UserOption,
     seconds,
@@ -92,6 +95,9 @@ def run(
     cpu_bind: CpuBindOption = "",
     cpu_exclusive: CpuExclusiveOption = "",
     numa: NumaOption = "",
+    slot_label: SlotLabelOption = [],  # noqa: B006
+    near: NearOption = [],  # noqa: B006
+    apart: ApartOption = [],  # noqa: B006
     pids: PidsOption = 0,
     ports: PortsOption = 0,
     gpu: GpuOption = "",
@@ -265,6 +271,9 @@ def run(
                 cpu_bind=cpu_bind,
                 cpu_exclusive=cpu_exclusive,
                 numa=numa,
+                slot_labels=slot_label,
+                near=near,
+                apart=apart,
                 time_limit=time_limit,
                 expected_run_time=expected_run_time,
                 # A gang has a separate timeout.

@@ -29,6 +29,13 @@ def policy_text(policy: Row) -> str:
         if policy[name] != DEFAULT:
             strength = REQUIRED if policy[f"{name}_required"] else PREFERRED
             parts.append(f"{name} {policy[name]}:{strength}")
+    if labels := policy.get("slot_labels"):
+        parts.append("labels " + ",".join(f"{name}={value}" for name, value in labels.items()))
+    for rule in policy.get("neighbors", ()):
+        selected = ",".join(f"{name}={value}" for name, value in rule["labels"].items())
+        strength = REQUIRED if rule["required"] else PREFERRED
+        kind = "apart" if rule["apart"] else "near"
+        parts.append(f"{kind} {selected}@{rule['level']}:{strength}")
     return ", ".join(parts) or "-"
 
 

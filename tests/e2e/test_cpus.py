@@ -8,6 +8,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -112,6 +113,30 @@ def test_what_operators_reserve_is_given_to_nobody(small: Small, cpus: CpuSet) -
                 job.request_slots(fg.SlotSpec(cpu_milli=2000, memory_bytes=MEMORY, qos="LSE"))
         finally:
             cluster.set_host_policy(name, clear=["reserved_cpus"])
+
+
+def test_slots_are_near_to_and_apart_from_others(small: Small) -> None:
+    two = ("run", "--gang", "2", "--cpu", "0.1", "--memory", "32M", "--slot-label", "app=db")
+    near = small.cli(*two, "--near", "app=db", "--", "true")
+    assert near.code == 0, near.stderr
+    with small.cli.client() as cluster, cluster.job("neighbors") as job:
+        size: Any = {"cpu_milli": 100, "memory_bytes": MEMORY, "slot_labels": {"app": "db"}}
+        (first,) = job.request_slots(fg.SlotSpec(**size))
+        first.granted()
+        (second,) = job.request_slots(fg.SlotSpec(**size, apart=["app=db"]))
+        explained = small.cli("explain", second.allocation_id).text
+        assert f"has slot {first.allocation_id}, which the rule apart app=db@host" in explained
+        (third,) = job.request_slots(fg.SlotSpec(**size, near=["app=db"], apart=["x=y"]))
+        assert third.granted().executor_id == first.granted().executor_id
+        first.granted().release()
+        third.granted().release()
+        assert second.granted().executor_id
+    wrong = small.cli("run", "--near", "app", "--", "true")
+    assert wrong.code == 125
+    assert "--near is 'app'; expected KEY=VALUE" in wrong.stderr
+    shared = small.cli("run", "--near", "app=db@core", "--", "true")
+    assert shared.code == 125
+    assert "only dedicated cpus have a place" in shared.stderr
 
 
 def test_what_does_not_go_together_is_told(small: Small) -> None:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from finegrain.cpuset import EMPTY
+from finegrain.neighbors import Level
+from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.model.effects import Changes
 from resource_manager.engine.state import State
 
@@ -39,6 +41,7 @@ class CpuChecks:
             if taken := slot.assignment.cpus & host.present.taken:
                 yield f"slot {key} was given cpus {taken} of {host.host_id}, which nobody may have"
         for host in state.hosts.values():
+            yield from _neighbors(state, host)
             held = EMPTY
             for key, slot in host.slots.items():
                 mine = slot.assignment.cpus if slot.assignment else EMPTY
@@ -66,6 +69,21 @@ class CpuChecks:
             yield f"{executor.name} follows {follows.operator_policy}, set is {setting}"
         if host.lost_cpus:
             yield f"{executor.name} lacks {host.lost_cpus}, and all its cpus run"
+
+
+def _neighbors(state: State, host: Host) -> Iterator[str]:
+    """Checks that no slot is on the host of a slot that it must be apart from."""
+    specs = [
+        (slot.job_id, request.spec.cpu_policy)
+        for slot in host.slots.values()
+        if (request := state.requests.get(slot.allocation_id)) is not None
+    ]
+    for at, (job_id, policy) in enumerate(specs):
+        others = [other for job, other in specs[:at] + specs[at + 1 :] if job == job_id]
+        for rule in policy.neighbors:
+            counts = rule.apart and rule.required and rule.level is Level.HOST
+            if counts and any(rule.selects(other.slot_labels) for other in others):
+                yield f"a slot of {job_id} on {host.host_id} must be {rule}, but is not"
 
 
 def exclusive(executor: SlotHost) -> Iterator[str]:

@@ -21,6 +21,7 @@ from finegrain.cpu_pools import places_of
 from finegrain.cpuset import EMPTY, CpuSet
 from finegrain.devices.device import HostDevices
 from finegrain.mapping.stored import STORED
+from finegrain.neighbors import Level, NeighborRule
 from finegrain.resources import MIB, ResourceProfile
 from resource_manager.engine.model.entities import RequestSpec
 from task_executor.engine.cpu_ledger import HostCpus
@@ -110,7 +111,30 @@ def some_kubelet(cpus: CpuSet) -> KubeletState:
 
 
 def with_cpus(rng: Random, spec: RequestSpec) -> RequestSpec:
-    """Returns the request, with or without a random cpu policy."""
+    """Returns the request, with or without a random cpu policy and rules about neighbors."""
+    found = _with_policy(rng, spec)
+    # A separate source of numbers, so that the other requests of a seed stay as they were.
+    own = Random(spec.allocation_id)
+    if own.random() < 0.75:
+        return found
+    return replace(found, cpu_policy=with_neighbors(own, found.cpu_policy))
+
+
+def with_neighbors(rng: Random, policy: CpuPolicy) -> CpuPolicy:
+    """Adds a label of the slot, and perhaps a rule. Rules `near` are preferred, so that no request
+    waits for a neighbor that never starts.
+    """
+    labels = (("app", rng.choice("ab")),)
+    rules: tuple[NeighborRule, ...] = ()
+    if rng.random() < 0.6:
+        apart = rng.random() < 0.7
+        level = rng.choice(tuple(Level)) if policy.qos.is_pinned and apart else Level.HOST
+        other = (("app", rng.choice("ab")),)
+        rules = (NeighborRule(other, apart, level, apart and rng.random() < 0.7),)
+    return replace(policy, slot_labels=labels, neighbors=rules)
+
+
+def _with_policy(rng: Random, spec: RequestSpec) -> RequestSpec:
     what = rng.random()
     if spec.profile is None:
         policy = CpuPolicy(QosClass.BE) if what < 0.2 else spec.cpu_policy

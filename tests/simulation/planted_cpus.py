@@ -48,6 +48,19 @@ def cpus_of_slots_are_forgotten_at_a_start(patch: Patch) -> None:
     patch.setattr(restoring, "_restore_slot", restore_slot)
 
 
+def rules_about_neighbors_are_forgotten_at_a_start(patch: Patch) -> None:
+    """A new manager assumes that no present slot has labels or rules about neighbors."""
+    real = restoring._restore_slot
+
+    def restore_slot(state: State, slot: Slot) -> None:
+        real(state, slot)
+        if slot.policy is not None:
+            state.hosts.labeled.remove(slot.executor_id, slot.policy)
+            slot.policy = None
+
+    patch.setattr(restoring, "_restore_slot", restore_slot)
+
+
 def executor_forgets_cpus_of_slots_when_it_starts(patch: Patch) -> None:
     """A new front assumes that no slot has dedicated cpus."""
     real = SlotTable.adopt
@@ -67,6 +80,7 @@ CPUS_MISHANDLED: tuple[Callable[[Patch], None], ...] = (
     cpus_are_given_that_do_not_run,
     cpus_of_a_slot_that_shrinks_are_given_before_it_has_shrunk,
     cpus_of_slots_are_forgotten_at_a_start,
+    rules_about_neighbors_are_forgotten_at_a_start,
     executor_forgets_cpus_of_slots_when_it_starts,
     settings_of_operators_are_not_told,
 )

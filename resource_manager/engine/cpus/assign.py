@@ -13,18 +13,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import combinations
 
 from finegrain.cpu_assignment import CpuAssignment
+from finegrain.neighbors import NeighborRule
 from resource_manager.engine.cpus.alignment import Case
 from resource_manager.engine.cpus.empty_hosts import ANSWERS_KNOWN_MAX, HostKind, empty_ledger
 from resource_manager.engine.cpus.hints import SCORE_MAX, quantities, share_score
 from resource_manager.engine.cpus.ledger import CpuLedger
+from resource_manager.engine.cpus.neighbors import Zones, zones_of
 from resource_manager.engine.cpus.numa import MILLI
 from resource_manager.engine.cpus.pinning import candidate_cpus
 from resource_manager.engine.cpus.request import CpuRequest
 from resource_manager.engine.cpus.resolve import resolve
 from resource_manager.engine.cpus.shortages import (
     NO_DEVICES_KNOWN,
+    NO_NEIGHBORS_KNOWN,
     empty_pool,
     without_topology,
 )
@@ -45,6 +49,67 @@ def assign(ledger: CpuLedger | None, request: CpuRequest) -> CpuAssignment | Hos
             a host serves only slots without needs for particular cpus or nodes.
         request: the needs of the slot.
     """
+    if request.policy.neighbor_job:
+        return _among_neighbors(ledger, request)
+    return _assign(ledger, request, None)
+
+
+def _among_neighbors(ledger: CpuLedger | None, request: CpuRequest) -> CpuAssignment | HostRefusal:
+    """Returns the assignment that meets all required rules about neighbors, and as many preferred
+    rules as possible; or why there is none.
+    """
+    rules = request.policy.neighbors
+    preferred = [rule for rule in rules if not rule.required]
+    # A slot that has only labels needs no check on a host with unknown cores: no slot with rules is
+    # placed there.
+    if ledger is None:
+        if len(preferred) < len(rules):
+            return NO_NEIGHBORS_KNOWN
+        return _noted(_assign(None, request, None), preferred, NO_NEIGHBORS_KNOWN)
+    refusal: HostRefusal | None = None
+    for count in range(len(preferred) + 1):
+        for dropped in combinations(preferred, count):
+            found = _in_zones(ledger, request, zones_of(ledger, request, dropped))
+            if not isinstance(found, HostRefusal):
+                return _noted(found, dropped, refusal)
+            refusal = found
+    # The last try dropped all preferred rules, so its refusal is about what is required.
+    return refusal or NO_NEIGHBORS_KNOWN
+
+
+def _in_zones(
+    ledger: CpuLedger, request: CpuRequest, zones: Zones | HostRefusal
+) -> CpuAssignment | HostRefusal:
+    if isinstance(zones, HostRefusal):
+        return zones
+    if zones.is_whole_host:
+        return _assign(ledger, request, None)
+    found: CpuAssignment | HostRefusal | None = None
+    for mask in zones.masks:
+        found = _assign(ledger, request, Zones((mask,), zones.blocker, zones.rules))
+        if not isinstance(found, HostRefusal):
+            return found
+    return found or HostRefusal(zones.blocker, f"no cpu is left: {zones.rules}")
+
+
+def _noted(
+    found: CpuAssignment | HostRefusal,
+    dropped: Sequence[NeighborRule],
+    refusal: HostRefusal | None,
+) -> CpuAssignment | HostRefusal:
+    if isinstance(found, HostRefusal) or not dropped:
+        return found
+    why = f": {refusal.text}" if refusal is not None else ""
+    notes = tuple(f"{rule} was preferred{why}" for rule in dropped)
+    return replace(found, notes=(*found.notes, *notes))
+
+
+def _assign(
+    ledger: CpuLedger | None, request: CpuRequest, zone: Zones | None
+) -> CpuAssignment | HostRefusal:
+    """Chooses cpus, nodes and devices. `zone` has the only cpus that the slot may have; None: any
+    cpus.
+    """
     if ledger is None:
         return NO_DEVICES_KNOWN if request.devices else without_topology(request.policy)
     if ledger.time_shared:
@@ -57,6 +122,11 @@ def assign(ledger: CpuLedger | None, request: CpuRequest) -> CpuAssignment | Hos
         cpus = candidate_cpus(ledger, resolved)
         if isinstance(cpus, HostRefusal):
             return cpus
+        if zone is not None:
+            cpus &= zone.masks[0]
+            if cpus.bit_count() < resolved.count:
+                left = f"{resolved.count} cpus needed, but {cpus.bit_count()} are left"
+                return HostRefusal(zone.blocker, f"{left}: {zone.rules}")
         candidates = cpus
     elif refusal := empty_pool(ledger, resolved):
         # A slot in a pool needs at least one cpu in the pool, even if it books very little.
@@ -91,7 +161,7 @@ def assign_many(
         if isinstance(assignment, HostRefusal):
             break
         # The assignment is added to the copy, so that the next slot cannot get the same cpus.
-        scratch.add(_scratch_key(number), assignment)
+        scratch.add(_scratch_key(number), assignment, request.policy)
     return found
 
 

@@ -143,6 +143,16 @@ class CpuLayout:
         return tuple(core.mask for core in self.cores)
 
     @cached_property
+    def cache_masks(self) -> tuple[int, ...]:
+        """The cpus of each group of cores that share a last-level cache. Cores whose cache is not
+        known are one group.
+        """
+        masks: dict[int, int] = {}
+        for core in self.cores:
+            masks[core.cache] = masks.get(core.cache, 0) | core.mask
+        return tuple(masks.values())
+
+    @cached_property
     def cores_of_node(self) -> tuple[tuple[int, ...], ...]:
         """The masks of the cores of each node."""
         return self._grouped([core.node for core in self.cores], len(self.nodes))

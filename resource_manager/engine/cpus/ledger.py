@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from finegrain.cpu_assignment import CpuAssignment, PoolName
-from finegrain.cpu_policy import EffectivePolicy, ExclusivePolicy, QosClass
+from finegrain.cpu_policy import CpuPolicy, EffectivePolicy, ExclusivePolicy, QosClass
 from finegrain.cpuset import EMPTY, CpuSet
 from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI
 from resource_manager.engine.cpus.layout import CpuLayout
@@ -52,6 +52,7 @@ class CpuLedger:
         shared_count: number of slots in shared pools.
         best_effort_count: number of best-effort slots.
         holdings: the assignment of each slot; None: the slot runs in the whole shared pool.
+        neighbors: the policies of slots that have labels or rules about neighbors.
         devices: the ledger of devices, with the shares of the same slots.
         time_shared: True: other programs use the cpus, too, so slots get no particular cpus.
         version: rises with every change.
@@ -74,6 +75,7 @@ class CpuLedger:
         "exclusive",
         "holdings",
         "layout",
+        "neighbors",
         "pinnable",
         "pinned",
         "policy",
@@ -114,6 +116,7 @@ class CpuLedger:
         self.devices = DeviceLedger(devices)
         self.time_shared = time_shared
         self.holdings: dict[SlotKey, CpuAssignment | None] = {}
+        self.neighbors: dict[SlotKey, CpuPolicy] = {}
         self._derive()
         self._recount()
 
@@ -285,8 +288,15 @@ class CpuLedger:
             )
         return self._pin_room
 
-    def add(self, key: SlotKey, assignment: CpuAssignment | None) -> None:
-        """Adds a slot. A slot without an assignment runs in the whole shared pool.
+    def add(
+        self, key: SlotKey, assignment: CpuAssignment | None, policy: CpuPolicy | None = None
+    ) -> None:
+        """Adds a slot.
+
+        Args:
+            key: the slot.
+            assignment: its cpus, nodes and devices; None: it runs in the whole shared pool.
+            policy: the policy of its request; None: it has no labels and no rules about neighbors.
 
         Raises:
             ValueError: the ledger already has the slot.
@@ -294,6 +304,8 @@ class CpuLedger:
         if key in self.holdings:
             raise ValueError(f"slot {key} has its cpus already")
         self.holdings[key] = assignment
+        if policy is not None and policy.neighbor_job:
+            self.neighbors[key] = policy
         self._count(assignment)
         self._add_devices(assignment)
         self._changed()
@@ -305,6 +317,7 @@ class CpuLedger:
             KeyError: the ledger does not have the slot.
         """
         assignment = self.holdings.pop(key)
+        self.neighbors.pop(key, None)
         if self._overlapping:  # other slots may hold the same cpus
             self._recount()
         else:
@@ -327,9 +340,11 @@ class CpuLedger:
             self.holdings[key] = assignment  # the assignments are equal, but their notes may differ
             return
         # The tolerance is stored here, because `remove` may end it while the slot is missing.
-        tolerated = self._overdrawn
+        tolerated, policy = self._overdrawn, self.neighbors.get(key)
         self.remove(key)
         self.holdings[key] = assignment
+        if policy is not None:
+            self.neighbors[key] = policy
         self._count(assignment)
         self._add_devices(assignment)
         self._changed()
@@ -344,6 +359,7 @@ class CpuLedger:
             # place.
             setattr(copy, name, getattr(self, name))
         copy.holdings = dict(self.holdings)
+        copy.neighbors = dict(self.neighbors)
         copy.devices = self.devices.scratch()
         copy._used = [dict(used) for used in self._used]
         return copy
@@ -352,6 +368,7 @@ class CpuLedger:
         """Returns a ledger of this host with the same settings and without slots."""
         copy = self.scratch()
         copy.holdings = {}
+        copy.neighbors = {}
         copy.devices = self.devices.empty()
         copy._overdrawn = frozenset()
         copy._recount()

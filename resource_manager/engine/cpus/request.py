@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from finegrain.cpu_policy import CpuPolicy
 from finegrain.devices.request import DeviceRequest
+from finegrain.neighbors import NeighborRule
 from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI, Amounts
 from resource_manager.engine.cpus.numa import aligned_amounts
 from resource_manager.engine.model.host_refusal import HostBlocker
@@ -23,6 +24,8 @@ class CpuRequest:
     cpu_limit_milli: int = 0  # the cpu that the slot may use; 0: no more than it books
     devices: tuple[DeviceRequest, ...] = ()
     among: int | None = None  # bits of the GPUs that whole GPUs must come from; None: any GPUs
+    # rules `near` that the slot meets without a neighbor
+    without_neighbor: tuple[NeighborRule, ...] = ()
 
     @classmethod
     def of(
@@ -31,6 +34,7 @@ class CpuRequest:
         booking: Amounts,
         cpu_limit_milli: int = 0,
         devices: tuple[DeviceRequest, ...] = (),
+        without_neighbor: tuple[NeighborRule, ...] = (),
     ) -> CpuRequest:
         """Makes the request of a slot.
 
@@ -40,9 +44,10 @@ class CpuRequest:
             cpu_limit_milli: the cpu that the slot may use, in thousandths; 0: no more than it
                 books.
             devices: the devices that the slot requests.
+            without_neighbor: rules `near` that the slot meets without a neighbor.
         """
         amounts = tuple(sorted(aligned_amounts(booking).items()))
-        return cls(policy, amounts, cpu_limit_milli, devices)
+        return cls(policy, amounts, cpu_limit_milli, devices, without_neighbor=without_neighbor)
 
     @property
     def cpu_milli(self) -> int:
@@ -66,6 +71,8 @@ class CpuBlocker(HostBlocker):
     CPU_NOT_ENOUGH = "CPU_NOT_ENOUGH"  # too few free cpus that can be dedicated
     WHOLE_CORES_NOT_ENOUGH = "WHOLE_CORES_NOT_ENOUGH"
     DISTINCT_CORES_NOT_ENOUGH = "DISTINCT_CORES_NOT_ENOUGH"
+    NOT_NEAR = "NOT_NEAR"  # no slot that a rule `near` selects, or too few free cpus near it
+    NOT_APART = "NOT_APART"  # slots that must be apart are on the host, or leave too few cpus
     EXCLUSIVE_UNMET = "EXCLUSIVE_UNMET"  # other slots claim the same cores or nodes
     SHARED_POOL_EMPTY = "SHARED_POOL_EMPTY"  # the pool has, or would have, no cpu for its slots
     # the best-effort pool has, or would have, no cpu for its slots

@@ -35,6 +35,7 @@ from finegrain.devices.device import shares_together
 from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI, MEMORY_BYTES
 from resource_manager.engine.cpus.layout import CpuLayout
 from resource_manager.engine.cpus.ledger import CpuLedger
+from resource_manager.engine.cpus.neighbors import growth_zone
 from resource_manager.engine.cpus.numa import MILLI, memory_positions, positions, split
 from resource_manager.engine.cpus.pinning import (
     candidate_cpus,
@@ -188,6 +189,9 @@ class _ResizeCase:
             free = candidate_cpus(scratch, replace(resolved, count=more))
             if isinstance(free, HostRefusal):
                 return free
+            policy = self._request.policy
+            if policy.neighbor_job:
+                free &= growth_zone(ledger, self._key, policy, current)
             bound = bool(self._current.numa)
             whole = demand_of(resolved, count)
             found = grow(

@@ -39,6 +39,11 @@ NO_DEVICES_KNOWN = HostRefusal(
     "the request has devices, but the host does not report its cores and NUMA nodes",
 )
 
+NO_NEIGHBORS_KNOWN = HostRefusal(
+    CpuBlocker.NO_CPU_TOPOLOGY,
+    "the request has rules about neighbors, but the host does not report its cores and NUMA nodes",
+)
+
 
 def unaligned(policy: NumaPolicy, needs: Quantities, smallest: int | None) -> HostRefusal:
     """Returns the refusal if none of the node sets that the policy admits has enough of all

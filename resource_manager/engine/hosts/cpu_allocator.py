@@ -37,6 +37,7 @@ from resource_manager.engine.cpus.ledger import CpuLedger
 from resource_manager.engine.cpus.request import CpuBlocker, CpuRequest
 from resource_manager.engine.cpus.resizing import together
 from resource_manager.engine.devices.layout import layout_of as devices_of
+from resource_manager.engine.hosts.labeled_slots import LabeledSlots, near_rules
 from resource_manager.engine.model.host_refusal import HostRefusal
 from resource_manager.engine.model.scheduling_key import (
     SchedulingKey,
@@ -45,6 +46,7 @@ from resource_manager.engine.model.scheduling_key import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from finegrain.neighbors import NeighborRule
     from finegrain.resources import Amounts, ResourceProfile
     from resource_manager.engine.hosts.allowed_cpus import HostCpus
     from resource_manager.engine.model.entities import Cordon, Executor, Registration, Slot, SlotKey
@@ -131,6 +133,7 @@ class CpuAllocator:
         cpu_kind: see `CpuKind`; None: `cpus` is None.
         aligning: True if the host aligns all slots to NUMA nodes.
         answers: the cache of assignments.
+        labeled: the slots of all hosts that have labels or rules about neighbors.
     """
 
     executor: Executor
@@ -141,6 +144,7 @@ class CpuAllocator:
     cpu_kind: CpuKind | None = field(init=False, default=None)
     aligning: bool = field(init=False, default=False)
     answers: AnswerCache = field(init=False, default_factory=no_answers)
+    labeled: LabeledSlots = field(init=False, default_factory=LabeledSlots)
 
     if TYPE_CHECKING:
 
@@ -170,7 +174,7 @@ class CpuAllocator:
             time_shared=bool(json.loads(registration.host_cpus).get("time_shared")),
         )
         for key, slot in self.slots.items():
-            self.cpus.add(key, cpus_booked(slot))
+            self.cpus.add(key, cpus_booked(slot), slot.policy)
         self.follow_settings()
         # The host may have become too small for its slots. The slots stay, and the ledger must not
         # report this as an inconsistency.
@@ -283,7 +287,8 @@ class CpuAllocator:
         """
         if not self.needs_topology(request):
             return None
-        return fits_empty(self.cpus, self._cpu_request(request))
+        booked = self.booking_for(request)
+        return fits_empty(self.cpus, cpu_request_of(request, booked, _near_of(request)))
 
     def score(self, request: ResourceRequest) -> int:
         """Returns a number that says how well this host suits a slot for the request; a higher
@@ -358,19 +363,34 @@ class CpuAllocator:
         return answer
 
     def _cpu_request(self, request: ResourceRequest) -> CpuRequest:
-        return cpu_request_of(request, self.booking_for(request))
+        return cpu_request_of(request, self.booking_for(request), self.without_neighbor(request))
+
+    def without_neighbor(self, request: ResourceRequest) -> tuple[NeighborRule, ...]:
+        """Returns the rules `near` that a slot of the request meets without a neighbor."""
+        if request.cpus is None or not request.cpus[0].neighbors:
+            return ()
+        return self.labeled.without_neighbor(request.cpus[0])
 
 
-def cpu_request_of(request: ResourceRequest, booked: Amounts) -> CpuRequest:
+def _near_of(request: ResourceRequest) -> tuple[NeighborRule, ...]:
+    return near_rules(request.cpus[0]) if request.cpus is not None else ()
+
+
+def cpu_request_of(
+    request: ResourceRequest,
+    booked: Amounts,
+    without_neighbor: tuple[NeighborRule, ...] = (),
+) -> CpuRequest:
     """Returns the cpus, NUMA nodes and devices that a slot needs on a host.
 
     Args:
         request: the request.
         booked: the amounts that the slot books on the host.
+        without_neighbor: rules `near` that the slot meets without a neighbor.
     """
     policy, limit_milli = request.cpus or (PLAIN, 0)
     devices = request.profile.devices if request.profile is not None else ()
-    return CpuRequest.of(policy, booked, limit_milli, devices)
+    return CpuRequest.of(policy, booked, limit_milli, devices, without_neighbor)
 
 
 def cpus_booked(slot: Slot) -> CpuAssignment | None:

@@ -302,6 +302,8 @@ class Host(CpuAllocator):
         slot = self.slots.pop(key)
         if self.cpus is not None:
             self.cpus.remove(key)
+        if slot.policy is not None:
+            self.labeled.remove(self.host_id, slot.policy)
         decrease(self.booked, slot.booked)
         decrease(self.unreported, self.unreported_of(key, slot))
         self.to_allocate.pop(key, None)

@@ -4,11 +4,14 @@ indexes against the hosts. Part of `all.py`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
+from finegrain.neighbors import Level
 from finegrain.resources import CPU_MILLI, larger_of, total_of
 from finegrain.values.states import ExecutorState, SlotState
 from resource_manager.engine.cpus.ledger import CpuLedger
+from resource_manager.engine.cpus.neighbors import broken_rules
 from resource_manager.engine.hosts.cpu_allocator import cpus_booked
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.hosts.slots import Slots
@@ -37,6 +40,22 @@ def cpu_problems(host: Host) -> Iterator[str]:
     for problem in ledger.problems():
         yield f"{title}: {problem}"
     yield from _holdings(host, ledger)
+    for key, rule in broken_rules(ledger):
+        # Rules of lower levels may break if the host registers with another topology.
+        if rule.level is Level.HOST:
+            yield f"{title}: slot {key} must be {rule}, but such a slot is on the same host"
+
+
+def _labeled_slots(hosts: Hosts) -> Iterator[str]:
+    """Yields problems of the table of slots with labels or rules about neighbors."""
+    found = Counter(
+        (host.host_id, slot.policy)
+        for host in hosts.values()
+        for slot in host.slots.values()
+        if slot.policy is not None
+    )
+    if found != hosts.labeled.counts():
+        yield f"the table of labeled slots has {hosts.labeled.counts()}, expected {dict(found)}"
 
 
 def _holdings(host: Host, ledger: CpuLedger) -> Iterator[str]:
@@ -46,6 +65,8 @@ def _holdings(host: Host, ledger: CpuLedger) -> Iterator[str]:
         if key not in assigned:
             yield f"slot {key} is not in the cpu ledger of its executor {host.host_id}"
             continue
+        if ledger.neighbors.get(key) != slot.policy:
+            yield f"slot {key} has other labels or rules in the cpu ledger than its request"
         if assigned.pop(key) != cpus_booked(slot):
             yield f"slot {key} has other cpus or NUMA nodes in the cpu ledger than in its row"
         assignment = slot.assignment
@@ -165,6 +186,7 @@ def host_sums(hosts: Hosts, slots: Slots) -> Iterator[str]:
     in_use = sum(map(bool, on_hosts))
     if hosts.in_use != in_use:
         yield f"the counter of hosts in use is {hosts.in_use}, expected {in_use}"
+    yield from _labeled_slots(hosts)
 
 
 def index_problems(hosts: Hosts, labels: Labels) -> Iterator[str]:

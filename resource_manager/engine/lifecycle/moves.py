@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import repeat
 
 from finegrain.cpu_assignment import CpuAssignment
-from finegrain.cpu_policy import PLAIN
+from finegrain.cpu_policy import PLAIN, CpuPolicy
 from finegrain.errors import Reason
 from finegrain.mapping.copies import copier
 from finegrain.units import format_duration
@@ -153,8 +153,11 @@ class RequestMoves:
             self.slots[key] = slot
             self.jobs[slot.job_id].slot_keys.add(key)
             host.slots[key] = slot
+            if policy.neighbor_job:
+                slot.policy = policy
+                host.labeled.add(host.host_id, policy)
             if host.cpus is not None:
-                host.cpus.add(key, assignment)
+                host.cpus.add(key, assignment, slot.policy)
             # Until the command is sent, the slot can be deleted without a command to the executor.
             host.to_allocate[key] = None
             # The row of the request is not written, because a restart computes its state from the
@@ -162,6 +165,8 @@ class RequestMoves:
             self.changes.slot(slot)
         # All slots are equal, so one call books all of them.
         host.book(booked, len(requests))
+        if policy.neighbor_job:
+            self.neighbors_changed(host, policy)
         if not charged:
             self.flows.place(requests[0].job_id, booked, len(requests), cost)
         self.outbox[host.host_id] = None
@@ -279,6 +284,8 @@ class RequestMoves:
         host.drop(key)
         self.hosts.in_use -= not host.slots
         self.unmark_superseded(slot)
+        if slot.policy is not None:
+            self.neighbors_changed(host, slot.policy)
         if slot.assignment is not None and (slot.assignment.cpus or slot.assignment.numa):
             # Blocked requests may need exactly these cpus and nodes, even if other capacity was
             # free.
@@ -293,6 +300,15 @@ class RequestMoves:
         # event.
         if was_freeing:
             self.journal.slot_event("slot_freed", slot)
+
+    def neighbors_changed(self, host: Host, policy: CpuPolicy) -> None:
+        """Unblocks the requests of a job whose rules about neighbors may be met now.
+
+        The caller has added or removed a slot of the job on the host.
+        """
+        self.hosts.indexes.log_growth(host, self.queue)
+        # If the last such slot ended, requests that are near each other may start on any host.
+        self.queue.unblock_job(policy.neighbor_job)
 
     def requeue(self, request: Request, slot: Slot, reason: str, message: str) -> None:
         """Queues a request again at its old place, unless its job has ended.

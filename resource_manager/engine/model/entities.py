@@ -318,6 +318,7 @@ class Slot:
     thread_since_ms: int | None = None
     # id of the request for which the slot was last reused; empty: not reused, or not known
     works_for: str = ""
+    policy: CpuPolicy | None = None  # the request's policy, if it has labels or rules of neighbors
 
     @property
     def best_effort(self) -> bool:
@@ -330,7 +331,7 @@ class Slot:
         return self.assignment is not None and bool(self.assignment.parked_devices)
 
 
-SLOT_RUNTIME = "booked cost placed_with_command grace_ms thread_since_ms works_for"
+SLOT_RUNTIME = "booked cost placed_with_command grace_ms thread_since_ms works_for policy"
 """Fields of a slot that are not stored."""
 
 

@@ -17,11 +17,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, NamedTuple
 
+from finegrain.neighbors import NeighborRule
 from finegrain.resources import Amounts, add, subtract, total_of
 from finegrain.values.explanations import Dimension
 from resource_manager.engine.cpus.ledger import CpuLedger
 from resource_manager.engine.hosts.cpu_allocator import ResourceRequest
 from resource_manager.engine.hosts.host import UNLIMITED, Host
+from resource_manager.engine.hosts.labeled_slots import near_rules
 from resource_manager.engine.model.entities import Slot, SlotKey
 from resource_manager.engine.model.host_refusal import HostRefusal
 from resource_manager.engine.model.settings import EngineSettings
@@ -44,6 +46,8 @@ class Blocker(StrEnum):
     SLOT_LIMIT = "SLOT_LIMIT"
     REFUSED = "REFUSED"  # the executor refused an equal slot recently
     HELD = "HELD"  # the free capacity is reserved for another owner
+    NOT_NEAR = "NOT_NEAR"  # no slot here that the request must be near to
+    NOT_APART = "NOT_APART"  # slots are here that the request must be apart from
     DEVICES = "DEVICES"  # too few devices have enough free capacity
     TOPOLOGY = "TOPOLOGY"  # the cpus or NUMA nodes are unsuitable, even if enough is free
 
@@ -182,6 +186,14 @@ class HostView:
     def is_now(self) -> bool:
         """True: the view shows the present host."""
         return not (self.is_empty or self._ended)
+
+    def without_neighbor(self, request: ResourceRequest) -> tuple[NeighborRule, ...]:
+        """Returns the rules `near` that a slot of the request meets without a neighbor. If the
+        host is taken as empty, all of them: other slots may start there first.
+        """
+        if self.is_empty:
+            return near_rules(request.cpus[0]) if request.cpus is not None else ()
+        return self.host.without_neighbor(request)
 
     def cpus(self) -> CpuLedger | None:
         """Returns the ledger of the host's cpus for this view; None: the host does not report its

@@ -41,6 +41,10 @@ from resource_manager.engine.placement.constraint import (
     Remedy,
 )
 from resource_manager.engine.placement.device_constraint import DEVICES, is_about_devices
+from resource_manager.engine.placement.neighbor_constraint import (
+    NEIGHBORS,
+    is_about_neighbors,
+)
 
 MILLI_PER_CPU = 1_000
 
@@ -120,15 +124,18 @@ class CpusSuit(Constraint):
             return []
         policy = request.cpus[0]
         stricter = _one_required(policy)
+        # Slots start and end, so no column shows where a rule about neighbors can be met.
+        neighbors = [rule for rule in policy.neighbors if not rule.required]
         if request.profile is None:
             # Each host has its own default slot, so no column shows whether a host can meet the
             # policy.
-            return [{} for _ in stricter]
+            return [{} for _ in (*stricter, *neighbors)]
         known = _cpu_need(request.profile, policy)
-        needs = (_cpu_need(request.profile, each) for each in stricter)
+        needs = [_cpu_need(request.profile, each) for each in stricter]
         # Return only the columns that the preferred policy adds. The search also compares the needs
         # of the class itself.
-        return [{name: n for name, n in need.items() if name not in known} for need in needs]
+        found = [{name: n for name, n in need.items() if name not in known} for need in needs]
+        return found + [{} for _ in neighbors]
 
     def never_met(self, request: ResourceRequest) -> int:
         """Counts preferred policies that have no effect on slots of this QoS class. Some policies
@@ -166,17 +173,25 @@ class CpusSuit(Constraint):
         elif is_original and at.is_empty:  # hosts with equal cpus share the result
             given = host.never_suits(request)
         else:
-            given = assign(at.cpus(), cpu_request_of(request, requested))
+            alone = at.without_neighbor(request)
+            given = assign(at.cpus(), cpu_request_of(request, requested, alone))
         if not isinstance(given, HostRefusal):
             return NO_OBSTACLE
         # If the devices alone are unsuitable, `DevicesSuit` reports the obstacle.
         if is_about_devices(given) and DEVICES.obstacles(request, requested, at):
             return NO_OBSTACLE
+        # The same applies if the rules about neighbors leave no cpu at all.
+        if is_about_neighbors(given) and NEIGHBORS.obstacles(request, requested, at):
+            return NO_OBSTACLE
         return (Obstacle(self, Blocker.TOPOLOGY, not given.lasting, 1, host_refusal=given),)
 
     def obstacle(self, request: ResourceRequest, at: HostView) -> Obstacle | None:
         """Returns the reason why a host does not meet the condition; None: the host meets it."""
-        return next(iter(self.obstacles(request, at.host.booking_for(request), at)), None)
+        requested = at.host.booking_for(request)
+        found = self.obstacles(request, requested, at) or NEIGHBORS.obstacles(
+            request, requested, at
+        )
+        return next(iter(found), None)
 
     def text(self, obstacle: Obstacle, requested: Amounts, at: HostView) -> str:
         """See `Constraint`."""
@@ -194,7 +209,8 @@ class CpusSuit(Constraint):
         host, ledger = at.host, at.cpus()
         if ledger is None:
             return
-        wanted = cpu_request_of(request, host.booking_for(request))
+        booked = host.booking_for(request)
+        wanted = cpu_request_of(request, booked, at.without_neighbor(request))
         found = [*_preferred(ledger, wanted), *_lower_amounts(host, ledger, wanted)]
         yield from found
         shared = replace(wanted, policy=_shared(wanted.policy))

@@ -48,6 +48,7 @@ from resource_manager.engine.placement.constraint import (
 from resource_manager.engine.placement.cpu_constraint import CpusSuit, cpu_amounts_to_try
 from resource_manager.engine.placement.device_constraint import DEVICES
 from resource_manager.engine.placement.isolation_constraint import ISOLATION
+from resource_manager.engine.placement.neighbor_constraint import NEIGHBORS
 
 
 class Available(Constraint):
@@ -286,6 +287,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     NotRefused(),
     NOT_RESERVED,
     DEVICES,
+    NEIGHBORS,
     CPUS,
 )
 """All constraints. Costly constraints come last."""

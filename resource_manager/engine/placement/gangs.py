@@ -27,9 +27,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from finegrain.values.states import GangPlacement
-from resource_manager.engine.model.scheduling_key import Labels, kinds_of
+from resource_manager.engine.hosts.labeled_slots import near_rules
+from resource_manager.engine.model.scheduling_key import CpuKey, Labels, cpu_key, kinds_of
 from resource_manager.engine.placement.columns import needs_of, size_of
 from resource_manager.engine.placement.device_constraint import MOST_LEFT
 from resource_manager.engine.placement.gang_packing import Matching, Packing
@@ -129,7 +131,8 @@ class GangSearch:
                     found = self._within_a_value(among)
                 case GangPlacement.ANYWHERE:
                     found = self._together(partly=False)
-            return found if count_of(found) == self.wanted else None
+            fits = count_of(found) == self.wanted and self._keeps_near(found)
+            return found if fits else None
         finally:
             # A placement pass may be using the indexes, so all changes are rolled back, even after
             # an error.
@@ -162,6 +165,39 @@ class GangSearch:
         """Ends the search, and rolls back its changes."""
         self._placer.drop()
 
+    @property
+    def _has_near(self) -> bool:
+        return any(near_rules(each.wanted.policy) for each in self.members)
+
+    def _keeps_near(self, found: Sequence[Share]) -> bool:
+        """Returns True if the members can be booked in the order of the result. This may be false
+        only if a member must be near another member, because searches compare hosts one by one.
+        """
+        if not self._has_near:
+            return True
+        self._placer.roll_back()
+        return all(
+            self._placer.take(self.members[each.request_index], each.host_id, each.count)
+            == each.count
+            for each in found
+        )
+
+    def _near_others(self, *, partly: bool) -> list[Share]:
+        """Places members of which some must be near others: all on one host if possible, otherwise
+        one after the other. The search is not exact.
+        """
+        found = self._on_one_host()
+        if found:
+            return found
+        best: list[Share] = []
+        for order in self._orders():
+            self._placer.roll_back()
+            found = self._fill(order, partly=partly)
+            if count_of(found) == self.wanted:
+                return found
+            best = max(best, found, key=count_of)
+        return best
+
     def _on_one_host(self) -> list[Share]:
         whole = self._whole()
         # The sum of all needs selects the hosts. `_fill_host` then checks the cpus of a host.
@@ -182,6 +218,8 @@ class GangSearch:
 
     def _together(self, *, partly: bool) -> list[Share]:
         members = self.members
+        if self._has_near:
+            return self._near_others(partly=partly)
         # Members of equal size with different labels compete for hosts: the first suitable host of
         # one member may be the only host of another member. So a matching is used.
         alike = len({(each.wanted.profile, each.wanted.cpus) for each in members}) == 1
@@ -279,7 +317,7 @@ class GangSearch:
             if labels.setdefault(name, value) != value:
                 return None
         largest = self._largest_first()[0].wanted
-        key = largest.profile, tuple(sorted(labels.items())), largest.cpus
+        key = largest.profile, tuple(sorted(labels.items())), _without_neighbors(largest.cpus)
         barred = frozenset[str]().union(*(each.barred for each in self.members))
         whole = SchedulingClass(0, *key)
         pooled, separate = whole_needs(self.members)
@@ -294,6 +332,10 @@ class GangSearch:
         usually works, but a few combinations fit only with "smallest first".
         """
         order = self._largest_first()
+        if self._has_near:
+            # Members that need no neighbor come first, so that the others find them.
+            order.sort(key=lambda each: len(near_rules(each.wanted.policy)))
+            return [order]
         return [order, order[::-1]] if self._placer.topology else [order]
 
     def _largest_first(self) -> list[Members]:
@@ -328,6 +370,8 @@ def search_would_fail(hosts: Hosts, kind: GangKind) -> bool:
     """Returns True if a search for an equal gang has failed, and no host that could serve a member
     has got more room since then.
     """
+    if _among_neighbors(kind.member_requests):
+        return False
     grown = _grown_since(hosts, kind.failed_search)
     if grown is None or _helps(hosts, kind, grown):
         return False
@@ -349,8 +393,11 @@ def find_together(
             older slots of members are there.
     """
     kind, grown = waiting.kind, None
+    neighbors = _among_neighbors(requests)
     # The cached result of equal gangs is valid only if this gang excludes no hosts.
-    if requests == kind.member_requests:
+    if neighbors:
+        grown = None
+    elif requests == kind.member_requests:
         grown = _grown_since(hosts, kind.failed_search)
     elif waiting.failed_search is not None and waiting.failed_search[0] == requests:
         since = _grown_since(hosts, waiting.failed_search[1])
@@ -361,12 +408,26 @@ def find_together(
     # then.
     found = search.find(grown)
     waiting.steps = STEPS_MAX - search.steps_left
-    failed = _now(hosts) if found is None else None
+    # A slot that starts or ends on any host may be the missing neighbor.
+    failed = _now(hosts) if found is None and not neighbors else None
     if requests == kind.member_requests:
         kind.failed_search = failed
     else:
         waiting.failed_search = (requests, failed) if failed is not None else None
     return found
+
+
+def _among_neighbors(requests: Iterable[MemberRequest]) -> bool:
+    """Returns True if rules about neighbors apply to some members."""
+    return any(each.cpus is not None and each.cpus[0].neighbor_job for each in requests)
+
+
+def _without_neighbors(cpus: CpuKey | None) -> CpuKey | None:
+    if cpus is None:
+        return None
+    policy, limit = cpus
+    plain = replace(policy, slot_labels=(), neighbors=(), neighbor_job="")
+    return cpu_key(plain, limit)
 
 
 def count_of(shares: Iterable[Share]) -> int:

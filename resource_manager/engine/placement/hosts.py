@@ -23,6 +23,7 @@ from copy import copy
 from finegrain.resources import Amounts
 from resource_manager.engine.hosts.cpu_allocator import CpuKind
 from resource_manager.engine.hosts.host import UNLIMITED, Host
+from resource_manager.engine.hosts.labeled_slots import LabeledSlots
 from resource_manager.engine.model.entities import Slot
 from resource_manager.engine.model.scheduling_key import DEFAULT_SLOTS, EMPTY, IN_USE, SLOTS, Labels
 from resource_manager.engine.model.settings import EngineSettings
@@ -333,6 +334,7 @@ class Hosts(dict[str, Host]):
             empty host changes.
         in_use: the number of hosts that have slots.
         refusing: the hosts that refused a slot. Their refusals may have expired.
+        labeled: the slots that have labels or rules about neighbors.
         touched: the hosts that changed since the last `refresh`: they were removed, or their free
             capacity may have changed. If `touched` is empty, the indexes are up to date.
     """
@@ -345,6 +347,11 @@ class Hosts(dict[str, Host]):
         self.in_use = 0
         self.refusing: dict[str, None] = {}
         self.touched: dict[str, None] = {}
+        self.labeled = LabeledSlots()
+
+    def __setitem__(self, host_id: str, host: Host) -> None:
+        super().__setitem__(host_id, host)
+        host.labeled = self.labeled
 
     def of(self, slot: Slot) -> Host:
         """Returns the host of a slot."""

@@ -18,8 +18,11 @@ import heapq
 from collections.abc import Collection, Iterable, Iterator
 from itertools import chain, filterfalse
 
+from finegrain.cpu_policy import CpuPolicy
+from finegrain.neighbors import NeighborRule
 from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI
 from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.hosts.labeled_slots import near_rules
 from resource_manager.engine.model.scheduling_key import Labels
 from resource_manager.engine.placement.columns import needs_of
 from resource_manager.engine.placement.gpu_hosts import GpuHosts
@@ -105,6 +108,9 @@ class Placer:
             no more slots fit. It also has fewer slots if the caller must book these slots first:
             only then can the placer know whether more slots fit.
         """
+        if scheduling_class.cpus is not None and scheduling_class.policy.neighbor_job:
+            # Tentative slots since the last call may be neighbors.
+            self._found.pop(scheduling_class, None)
         found = self._candidates(scheduling_class)
         index = found.scope.index
         besides = {index.position[name] for name in elsewhere if index.knows(name)}
@@ -117,7 +123,7 @@ class Placer:
             # A later level is less suitable, so it gets only slots that fit on no earlier level. If
             # the booking chooses devices, the caller must book these slots before the placer tries
             # the next level.
-            if not count or (taken and found.one_host_at_a_time(level)):
+            if not count or (taken and (found.one_host_at_a_time(level) or found.scope.one_host)):
                 break
         return runs
 
@@ -160,7 +166,16 @@ class Placer:
         found = self._found.get(scheduling_class)
         # An index for the labels may have been built after the search began. Then the search begins
         # again in that index.
-        if found is None or found.scope.index is not self._indexes.of(scheduling_class.labels):
+        if (
+            found is None
+            or found.scope.index is not self._indexes.of(scheduling_class.labels)
+            # Slots that were booked since then may be neighbors.
+            or (
+                scheduling_class.cpus is not None
+                and scheduling_class.policy.neighbor_job
+                and found.scope.labeled_version != self._hosts.labeled.version
+            )
+        ):
             found = self._found[scheduling_class] = self._begin(scheduling_class)
         return found
 
@@ -170,6 +185,9 @@ class Placer:
         # The index of a selector contains only hosts with its labels, so the labels need no check.
         labels = labels if index is self._indexes.main else ()
         refusing = self._refusing(scheduling_class)
+        if scheduling_class.cpus is not None and scheduling_class.policy.neighbor_job:
+            # Finds these hosts without a check of their cpus. The check decides in any case.
+            refusing += self._hosts.labeled.excluded(scheduling_class.policy)
         scope = self._scope_in(index, scheduling_class, labels, refusing)
         return Candidates(scope, self._levels(scheduling_class))
 
@@ -200,6 +218,13 @@ class Placer:
         if labels and self._indexes.carrier_count(labels) <= LISTED_MAX:
             position, carriers = index.position, self._indexes.carriers(labels)
             listed = sorted([position[name] for name in carriers if name in position])
+        near: tuple[NeighborRule, ...] = ()
+        prefers = False
+        if scheduling_class.cpus is not None and scheduling_class.policy.neighbors:
+            near = near_rules(scheduling_class.policy)
+            prefers = any(not each.required for each in scheduling_class.policy.neighbors)
+        if near and (found := self._hosts_near(scheduling_class.policy)) is not None:
+            listed = sorted(index.position[name] for name in found if index.knows(name))
         return Scope(
             scheduling_class,
             index,
@@ -212,7 +237,19 @@ class Placer:
             closed=self._closed,
             avoids_reserved=self._avoids_reserved,
             check_budget=self._check_budget,
+            one_host=bool(near) or prefers,
+            prefers_neighbors=prefers,
+            labeled_version=self._hosts.labeled.version,
         )
+
+    def _hosts_near(self, policy: CpuPolicy) -> set[str] | None:
+        """Returns the only hosts on which the required rules `near` of a request can be met; None:
+        on any host.
+        """
+        table = self._hosts.labeled
+        alone = table.without_neighbor(policy)
+        rules = [each for each in near_rules(policy) if each.required and each not in alone]
+        return set.intersection(*(table.near(policy, each) for each in rules)) if rules else None
 
     def _levels(self, scheduling_class: SchedulingClass) -> tuple[Level, ...]:
         return levels(
@@ -242,7 +279,7 @@ class Placer:
             for position in _best_first(found, level, column):
                 # Place one slot per host, because the free cpus are known only after the caller has
                 # booked the slot.
-                if len(taken) == count:
+                if len(taken) == count or (taken and found.scope.one_host):
                     break
                 if position not in besides:
                     besides.add(position)
@@ -322,10 +359,14 @@ class Placer:
             # The host gets no more slots until the caller has booked these slots, because only the
             # booking chooses the cpus.
             besides.add(best)
-            share = found.scope.room(best, count)
+            # A preference may be met by the first slot on a host, and by no other.
+            most = 1 if found.scope.prefers_neighbors else count
+            share = found.scope.room(best, most)
             self._ledger.take(found.scope.bookings, best, share)
             taken.append((best, share))
             count -= share
+            if found.scope.one_host:
+                break
         return taken
 
     def _least_stranding(
@@ -483,6 +524,11 @@ class Candidates:
 
     def finish(self) -> None:
         """Stores in the class the positions at which its searches stopped."""
+        # Slots of the job that start or end change where rules about neighbors can be met, even if
+        # no host gets more room. So the next search checks all hosts again.
+        wanted = self.scope.scheduling_class
+        if wanted.cpus is not None and wanted.policy.neighbor_job:
+            return
         # Only if every level was searched to its end, it is certain that no host has room.
         index, full = self.scope.index, len(self._searches) == len(self.levels)
         for search in self.begun():

@@ -74,6 +74,10 @@ class Scope:
             searches.
         avoids_reserved: True if a search that checks cpus must skip hosts with a reservation.
         check_budget: the limit for failed checks of cpus and NUMA nodes.
+        one_host: True if the caller must book the slots of one host before it places more slots:
+            the other slots may have to be near them.
+        prefers_neighbors: True if some rules about neighbors are preferred.
+        labeled_version: the version of the table of labeled slots for which the scope is valid.
     """
 
     scheduling_class: SchedulingClass
@@ -87,6 +91,9 @@ class Scope:
     closed: set[str]
     avoids_reserved: bool
     check_budget: CheckBudget
+    one_host: bool = False
+    prefers_neighbors: bool = False
+    labeled_version: int = 0
 
     def room(self, position: int, most: int) -> int:
         """Returns the number of slots that fit on a host, at most `most`."""

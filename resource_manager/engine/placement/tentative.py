@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, filterfalse
 
+from finegrain.cpu_policy import CpuPolicy
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.model.scheduling_key import (
     IN_USE,
@@ -302,6 +303,9 @@ class TentativePlacer(Placer):
             scope = self._scope_in(index, scheduling_class, labels, barred)
             self._scopes[scheduling_class] = scope
         return scope
+
+    def _hosts_near(self, policy: CpuPolicy) -> set[str] | None:  # noqa: ARG002 -- of no policy
+        return None  # members of the gang may be neighbors of each other
 
     def _by_affinity(
         self, searches: list[Search], bookings: Bookings, besides: Collection[int]

@@ -11,12 +11,14 @@ from collections.abc import Callable, Sequence
 from itertools import repeat
 
 from finegrain.cpu_assignment import CpuAssignment
+from finegrain.cpu_policy import CpuPolicy
 from finegrain.errors import InvariantBroken
 from resource_manager.engine.cpus.assign import assign, assign_many
 from resource_manager.engine.cpus.ledger import CpuLedger
 from resource_manager.engine.cpus.request import CpuRequest
 from resource_manager.engine.hosts.cpu_allocator import ResourceRequest, cpu_request_of
 from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.hosts.labeled_slots import near_rules
 
 StartOf = Callable[[Host], CpuLedger | None]
 """A function that returns the cpu ledger of a host at the start of the search; None: the host does
@@ -45,6 +47,9 @@ class TentativeCpus:
         # by host; None: no cpus are taken on the host
         self._changed: dict[str, CpuLedger | None] = {}
         self._journal: list[tuple[str, CpuLedger | None]] = []
+        self._policies: list[
+            CpuPolicy
+        ] = []  # for each entry of the journal: the policy of its slots
         # for each host or kind of hosts: how many slots were tried, and how many of them fit
         self._known: dict[object, tuple[int, int]] = {}
 
@@ -56,6 +61,7 @@ class TentativeCpus:
         """Gives back the cpus that were taken since a mark."""
         while len(self._journal) > mark:
             host_id, before = self._journal.pop()
+            self._policies.pop()
             self._changed[host_id] = before
 
     def fit(self, request: ResourceRequest, host: Host, most: int) -> int:
@@ -65,10 +71,14 @@ class TentativeCpus:
         if not most or not host.needs_topology(request):
             return most
         changed = self._changed.get(host.host_id)
-        # If no slot took cpus on the host, the host caches the result for its present state.
-        if host.cpus is None or (changed is None and self._start_of is as_they_are):
+        wanted = self._wanted(request, host)
+        # If no slot took cpus on the host, the host caches the result for its present state. Its
+        # result does not count tentative slots on other hosts, which may be neighbors.
+        own = host.without_neighbor(request)
+        if host.cpus is None or (
+            changed is None and self._start_of is as_they_are and own == wanted.without_neighbor
+        ):
             return len(host.assign_many(request, most))
-        wanted = cpu_request_of(request, host.booking_for(request))
         if changed is not None:
             return _count(changed, wanted, most)
         # Hosts of one kind are equal when empty, so one computation is enough for all hosts of the
@@ -108,7 +118,7 @@ class TentativeCpus:
         changed = self._changed.get(host.host_id)
         if changed is None:
             return host.unmet(request)
-        found = assign(changed, cpu_request_of(request, host.booking_for(request)))
+        found = assign(changed, self._wanted(request, host))
         return len(found.notes) if isinstance(found, CpuAssignment) else 0
 
     def take(self, request: ResourceRequest, host: Host, count: int) -> None:
@@ -128,7 +138,7 @@ class TentativeCpus:
         if start is None:
             return
         # Change a copy. So `roll_back` can restore `before`.
-        ledger, wanted = start.scratch(), cpu_request_of(request, host.booking_for(request))
+        ledger, wanted = start.scratch(), self._wanted(request, host)
         given = CpuAssignment(request.cpus[0].qos) if request.cpus is not None else None
         for _ in range(count):
             if host.needs_topology(request):
@@ -139,9 +149,28 @@ class TentativeCpus:
                     )
                 given = found
             # The copy only gains slots, so their number is a unique key.
-            ledger.add((_KEY, len(ledger.holdings)), given)
+            ledger.add((_KEY, len(ledger.holdings)), given, wanted.policy)
         self._journal.append((host.host_id, before))
+        self._policies.append(wanted.policy)
         self._changed[host.host_id] = ledger
+
+    def _wanted(self, request: ResourceRequest, host: Host) -> CpuRequest:
+        booked = host.booking_for(request)
+        if request.cpus is None or not request.cpus[0].neighbors:
+            return cpu_request_of(request, booked)
+        policy = request.cpus[0]
+        # On an empty host, other slots may start first, so a neighbor is never missing there.
+        if self._start_of is as_if_empty:
+            return cpu_request_of(request, booked, near_rules(policy))
+        alone = tuple(
+            rule
+            for rule in host.without_neighbor(request)
+            if not any(
+                other.neighbor_job == policy.neighbor_job and rule.selects(other.slot_labels)
+                for other in self._policies
+            )
+        )
+        return cpu_request_of(request, booked, alone)
 
 
 def _count(ledger: CpuLedger, wanted: CpuRequest, most: int) -> int:

@@ -52,7 +52,10 @@ def empty_like(host: Host, operator: HostPolicy = NOTHING_SET) -> Host:
     """
     executor = Executor(host.executor.registration, registration_number=0)
     executor.cpu_state = host.executor.cpu_state
-    return Host.of(executor, operator, host.cluster_policy)
+    copy = Host.of(executor, operator, host.cluster_policy)
+    # A new host has no neighbors, so it does not help a request that must be near present slots.
+    copy.labeled = host.labeled
+    return copy
 
 
 def counted(demand: Demand, kind: int) -> Demand:

@@ -378,6 +378,20 @@ class WaitingQueue:
             for scheduling_class in scheduling_classes if self._fitting_blocked else ():
                 self._fitting_blocked.pop(scheduling_class, None)
 
+    def unblock_job(self, job_id: str) -> None:
+        """Unblocks the classes and items of a job whose rules about neighbors may be met now."""
+        for job_queue in self.by_job.get(job_id, ()):
+            scheduling_class = job_queue.scheduling_class
+            blocked = self.blocked.get(scheduling_class.labels, {})
+            if scheduling_class.policy.neighbor_job and scheduling_class in blocked:
+                del blocked[scheduling_class]
+                if not blocked:
+                    del self.blocked[scheduling_class.labels]
+                self.for_next_pass[scheduling_class] = None
+                self._fitting_blocked.pop(scheduling_class, None)
+        for item in self.non_batchables.of_job(job_id):
+            self.non_batchables.unblock(item.arrival_number)
+
     def set_aside(self, job_queue: JobQueue, number: int) -> None:
         """Removes a request until `take_back` is called. So later requests of its queue can be
         tried. The fairness tree still counts the request as pending.

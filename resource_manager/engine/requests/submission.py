@@ -8,9 +8,10 @@ whole call has a problem: the job is unknown, or only some requests have a profi
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
+from finegrain.cpu_policy import PLAIN
 from finegrain.errors import InvalidArgument, Reason, ResourceExhausted
 from finegrain.values.outcomes import ItemOutcome
 from resource_manager.engine.lifecycle.known import active_job, known_job, taken
@@ -51,6 +52,10 @@ def submit_requests(state: State, event: RequestsSubmitted) -> list[ItemOutcome]
     """
     # Check the whole call first, because a rejected event must not change the state.
     job = active_job(state.jobs, event.job_id)
+    ranges_sent = event.ranges + event.following_ranges
+    sent = chain(event.requests, event.following, (each.request for each in ranges_sent))
+    if any(spec.cpu_policy is not PLAIN for spec in sent):
+        event = _in_job(event, job.job_id)
     _refuse_mix(job, chain(event.requests, (each.request for each in event.ranges)))
     # A large call is split into several events. The first event checks the limits for all of them:
     # `event.following` contains the requests of the later events.
@@ -93,6 +98,28 @@ def submit_requests(state: State, event: RequestsSubmitted) -> list[ItemOutcome]
         if (gang := state.gangs.by_id.get(gang_id)) is not None:  # None: its members were refused
             accept_gang(state, gang)
     return outcomes + [submit_range(state, job, spec) for spec in event.ranges]
+
+
+def _in_job(event: RequestsSubmitted, job_id: str) -> RequestsSubmitted:
+    """Returns the event with the job in each policy that has labels or rules about neighbors.
+    Requests of other jobs are then never equal to these requests.
+    """
+
+    def of_job(spec: RequestSpec) -> RequestSpec:
+        if not (spec.cpu_policy.slot_labels or spec.cpu_policy.neighbors):
+            return spec
+        return replace(spec, cpu_policy=replace(spec.cpu_policy, neighbor_job=job_id))
+
+    def of_ranges(some: tuple[RangeSpec, ...]) -> tuple[RangeSpec, ...]:
+        return tuple(replace(each, request=of_job(each.request)) for each in some)
+
+    return replace(
+        event,
+        requests=tuple(map(of_job, event.requests)),
+        following=tuple(map(of_job, event.following)),
+        ranges=of_ranges(event.ranges),
+        following_ranges=of_ranges(event.following_ranges),
+    )
 
 
 def _refuse_beyond_limits(

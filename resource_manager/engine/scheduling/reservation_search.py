@@ -430,7 +430,7 @@ class ReservationSearch:
             return None
         ledger = host.cpus.empty()
         for key in self._outlasting & host.cpus.holdings.keys():
-            ledger.add(key, host.cpus.holdings[key])
+            ledger.add(key, host.cpus.holdings[key], host.cpus.neighbors.get(key))
         return ledger
 
 

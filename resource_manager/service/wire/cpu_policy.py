@@ -6,6 +6,8 @@ valid combination.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from finegrain.cpu_policy import (
     PLAIN,
     BindPolicy,
@@ -14,6 +16,7 @@ from finegrain.cpu_policy import (
     QosClass,
 )
 from finegrain.errors import InvalidArgument
+from finegrain.neighbors import Level
 from finegrain.resources import ResourceProfile
 from finegrain.rpc.wire_cpus import cpu_policy_from_proto
 from finegrain.v1 import slots_pb2
@@ -44,6 +47,7 @@ def request_policy(
         return PLAIN
     policy = cpu_policy_from_proto(message.cpu_policy, f"{field}.cpu_policy")
     _check_strengths(policy, f"{field}.cpu_policy")
+    _check_neighbors(policy, f"{field}.cpu_policy")
     # Dedicated cpus are always whole cpus. So other rules apply to the amounts of such a slot.
     if policy.qos.is_pinned:
         _check_whole_cpus(policy.qos, profile, message.cpu_limit_milli, field)
@@ -73,6 +77,21 @@ def _check_strengths(policy: CpuPolicy, field: str) -> None:
             f"numa {NumaPolicy.RESTRICTED} or {NumaPolicy.SINGLE_NUMA_NODE}"
         )
         raise InvalidArgument(f"{field}.numa_strength", _REQUIRED, expected)
+
+
+def _check_neighbors(policy: CpuPolicy, field: str) -> None:
+    """Checks that some host could meet all rules about neighbors."""
+    for at, rule in enumerate(policy.neighbors):
+        if rule.level is not Level.HOST and not policy.qos.is_pinned:
+            expected = (
+                f"level {Level.HOST} with qos {policy.qos}, or qos {PINNED}: below the host, only"
+                " dedicated cpus have a place"
+            )
+            raise InvalidArgument(f"{field}.neighbors[{at}].level", str(rule.level), expected)
+        opposite = replace(rule, apart=not rule.apart)
+        if rule.required and opposite in policy.neighbors[:at]:
+            expected = f"another rule than {opposite}, which requires the opposite"
+            raise InvalidArgument(f"{field}.neighbors[{at}]", str(rule), expected)
 
 
 def _check_whole_cpus(

@@ -68,6 +68,7 @@ WRITINGS = (
         given="executor_address resizes device_conditions used",
         kept=(
             "cpus ordered wanted booked cost placed_with_command grace_ms thread_since_ms works_for"
+            " policy"
         ),
     ),
     Writing(

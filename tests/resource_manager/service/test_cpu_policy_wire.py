@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,8 +31,12 @@ CORES, NODES = pb.EXCLUSIVE_POLICY_PCPU_LEVEL, pb.EXCLUSIVE_POLICY_NUMA_NODE_LEV
 REQUIRED, PREFERRED = pb.STRENGTH_REQUIRED, pb.STRENGTH_PREFERRED
 
 
+def near(**rule: Any) -> pb.NeighborRule:
+    return pb.NeighborRule(**{"labels": {"app": "db"}, **rule})
+
+
 def asks(
-    cpu_milli: int | None = 2000, cpu_limit_milli: int = 0, **policy: int
+    cpu_milli: int | None = 2000, cpu_limit_milli: int = 0, **policy: Any
 ) -> slots_pb2.SlotRequest:
     """Returns a slot request; without a profile if `cpu_milli` is None."""
     profile = None
@@ -40,7 +46,7 @@ def asks(
         allocation_id="slot-1",
         profile=profile,
         cpu_limit_milli=cpu_limit_milli,
-        cpu_policy=pb.CpuPolicy(**policy),  # type: ignore[arg-type]
+        cpu_policy=pb.CpuPolicy(**policy),
     )
 
 
@@ -92,6 +98,8 @@ def test_who_says_nothing_gets_a_plain_slot() -> None:
         asks(500, 500, qos=BE, bind=SPREAD, exclusive=NODES),
         asks(qos=LSR, bind=FULL, bind_strength=PREFERRED),
         asks(qos=LSR, bind_strength=PREFERRED),
+        asks(qos=LSR, slot_labels={"app": "db"}, neighbors=[near(level=pb.NEIGHBOR_LEVEL_CORE)]),
+        asks(neighbors=[near(apart=True, strength=PREFERRED), near()]),
     ],
     ids=lambda message: " ".join(str(message).split()[5:]),
 )
@@ -102,6 +110,16 @@ def test_what_goes_together_comes_back_as_it_went(message: slots_pb2.SlotRequest
 
 
 WRONG = [
+    (
+        asks(neighbors=[near(level=pb.NEIGHBOR_LEVEL_NUMA)]),
+        "cpu_policy.neighbors[0].level",
+        "numa",
+        "level host with qos LS, or qos LSE or LSR",
+    ),
+    (asks(neighbors=[near(), near(apart=True)]), "cpu_policy.neighbors[1]", "apart", "opposite"),
+    (asks(neighbors=[near(labels={})]), "cpu_policy.neighbors[0].labels", "empty", "the labels"),
+    (asks(neighbors=[near()] * 5), "cpu_policy.neighbors", "5 items", "at most 4"),
+    (asks(slot_labels={"a b": ""}), "cpu_policy.slot_labels key", "a b", "1 to 63"),
     (asks(None, qos=LSE), "profile", "absent", "a multiple of 1000"),
     (asks(1500, qos=LSR), "profile.cpu_milli", "1500", "whole cpus with qos LSR"),
     (asks(0, qos=LSR), "profile.cpu_milli", "0", "or cpu_policy.qos LS for parts"),
