@@ -77,6 +77,11 @@ NOT_READ = {
     "Cpu",  # built from the cores of a topology
 }
 ELSEWHERE = {
+    # set by the resource manager only; the other is required unless the rule says otherwise
+    "Explanation": {
+        ".request.cpu_policy.neighbor_job",
+        ".request.cpu_policy.neighbors[].required",
+    },
     "ExecutorStatus": {".slot_list"},  # given by the caller
     "JobEvent": {".from_snapshot"},  # set when a snapshot is read
     "TopologyReport": {".cpus[].core"},  # the first one is number 0

@@ -123,10 +123,10 @@ def test_slots_are_near_to_and_apart_from_others(small: Small) -> None:
         size: Any = {"cpu_milli": 100, "memory_bytes": MEMORY, "slot_labels": {"app": "db"}}
         (first,) = job.request_slots(fg.SlotSpec(**size))
         first.granted()
-        (second,) = job.request_slots(fg.SlotSpec(**size, apart=["app=db"]))
+        (second,) = job.request_slots(fg.SlotSpec(**size, apart=("app=db",)))
         explained = small.cli("explain", second.allocation_id).text
         assert f"has slot {first.allocation_id}, which the rule apart app=db@host" in explained
-        (third,) = job.request_slots(fg.SlotSpec(**size, near=["app=db"], apart=["x=y"]))
+        (third,) = job.request_slots(fg.SlotSpec(**size, near=("app=db",), apart=("x=y",)))
         assert third.granted().executor_id == first.granted().executor_id
         first.granted().release()
         third.granted().release()

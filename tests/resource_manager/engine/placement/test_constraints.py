@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from finegrain.cpu_policy import NumaPolicy
+from finegrain.cpu_policy import CpuPolicy, NumaPolicy
 from finegrain.devices.names import device_requests
+from finegrain.neighbors import read_rule
 from finegrain.resources import GIB, MIB, ResourceProfile
 from finegrain.values.states import ExecutorState
 from resource_manager.engine.hosts.host import Host
@@ -18,6 +19,7 @@ from resource_manager.engine.placement.constraint import HostView
 from resource_manager.engine.placement.fit import CONSTRAINTS, Fit
 from tests.support.devices import gpu_host
 from tests.support.engine_cluster import LSR, EngineCluster
+from tests.support.engine_cluster.calls import JOB
 
 SSD = (("disk", "ssd"),)
 """The labels of the only host."""
@@ -113,6 +115,20 @@ def _lower_level(cluster: EngineCluster, host: Host) -> RequestSpec:
     return replace(WANTED, profile=ResourceProfile(1_000, 64 * MIB, devices=(strict,)))
 
 
+def _ruled(rule: str, *, apart: bool) -> RequestSpec:
+    policy = CpuPolicy(neighbors=(read_rule("rule", rule, apart=apart),), neighbor_job=JOB)
+    return replace(WANTED, cpu_policy=policy)
+
+
+def _not_apart(cluster: EngineCluster, host: Host) -> RequestSpec:
+    cluster.submit("first", cpu_policy=CpuPolicy(slot_labels=(("app", "db"),)))
+    return _ruled("app=db", apart=True)
+
+
+def _not_near(cluster: EngineCluster, host: Host) -> RequestSpec:
+    return _ruled("app=db@numa", apart=False)
+
+
 EXAMPLES: dict[str, tuple[str, list[tuple[Violate, tuple[str, ...], str]]]] = {
     "Available": (
         "now",
@@ -147,6 +163,13 @@ EXAMPLES: dict[str, tuple[str, list[tuple[Violate, tuple[str, ...], str]]]] = {
                 ("DEVICES",),
                 "gpu-memory enforced by mps; others have gpu-memory: none",
             ),
+        ],
+    ),
+    "NearAndApart": (
+        "now",
+        [
+            (_not_apart, ("NOT_APART",), "has slot first, which the rule apart app=db@host"),
+            (_not_near, ("NOT_NEAR",), "has no slot that the rule near app=db@numa:required"),
         ],
     ),
     "CpusSuit": ("ever", [(_scattered, ("TOPOLOGY",), "NUMA_UNALIGNED: SingleNUMANode")]),

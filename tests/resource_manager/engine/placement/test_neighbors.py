@@ -271,10 +271,11 @@ def test_required_rules_hold_on_random_clusters(data: st.DataObject) -> None:
     made = 0
     for _ in range(data.draw(st.integers(2, 8))):
         running = cluster.running()
-        if running and data.draw(st.booleans()):
+        ends: bool = data.draw(st.booleans())
+        if running and ends:
             cluster.release(data.draw(st.sampled_from(sorted(running))))
-        pinned = data.draw(st.booleans())
-        rules = data.draw(st.lists(st.sampled_from(RULES), max_size=2))
+        pinned: bool = data.draw(st.booleans())
+        rules: list[str] = data.draw(st.lists(st.sampled_from(RULES), max_size=2))
         if not pinned:
             rules = [each for each in rules if "@host" in each]
         wanted = policy(
@@ -297,7 +298,7 @@ def assert_near(cluster: EngineCluster, new: set[tuple[str, int]]) -> None:
     slots = cluster.state.slots
     for key in new:
         own = slots[key]
-        for rule in own.policy.neighbors if own.policy is not None else ():
+        for rule in rules_of(own.policy):
             if rule.apart or not rule.required:
                 continue
             selected = [each for each in slots.values() if selects(rule, each.policy)]
@@ -305,6 +306,10 @@ def assert_near(cluster: EngineCluster, new: set[tuple[str, int]]) -> None:
             if own in selected and not others:
                 continue
             assert any(share(cluster, own, each, rule.level) for each in others), rule
+
+
+def rules_of(policy_of_slot: CpuPolicy | None) -> tuple[NeighborRule, ...]:
+    return policy_of_slot.neighbors if policy_of_slot is not None else ()
 
 
 def selects(rule: NeighborRule, other: CpuPolicy | None) -> bool:
@@ -333,7 +338,7 @@ def test_the_table_of_hosts_finds_what_a_look_at_each_host_finds(data: st.DataOb
     cluster = EngineCluster.settled(*(numa_host(f"host-{at}") for at in range(3)))
     for at in range(data.draw(st.integers(1, 8))):
         labels = data.draw(st.sampled_from(LABELS))
-        rules = data.draw(st.lists(st.sampled_from(RULES), max_size=2))
+        rules: list[str] = data.draw(st.lists(st.sampled_from(RULES), max_size=2))
         rules = [each for each in rules if "@host" in each]
         submit(cluster, f"r{at}", cpu_policy=policy(labels, *rules))
     table = cluster.state.hosts.labeled
@@ -355,7 +360,7 @@ def test_the_table_of_hosts_finds_what_a_look_at_each_host_finds(data: st.DataOb
             and rule.required
             and rule.level is Level.HOST
             and rule.selects(wanted.slot_labels)
-            for rule in each.policy.neighbors
+            for rule in rules_of(each.policy)
         )
     }
 
