@@ -70,6 +70,7 @@ class PageCluster:
         texts: what stands in each field that people or hosts choose; empty: plain names.
         now_s: seconds since the start of the simulation.
         waiting: number of waiting requests.
+        all_full: True: all hosts have all slots; False: some hosts are emptier than others.
         drained: hosts that are being drained.
         freed: slots that have ended, by host.
     """
@@ -79,10 +80,12 @@ class PageCluster:
     texts: str = ""
     now_s: float = 7200.0
     waiting: int = 12
+    all_full: bool = False
     drained: set[str] = field(default_factory=set)
     freed: dict[str, int] = field(default_factory=dict)
     events: list[cluster_pb2.ClusterEvent] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _kept: dict[int, tuple[Any, cluster_pb2.ExecutorStatus]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.note("executor_registered", executor=host_id(0), message="registered")
@@ -390,11 +393,21 @@ class PageCluster:
     def slots_of(self, number: int) -> int:
         """Returns the number of slots of a host. Some hosts are emptier than others."""
         lost = number == 4
-        full = 0 if lost else self.slots * (4 - number % 4) // 4
+        part = 4 if self.all_full else 4 - number % 4
+        full = 0 if lost else self.slots * part // 4
         return max(full - self.freed.get(host_id(number), 0), 0)
 
     def executor(self, number: int) -> cluster_pb2.ExecutorStatus:
-        """Returns the status of a host."""
+        """Returns the status of a host. Unchanged hosts are not made again."""
+        status = cluster_pb2.ExecutorStatus()
+        key = (self.slots_of(number), host_id(number) in self.drained)
+        kept = self._kept.get(number)
+        if kept is None or kept[0] != key:
+            kept = self._kept[number] = (key, self._executor(number))
+        status.CopyFrom(kept[1])
+        return status
+
+    def _executor(self, number: int) -> cluster_pb2.ExecutorStatus:
         name, slots = host_id(number), self.slots_of(number)
         dedicated = min(slots, DEDICATED_SLOTS)
         allocated_cpu = 2000 * dedicated + 500 * (slots - dedicated)

@@ -19,6 +19,7 @@ export const now = signal(Date.now());
 
 const PAUSE_MS = 1000;
 const NEWS_MS = 200;
+const FIRST_MS = 20;
 const KEPT = "finegrain-token";
 let token = "";
 
@@ -121,19 +122,22 @@ export async function list(path) {
 }
 
 let pending = 0;
+let published = 0;
 let hosts = new Set();
 
 /** Announces a change of an executor; "": of none; null: of any. */
 function announce(executor) {
   if (executor === null) hosts = null;
   else if (executor) hosts?.add(executor);
-  // several events within a moment are one change
+  // The first event after a pause is shown at once, and the events of a moment are one change.
+  const wait = Math.max(FIRST_MS, published + NEWS_MS - Date.now());
   pending ||= setTimeout(() => {
     pending = 0;
+    published = Date.now();
     touched.value = hosts;
     hosts = new Set();
     news.value += 1;
-  }, NEWS_MS);
+  }, wait);
 }
 
 /** Follows the events of the cluster as long as the page is open. */

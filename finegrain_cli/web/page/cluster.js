@@ -92,13 +92,17 @@ function start() {
 async function readHosts(ended) {
   const found = [];
   let page = "";
-  const isFirst = !hosts.peek();
+  let next = hosts.peek() ? Infinity : 1;
   do {
     const token = page && `&page_token=${encodeURIComponent(page)}`;
     const data = await get(`/v1/executors?page_size=${PAGE}${token}`);
     if (ended()) return;
     found.push(...data.items);
-    if (isFirst) hosts.value = [...found]; // the first hosts are shown before the last ones arrive
+    if (found.length >= next) {
+      // the first hosts are shown before the last ones arrive
+      hosts.value = [...found];
+      next = 4 * found.length;
+    }
     page = data.next_page_token;
   } while (page);
   hosts.value = found;

@@ -19,6 +19,8 @@ function element(type, props, ...children) {
 
 export const html = htm.bind(element);
 
+const PREVIEWED_MAX = 20;
+
 /** A link to a view. */
 export function Link({ to, children, ...more }) {
   const click = (event) => {
@@ -95,13 +97,13 @@ export function Search({ name, label }) {
   return html`<label>${label} <input type="search" value=${setting(name)} maxlength="100" onInput=${(event) => set({ [name]: event.target.value.trim() })} /></label>`;
 }
 
-/** A table with a heading for each column: [heading, function of the row]. */
-export function Table({ caption, columns, rows, empty }) {
+/** A table with a heading for each column: [heading, function of the row]. `id` is the field that names a row. */
+export function Table({ caption, columns, rows, empty, id = "" }) {
   if (!rows.length) return html`<p class="quiet">${empty}</p>`;
-  return html`<div class="scrolls"><table>
+  return html`<div class="scrolls" tabindex="0" role="region" aria-label=${caption}><table>
     <caption>${caption}</caption>
     <thead><tr>${columns.map(([name]) => html`<th scope="col">${name}</th>`)}</tr></thead>
-    <tbody>${rows.map((row) => html`<tr>${columns.map(([, cell]) => html`<td>${cell(row)}</td>`)}</tr>`)}</tbody>
+    <tbody>${rows.map((row, at) => html`<tr key=${id ? row[id] : at}>${columns.map(([, cell]) => html`<td>${cell(row)}</td>`)}</tr>`)}</tbody>
   </table></div>`;
 }
 
@@ -118,23 +120,41 @@ export function Dialog({ title, close, children }) {
     <div class="inside">${children}</div></dialog>`;
 }
 
-/** A button that asks before it changes something, and shows the error of a refused change. */
-export function Action({ label, question, method, path, body, after }) {
+/** The slots and jobs that an action concerns, as the resource manager expects it now. */
+function Preview({ action }) {
+  const [found, set] = useState({ data: null, error: null });
+  useEffect(() => {
+    call("POST", "/v1/preview", action).then((data) => set({ data, error: null }), (error) => set({ data: null, error }));
+  }, []);
+  const columns = [
+    ["slot", (slot) => slot.allocation_id],
+    ["job", (slot) => slot.job_name || slot.job_id],
+    ["group", (slot) => slot.group],
+    ["room elsewhere", (slot) => slot.other_executor_id || "none now"],
+  ];
+  if (found.error?.status === 404) return null; // an older resource manager has no previews
+  return html`<${Shown} found=${found}>${(data) => html`<p>${data.summary}</p>
+    ${data.slots.length > 0 && html`<${Table} caption=${`The first ${Math.min(data.slots.length, PREVIEWED_MAX)} of ${data.slots_total} slots`} columns=${columns} rows=${data.slots.slice(0, PREVIEWED_MAX)} empty="" />`}`}<//>`;
+}
+
+/**
+ * A button that asks before it changes something, and shows the error of a refused change. `preview`
+ * is the action as `/v1/preview` names it.
+ */
+export function Action({ label, question, method, path, body, preview }) {
   const [state, set] = useState({ asks: false, error: "" });
   const run = async () => {
     try {
       await call(method, path, body ?? {});
       set({ asks: false, error: "" });
-      after?.();
     } catch (error) {
-      set({ asks: false, error: error.message });
+      set({ asks: true, error: error.message });
     }
   };
-  if (state.asks) {
-    return html`<span class="asks" role="group" aria-label=${question}>${question}
-      <button class="danger" onClick=${run}>${label}</button>
-      <button onClick=${() => set({ asks: false, error: "" })}>Cancel</button></span>`;
-  }
-  return html`<span><button onClick=${() => set({ asks: true, error: "" })}>${label}</button>
-    ${state.error && html`<span class="bad" role="alert">${state.error}</span>`}</span>`;
+  const close = () => set({ asks: false, error: "" });
+  return html`<span><button aria-haspopup="dialog" onClick=${() => set({ asks: true, error: "" })}>${label}</button>
+    ${state.asks && html`<${Dialog} title=${label} close=${close}>
+      <p>${question}</p>${preview && html`<${Preview} action=${preview} />`}
+      ${state.error && html`<p class="bad" role="alert">${state.error}</p>`}
+      <p class="asks"><button class="danger" onClick=${run}>${label}</button> <button onClick=${close}>Cancel</button></p><//>`}</span>`;
 }

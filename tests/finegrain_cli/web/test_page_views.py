@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from selenium.webdriver.common.keys import Keys
@@ -10,6 +11,7 @@ from selenium.webdriver.common.keys import Keys
 from tests.support.browser import Browser, browsing
 from tests.support.page_cluster import PageCluster
 from tests.support.page_machine import host_id
+from tests.support.page_pictures import FOLDER, PICTURES, write
 from tests.support.page_serving import Served, serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs("chromium")]
@@ -170,3 +172,16 @@ def test_a_group_shows_its_use_over_time(browser: Browser, served: Served) -> No
 def test_events_are_filtered_in_the_address(browser: Browser, served: Served) -> None:
     browser.open(served.address("/events?kind=executor_draining&find=kernel"))
     browser.shows("1 of the last 3 events", "drained for a new kernel")
+
+
+def test_the_pictures_of_the_documentation_can_be_made(tmp_path: Path) -> None:
+    write(tmp_path / "pictures", PICTURES[-1:])
+    (made,) = (tmp_path / "pictures").iterdir()
+    assert made.name == "web-group.png"
+    assert made.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_documentation_has_each_picture_once() -> None:
+    text = (FOLDER.parent / "web.md").read_text()
+    assert sorted(each.stem for each in FOLDER.iterdir()) == sorted(each.name for each in PICTURES)
+    assert [text.count(f"](pictures/{each.name}.png)") for each in PICTURES] == [1] * len(PICTURES)

@@ -98,7 +98,7 @@ function Drain({ executor, path }) {
     return html`<p><${Action} label="Undrain" question="Allow new slots on this executor?" method="POST" path=${`${path}/undrain`} /></p>`;
   }
   const question = `Place no new slots on ${executor.executor_id}? ${count(executor.slots, "slot")} on it stay until their jobs end them.`;
-  return html`<p><${Action} label="Drain" question=${question} method="POST" path=${`${path}/drain`} body=${{ reason: "drained on the web page" }} /></p>`;
+  return html`<p><${Action} label="Drain" question=${question} method="POST" path=${`${path}/drain`} body=${{ reason: "drained on the web page" }} preview=${{ action: "DRAIN", executor_id: executor.executor_id }} /></p>`;
 }
 
 /** The rows of the host: its NUMA nodes and devices, with each slot in its place. */

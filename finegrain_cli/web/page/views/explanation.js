@@ -37,7 +37,7 @@ function Whole({ id, data }) {
       ${data.planned_on && html`<div><dt>planned on</dt><dd>${data.planned_on}</dd></div>`}
       ${request.slot && html`<div><dt>slot</dt><dd><${Link} to=${`${executorPath(request.slot.executor_id)}?slot=${encodeURIComponent(id)}`}>on ${request.slot.executor_id}<//></dd></div>`}
     </dl>
-    <p><${Action} label="Release" question="Release this slot or cancel this request? Its tasks are ended." method="POST" path="/v1/slots/release" body=${{ allocation_ids: [id] }} /></p>
+    <p><${Action} label="Release" question="Release this slot or cancel this request? Its tasks are ended." method="POST" path="/v1/slots/release" body=${{ allocation_ids: [id] }} preview=${{ action: "RELEASE", allocation_ids: [id] }} /></p>
     <${Sentences} title="Order of service" items=${data.steps.map((step) => step.summary || `${step.flow.job_name || step.flow.name}: number ${step.position} of ${step.backlogged}`)} />
     <${Sentences} title="Limits that block it" items=${data.limits.map(limit)} />
     <${Sentences} title="Gang" items=${data.gang ? [data.gang.summary] : []} />

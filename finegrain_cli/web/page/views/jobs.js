@@ -14,7 +14,7 @@ const SLOTS_MAX = 200;
 const HOSTS_MAX = 8; // hosts whose tasks are read
 const STATES = ["PENDING", "ALLOCATING", "GRANTED", "CANCELLED", "REJECTED", "RELEASED", "LOST"];
 
-const end = (job) => html`<${Action} label="End" question=${`End ${job.name} with ${count(job.slots, "slot")}?`} method="POST" path=${`/v1/jobs/${encodeURIComponent(job.job_id)}/terminate`} />`;
+const end = (job) => html`<${Action} label="End" question=${`End ${job.name} with ${count(job.slots, "slot")}?`} method="POST" path=${`/v1/jobs/${encodeURIComponent(job.job_id)}/terminate`} preview=${{ action: "END_JOB", job_id: job.job_id }} />`;
 
 const JOBS = [
   ["name", (job) => html`<${Link} to=${jobPath(job.job_id)}>${job.name || short(job.job_id)}<//>`],
@@ -40,7 +40,7 @@ export function Jobs() {
       const text = setting("find").toLowerCase();
       const shown = rows.filter((job) => (!group || job.group === group) &&
         (!text || `${job.name} ${job.job_id} ${job.owner}`.toLowerCase().includes(text)));
-      return html`<${Table} caption=${count(shown.length, "job")} columns=${JOBS} rows=${shown.slice(0, SLOTS_MAX)} empty="No job." />`;
+      return html`<${Table} caption=${count(shown.length, "job")} columns=${JOBS} rows=${shown.slice(0, SLOTS_MAX)} empty="No job." id="job_id" />`;
     }}<//>`;
 }
 

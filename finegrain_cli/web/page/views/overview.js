@@ -1,7 +1,7 @@
 // The map of the cluster: groups of hosts, and in an open group each host with its NUMA nodes, slots
 // and devices.
 
-import { useEffect, useRef, useState } from "../vendor/hooks.mjs";
+import { useCallback, useEffect, useRef, useState } from "../vendor/hooks.mjs";
 import { get } from "../api.js";
 import { cluster, groupOfJob, hosts, problem, useCluster } from "../cluster.js";
 import { bytes, count, cpu, memory, percent } from "../format.js";
@@ -105,11 +105,13 @@ function Group({ group, label, open, toggle }) {
   </section>`;
 }
 
-function Cells({ hosts: members }) {
-  const [height] = useState(() => (width) => gridHeight(latest.current.length)(width));
-  const latest = useRef(members);
-  latest.current = members;
-  const draw = (context, width) => drawCells(context, width, members);
+function Cells({ hosts }) {
+  // a canvas is drawn again only if one of its hosts has changed
+  const latest = useRef(hosts);
+  if (hosts.length !== latest.current.length || hosts.some((host, at) => host !== latest.current[at])) latest.current = hosts;
+  const members = latest.current;
+  const draw = useCallback((context, width) => drawCells(context, width, members), [members]);
+  const height = useCallback(gridHeight(members.length), [members.length]);
   const click = (x, y, canvas) => {
     const host = cellAt(members, canvas.clientWidth, x, y);
     if (host) go(executorPath(host.executor_id));
@@ -162,14 +164,16 @@ function Tile({ host }) {
     };
   }, [visible, version]);
   const byGroup = setting("color", ["job", "group"]) === "group";
-  const nameOf = (slot) => (byGroup ? groupOfJob.value.get(slot.job_id) ?? "" : slot.job_id);
+  const names = byGroup ? groupOfJob.value : null;
+  const draw = useCallback((context, width) => {
+    drawRows(context, width, rows, ROW, GAP, (slot) => (names ? names.get(slot.job_id) ?? "" : slot.job_id));
+  }, [rows, names]);
   return html`<li ref=${ref} class=${troubled(host) ? "host troubled" : "host"}>
     <${Link} to=${executorPath(host.executor_id)} aria-label=${describe(host)}>${host.executor_id}<//>
     <span class="state">${troubled(host) ? `${word(host)}, ` : ""}${count(host.slots, "slot")}</span>
     ${rows?.length
       ? html`<div class="rows"><div class="names" aria-hidden="true">${rows.map((row) => html`<span>${row.label}</span>`)}</div>
-        <${Canvas} height=${rows.length * (ROW + GAP)} label=${describe(host)}
-          draw=${(context, width) => drawRows(context, width, rows, ROW, GAP, nameOf)} /></div>`
+        <${Canvas} height=${rows.length * (ROW + GAP)} label=${describe(host)} draw=${draw} /></div>`
       : html`<${Meter} label="cpu" total=${host.total.cpu_milli ?? 0} reserved=${host.reserved.cpu_milli ?? 0} allocated=${host.allocated.cpu_milli ?? 0} used=${host.used.cpu_milli} write=${cpu} />
         <${Meter} label="memory" total=${memory(host.total)} reserved=${memory(host.reserved)} allocated=${memory(host.allocated)} used=${host.used.memory_bytes} write=${bytes} />`}
     <span class="quiet">cpu ${cpu(host.available.cpu_milli ?? 0)}, memory ${bytes(memory(host.available))} free</span>
