@@ -55,6 +55,7 @@ ConfigOption = Annotated[
         help="Configuration file; default: your file, and the file of the host.",
     ),
 ]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only print what would be done.")]
 YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 WatchOption = Annotated[
     bool, typer.Option("-w", "--watch", help="Keep running, and print each change.")

@@ -122,6 +122,12 @@ if TYPE_CHECKING:
         WebLink,
         WebSession,
     )
+    from finegrain_client.types.preview import (
+        Preview,
+        PreviewedAction,
+        PreviewedShare,
+        PreviewedSlot,
+    )
     from finegrain_client.types.providers import ExecutorShape, ProvidedExecutor, Providers
     from finegrain_client.types.status import (
         ClusterEvent,
@@ -189,6 +195,7 @@ _NAMES: Final = {
     "finegrain_client.types.host_policy": "HostPolicyStatus",
     "finegrain_client.types.identities": "AuditCheck AuditEntry Denial NewToken TokenStatus WebLink"
     " WebSession",
+    "finegrain_client.types.preview": "Preview PreviewedAction PreviewedShare PreviewedSlot",
     "finegrain_client.types.providers": "ExecutorShape ProvidedExecutor Providers",
     "finegrain_client.types.status": (
         "ClusterEvent ClusterInfo ExecutorStatus Gang JobEvent JobStatus OutputChunk "
@@ -284,6 +291,10 @@ __all__ = [
     "OutputChunk",
     "PermissionDenied",
     "PoolName",
+    "Preview",
+    "PreviewedAction",
+    "PreviewedShare",
+    "PreviewedSlot",
     "ProvidedExecutor",
     "ProvidedExecutorState",
     "Providers",

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from finegrain_client.types.explain import Explanation
     from finegrain_client.types.groups import Groups, UserStatus
     from finegrain_client.types.host_policy import HostPolicyStatus
+    from finegrain_client.types.preview import Preview, PreviewedAction
     from finegrain_client.types.providers import Providers
     from finegrain_client.types.topology import TopologyReport
 
@@ -445,6 +446,51 @@ class Cluster(Operations, Identities):
         from finegrain_client.types.providers import Providers
 
         return read(Providers, answer)
+
+    async def preview(
+        self,
+        action: PreviewedAction | str,
+        *,
+        executor_id: str = "",
+        device: str = "",
+        allocation_ids: Sequence[str] = (),
+        job_id: str = "",
+        group: str = "",
+        weight: float | None = None,
+        maximum: Mapping[str, int | None] | None = None,
+    ) -> Preview:
+        """Returns what an action of an administrator would change. Changes nothing.
+
+        Args:
+            action: "DRAIN", "CORDON", "RELEASE", "END_JOB" or "SET_GROUP".
+            executor_id: the executor of DRAIN and CORDON.
+            device: the device of CORDON, by name or UUID.
+            allocation_ids: slots and requests of RELEASE, at most 1,000.
+            job_id: the job of END_JOB.
+            group: the group of SET_GROUP.
+            weight: the new weight of the group; None: unchanged.
+            maximum: new limits of the group by dimension; None removes a limit.
+
+        Raises:
+            NotFound: the executor, device, slot, job or group does not exist.
+            InvalidArgument: a value is missing or not allowed.
+        """
+        from finegrain_client.types.preview import Preview, PreviewedAction
+
+        message = pb.PreviewActionRequest(
+            action=pb.PreviewedAction.Value(f"PREVIEWED_ACTION_{PreviewedAction(action)}"),
+            executor_id=executor_id,
+            device=device,
+            allocation_ids=allocation_ids,
+            job_id=job_id,
+            group=group,
+            weight=weight,
+            maximum={name: -1 if most is None else most for name, most in (maximum or {}).items()},
+        )
+        answer = await self._connection.call_cluster(
+            lambda cluster, timeout_s: cluster.PreviewAction(message, timeout=timeout_s)
+        )
+        return read(Preview, answer)
 
     async def users(self) -> list[UserStatus]:
         """Returns the users that have limits or live jobs, with their use."""

@@ -83,6 +83,7 @@ CLUSTER_ACCESS = table_of(
             "GetUsage",
             "ListDevices",
             "GetHostPolicy",
+            "PreviewAction",
         ),
         OPERATORS: (
             "DrainExecutor",
@@ -148,6 +149,7 @@ _LARGE = {
     "AllocateSlots",
     "FreeSlots",
     "ReleaseAllocations",
+    "PreviewAction",
     "ListRequests",
     "OfferSlots",
 }

@@ -26,6 +26,42 @@ else:
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
+class _PreviewedAction:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _PreviewedActionEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_PreviewedAction.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    PREVIEWED_ACTION_UNSPECIFIED: _PreviewedAction.ValueType  # 0
+    """Unspecified; RMs refuse it."""
+    PREVIEWED_ACTION_DRAIN: _PreviewedAction.ValueType  # 1
+    """DrainExecutor. Needs `executor_id`."""
+    PREVIEWED_ACTION_CORDON: _PreviewedAction.ValueType  # 2
+    """CordonDevice. Needs `executor_id` and `device`."""
+    PREVIEWED_ACTION_RELEASE: _PreviewedAction.ValueType  # 3
+    """ReleaseAllocations. Needs `allocation_ids`."""
+    PREVIEWED_ACTION_END_JOB: _PreviewedAction.ValueType  # 4
+    """TerminateJob. Needs `job_id`."""
+    PREVIEWED_ACTION_SET_GROUP: _PreviewedAction.ValueType  # 5
+    """SetGroup. Needs `group`, which must exist, and `weight` or `maximum`."""
+
+class PreviewedAction(_PreviewedAction, metaclass=_PreviewedActionEnumTypeWrapper):
+    """An action that can be previewed."""
+
+PREVIEWED_ACTION_UNSPECIFIED: PreviewedAction.ValueType  # 0
+"""Unspecified; RMs refuse it."""
+PREVIEWED_ACTION_DRAIN: PreviewedAction.ValueType  # 1
+"""DrainExecutor. Needs `executor_id`."""
+PREVIEWED_ACTION_CORDON: PreviewedAction.ValueType  # 2
+"""CordonDevice. Needs `executor_id` and `device`."""
+PREVIEWED_ACTION_RELEASE: PreviewedAction.ValueType  # 3
+"""ReleaseAllocations. Needs `allocation_ids`."""
+PREVIEWED_ACTION_END_JOB: PreviewedAction.ValueType  # 4
+"""TerminateJob. Needs `job_id`."""
+PREVIEWED_ACTION_SET_GROUP: PreviewedAction.ValueType  # 5
+"""SetGroup. Needs `group`, which must exist, and `weight` or `maximum`."""
+global___PreviewedAction = PreviewedAction
+
 class _ExecutorState:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: typing_extensions.TypeAlias = ValueType
@@ -89,6 +125,204 @@ PROVIDED_EXECUTOR_STATE_REGISTERED: ProvidedExecutorState.ValueType  # 3
 PROVIDED_EXECUTOR_STATE_STOPPING: ProvidedExecutorState.ValueType  # 4
 """The RM is stopping the executor."""
 global___ProvidedExecutorState = ProvidedExecutorState
+
+@typing.final
+class PreviewActionRequest(google.protobuf.message.Message):
+    """Names an action. Fields of other actions must be absent."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class MaximumEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.int
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.int = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    ACTION_FIELD_NUMBER: builtins.int
+    EXECUTOR_ID_FIELD_NUMBER: builtins.int
+    DEVICE_FIELD_NUMBER: builtins.int
+    ALLOCATION_IDS_FIELD_NUMBER: builtins.int
+    JOB_ID_FIELD_NUMBER: builtins.int
+    GROUP_FIELD_NUMBER: builtins.int
+    WEIGHT_FIELD_NUMBER: builtins.int
+    MAXIMUM_FIELD_NUMBER: builtins.int
+    action: global___PreviewedAction.ValueType
+    """The action."""
+    executor_id: builtins.str
+    """The executor."""
+    device: builtins.str
+    """The device: its name on the executor, such as "gpu3", or its UUID."""
+    job_id: builtins.str
+    """The job."""
+    group: builtins.str
+    """The group."""
+    weight: builtins.float
+    """Weight of the group; see SetGroupRequest."""
+    @property
+    def allocation_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Ids of slots and requests, 1 to 1,000."""
+
+    @property
+    def maximum(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
+        """Maximum amounts of the group; see SetGroupRequest."""
+
+    def __init__(
+        self,
+        *,
+        action: global___PreviewedAction.ValueType = ...,
+        executor_id: builtins.str = ...,
+        device: builtins.str = ...,
+        allocation_ids: collections.abc.Iterable[builtins.str] | None = ...,
+        job_id: builtins.str = ...,
+        group: builtins.str = ...,
+        weight: builtins.float | None = ...,
+        maximum: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_weight", b"_weight", "weight", b"weight"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_weight", b"_weight", "action", b"action", "allocation_ids", b"allocation_ids", "device", b"device", "executor_id", b"executor_id", "group", b"group", "job_id", b"job_id", "maximum", b"maximum", "weight", b"weight"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_weight", b"_weight"]) -> typing.Literal["weight"] | None: ...
+
+global___PreviewActionRequest = PreviewActionRequest
+
+@typing.final
+class PreviewActionResponse(google.protobuf.message.Message):
+    """What an action would change."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SLOTS_FIELD_NUMBER: builtins.int
+    SLOTS_TOTAL_FIELD_NUMBER: builtins.int
+    JOBS_FIELD_NUMBER: builtins.int
+    WAITING_FIELD_NUMBER: builtins.int
+    MOVING_FIELD_NUMBER: builtins.int
+    SHARES_FIELD_NUMBER: builtins.int
+    SUMMARY_FIELD_NUMBER: builtins.int
+    slots_total: builtins.int
+    """Number of slots that the action concerns."""
+    jobs: builtins.int
+    """Number of jobs of `slots`."""
+    waiting: builtins.int
+    """Number of queued requests that the action would cancel."""
+    moving: builtins.int
+    """DRAIN and CORDON: the number of `slots` for which another executor has room now."""
+    summary: builtins.str
+    """The content as one sentence, for people."""
+    @property
+    def slots(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___PreviewedSlot]:
+        """The slots that the action concerns, by job; at most 1,000."""
+
+    @property
+    def shares(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___PreviewedShare]:
+        """SET_GROUP: the groups whose share would change, and the named group, in order of name."""
+
+    def __init__(
+        self,
+        *,
+        slots: collections.abc.Iterable[global___PreviewedSlot] | None = ...,
+        slots_total: builtins.int = ...,
+        jobs: builtins.int = ...,
+        waiting: builtins.int = ...,
+        moving: builtins.int = ...,
+        shares: collections.abc.Iterable[global___PreviewedShare] | None = ...,
+        summary: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["jobs", b"jobs", "moving", b"moving", "shares", b"shares", "slots", b"slots", "slots_total", b"slots_total", "summary", b"summary", "waiting", b"waiting"]) -> None: ...
+
+global___PreviewActionResponse = PreviewActionResponse
+
+@typing.final
+class PreviewedSlot(google.protobuf.message.Message):
+    """A slot that an action concerns."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ALLOCATION_ID_FIELD_NUMBER: builtins.int
+    GENERATION_FIELD_NUMBER: builtins.int
+    JOB_ID_FIELD_NUMBER: builtins.int
+    JOB_NAME_FIELD_NUMBER: builtins.int
+    GROUP_FIELD_NUMBER: builtins.int
+    EXECUTOR_ID_FIELD_NUMBER: builtins.int
+    PIDS_FIELD_NUMBER: builtins.int
+    OTHER_EXECUTOR_ID_FIELD_NUMBER: builtins.int
+    allocation_id: builtins.str
+    """The slot."""
+    generation: builtins.int
+    """Generation of the slot."""
+    job_id: builtins.str
+    """Job of the slot."""
+    job_name: builtins.str
+    """Name of the job."""
+    group: builtins.str
+    """Resource group of the job."""
+    executor_id: builtins.str
+    """Executor of the slot."""
+    pids: builtins.int
+    """Processes and threads in the slot now, as measured; 0: none, or not measured."""
+    other_executor_id: builtins.str
+    """DRAIN and CORDON: an executor with room for the slot now, after the slots before it have moved; empty: there is
+    none. A drain or cordon itself moves no slot.
+    """
+    def __init__(
+        self,
+        *,
+        allocation_id: builtins.str = ...,
+        generation: builtins.int = ...,
+        job_id: builtins.str = ...,
+        job_name: builtins.str = ...,
+        group: builtins.str = ...,
+        executor_id: builtins.str = ...,
+        pids: builtins.int = ...,
+        other_executor_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "executor_id", b"executor_id", "generation", b"generation", "group", b"group", "job_id", b"job_id", "job_name", b"job_name", "other_executor_id", b"other_executor_id", "pids", b"pids"]) -> None: ...
+
+global___PreviewedSlot = PreviewedSlot
+
+@typing.final
+class PreviewedShare(google.protobuf.message.Message):
+    """The shares of a group before and after an action."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: builtins.int
+    SHARE_NOW_FIELD_NUMBER: builtins.int
+    BEFORE_FIELD_NUMBER: builtins.int
+    AFTER_FIELD_NUMBER: builtins.int
+    EXCEEDED_FIELD_NUMBER: builtins.int
+    group: builtins.str
+    """Name of the group."""
+    share_now: builtins.float
+    """The group's part of the present usage of all running slots; 0 to 1."""
+    before: builtins.float
+    """The share that the group is entitled to now; 0 to 1."""
+    after: builtins.float
+    """The share that the group would be entitled to; 0 to 1."""
+    @property
+    def exceeded(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Dimensions in which the group uses more than its new maximum. Its slots stay, and its requests wait."""
+
+    def __init__(
+        self,
+        *,
+        group: builtins.str = ...,
+        share_now: builtins.float = ...,
+        before: builtins.float = ...,
+        after: builtins.float = ...,
+        exceeded: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["after", b"after", "before", b"before", "exceeded", b"exceeded", "group", b"group", "share_now", b"share_now"]) -> None: ...
+
+global___PreviewedShare = PreviewedShare
 
 @typing.final
 class ExecutorStatus(google.protobuf.message.Message):

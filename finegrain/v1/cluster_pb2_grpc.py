@@ -193,6 +193,11 @@ class ClusterServiceStub(object):
                 request_serializer=finegrain_dot_v1_dot_cluster__pb2.SetHostPolicyRequest.SerializeToString,
                 response_deserializer=finegrain_dot_v1_dot_cluster__pb2.SetHostPolicyResponse.FromString,
                 _registered_method=True)
+        self.PreviewAction = channel.unary_unary(
+                '/finegrain.v1.ClusterService/PreviewAction',
+                request_serializer=finegrain_dot_v1_dot_cluster__pb2.PreviewActionRequest.SerializeToString,
+                response_deserializer=finegrain_dot_v1_dot_cluster__pb2.PreviewActionResponse.FromString,
+                _registered_method=True)
 
 
 class ClusterServiceServicer(object):
@@ -424,6 +429,14 @@ class ClusterServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PreviewAction(self, request, context):
+        """Returns what an action would change, and changes nothing: the slots and jobs that it concerns, whether other
+        executors have room for these slots now, and shares of groups before and after.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ClusterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -576,6 +589,11 @@ def add_ClusterServiceServicer_to_server(servicer, server):
                     servicer.SetHostPolicy,
                     request_deserializer=finegrain_dot_v1_dot_cluster__pb2.SetHostPolicyRequest.FromString,
                     response_serializer=finegrain_dot_v1_dot_cluster__pb2.SetHostPolicyResponse.SerializeToString,
+            ),
+            'PreviewAction': grpc.unary_unary_rpc_method_handler(
+                    servicer.PreviewAction,
+                    request_deserializer=finegrain_dot_v1_dot_cluster__pb2.PreviewActionRequest.FromString,
+                    response_serializer=finegrain_dot_v1_dot_cluster__pb2.PreviewActionResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1397,6 +1415,33 @@ class ClusterService(object):
             '/finegrain.v1.ClusterService/SetHostPolicy',
             finegrain_dot_v1_dot_cluster__pb2.SetHostPolicyRequest.SerializeToString,
             finegrain_dot_v1_dot_cluster__pb2.SetHostPolicyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PreviewAction(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/finegrain.v1.ClusterService/PreviewAction',
+            finegrain_dot_v1_dot_cluster__pb2.PreviewActionRequest.SerializeToString,
+            finegrain_dot_v1_dot_cluster__pb2.PreviewActionResponse.FromString,
             options,
             channel_credentials,
             insecure,

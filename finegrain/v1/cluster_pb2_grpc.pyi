@@ -224,6 +224,14 @@ class ClusterServiceStub:
     slots from the next decision on. Existing slots stay as they are.
     """
 
+    PreviewAction: grpc.UnaryUnaryMultiCallable[
+        finegrain.v1.cluster_pb2.PreviewActionRequest,
+        finegrain.v1.cluster_pb2.PreviewActionResponse,
+    ]
+    """Returns what an action would change, and changes nothing: the slots and jobs that it concerns, whether other
+    executors have room for these slots now, and shares of groups before and after.
+    """
+
 class ClusterServiceAsyncStub:
     """Lists, history and the changes that administrators can make.
 
@@ -428,6 +436,14 @@ class ClusterServiceAsyncStub:
     ]
     """Changes the settings of a host or of the cluster. The change is durable when the call returns, and applies to new
     slots from the next decision on. Existing slots stay as they are.
+    """
+
+    PreviewAction: grpc.aio.UnaryUnaryMultiCallable[
+        finegrain.v1.cluster_pb2.PreviewActionRequest,
+        finegrain.v1.cluster_pb2.PreviewActionResponse,
+    ]
+    """Returns what an action would change, and changes nothing: the slots and jobs that it concerns, whether other
+    executors have room for these slots now, and shares of groups before and after.
     """
 
 class ClusterServiceServicer(metaclass=abc.ABCMeta):
@@ -694,6 +710,16 @@ class ClusterServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[finegrain.v1.cluster_pb2.SetHostPolicyResponse, collections.abc.Awaitable[finegrain.v1.cluster_pb2.SetHostPolicyResponse]]:
         """Changes the settings of a host or of the cluster. The change is durable when the call returns, and applies to new
         slots from the next decision on. Existing slots stay as they are.
+        """
+
+    @abc.abstractmethod
+    def PreviewAction(
+        self,
+        request: finegrain.v1.cluster_pb2.PreviewActionRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[finegrain.v1.cluster_pb2.PreviewActionResponse, collections.abc.Awaitable[finegrain.v1.cluster_pb2.PreviewActionResponse]]:
+        """Returns what an action would change, and changes nothing: the slots and jobs that it concerns, whether other
+        executors have room for these slots now, and shares of groups before and after.
         """
 
 def add_ClusterServiceServicer_to_server(servicer: ClusterServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -11,6 +11,7 @@ from finegrain_cli import completing
 from finegrain_cli.common import (
     ConfigOption,
     CredentialsOption,
+    DryRunOption,
     ManagerOption,
     OutputOption,
     enter_command,
@@ -18,6 +19,7 @@ from finegrain_cli.common import (
 )
 from finegrain_cli.connection import open_cluster
 from finegrain_cli.text.output import OutputFormat, print_list, print_object
+from finegrain_cli.text.preview import preview_text
 
 DeviceArgument = Annotated[
     str,
@@ -71,6 +73,7 @@ def cordon(
     reason: Annotated[
         str, typer.Option("--reason", metavar="TEXT", help="Reason, shown to all users.")
     ] = "",
+    dry_run: DryRunOption = False,
     output: OutputOption = OutputFormat.TABLE,
     manager: ManagerOption = "",
     credentials: CredentialsOption = "",
@@ -87,6 +90,11 @@ def cordon(
     enter_command(output, manager, credentials, config)
     executor_id, name = _parts(device)
     with open_cluster() as cluster:
+        if dry_run:
+            preview = cluster.preview("CORDON", executor_id=executor_id, device=name)
+            text = f"would cordon {device}: {preview_text(preview)}"
+            print_object("Preview", preview.to_dict(), output, text)
+            return
         uuid = cluster.cordon(executor_id, name, reason=reason)
     data = {"executor_id": executor_id, "device": name, "uuid": uuid, "reason": reason}
     print_object("Cordon", data, output, f"{device} gets no new work")

@@ -19,6 +19,7 @@ from finegrain_cli import completing
 from finegrain_cli.common import (
     ConfigOption,
     CredentialsOption,
+    DryRunOption,
     ManagerOption,
     OutputOption,
     WatchOption,
@@ -30,6 +31,7 @@ from finegrain_cli.common import (
 from finegrain_cli.connection import open_cluster
 from finegrain_cli.device_options import device_dimensions, device_limit
 from finegrain_cli.text.output import OutputFormat, print_object
+from finegrain_cli.text.preview import preview_text
 
 if TYPE_CHECKING:
     from finegrain_client.types.groups import Groups, GroupStatus
@@ -185,6 +187,7 @@ def set_(
             help="Guaranteed amount of a countable resource or of devices, such as gpu=4.",
         ),
     ] = [],  # noqa: B006
+    dry_run: DryRunOption = False,
     output: OutputOption = OutputFormat.TABLE,
     manager: ManagerOption = "",
     credentials: CredentialsOption = "",
@@ -193,7 +196,8 @@ def set_(
     """Create a resource group, or change an existing group.
 
     Settings that you do not name stay unchanged. A change applies from the next decision on. A
-    change never stops running slots. The value "none" removes a limit.
+    change never stops running slots. The value "none" removes a limit. --dry-run shows the shares
+    before and after a change of the weight or of a maximum of an existing group.
 
     \b
     Examples:
@@ -210,6 +214,11 @@ def set_(
     maximum = limits_from("max", max_slots, max_cpu, max_memory, max_)
     minimum = limits_from("min", min_slots, min_cpu, min_memory, min_)
     with open_cluster() as cluster:
+        if dry_run:
+            preview = cluster.preview("SET_GROUP", group=name, weight=weight, maximum=maximum)
+            text = f"would change {name}: {preview_text(preview)}"
+            print_object("Preview", preview.to_dict(), output, text)
+            return
         group = cluster.set_group(
             name,
             weight=weight,

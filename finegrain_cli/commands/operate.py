@@ -15,6 +15,7 @@ from finegrain_cli import completing
 from finegrain_cli.common import (
     ConfigOption,
     CredentialsOption,
+    DryRunOption,
     ManagerOption,
     OutputOption,
     YesOption,
@@ -28,6 +29,7 @@ from finegrain_cli.naming import full_allocation_id, full_job_id
 from finegrain_cli.text import columns
 from finegrain_cli.text.explanation import explanation_text
 from finegrain_cli.text.output import OutputFormat, print_list, print_object, say
+from finegrain_cli.text.preview import preview_text
 
 ExecutorArgument = Annotated[
     str,
@@ -41,7 +43,6 @@ GraceOption = Annotated[
         "--grace", metavar="DURATION", help="Time between SIGTERM and SIGKILL of tasks, such as 5s."
     ),
 ]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only print what would be done.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -144,13 +145,21 @@ def drain(
     deadline_s = parse_duration_ms("--deadline", deadline) / 1000 if deadline else None
     with open_cluster() as cluster:
         status = cluster.executor(executor)
-        if deadline_s is not None and not dry_run:
-            text = f"{counted(status.slots, 'slot')} of {executor} will be freed after {deadline}"
+        if dry_run:
+            preview = cluster.preview("DRAIN", executor_id=executor)
+            text = f"would drain {executor}: {preview_text(preview)}"
+            data = {**status.to_dict(), "preview": preview.to_dict()}
+            print_object("Executor", data, output, text)
+            return
+        if deadline_s is not None:
+            preview = cluster.preview("DRAIN", executor_id=executor)
+            text = (
+                f"{counted(status.slots, 'slot')} of {executor} will be freed after {deadline};"
+                f" another executor has room now for {preview.moving}"
+            )
             confirm_operation(cluster, text, yes=yes)
-        if not dry_run:
-            status = cluster.drain(executor, reason=reason, deadline_s=deadline_s)
-    verb = "would drain" if dry_run else "draining"
-    text = f"{verb} {executor}: {counted(status.slots, 'slot')} left"
+        status = cluster.drain(executor, reason=reason, deadline_s=deadline_s)
+    text = f"draining {executor}: {counted(status.slots, 'slot')} left"
     print_object("Executor", status.to_dict(), output, text)
 
 
@@ -224,6 +233,8 @@ def release(
         if dry_run:
             for each in full:
                 say(f"would release {each}")
+            preview = cluster.preview("RELEASE", allocation_ids=full)
+            print_object("Preview", preview.to_dict(), output, preview_text(preview))
             return
         # A request that still waits has no tasks. So cancel it without a question.
         listed = cluster.requests(allocation_ids=full)
@@ -257,6 +268,7 @@ def terminate(
     ],
     grace: GraceOption = "",
     yes: YesOption = False,
+    dry_run: DryRunOption = False,
     output: OutputOption = OutputFormat.TABLE,
     manager: ManagerOption = "",
     credentials: CredentialsOption = "",
@@ -272,7 +284,12 @@ def terminate(
     grace_s = parse_duration_ms("--grace", grace) / 1000 if grace else None
     with open_cluster() as cluster:
         chosen = full_job_id(cluster, job)
-        text = f"job {chosen} will be ended with all its slots and tasks"
+        preview = cluster.preview("END_JOB", job_id=chosen)
+        if dry_run:
+            text = f"would end {chosen}: {preview_text(preview)}"
+            print_object("Preview", preview.to_dict(), output, text)
+            return
+        text = f"job {chosen} will be ended: {preview.summary}"
         confirm_operation(cluster, text, yes=yes)
         cluster.terminate_job(chosen, grace_s=grace_s)
     print_object("Terminated", {"job_id": chosen}, output, f"ended {chosen}")

@@ -20,7 +20,16 @@ from finegrain_cli.text.output import API_VERSION
 from finegrain_client.decoding import read
 from finegrain_client.decoding_hosts import read as read_hosts
 from finegrain_client.decoding_identities import read as read_identities
-from finegrain_client.types import advice, devices, explain, groups, host_policy, identities, status
+from finegrain_client.types import (
+    advice,
+    devices,
+    explain,
+    groups,
+    host_policy,
+    identities,
+    preview,
+    status,
+)
 from finegrain_client.types.providers import Providers
 from finegrain_client.types.topology import TopologyReport
 
@@ -537,6 +546,17 @@ ROUTES: tuple[Route, ...] = (
         "Changes settings for the hosts of the whole cluster.",
         guarded_by="/v1/policy",
         value=host_policy.HostPolicyStatus,
+    ),
+    Route(
+        "POST",
+        "/v1/preview",
+        f"/{CLUSTER}/PreviewAction",
+        cluster_pb2.PreviewActionRequest,
+        "Preview",
+        partial(_whole, "Preview", preview.Preview),
+        "What an action would change: its slots and jobs, room on other executors, shares before"
+        " and after. Changes nothing.",
+        value=preview.Preview,
     ),
     _lists(
         "/v1/events",

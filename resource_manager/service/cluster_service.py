@@ -42,6 +42,7 @@ from resource_manager.service.groups_service import GroupCalls
 from resource_manager.service.host_policy_service import HostPolicyCalls
 from resource_manager.service.measured_use import MeasuredUse
 from resource_manager.service.paging import key_of, page_size, token_of
+from resource_manager.service.preview_service import PreviewCalls
 from resource_manager.service.privacy import hide_private_fields
 from resource_manager.service.runner import Runner
 from resource_manager.service.submission import give_up, resize_slot
@@ -70,7 +71,9 @@ class About:
     web_address: str = ""  # known after the HTTP interface was started
 
 
-class ClusterServicer(DeviceCalls, GroupCalls, HostPolicyCalls, UserCalls, ClusterServiceServicer):
+class ClusterServicer(
+    DeviceCalls, GroupCalls, HostPolicyCalls, PreviewCalls, UserCalls, ClusterServiceServicer
+):
     """ClusterService; protos/finegrain/v1/cluster.proto documents each call."""
 
     def __init__(

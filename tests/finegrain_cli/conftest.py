@@ -11,7 +11,17 @@ from typer.testing import CliRunner, Result
 from finegrain_cli.main import app
 from tests.support.cli import FakeCluster, Finegrain
 
-WITH_A_CLUSTER = ("lists", "operate", "elastic", "executors", "host", "advise", "groups", "users")
+WITH_A_CLUSTER = (
+    "lists",
+    "operate",
+    "elastic",
+    "executors",
+    "host",
+    "advise",
+    "groups",
+    "users",
+    "devices",
+)
 
 
 @pytest.fixture(autouse=True)

@@ -37,6 +37,7 @@ from finegrain_client.types.fairness import (
 )
 from finegrain_client.types.groups import Groups, GroupStatus, UserStatus
 from finegrain_client.types.host_policy import HostPolicyStatus
+from finegrain_client.types.preview import Preview, PreviewedShare, PreviewedSlot
 from finegrain_client.types.providers import ExecutorShape, ProvidedExecutor, Providers
 from finegrain_client.types.topology import TopologyReport
 from tests.support.cli_cpus import ALIGNED_LSR, HOST_POLICY, PINNED
@@ -501,6 +502,17 @@ class FakeCluster:
     ) -> types.ExecutorStatus:
         self.done.append(("drain", executor_id, reason, deadline_s))
         return replace(self.executor(executor_id), draining=True, drain_reason=reason)
+
+    def preview(self, action: str, **_named: Any) -> Preview:
+        slot = PreviewedSlot(
+            SLOT.allocation_id, SLOT.generation, SLOT.job_id, "train", "ml", "host-a", 3, "host-b"
+        )
+        moving = int(action in ("DRAIN", "CORDON"))
+        if not moving:
+            slot = replace(slot, other_executor_id="")
+        if action == "SET_GROUP":
+            return Preview((), 0, 0, 0, 0, (PreviewedShare("ml", 0.5, 0.25, 0.5, ()),), "shares")
+        return Preview((slot,), 1, 1, 0, moving, (), "1 slot of 1 job")
 
     def undrain(self, executor_id: str) -> types.ExecutorStatus:
         self.done.append(("undrain", executor_id))

@@ -109,12 +109,16 @@ def job_flow(tree: FlowTree, job_id: str, oldest_wait_time_ms: int | None) -> Fl
     return _view(tree, flow, oldest_wait_time_ms)
 
 
-def entitlements(tree: FlowTree) -> dict[str, float]:
+def entitlements(tree: FlowTree, weights: Mapping[str, float] = {}) -> dict[str, float]:
     """Returns the share to which each group is entitled, by flow id. A group without a share is
     left out.
 
     Example: groups a (weight 1) and b (weight 3) have work, so a is entitled to 0.25 and b to 0.75.
     Group b has two subgroups of weight 1. Only one of them has work, so it is entitled to 0.75.
+
+    Args:
+        tree: the fairness tree.
+        weights: weights that count instead of those in the tree, by flow id.
     """
     with_parts = {flow.parent.id for flow in tree.groups.values() if flow.parent is not None}
     found = {tree.root.id: 1.0}
@@ -125,11 +129,11 @@ def entitlements(tree: FlowTree) -> dict[str, float]:
             continue  # the children are jobs, and there may be very many
         children = _children(flow).values()
         # Divide the share of the parent among the children that have work.
-        total = sum(child.weight for child in children if _has_work(child))
+        total = sum(weights.get(child.id, child.weight) for child in children if _has_work(child))
         for child in children:
             # The result contains only groups, but the weights of jobs count in `total`.
             if child.children is not None and _has_work(child):
-                found[child.id] = found[flow.id] * child.weight / total
+                found[child.id] = found[flow.id] * weights.get(child.id, child.weight) / total
                 left.append(child)
     return found
 

@@ -79,8 +79,8 @@ def set_group(state: State, event: GroupSet) -> Group:
     if known is None:
         _check_new(state.groups, event.name)
     # All checks come first, because a rejected event must not change the state.
-    wanted = _wanted(event, known or Group(event.name, create_time_ms=state.journal.at.time_ms))
-    _check_minimum(wanted)
+    before = known or Group(event.name, create_time_ms=state.journal.at.time_ms)
+    wanted = changed_group(event, before)
     # The parent is checked only if it changes, because the existing tree is within the limits.
     if known is None or wanted.parent != known.parent:
         _check_parent(state.groups, wanted)
@@ -147,8 +147,12 @@ def _check_new(groups: dict[str, Group], name: str) -> None:
         )
 
 
-def _wanted(event: GroupSet, group: Group) -> Group:
-    """Returns the group with the changes of the event, field by field."""
+def changed_group(event: GroupSet, group: Group) -> Group:
+    """Returns the group with the changes of the event, field by field.
+
+    Raises:
+        InvalidArgument: the weight, a limit or the description is not allowed.
+    """
     weight = group.weight if event.weight is None else event.weight
     if not WEIGHT_MIN <= weight <= WEIGHT_MAX:  # this comparison rejects NaN, too
         raise InvalidArgument("weight", weight, f"{WEIGHT_MIN} to {WEIGHT_MAX:,.0f}")
@@ -159,7 +163,7 @@ def _wanted(event: GroupSet, group: Group) -> Group:
         )
     # A minimum of 0 guarantees nothing, so it is not stored. A maximum of 0 admits nothing.
     minimum = changed_limits("minimum", group.minimum, event.minimum)
-    return replace(
+    changed = replace(
         group,
         weight=float(weight),
         parent=group.parent if event.parent is None else event.parent,
@@ -167,6 +171,8 @@ def _wanted(event: GroupSet, group: Group) -> Group:
         minimum={name: amount for name, amount in minimum.items() if amount},
         maximum=changed_limits("maximum", group.maximum, event.maximum),
     )
+    _check_minimum(changed)
+    return changed
 
 
 def changed_limits(

@@ -22,6 +22,7 @@ from resource_manager.engine.explain.lists import (
     JobView,
     RequestView,
 )
+from resource_manager.engine.explain.preview import SharePreview, SlotPreview
 from resource_manager.engine.explain.provisions import ProvidedView, ProvidersView, ShapeView
 from resource_manager.engine.model.entities import (
     ClusterEvent,
@@ -101,6 +102,19 @@ WRITINGS = (
         given="token",
         kept="job_id",
     ),
+    Writing(
+        SlotPreview,
+        cluster_pb2.PreviewedSlot,
+        {
+            "allocation_id": "slot.allocation_id",
+            "generation": "slot.generation",
+            "job_id": "slot.job_id",
+            "executor_id": "slot.executor_id",
+        },
+        given="pids",
+        kept="slot",
+    ),
+    Writing(SharePreview, cluster_pb2.PreviewedShare),
     Writing(ClusterEvent, cluster_pb2.ClusterEvent, {"event_time": "time_ms"}),
     Writing(
         JobView,

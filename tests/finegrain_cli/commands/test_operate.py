@@ -167,3 +167,27 @@ def test_topo_without_a_name_needs_a_single_executor(
 
     assert result.exit_code == 2
     assert "one of host-a, host-b" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        (("drain", "host-a"), "room on host-b"),
+        (("cordon", "host-a/gpu0"), "room on host-b"),
+        (("release", SLOT.allocation_id), "train"),
+        (("terminate", JOB.job_id), "would end"),
+        (("groups", "set", "ml", "--weight", "2"), "25.0% to 50.0%"),
+    ],
+)
+def test_a_dry_run_says_whom_the_action_concerns(
+    finegrain: Finegrain, cluster: FakeCluster, command: tuple[str, ...], text: str
+) -> None:
+    cluster.request_list[:] = [GRANTED]
+    shown = finegrain(*command, "--dry-run")
+    document = json.loads(finegrain(*command, "--dry-run", "-o", "json").stdout)
+
+    assert text in shown.stdout
+    preview = document.get("preview", document)
+    assert [each["before"] for each in preview["shares"]] == [0.25] * len(preview["shares"])
+    assert preview["slots"] or preview["shares"]
+    assert cluster.done == []

@@ -44,6 +44,8 @@ CHOSEN_BY_USERS = {
     "FlowTally": "job_name name",
     "Gang": "gang_id label",
     "JobStatus": "group job_id name",
+    "PreviewedShare": "group",
+    "PreviewedSlot": "allocation_id group job_id job_name",
     "RequestStatus": "allocation_id job_id job_name range_id",
     "SlotRequest": "allocation_id gang_id required_labels",
 }
@@ -119,6 +121,9 @@ OF_THE_CLUSTER = {
     "LostCpus": "allocation_id cpus",
     "NumaNode": "cpus",
     "PoolStatus": "best_effort_cpus shared_cpus",
+    "PreviewActionResponse": "summary",
+    "PreviewedShare": "exceeded",
+    "PreviewedSlot": "executor_id other_executor_id",
     "ProvidedExecutor": "cause executor_id handle message planned shape",
     "RequestStatus": "reason",
     "Reservation": "allocation_id gang_id job_id summary",
@@ -145,6 +150,9 @@ REQUESTS: dict[str, Any] = {
     "GetTopology": cluster_pb2.GetTopologyRequest(executor_id="host-a"),
     "GetUsage": cluster_pb2.GetUsageRequest(executor_id="host-a"),
     "GetHostPolicy": cluster_pb2.GetHostPolicyRequest(executor_id="host-a"),
+    "PreviewAction": cluster_pb2.PreviewActionRequest(
+        action=cluster_pb2.PREVIEWED_ACTION_END_JOB, job_id="job"
+    ),
     "AdviseThreads": cluster_pb2.AdviseThreadsRequest(job_id="job"),
 }
 READING: list[Method] = [

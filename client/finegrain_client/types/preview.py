@@ -1,0 +1,56 @@
+"""Defines values about previews of actions. `status.py` describes the form of all values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from finegrain.mapping.value import Value
+
+
+class PreviewedAction(StrEnum):
+    """An action that can be previewed."""
+
+    DRAIN = "DRAIN"
+    CORDON = "CORDON"
+    RELEASE = "RELEASE"
+    END_JOB = "END_JOB"
+    SET_GROUP = "SET_GROUP"
+
+
+@dataclass(frozen=True, slots=True)
+class PreviewedSlot(Value):
+    """A slot that an action concerns."""
+
+    allocation_id: str
+    generation: int
+    job_id: str
+    job_name: str
+    group: str
+    executor_id: str
+    pids: int  # measured processes and threads; 0: none, or not measured
+    other_executor_id: str  # executor with room for the slot now; empty: none, or not sought
+
+
+@dataclass(frozen=True, slots=True)
+class PreviewedShare(Value):
+    """The shares of a group before and after an action, 0 to 1."""
+
+    group: str
+    share_now: float  # the group's part of the present usage
+    before: float  # the share that it is entitled to now
+    after: float
+    exceeded: tuple[str, ...]  # dimensions in which it uses more than its new maximum
+
+
+@dataclass(frozen=True, slots=True)
+class Preview(Value):
+    """What an action would change."""
+
+    slots: tuple[PreviewedSlot, ...]  # at most 1,000
+    slots_total: int
+    jobs: int
+    waiting: int  # queued requests that the action would cancel
+    moving: int  # slots for which another executor has room now
+    shares: tuple[PreviewedShare, ...]
+    summary: str  # one sentence
