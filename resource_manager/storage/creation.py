@@ -71,7 +71,7 @@ def create_sqlite(path: Path) -> None:
                 connection.execute(f"PRAGMA application_id = {tables.APPLICATION_ID}")
                 # This mode is stored in the file. So each later connection uses it.
                 connection.execute("PRAGMA journal_mode = WAL")
-            run_migrations(temporary, path, new=True)
+            _make_tables(temporary, path)
             put_in_place(temporary, path)
 
 
@@ -121,21 +121,28 @@ def copy_sqlite(source: Path, target: Path) -> None:
         put_in_place(temporary, target)
 
 
-def run_migrations(database: Path, shown: Path, *, new: bool = False) -> None:
+def _make_tables(database: Path, shown: Path) -> None:
+    engine = sqlite_engine(database, read_only=False, connections=1)
+    try:
+        with sqlite_errors(shown), engine.begin() as connection:
+            migrate.create(connection, tables.SCHEMA_VERSION)
+            fill(connection)
+    finally:
+        engine.dispose()
+
+
+def run_migrations(database: Path, shown: Path) -> None:
     """Migrates a database file that no other process has open.
 
     Args:
         database: the path of the file.
         shown: the path that errors name, for example the path of the backup that is restored.
-        new: True: also insert the first rows of a new database.
     """
     engine = sqlite_engine(database, read_only=False, connections=1)
     try:
         # Run all migrations in one transaction. So a failed migration does not change the database.
         with sqlite_errors(shown), engine.begin() as connection:
             migrate.migrate(connection, tables.SCHEMA_VERSION)
-            if new:
-                fill(connection)
     finally:
         engine.dispose()
 

@@ -1,4 +1,5 @@
-"""Runs Alembic's migrations, from the version of a database to the version of this software.
+"""Makes the tables of new databases, and runs Alembic's migrations, from the version of a database
+to the version of this software.
 
 In a wheel, the folder of migration files is in the package. In a checkout, it is at the root. A run
 is one transaction.
@@ -11,12 +12,32 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sqlalchemy import Connection, inspect, text
+from sqlalchemy import (
+    Column,
+    Connection,
+    MetaData,
+    PrimaryKeyConstraint,
+    String,
+    Table,
+    insert,
+    inspect,
+    text,
+)
 
 from finegrain.errors import ConfigurationError
+from resource_manager.storage.tables import metadata
 
 if TYPE_CHECKING:
     from alembic.config import Config
+
+
+_recorded = Table(
+    "alembic_version",
+    MetaData(),
+    Column("version_num", String(32), nullable=False),
+    PrimaryKeyConstraint("version_num", name="alembic_version_pkc"),
+)
+"""The table in which Alembic records the version of a database."""
 
 
 def migrations_folder() -> Path:
@@ -56,14 +77,30 @@ def steps(from_version: int) -> list[str]:
     ]
 
 
+def create(connection: Connection, version: int) -> None:
+    """Makes all tables in an empty database, inside the connection's transaction.
+
+    The result is the same as that of `migrate`. But Alembic would take 0.3 s, and 8 MiB of the
+    memory of a process that then serves for months.
+    """
+    metadata.create_all(connection)
+    _recorded.create(connection)
+    connection.execute(insert(_recorded).values(version_num=revision_name(version)))
+    _record_in_header(connection, version)
+
+
 def migrate(connection: Connection, to_version: int) -> None:
     """Upgrades the database to a version, inside the connection's transaction."""
     from alembic import command
 
     command.upgrade(_config(connection), revision_name(to_version))
+    _record_in_header(connection, to_version)
+
+
+def _record_in_header(connection: Connection, version: int) -> None:
     # The version is also written to the file header, where it can be read without Alembic.
     if connection.dialect.name == "sqlite":
-        connection.exec_driver_sql(f"PRAGMA user_version = {int(to_version)}")
+        connection.exec_driver_sql(f"PRAGMA user_version = {int(version)}")
 
 
 def revision_name(version: int) -> str:

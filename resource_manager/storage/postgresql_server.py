@@ -229,7 +229,8 @@ def _try_upgrade(engine: Engine, location: DatabaseUrl, give_up_at_s: float | No
                 if give_up_at_s is not None and time.monotonic() >= give_up_at_s:
                     raise in_use(location, lease)
                 return lease.remaining_ms
-        migrate.migrate(connection, SCHEMA_VERSION)
-        if not version:
+            migrate.migrate(connection, SCHEMA_VERSION)
+        else:
+            migrate.create(connection, SCHEMA_VERSION)
             fill(connection)
         return 0
