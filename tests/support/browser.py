@@ -49,7 +49,7 @@ class Browser:
         self.media(features or {})
 
     def size(self, width: int, height: int) -> None:
-        """Sets the size of the page, also smaller than a window may be."""
+        """Sets the size of the page, which may be smaller than the smallest window."""
         self.devtools(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -116,7 +116,7 @@ class Browser:
             ActionChains(self.driver).send_keys(key).perform()
 
     def errors(self) -> list[Any]:
-        """What the browser's console has, without failed requests."""
+        """Returns the messages in the browser's console, without failed requests."""
         lines: list[Any] = self.driver.get_log("browser")  # type: ignore[no-untyped-call]
         return [each for each in lines if "Failed to load resource" not in each["message"]]
 

@@ -31,7 +31,7 @@ def _authority(name: str) -> Authority:
 
 
 def identity(text: str, cluster: str = CLUSTER) -> Identity:
-    """Returns an identity from its text: "user/alice", "rm"."""
+    """Returns an identity from its text, such as "user/alice" or "rm"."""
     return Identity.from_text(cluster, text)
 
 

@@ -1,4 +1,4 @@
-"""Reads what the journals of a helper's supervisors have on a task."""
+"""Reads the records of a task in the journals of a helper's supervisors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from task_executor.helper.paths import is_alive
 
 
 def record_of(helper_state: Path, task_id: str) -> dict[str, Any] | None:
-    """What the latest journal has on a task, as one dictionary; `exit` is the record of its end."""
+    """Returns the records of a task in the latest journal, as one dictionary; `exit` is the record
+    of its end.
+    """
     folder = helper_state / "supervisors"
     journals = [Journal(folder, name) for name in journal_names(folder)]
     owned = [each for each in journals if each.owner]

@@ -1,8 +1,9 @@
-"""`python -m tests.systemd_host`: finegrain under systemd on a host that may be messed with.
+"""Tests finegrain under systemd: `python -m tests.systemd_host`, on a host that may be damaged.
 
-Runs as root, needs systemd (244 or newer on cgroup v2), Python and an installed finegrain; nothing
-else. Installs the units that ship, tells its stories, removes everything again (`--keep`: leaves
-it). A reboot in between is the caller's business: `--before-reboot`, then `--after-reboot`.
+It must run as root. It needs systemd (244 or newer on cgroup v2), Python and an installed
+finegrain, and nothing else. It installs the units of a release, runs its tests ("stories"), and
+removes everything again, unless `--keep` is given. To test a reboot, the caller runs it with
+`--before-reboot`, reboots the host, and runs it with `--after-reboot`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from tests.systemd_host.stories import STORIES
 
 
 def main() -> int:
-    """0: every story holds; 1: one does not, and the journals say more; 2: not on this host."""
+    """Returns 0 if all stories succeed, 1 if one fails (it then prints the journals), 2 if this
+    host is not suitable.
+    """
     told = _arguments()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr] # it is a text file
     if not told.i_may_break_this_host:

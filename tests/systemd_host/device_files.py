@@ -1,4 +1,4 @@
-"""Device files of other slots are closed, under systemd, which has filters of its own."""
+"""Device files of other slots are closed, also under systemd, which has separate device filters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ ATTEMPT = (
 
 
 def a_task_opens_the_device_files_of_its_slot_only(_program: Path) -> None:
-    """Two devices with the numbers of /dev/zero and /dev/full; before and after restarts."""
+    """Uses two devices with the numbers of /dev/zero and /dev/full; tests before and after
+    restarts.
+    """
     shipped = CONFIGURATION.read_text()
     FOLDER.mkdir(exist_ok=True)
     for name, minor in (("npu0", 5), ("npu1", 7)):
@@ -34,7 +36,7 @@ def a_task_opens_the_device_files_of_its_slot_only(_program: Path) -> None:
             CONFIGURATION.write_text(shipped + TYPE)
             sh("systemctl", "restart", FRONT)
             eventually(_are_offered, "the devices are offered")
-            # A slot that was there before the devices were given out.
+            # This slot is older than the configuration of the devices.
             assert _attempt(older) == "refused refused opened opened"
         wish = fg.SlotSpec(cpu_milli=100, memory_bytes=64 * fg.MIB, devices={"npu": 100})
         with slot_of(wish) as slot:
@@ -65,7 +67,7 @@ def a_task_opens_the_device_files_of_its_slot_only(_program: Path) -> None:
 
 
 def _attempt(slot: Slot) -> str:
-    """What a task can open: the two devices, and two ordinary files."""
+    """Returns whether a task can open each of the two devices and of two ordinary files."""
     return slot.run(["/bin/sh", "-c", ATTEMPT]).wait(ANSWER_S).check().stdout.decode().strip()
 
 

@@ -1,6 +1,7 @@
-"""Installs finegrain on this host the way docs/operations.md says, from the files that ship.
+"""Installs finegrain on this host as docs/operations.md describes, from the files of a release.
 
-Decides nothing that a user could not type. What differs is here: patience for emulated hosts.
+It does nothing that a user could not type. Only the timeouts are longer, because the host may be
+emulated.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ UNITS = Path("/etc/systemd/system")
 CONFIGURATION = Path("/etc/finegrain/finegrain.toml")
 EXECUTOR_STATE = Path("/var/lib/finegrain/executor")
 FRONT_USER = "finegrain-executor"
-# A front on an emulated host takes half a minute to come back; it must not be lost meanwhile.
+# On an emulated host a front takes half a minute to restart; its executor must not be lost
+# meanwhile.
 PATIENT = 'lost_timeout = "5m"\nlease = "10m"\n'
 
 
 def install(program: Path) -> None:
-    """Users, units, configuration; starts the resource manager, makes a token, starts the executor.
-    What is there already is replaced.
+    """Installs users, units and configuration; starts the resource manager and the executor.
+    Existing files are replaced.
 
     Args:
         program: the `finegrain` command that the units start.
@@ -47,7 +49,7 @@ def install(program: Path) -> None:
 
 
 def give_token(program: Path) -> None:
-    """The token of this host's executor, in its state directory, where an administrator puts it."""
+    """Creates a join token, and writes it to the state directory of this host's executor."""
     name = sh("hostname", "--short").strip()
     sh("install", "-d", "-o", FRONT_USER, "-g", FRONT_USER, "-m", "0750", str(EXECUTOR_STATE))
     target = EXECUTOR_STATE / "join.token"
@@ -57,7 +59,7 @@ def give_token(program: Path) -> None:
 
 
 def remove() -> None:
-    """Everything that `install` has made, and the state."""
+    """Removes everything that `install` has made, and the state."""
     sh("systemctl", "disable", "--now", FRONT, HELPER, RM, check=False)
     sh("systemctl", "stop", "finegrain.slice", check=False)
     for unit in (RM, HELPER, FRONT):
@@ -70,6 +72,6 @@ def remove() -> None:
 
 
 def check_host() -> None:
-    """Raises AssertionError where the stories cannot run."""
+    """Raises AssertionError if the stories cannot run on this host."""
     assert os.geteuid() == 0, "run as root"
     assert Path("/run/systemd/system").is_dir(), "this host does not run systemd"

@@ -1,6 +1,6 @@
-"""What the stories see of a host: units, processes, control groups of either version, the journal.
+"""Reads a host's units, processes, control groups (cgroup v1 or v2) and journal.
 
-Decides where to look. Does not depend on finegrain's rules.
+It knows where to look, and does not depend on finegrain's rules.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-PATIENCE_S = 180.0  # hosts for this may be emulated, and then thirty times slower than others
+PATIENCE_S = 180.0  # the host may be emulated, and then thirty times slower
 RM = "finegrain-resource-manager.service"
 HELPER = "finegrain-executor-helper.service"
 FRONT = "finegrain-executor.service"
@@ -23,10 +23,10 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 def sh(*command: str, check: bool = True) -> str:
-    """Standard output of a command.
+    """Returns the standard output of a command.
 
     Raises:
-        AssertionError: it failed; the message is what it said.
+        AssertionError: the command failed; the message contains its output.
     """
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 0 or not check, (
@@ -36,7 +36,9 @@ def sh(*command: str, check: bool = True) -> str:
 
 
 def eventually(look: Callable[[], T], what: str, patience_s: float = PATIENCE_S) -> T:
-    """The first true value of `look`; an AssertionError that says what was waited for."""
+    """Returns the first true value of `look`. If there is none in time, raises an AssertionError
+    that names `what`.
+    """
     end = time.monotonic() + patience_s
     while not (value := look()):
         assert time.monotonic() < end, f"waited in vain until {what}"
@@ -45,7 +47,7 @@ def eventually(look: Callable[[], T], what: str, patience_s: float = PATIENCE_S)
 
 
 def main_pid(unit: str) -> int:
-    """The main process of a unit; 0: none."""
+    """Returns the pid of the main process of a unit; 0: it has none."""
     return int(sh("systemctl", "show", "--property=MainPID", "--value", unit) or 0)
 
 
@@ -54,7 +56,9 @@ def is_active(unit: str) -> bool:
 
 
 def kill_now(*units: str) -> None:
-    """kill -9 of the main processes, at once. AssertionError if one has none: 0 would be us."""
+    """Sends SIGKILL to the main processes of all these units. Raises AssertionError if a unit has
+    none: pid 0 would be this test.
+    """
     pids = [main_pid(unit) for unit in units]
     assert all(pids), f"main processes of {units}: {pids}"
     for pid in pids:
@@ -70,13 +74,16 @@ def alive(pid: int) -> bool:
 
 
 def start_ticks(pid: int) -> int:
-    """When a process began, in ticks since boot: with its pid, who it is."""
+    """Returns the start time of a process, in ticks since boot. Start time and pid together
+    identify a process.
+    """
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
 
 
 def groups_of(pid: int) -> dict[str, Path]:
-    """Directory of a process's group by controller; "" is the unified hierarchy, and
-    "name=systemd" the one by which systemd on v1 knows whose a process is.
+    """Returns the directory of a process's control group for each controller. The key "" is the
+    unified hierarchy. The key "name=systemd" is the hierarchy by which systemd on v1 knows the unit
+    of a process.
     """
     found = {}
     for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
@@ -104,7 +111,7 @@ def on_v2() -> bool:
 
 
 def slot_groups(pid: int) -> dict[str, Path]:
-    """Of the slot that a task's process is in, by controller ("" on v2)."""
+    """Returns the control groups of the slot of a task's process, by controller ("" on v2)."""
     found = {}
     for name, path in groups_of(pid).items():
         for place in (path, *path.parents):
@@ -114,7 +121,9 @@ def slot_groups(pid: int) -> dict[str, Path]:
 
 
 def limit(pid: int, v2: str, v1: str) -> str:
-    """A file of the slot that a process is in: `v2`, or `v1` as CONTROLLER/FILE."""
+    """Returns the content of a file of the slot's control group: `v2`, or `v1` as
+    CONTROLLER/FILE.
+    """
     groups = slot_groups(pid)
     if on_v2():
         return (groups[""] / v2).read_text().strip()
@@ -123,16 +132,16 @@ def limit(pid: int, v2: str, v1: str) -> str:
 
 
 def groups_left() -> list[Path]:
-    """All groups of slots on this host, of whatever executor."""
+    """Returns the control groups of the slots of all executors on this host."""
     found: list[Path] = []
-    for top, names, _files in os.walk(CGROUPS):  # which minds no group that goes meanwhile
+    for top, names, _files in os.walk(CGROUPS):  # it ignores groups that vanish meanwhile
         if top.endswith("/slots") and "finegrain" in top:
             found += [Path(top, name) for name in names]
     return found
 
 
 def unit_of(pid: int) -> str:
-    """The unit that systemd counts a process to."""
+    """Returns the unit to which a process belongs, according to systemd."""
     return sh("ps", "-o", "unit=", "-p", str(pid)).strip()
 
 

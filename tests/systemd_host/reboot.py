@@ -1,4 +1,4 @@
-"""Before and after a reboot or a power cut: what was promised is in line again at its old place."""
+"""Tests a reboot or a power cut: requests keep their place in the queue."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ NOTE = Path("/var/lib/finegrain/reboot-story.json")  # survives, like the state 
 
 
 def before() -> None:
-    """Three requests of a whole host each: one granted and to be restarted, one granted before and
-    to be lost, one in line. Returns when all of that is durable; the host may go at any moment.
+    """Makes three requests, which together need more than the host. The first one is granted and
+    must be lost; the second one is granted and must restart; the third one waits. Returns when all
+    of this is durable, so the host may lose power at any moment.
     """
     with cluster() as each:
         (executor,) = eventually(each.executors, "the executor has registered")
@@ -41,7 +42,9 @@ def before() -> None:
 
 
 def after() -> None:
-    """The slots are reported lost; who wanted to be restarted has its old place and a new slot."""
+    """The slots are reported as lost; the request with `restart_on_loss` has its old place and gets
+    a new slot.
+    """
     note = json.loads(NOTE.read_text())
     assert note["boot_id"] != _boot_id(), "this host has not been restarted"
     with cluster() as each, each.attach_job(note["job_id"]) as job:

@@ -1,6 +1,7 @@
-"""A slot changes its size under systemd: the kernel holds the new limits, and the task goes on.
+"""A slot changes its size under systemd: the kernel enforces the new limits, and the task goes on.
 
-Below what is in use it is refused; what is killed meanwhile comes back and finishes.
+A size below the used memory is refused. A daemon that is killed during the change restarts and
+completes it.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ BELOW_USE = (100, 16)
 
 
 def a_slot_changes_its_size(_program: Path) -> None:
-    """Up and down, and not below what is held; the spinner's rate follows its quota."""
+    """The slot grows and shrinks, but not below the used memory; its cpu time follows the quota."""
     with slot_of(fg.SlotSpec(cpu_milli=BIG[0], memory_bytes=BIG[1] * fg.MIB)) as slot:
         pid = _busy(slot)
         for size in (SMALL, (900, 192), SMALL):
@@ -68,7 +69,7 @@ def a_slot_changes_its_size(_program: Path) -> None:
 
 
 def a_resize_survives_what_is_killed_in_it(_program: Path) -> None:
-    """kill -9 of front, helper or both while a size is being changed: the kernel ends with it."""
+    """Front, helper or both are killed during a change: the kernel has the new size afterwards."""
     with slot_of(fg.SlotSpec(cpu_milli=BIG[0], memory_bytes=BIG[1] * fg.MIB)) as slot:
         pid = _busy(slot)
         who = start_ticks(pid)
@@ -90,7 +91,7 @@ def a_resize_survives_what_is_killed_in_it(_program: Path) -> None:
 
 
 def _busy(slot: Slot) -> int:
-    """The pid of the task, which has its memory."""
+    """Starts the task, waits until it has filled its memory, and returns its pid."""
     said: list[bytes] = []
     task = slot.run(
         [sys.executable, "-I", "-S", "-c", BUSY], output=lambda chunk: said.append(chunk.data)
@@ -104,8 +105,8 @@ def _resize(slot: Slot, size: tuple[int, int]) -> None:
 
 
 def enforced(pid: int) -> tuple[int, int]:
-    """Quota in thousandths of a core and memory in MiB of the slot that a process is in; no other
-    limit differs from them.
+    """Returns the quota (in thousandths of a core) and the memory (in MiB) of the slot of a
+    process. Asserts that the slot's other limits agree with them.
     """
     memory = int(limit(pid, "memory.max", "memory/memory.limit_in_bytes"))
     if on_v2():
@@ -124,7 +125,9 @@ def oom_kills(pid: int) -> int:
 
 
 def _rate_is(pid: int, cores: float) -> None:
-    """Of the slot, over 6 s; an emulated host may have less to give, never more."""
+    """Asserts the cpu time of the slot over 6 s; an emulated host may give it less, but never
+    more.
+    """
     before, began = _used_s(pid), time.monotonic()
     time.sleep(6)
     share = (_used_s(pid) - before) / (time.monotonic() - began)

@@ -45,13 +45,15 @@ TICKER = "n=0; while [ ! -e {stop} ]; do n=$((n+1)); echo $n; sleep 0.2; done; e
 
 
 def cluster() -> Cluster:
-    """A client that may do everything, patient enough for an emulated host."""
+    """Returns an administrator's client, with timeouts that are long enough for an emulated
+    host.
+    """
     return fg.blocking.connect(credentials=OPERATOR, budget_s=ANSWER_S)
 
 
 @contextlib.contextmanager
 def slot_of(wish: fg.SlotSpec) -> Iterator[Slot]:
-    """One slot, given back at the end."""
+    """Yields one slot, and releases it at the end."""
     with cluster() as each, each.job("story", lease_s=600) as job:
         (request,) = job.request_slots(wish)
         with request.granted(timeout_s=ANSWER_S) as slot:
@@ -71,8 +73,8 @@ def scope() -> str:
 
 
 def a_command_runs_as_nobody(program: Path) -> None:
-    """`finegrain run` through units that systemd started; the helper is in its unit, the slots are
-    in a scope, and nothing of a task is in a unit of ours.
+    """Runs `finegrain run` with daemons that systemd started. The helper runs in its unit; tasks
+    and their supervisors run in a scope, and not in a unit of finegrain.
     """
     with cluster() as each:
         (executor,) = eventually(each.executors, "the executor has registered")
@@ -96,7 +98,7 @@ def a_command_runs_as_nobody(program: Path) -> None:
 
 
 def limits_are_the_kernels(_program: Path) -> None:
-    """Quota, cpus, memory and processes as the kernel holds them, and the quota as it is felt."""
+    """Compares the limits with those in the kernel, and the quota also with the used cpu time."""
     wish = fg.SlotSpec(cpu_milli=500, memory_bytes=64 * fg.MIB, pids_max=32)
     with slot_of(wish) as slot:
         task = slot.run([sys.executable, "-S", "-c", "while True: pass"])
@@ -144,7 +146,7 @@ def who_eats_too_much_memory_dies_alone(_program: Path) -> None:
 
 
 def a_fork_bomb_is_taken_down(_program: Path) -> None:
-    """It stops at its limit, and the release leaves nothing of it."""
+    """The number of processes stops at its limit, and none of them is left after the release."""
     bomb = "b() { b | b & }; b; sleep 600"
     with slot_of(fg.SlotSpec(cpu_milli=1000, memory_bytes=256 * fg.MIB, pids_max=200)) as slot:
         task = slot.run(["/bin/sh", "-c", bomb], output=lambda _chunk: None)
@@ -159,7 +161,8 @@ def a_fork_bomb_is_taken_down(_program: Path) -> None:
 
 
 def a_cpu_that_goes_off_line_costs_no_slot(_program: Path) -> None:
-    """What runs goes on with the others, new slots are made with and without it; the executor
+    """Tasks go on with the other cpus, and new slots can be made with the cpu off-line and on-line.
+    The executor notices both changes; when the cpu is back, old and new slots may use it again.
     notices, and once it is back, old slots and new ones have it again.
     """
     last = os.cpu_count() or 1
@@ -185,14 +188,14 @@ def a_cpu_that_goes_off_line_costs_no_slot(_program: Path) -> None:
 
 
 def _offline() -> str:
-    """Cpus of the executor that do not run, as the RM knows them."""
+    """Returns the executor's off-line cpus, as the resource manager knows them."""
     with cluster() as each:
         now = each.topology(executor_id()).now
     return now.offline_cpus if now is not None else ""
 
 
 def _allowed(slot: Slot) -> set[int]:
-    """The cpus that a task of the slot may run on."""
+    """Returns the cpus that a task of the slot may use."""
     task = slot.run(["sleep", "600"])
     allowed = os.sched_getaffinity(task.pid)
     task.cancel(0)
@@ -239,8 +242,9 @@ def void(_value: object) -> None:
 
 
 def no_restart_costs_a_task(_program: Path) -> None:
-    """Whatever is killed, restarted or reloaded: the task that runs is the same process in the same
-    group with all its output; the one that ends meanwhile has its exit status; an idle slot lives.
+    """Daemons are killed, restarted or reloaded. After this, a running task is the same process in
+    the same control group, and all of its output is there. A task that ended meanwhile has its exit
+    status, and an idle slot still exists.
     """
     stop = Path(f"/tmp/finegrain-stop-{os.getpid()}")
     with cluster() as each, each.job("restarts", lease_s=600) as job:
@@ -280,8 +284,8 @@ def _all_is_well(short: Task, ticker: Task, who: int, where: dict[str, Path]) ->
 
 
 def what_nobody_can_explain_is_killed_and_reported(_program: Path) -> None:
-    """A group made by hand among the slots, with a process in it, is gone when the front or the
-    helper comes back; the tasks beside it live.
+    """Someone has made a control group among the slots, with a process in it. When the front or the
+    helper restarts, it removes this group; the tasks of slots go on.
     """
     with slot_of(fg.SlotSpec(cpu_milli=200, memory_bytes=64 * fg.MIB)) as slot:
         task = slot.run(["sleep", "600"])
@@ -306,7 +310,9 @@ def _is_gone_and_told_of(stranger: subprocess.Popen[bytes], group: Path) -> None
 
 
 def the_last_one_leaves_nothing(_program: Path) -> None:
-    """Stopped while nothing runs: no scope, no group, no process; and it starts again."""
+    """An executor without slots stops: no scope, control group or process is left, and it can start
+    again.
+    """
     name = scope()
     sh("systemctl", "stop", FRONT, HELPER)
     eventually(lambda: not is_active(name), "the scope is gone")
@@ -317,7 +323,7 @@ def the_last_one_leaves_nothing(_program: Path) -> None:
 
 
 def a_scope_that_is_stopped_takes_its_tasks_with_it(_program: Path) -> None:
-    """`systemctl stop` of the scope is how an administrator ends everything: slots are reported
+    """An administrator ends everything with `systemctl stop` of the scope. The slots are reported
     as broken, and new ones are made in a new scope.
     """
     name = scope()
@@ -333,8 +339,8 @@ def a_scope_that_is_stopped_takes_its_tasks_with_it(_program: Path) -> None:
 
 
 def one_unit_is_enough(program: Path) -> None:
-    """`executor serve` as root in a service that is like any other, whose stop kills all that
-    systemd counts to it: tasks live through it, since they are in a scope.
+    """`executor serve` runs as root in an ordinary service, whose stop kills all processes of the
+    service. Tasks survive the stop, because they are in a scope.
     """
     sh("systemctl", "stop", FRONT, HELPER)
     unit, place = "finegrain-story-single.service", Path("/var/lib/finegrain/story-single")

@@ -1,4 +1,6 @@
-"""The process that limits the memory of GPUs: with a test driver, and files as of dmem."""
+"""The device agent, which limits the memory of GPUs, with a driver for tests and with files like
+those of dmem.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,7 @@ def test_a_limit_is_set_and_a_limit_of_nothing_removes_it(agent: Agent) -> None:
     set_again = agent.obeys({"GPU-a": 20 * GIB}, {"GPU-a": 0})
     assert set_again == [{}, {}]
     lines = agent.profile.with_name("profile.limits").read_text().splitlines()
-    # Nothing is guaranteed beside the limit (the soft limit is 0).
+    # The agent sets only the limit, and guarantees no memory (the soft limit is 0).
     limits = [(line.split()[0], *map(int, line.split()[3:])) for line in lines]
     assert limits == [
         ("GPU-a", 0, 40 * GIB),
@@ -141,7 +143,7 @@ def test_the_structures_are_those_of_the_binding() -> None:
 
 
 def test_it_imports_the_standard_library_only() -> None:
-    """It runs as root, and without the packages of its environment."""
+    """It runs as root, and without the packages of the environment."""
     names = set()
     for node in ast.walk(ast.parse(Path(device_agent.__file__).read_text())):
         if isinstance(node, ast.Import):
@@ -176,7 +178,7 @@ def test_a_group_without_the_controller_gets_no_file(tmp_path: Path) -> None:
 
 
 def test_a_file_that_keeps_something_else(tmp_path: Path) -> None:
-    (tmp_path / "dmem.max").symlink_to("/dev/null")  # accepts all, and reads as empty
+    (tmp_path / "dmem.max").symlink_to("/dev/null")  # accepts every write, and reads as empty
     failed = obeys(tmp_path, {REGION: GIB})
     words = f"{tmp_path}/dmem.max: wrote {REGION} {GIB}, but read back None"
     assert failed == {REGION: words}

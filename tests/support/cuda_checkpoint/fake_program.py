@@ -18,13 +18,13 @@ class CudaProcesses:
     """Processes that use CUDA. A program moves them off their GPUs and back."""
 
     def __init__(self) -> None:
-        # Not below the folder of a test: helper and tasks of other users must reach it.
+        # It is not below the folder of a test: the helper and tasks of other users must reach it.
         self.folder = Path(tempfile.mkdtemp(prefix="cuda-"))
         self.folder.chmod(0o755)
         for name in ("processes", "parked"):
             (self.folder / name).mkdir(mode=0o777)
             (self.folder / name).chmod(0o777)
-        # Profile of the driver for tests, if this driver is used.
+        # The profile of the driver for tests, if this driver is used.
         self.profile = self.folder / "profile"
         program = self.folder / "cuda-checkpoint"
         text = _SOURCE.read_text().replace("FAKE_CUDA_FOLDER", str(self.folder))
@@ -33,17 +33,17 @@ class CudaProcesses:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables of an executor that finds the program."""
+        """Returns the environment variables with which an executor finds the program."""
         return {"PATH": f"{self.folder}:{os.environ['PATH']}"}
 
     @property
     def log(self) -> list[str]:
-        """All actions so far: "lock 4711"."""
+        """Returns all actions so far, such as "lock 4711"."""
         path = self.folder / "log"
         return path.read_text().splitlines() if path.exists() else []
 
     def uses(self, pid: int) -> None:
-        """A process begins to use CUDA."""
+        """Lets a process begin to use CUDA."""
         (self.folder / "processes" / str(pid)).write_text("running")
 
     def state(self, pid: int) -> str:

@@ -1,4 +1,6 @@
-"""Which commands of the RM count: by epoch, registration and number, never by time."""
+"""Whether a command of the resource manager is current depends on its epoch, its registration and
+its number, and never on time.
+"""
 
 from __future__ import annotations
 
@@ -115,7 +117,9 @@ def test_a_command_that_outlives_its_registration_leaves_the_next_numbering_alon
 
 
 class Fence(RuleBasedStateMachine):
-    """Commands, repetitions and strays in any order: each takes effect at most once, in order."""
+    """Commands, repeated commands and late commands arrive in any order: each takes effect at most
+    once, in order.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The executor's cpu ledger: which slots have dedicated cpus, and where all others run."""
+"""The executor's cpu ledger: which cpus are dedicated to slots, and where all other slots run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def cpus(text: str) -> CpuSet:
 
 
 def table(**changes: Any) -> SlotTable:
-    """Eight cpus on two nodes, of which 0 is kept back but shared."""
+    """Makes a table of eight cpus on two nodes; cpu 0 is reserved, but shared."""
     usual: dict[str, Any] = {
         "slot_cpus": cpus("1-7"),
         "reserved": cpus("0"),
@@ -144,7 +144,7 @@ def test_strict_reserves_are_in_no_pool_and_others_are_in_all() -> None:
     shared = HostPolicy(reserved_cpus=cpus("6-7"), reserved_strict=False)
     assert books.update_conditions(operator_policy=shared, policy_number=1)
     assert where(books, "plain") == "1-7"
-    unsaid = HostPolicy(reserved_cpus=cpus("6-7"))  # as the configuration says of its own
+    unsaid = HostPolicy(reserved_cpus=cpus("6-7"))  # as configured
     assert books.update_conditions(operator_policy=unsaid, policy_number=2)
     assert where(books, "plain") == "1-5"
 
@@ -162,7 +162,7 @@ def test_best_effort_is_squeezed_and_nobody_else() -> None:
     carve(books, spec("plain"), spec("idle", CpuAssignment(BE)), pinned("own", "2-3"))
     books.update_conditions(squeezed=cpus("3-4"))
     assert (where(books, "plain"), where(books, "idle")) == ("0-1,4-7", "3-4")
-    books.update_conditions(squeezed=cpus("9"))  # nothing of its pool: it keeps two of that
+    books.update_conditions(squeezed=cpus("9"))  # no cpu of its pool: it keeps two cpus of the pool
     assert where(books, "idle") == "0-1"
 
 
@@ -305,7 +305,9 @@ def test_while_a_slot_changes_its_size_both_its_old_and_its_new_cpus_are_its_own
 
 
 def test_a_slot_that_changes_its_cpus_leaves_one_to_the_others_at_any_moment() -> None:
-    """While it has both, no other slot would have any, although there are some afterwards."""
+    """During the change the slot has its old and its new cpus, so the other slots would have none.
+    Before and after the change, they would have some.
+    """
     books = table(policy=HostPolicy(reserved_cpus=cpus("0"), reserved_strict=True))
     carve(books, spec("plain"), pinned("big", "3-7"), pinned("own", "2"))
     outcome = resize(books, "own", 1, "1")
@@ -367,7 +369,9 @@ CPU_SETS = st.sets(st.integers(1, 7), min_size=1, max_size=3).map(CpuSet)
 
 
 class Orders(RuleBasedStateMachine):
-    """Whatever is ordered, changed or ends: dedicated cpus are not shared; each slot has a cpu."""
+    """After any orders, changes and ends, dedicated cpus are not shared, and each slot has a
+    cpu.
+    """
 
     def __init__(self) -> None:
         super().__init__()

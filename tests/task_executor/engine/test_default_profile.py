@@ -1,4 +1,4 @@
-"""What a request without stated resources gets, clause by clause."""
+"""Tests each rule for the resources of a request that states none."""
 
 from decimal import Decimal
 from fractions import Fraction
@@ -18,7 +18,7 @@ MIB, GIB = 1024**2, 1024**3
 
 
 def slot(**options: Any) -> DefaultSlot:
-    """On a host of 8 CPUs, 4 cores and 10 GiB."""
+    """Returns the default profile on a host with 8 CPUs, 4 cores and 10 GiB."""
     return default_slot(8000, 10 * GIB, 4, **options)
 
 

@@ -1,4 +1,6 @@
-"""Managed memory that is lent: limits never add up to more than the slot has, and come back."""
+"""Managed memory that is lent: the sum of the limits is never more than the slot has, and lent
+memory comes back.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ SORT, JOIN = PoolKey("1", "sort"), PoolKey("2", "join")
 
 
 def two_pools() -> Lending:
-    """A slot of 100 bytes, divided in halves."""
+    """Returns a slot of 100 bytes, of which two pools have half each."""
     lending = Lending(deadline_s=2)
     for key in (SORT, JOIN):
         lending.join(key, 50, 50, borrows=True)
@@ -29,7 +31,7 @@ def test_what_one_pool_does_not_use_is_lent_and_comes_back_when_it_asks() -> Non
     """The example of the module."""
     lending = two_pools()
     lending.report(SORT, wanted=10, kept=50, now=0)
-    assert limits(lending) == (50, 50)  # nothing is lowered that no pool wants
+    assert limits(lending) == (50, 50)  # no pool wants more, so no limit is lowered
     lending.report(JOIN, wanted=80, kept=50, now=0)
     assert limits(lending) == (20, 50)  # sort has not confirmed
     lending.report(SORT, wanted=10, kept=20, now=0)
@@ -48,7 +50,7 @@ def test_memory_that_no_operator_has_is_lent_first() -> None:
     lending.report(SORT, wanted=0, kept=50, now=0)
     lending.report(JOIN, wanted=75, kept=50, now=0)
     assert limits(lending) == (50, 75)
-    lending.changed(100, {SORT: 50, JOIN: 50}, now=1)  # an operator has registered its part
+    lending.changed(100, {SORT: 50, JOIN: 50}, now=1)  # a new operator
     assert limits(lending) == (25, 75)
     assert lending.revoked(SORT) == 25
     assert lending.revoked(JOIN) == 0
@@ -81,7 +83,7 @@ class Model:
 
 
 class Pools(RuleBasedStateMachine):
-    """Three pools that want, use and give back as they like, within the limits that they know."""
+    """Three pools want, use and give back random amounts, within the limits that they know."""
 
     @initialize(
         quotas=st.lists(st.integers(1, 40), min_size=3, max_size=3), extra=st.integers(0, 9)
@@ -126,14 +128,18 @@ class Pools(RuleBasedStateMachine):
 
     @rule(at=st.integers(0, 2), amount=st.integers(0, 150))
     def uses(self, at: int, amount: int) -> None:
-        """A pool hands out pages up to its limit; what it uses above a lower one, it keeps."""
+        """A pool uses pages up to its limit. If the limit was lowered below its use, it keeps what
+        it uses.
+        """
         model = self.models[self.keys[at]]
         model.used = amount if amount <= model.limit else min(model.used, amount)
 
     @rule()
     @precondition(lambda self: hasattr(self, "models"))
     def all_settle(self) -> None:
-        """Everything arrives, and all give back what they must: each has what it can rely on."""
+        """All messages arrive, and all pools give back what they must. Then each pool has what it
+        wants, up to its quota.
+        """
         for _ in range(8):
             for at, model in enumerate(self.models.values()):
                 while model.received:
@@ -145,7 +151,7 @@ class Pools(RuleBasedStateMachine):
             assert self.lending.revoked(key) == 0
         wanted = sum(model.wanted for model in self.models.values())
         given = sum(min(self.lending.limit(k), m.wanted) for k, m in self.models.items())
-        assert given == min(wanted, self.room)  # no memory is idle that a pool wants
+        assert given == min(wanted, self.room)  # no memory that a pool wants is idle
 
     @invariant()
     def the_slot_is_never_exceeded(self) -> None:

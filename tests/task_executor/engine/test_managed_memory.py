@@ -32,7 +32,9 @@ FRACTIONS = st.fractions(min_value=0, max_value=1, max_denominator=12).filter(la
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Registers, ends, resizes and restarts, beside a plain record of what was accepted."""
+    """Registers operators, ends them, resizes and restarts, and compares with a plain record of
+    what was accepted.
+    """
 
     @initialize(page_bytes=st.sampled_from([4096, 32768]))
     def begin(self, page_bytes: int) -> None:

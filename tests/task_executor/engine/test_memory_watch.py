@@ -1,4 +1,4 @@
-"""Which slots are above their share of a GPU's memory, reading by reading."""
+"""Finds slots above their share of a GPU's memory, after each reading."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ def use(used: int, key: SlotKey = SLOT, uuid: str = "GPU-a") -> MemoryUse:
 
 
 def reads(watch: MemoryWatch, at_s: float, *uses: MemoryUse) -> tuple[int, bool]:
-    """Returns how many slots are above, and whether that must be confirmed."""
+    """Returns how many slots are above their share, and whether another reading must confirm
+    this.
+    """
     return len(watch.observe(at_s, uses)), watch.must_confirm
 
 

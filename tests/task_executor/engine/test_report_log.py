@@ -13,7 +13,7 @@ KEY = SlotKey("a", 1)
 
 
 class Host:
-    """A table of one slot and the log that numbers it."""
+    """A table of one slot, and the log that numbers its states."""
 
     def __init__(self) -> None:
         total = {"cpu_milli": 1000, "memory_bytes": 64 * MIB}

@@ -1,4 +1,6 @@
-"""A slot changes its size: booked with the larger of both until the host reports which it is."""
+"""A slot changes its size: the larger of the two sizes is booked until the host reports which one
+it has.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ def refusal(outcome: Outcome) -> FinegrainError:
 
 
 def carved(**share: Any) -> SlotTable:
-    """One slot of 1000 milli-cores and 256 MiB."""
+    """Returns a table of one slot with 1000 milli-cores and 256 MiB."""
     books = table(**share)
     carve(books, spec())
     return books
@@ -117,7 +119,7 @@ def test_growth_that_does_not_fit_is_refused_with_what_is_missing() -> None:
 
 
 def test_a_slot_shrinks_also_where_more_is_promised_than_there_is() -> None:
-    """After a restart with a smaller share."""
+    """This is the case after a restart with a smaller share of the host."""
     books = table()
     books.adopt(Slot(spec(cpu=6000), CarveState.ALLOCATED))
     assert resize(books, cpu=5000).error is None

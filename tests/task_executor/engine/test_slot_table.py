@@ -1,4 +1,6 @@
-"""The executor's slot table: what may exist, what it takes, when it is given back."""
+"""The executor's slot table: which slots may exist, what they use, and when it becomes available
+again.
+"""
 
 from __future__ import annotations
 
@@ -252,7 +254,9 @@ def test_books_that_contradict_their_slots_are_noticed() -> None:
 
 
 class Books(RuleBasedStateMachine):
-    """Random orders and ends; the amounts always balance and nothing is promised twice."""
+    """Random orders and ends: the sums of amounts are always right, and no amount is promised
+    twice.
+    """
 
     ids = st.sampled_from("abcde")
     generations = st.integers(1, 3)

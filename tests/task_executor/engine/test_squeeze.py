@@ -1,4 +1,4 @@
-"""Squeezing best-effort work: how many cpus it keeps, and which."""
+"""Squeezing best-effort slots: how many cpus they keep, and which ones."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_what_is_set_aside_for_a_kubelet_goes_first() -> None:
     given = {"pool": pool, "lsr_cpus": lent, "first": kept}
     assert squeeze(1, locations, **given) == [1]
     assert squeeze(2, locations, **given) == [1, 5]
-    assert squeeze(5, locations, **given) == [1, 5, 2, 0, 4]  # one of three is an LSR slot's
+    assert squeeze(5, locations, **given) == [1, 5, 2, 0, 4]  # an LSR slot has one of the three
     assert CpuSet(squeeze(99, locations, **given)) == pool
 
 
@@ -141,7 +141,9 @@ def test_a_slot_bound_to_a_node_without_picked_cpus_keeps_two_of_its_own() -> No
 
 @st.composite
 def hosts(draw: st.DrawFn) -> list[CpuLocation]:
-    """Up to four nodes, one to four threads per core, cpu numbers in any order, some missing."""
+    """Draws a host: up to four nodes, one to four threads per core, cpu numbers in any order, some
+    of them missing.
+    """
     threads = draw(st.integers(1, 4))
     cores = draw(st.lists(st.integers(0, 3), min_size=1, max_size=12))  # the node of each
     numbers = draw(st.permutations(range(len(cores) * threads)))

@@ -1,4 +1,6 @@
-"""A real helper with real tasks in its own directory, and the proof that it leaves nothing."""
+"""A real helper with real tasks in a separate directory; afterwards, checks that nothing of it is
+left.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ MIB = 1 << 20
 
 
 async def eventually(condition: Callable[[], Any], what: str) -> Any:
-    """The first true value of condition; a failure that says what was waited for."""
+    """Returns the first true value of the condition. If there is none in time, fails with a message
+    that names `what`.
+    """
     end = time.monotonic() + PATIENCE_S
     while not (value := condition()):
         assert time.monotonic() < end, f"waited in vain until {what}"
@@ -57,7 +61,7 @@ def alive(pid: int) -> bool:
 
 @dataclass
 class Host:
-    """One helper and its front's client. Tasks run as the user who runs the tests."""
+    """One helper, and a client of it as the front has. Tasks run as the user who runs the tests."""
 
     config: HelperConfig
     pid: int
@@ -72,7 +76,7 @@ class Host:
         return self.state / "tasks" / task_id
 
     def record(self, task_id: str = "task") -> dict[str, Any]:
-        """What the helper's files have on a task."""
+        """Returns the record of a task in the helper's files."""
         record = record_of(self.state, task_id)
         assert record is not None
         return record
@@ -84,14 +88,16 @@ class Host:
         return limits
 
     async def start(self, script: str, task_id: str = "task", **changes: Any) -> int:
-        """Run a shell script in `slot`; the pid of the shell."""
+        """Runs a shell script in `slot`; returns the pid of the shell."""
         own = {"uid": os.getuid(), "gid": os.getgid(), "env": {"PATH": os.environ["PATH"]}}
         usual: dict[str, Any] = {"allocation_id": "slot", "generation": 1, "task_id": task_id}
         spec = usual | own | {"argv": ["/bin/sh", "-c", script]} | changes
         return (await self.client.start_task(TaskSpec(**spec))).pid
 
     async def exit_of(self, task_id: str = "task") -> ExitRecord:
-        """As the helper tells it; survives restarts of front and helper."""
+        """Waits for the end of a task, also across restarts of front and helper; returns the
+        helper's record.
+        """
         end = time.monotonic() + PATIENCE_S
         while time.monotonic() < end:
             known = {task.task_id: task.exit for task in (await self.client.inspect()).tasks}
@@ -125,7 +131,7 @@ class Host:
         self.pid = start_helper(self.config)
 
     async def clean_up(self) -> HelperState:
-        self.restart_helper()  # or find the one that lives
+        self.restart_helper()  # or find the running helper
         for slot in (await self.client.inspect()).slots:
             await self.client.destroy_slot(slot.limits.allocation_id, slot.limits.generation)
         for task in (await self.client.inspect()).tasks:
@@ -164,7 +170,9 @@ def config(place: Path) -> HelperConfig:
 
 @pytest.fixture
 async def host(config: HelperConfig) -> AsyncIterator[Host]:
-    """Whatever isolation this machine allows. Afterwards nothing of it may be left."""
+    """Runs a helper with the isolation that this machine allows, and checks afterwards that nothing
+    of it is left.
+    """
     pid = start_helper(config)
     host = Host(config, pid, await HelperClient.connect(config.socket_path))
     yield host

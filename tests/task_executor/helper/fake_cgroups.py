@@ -1,10 +1,10 @@
-"""Kernels in memory that enforce cgroup rules at every call, the way Linux 6.1 was seen to.
+"""Kernels in memory that enforce cgroup rules at every call, as Linux 6.1 does.
 
-Broken rules raise what the kernel raises: processes in inner nodes (EBUSY), cpusets without cpus
-(ENOSPC), cpus that do not exist (ERANGE), groups that are not empty (EBUSY), a child's quota above
-its parent's (EINVAL), memory + swap below memory (EINVAL). Memory is `held` (nothing can be done
-about it) or page cache, which goes when a limit asks for it; a limit below what is held is refused
-(v1), or kills (v2), which is counted in `killed`.
+A call that breaks a rule raises the kernel's error: processes in inner nodes (EBUSY), cpusets
+without cpus (ENOSPC), cpus that do not exist (ERANGE), groups that are not empty (EBUSY), a child's
+quota above its parent's (EINVAL), memory + swap below memory (EINVAL). Memory is `held` (it cannot
+be reclaimed) or page cache, which is reclaimed when a limit needs it. A limit below the held memory
+is refused (v1), or kills a process (v2); `killed` has these kills.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ def fail(code: int, path: str) -> OSError:
 
 
 class FakeKernel(Kernel):
-    """Directories and files as dictionaries; `me` is the pid that writing "0" moves."""
+    """Directories and files are dictionaries. `me` is the pid of the process that moves when "0" is
+    written.
+    """
 
     usage_file = ""
     lists: tuple[str, ...] = ("/cgroup.procs",)
@@ -43,7 +45,7 @@ class FakeKernel(Kernel):
         self.read_only = False
         self.delegated: set[str] = set()
         self.on_kill: Callable[[int], None] = lambda pid: None
-        self.held: dict[str, int] = {}  # bytes by directory, out of what is in use there
+        self.held: dict[str, int] = {}  # bytes by directory, a part of the memory in use there
         self.killed: list[str] = []
         self.before_write: Callable[[str, str], None] = lambda path, value: None
         self.programs: dict[str, bytes] = {}  # filters of devices, by group
@@ -112,12 +114,14 @@ class FakeKernel(Kernel):
         return pidfd
 
     def use(self, directory: str, *, held: int, cache: int) -> None:
-        """Tasks below the directory have taken so much memory."""
+        """Sets how much memory the tasks below the directory use."""
         self.held[directory] = held
         self.files[f"{directory}/{self.usage_file}"] = str(held + cache)
 
     def reclaim(self, directory: str, goal: int) -> int:
-        """What is in use after the page cache has gone as far as it must."""
+        """Reclaims page cache as far as the goal needs; returns the memory that is in use
+        afterwards.
+        """
         used = int(self.files[f"{directory}/{self.usage_file}"])
         left = min(used, max(goal, self.held.get(directory, 0)))
         self.files[f"{directory}/{self.usage_file}"] = str(left)
@@ -162,7 +166,7 @@ class FakeKernel(Kernel):
 
 
 class FakeV2(FakeKernel):
-    """One tree; we sit in `own` (a group below the root), which was delegated with
+    """One tree. The helper runs in `own` (a group below the root), which was delegated with
     `controllers`.
     """
 
@@ -260,8 +264,8 @@ class FakeV2(FakeKernel):
 
 
 class FakeV1(FakeKernel):
-    """Hierarchies below /sys/fs/cgroup, some co-mounted ("cpu,cpuacct"); our own group is `own`
-    in each.
+    """Hierarchies below /sys/fs/cgroup; some are co-mounted ("cpu,cpuacct"). In each, the helper
+    runs in the group `own`.
     """
 
     usage_file = "memory.usage_in_bytes"
@@ -343,11 +347,11 @@ class FakeV1(FakeKernel):
         return None
 
     def list_device(self, path: str, value: str, allow: bool) -> None:
-        """The list of a group whose parent is open to everything."""
+        """Changes the device list of a group whose parent allows all devices."""
         listed = self.files[path].splitlines()
         if value == "a":
             self.files[path] = "a *:* rwm" if allow else ""
-        elif listed != ["a *:* rwm"]:  # else an exception, which the kernel does not list
+        elif listed != ["a *:* rwm"]:  # the kernel does not list exceptions
             left = [each for each in listed if each != value]
             self.files[path] = "\n".join([*left, value] if allow else left)
 

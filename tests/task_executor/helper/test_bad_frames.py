@@ -1,5 +1,5 @@
-"""Whatever arrives at the helper's socket gets an error or a closed connection; the helper
-lives.
+"""Any bytes that arrive at the helper's socket get an error or a closed connection; the helper goes
+on.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def request(verb: object = "hello", args: object = None, **more: object) -> byte
 
 
 def speak(host: Host, data: bytes, end: bool = False) -> list[dict[str, Any]]:
-    """Send raw bytes; every answer until the helper closes, or until it has answered one
-    request.
+    """Sends raw bytes. Returns every answer until the helper closes the connection, or until it has
+    answered one request.
     """
     with socket.socket(socket.AF_UNIX) as peer:
         peer.settimeout(PATIENCE_S)
@@ -227,7 +227,7 @@ def test_what_is_too_long_for_a_frame_is_never_sent() -> None:
 
 @pytest.mark.needs("nobody-user")
 async def test_another_user_is_turned_away(plain_host: Host) -> None:
-    """Twice: by the mode of the socket, and, were that wrong, by the credentials of the peer."""
+    """Two checks reject the user: the mode of the socket, and the credentials of the peer."""
     path = Path(plain_host.config.socket_path)
     assert path.stat().st_mode & 0o777 == 0o600
     assert "PermissionError" in await say_hello_as_nobody(path)

@@ -1,4 +1,4 @@
-"""Both cgroup drivers, and the choice between them, against kernels that enforce the rules."""
+"""Both cgroup drivers, and the choice between them, on kernels in memory that enforce the rules."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def slots_on(kernel: FakeKernel, state: Path, **changes: Any) -> Slots:
 
 
 def start_in(slots: Slots, kernel: FakeKernel, task_id: str, pid: int) -> dict[str, str]:
-    """What a supervisor and its child do."""
+    """Makes and enters the group of a task, as a supervisor and its child do."""
     group = slots.driver.task(slots.driver.slot("a.1"), task_id)
     slots.driver.make(group)
     kernel.me = pid
@@ -90,7 +90,7 @@ def test_killing_one_task_spares_its_neighbour_in_the_slot(
 
 
 def test_a_shell_is_asked_to_end_before_its_child(tmp_path: Path) -> None:
-    """Or it would go on to its next command. 1007 and 1008 come the other way out of a set."""
+    """Otherwise the shell would continue with its next command. A set yields 1008 before 1007."""
     kernel = FakeV2()
     slots = slots_on(kernel, tmp_path)
     slots.create(limits())
@@ -130,7 +130,9 @@ def test_v1_limits_as_the_kernel_holds_them(tmp_path: Path) -> None:
 
 
 def test_on_v1_a_cpu_that_went_off_line_and_came_back_costs_no_slot(tmp_path: Path) -> None:
-    """v1 takes it out of every group, and gives it back to the root group only; ours follow."""
+    """v1 removes the cpu from every group, and gives it back to the root group only. The driver
+    gives it back to the other groups.
+    """
     kernel = FakeV1(SEPARATE)
     slots = slots_on(kernel, tmp_path)
     slots.create(limits(cpus="0-3"))
@@ -170,7 +172,9 @@ def test_on_v1_a_new_slot_gets_cpus_although_the_group_of_slots_has_lost_them(
 
 
 def test_on_v1_tasks_whose_slot_lost_its_last_cpu_are_brought_back(tmp_path: Path) -> None:
-    """The kernel moves them to the group above all slots, where they run on anybody's cpus."""
+    """The kernel moves these tasks to the group above all slots, where they run on the cpus of
+    other slots.
+    """
     kernel = FakeV1(SEPARATE)
     slots = slots_on(kernel, tmp_path)
     slots.create(limits(cpus="3", cpu_limit_milli=-1))
@@ -184,14 +188,16 @@ def test_on_v1_tasks_whose_slot_lost_its_last_cpu_are_brought_back(tmp_path: Pat
     kernel.files[f"{of_slot}/cpuset.cpus"] = ""
     kernel.members[of_slot], kernel.members[above] = set(), {7}
     finish(slots.place([{"allocation_id": "b", "generation": 1, "cpus": "0-1", "mems": ""}]))
-    assert kernel.members[above] == {7}  # it is no task of that one
+    assert kernel.members[above] == {7}  # the task is not in slot b
     finish(slots.place([{"allocation_id": "a", "generation": 1, "cpus": "2", "mems": ""}]))
     assert kernel.members[of_slot] == {7}
     assert not kernel.members[above]
 
 
 def test_on_v1_supervisors_get_back_their_cpus_as_slots_do(tmp_path: Path) -> None:
-    """Each cpu may be off-line once: a group without cpus would admit no supervisor any more."""
+    """Every cpu may have been off-line once; then the group has no cpus and admits no
+    supervisor.
+    """
     kernel = FakeV1(SEPARATE)
     slots = slots_on(kernel, tmp_path)
     supervisors = "/sys/fs/cgroup/cpuset/box/finegrain/host-a/shims/cpuset.cpus"
@@ -217,7 +223,7 @@ def test_on_v2_we_leave_the_delegated_group_for_a_leaf_and_inner_nodes_stay_empt
     tmp_path: Path,
 ) -> None:
     kernel = FakeV2()
-    kernel.members[kernel.own] = {100}  # the front; FakeV2 refuses controllers while it is there
+    kernel.members[kernel.own] = {100}  # the front; while it is there, FakeV2 refuses controllers
     slots = slots_on(kernel, tmp_path)
     slots.create(limits())
     start_in(slots, kernel, "t1", 1001)
@@ -309,7 +315,7 @@ def test_a_slot_waits_for_its_zombies(tmp_path: Path) -> None:
     job = slots.destroy("a.1")
     for _step in range(20):
         next(job)
-    assert "a.1" in slots.limits  # killed, but still charged: not gone
+    assert "a.1" in slots.limits  # killed, but still counted by the group
     kernel.zombies.clear()
     finish(job)
     assert slots.limits == {}
@@ -364,7 +370,7 @@ def test_a_record_without_its_group_is_dropped(tmp_path: Path) -> None:
 
 
 STRANGER = 2**22 + 1
-"""No process of a real kernel has this number: what one is doing here must not matter."""
+"""No process of a real kernel has this pid, so no real process can influence the test."""
 
 
 def busy(kernel: FakeV2) -> FakeV2:

@@ -1,4 +1,6 @@
-"""Kernels differ in what they count, limit and kill: slots get the same, or it is reported."""
+"""Kernels differ in what they count, limit and kill: slots get the same limits, or the difference
+is reported.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def test_everything_that_a_task_uses_is_counted_in_a_group_of_its_own(
 
 
 class OldV1(FakeV1):
-    """Before Linux 5.11 a group's limit held for its children only if that was switched on."""
+    """Before Linux 5.11, a group's limit applied to its children only if `memory.use_hierarchy` was
+    set.
+    """
 
     def populate(self, path: str) -> None:
         super().populate(path)

@@ -1,6 +1,7 @@
-"""The v2 driver on a real kernel's tree, with whatever controllers v1 has left to it (often none).
+"""The v2 driver on a real kernel's tree, with the controllers that v1 does not use (often none).
 
-Groups, membership, cgroup.kill and removal are the kernel's; limits are proven on the fake tree.
+These tests cover groups, membership, cgroup.kill and removal; tests with a kernel in memory cover
+limits.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ pytestmark = [pytest.mark.needs("root")]
 
 @pytest.fixture
 def unified(place: Path) -> Iterator[Path]:
-    """A root directory in which nothing but cgroup v2 is mounted."""
+    """Yields a root directory in which only cgroup v2 is mounted."""
     root = place / "root"
     mount_point = root / "sys/fs/cgroup"
     mount_point.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The helper has the memory of devices limited by a process that it executes."""
+"""A process that the helper executes limits the memory of devices."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ NOT_ENABLED = {REGION: "the kernel's dmem controller is not enabled for the slot
 
 
 def test_the_controller_reaches_slots_and_not_their_tasks(tmp_path: Path) -> None:
-    """systemd does not know it. A task's own group would hide the limit of its slot from it."""
+    """systemd does not know this controller. In a group of a task, a task would not see the limit
+    of its slot.
+    """
     kernel = FakeV2(own="/a.scope", controllers="cpu cpuset memory pids")
     kernel.files[f"{kernel.root}/cgroup.controllers"] += " dmem"
     slots = slots_on(kernel, tmp_path)
@@ -65,7 +67,7 @@ async def test_an_agent_that_is_killed_leaves_the_next_one_its_turn(v2_host: Hos
         asked = [v2_host.client.limit_device_memory([], {REGION: 1 << 30}) for _ in range(2)]
         both = asyncio.gather(*asked, return_exceptions=True)
         (pid,) = await eventually(lambda: agents_of(v2_host), "an agent runs")
-        # Killed as by someone who wants the memory; it may have ended just before.
+        # Kill it as an out-of-memory kill would; it may have ended just before.
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         first, second = await both
@@ -79,7 +81,7 @@ async def test_an_agent_that_is_killed_leaves_the_next_one_its_turn(v2_host: Hos
 
 
 def agents_of(host: Host) -> list[int]:
-    """Processes of the helper that run, or are about to run, the agent."""
+    """Returns the processes of the helper that run the agent, or will run it soon."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, IndexError):

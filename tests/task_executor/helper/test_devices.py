@@ -1,4 +1,6 @@
-"""Device files that a slot was not given cannot be opened: the rules, and what kernels get."""
+"""A slot cannot open device files that it was not given: the rules, and what they set in
+kernels.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ SHARED = {"c 10": "58", "b 7": "3"}
 
 
 def run(program: bytes, device: str) -> bool:
-    """What the kernel would find out with this program, for a device such as "c 195:0"."""
+    """Runs the filter program as the kernel does, for a device such as "c 195:0"; returns whether
+    it allows access.
+    """
     kind, _, number = device.partition(" ")
     major, _, minor = number.partition(":")
     word = 0x60000 | {"b": 1, "c": 2}[kind]  # to be read and written
@@ -51,7 +55,7 @@ def run(program: bytes, device: str) -> bool:
 
 
 def may_open(kernel: FakeKernel, slots: Slots, device: str) -> bool:
-    """Whether a task of slot a.1 may open it, by what the kernel has."""
+    """Returns whether the kernel lets a task of slot a.1 open the device."""
     group = slots.driver.slot("a.1")
     if isinstance(kernel, FakeV2):
         return run(kernel.programs[group["unified"]], device)
@@ -94,7 +98,7 @@ def test_a_gpu_that_appears_later_is_closed_already(make_kernel: Any, tmp_path: 
 def test_a_slot_is_made_before_anything_was_to_be_guarded_and_is_closed_later(
     make_kernel: Any, tmp_path: Path
 ) -> None:
-    """At no moment is a running task without the devices that it had and still has."""
+    """A running task can use the devices that it keeps at every moment of the change."""
     kernel = make_kernel()
     slots = slots_on(kernel, tmp_path)
     slots.create(limits())

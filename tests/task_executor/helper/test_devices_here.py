@@ -1,4 +1,4 @@
-"""Device files on the kernel of this machine, with cgroup v1 and with a tree of cgroup v2."""
+"""Tests device files on the kernel of this machine, with cgroup v1 and with a tree of cgroup v2."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def test_a_task_opens_what_its_slot_has_and_nothing_else_that_is_guarded(
     limits = await kernel.slot(devices_closed={"c 1": "7"})
     assert await attempt(kernel, "first") == ["/dev/zero", REFUSED, "/dev/random", "/dev/null"]
 
-    # A resize that takes the device away, and gives another one.
+    # A resize removes this device, and gives another one.
     await kernel.start("read line; " + TRY, "waiting", stdin=True)
     await kernel.client.resize_slot(replace(limits, devices_closed={"c 1": "5"}))
     await kernel.client.write_input("waiting", 0, b"go\n")
@@ -60,7 +60,7 @@ async def test_a_task_opens_what_its_slot_has_and_nothing_else_that_is_guarded(
     assert kernel.output("waiting").splitlines() == after
     assert await attempt(kernel, "after") == after
 
-    # Neither the death of the helper opens anything, nor a helper that takes over.
+    # Neither the end of the helper nor the next helper opens a device.
     await kernel.start("sleep 0.5; " + TRY, "alone")
     kernel.kill_helper()
     await eventually(lambda: kernel.record("alone")["exit"], "the task has ended")
@@ -70,7 +70,9 @@ async def test_a_task_opens_what_its_slot_has_and_nothing_else_that_is_guarded(
 
 
 async def test_all_of_a_major_but_one_minor(kernel: Host) -> None:
-    """As of a GPU: the driver's other devices are closed, those that come later too."""
+    """This is the rule of a GPU: other devices of the driver are closed, also devices that appear
+    later.
+    """
     await kernel.slot(devices_open={"c 1": "3,5"})
     assert await attempt(kernel, "task") == ["/dev/zero", REFUSED, REFUSED, "/dev/null"]
     made = await attempt(kernel, "mknod", "mknod one c 1 5 && echo made; mknod two c 1 11; echo $?")
@@ -89,7 +91,7 @@ async def test_a_slot_leaves_the_devices_of_its_neighbour_alone(kernel: Host) ->
 def test_a_filter_that_was_half_replaced_is_replaced_as_a_whole(
     unified: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A helper dies between the two steps: both filters apply, until the next one takes over."""
+    """A helper dies between the two steps: both filters apply until the next helper has started."""
     group = unified / "sys/fs/cgroup/finegrain-half-replaced"
     group.mkdir()
     try:
@@ -114,7 +116,7 @@ def test_a_filter_that_was_half_replaced_is_replaced_as_a_whole(
 
 
 def opened_in(group: Path) -> set[str]:
-    """What a process of this group can open."""
+    """Returns the devices that a process of this group can open."""
     files = ("/dev/zero", "/dev/full", "/dev/random")
     code = (
         "import sys\n"

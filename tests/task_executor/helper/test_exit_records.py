@@ -35,7 +35,7 @@ class Nothing(Driver):
 
 
 class Counted(Nothing):
-    """Has counted what all processes of the task used together."""
+    """Returns counters of the group, which sum up all processes of the task."""
 
     def counters(self, _group: Group) -> dict[str, int]:
         return {"memory_peak_bytes": 7_000_000, "cpu_usec": 8_000, "oom_kills": 1}
@@ -148,7 +148,7 @@ def test_output_that_the_kernel_could_not_write_is_reported_as_lost(
 def test_a_task_that_has_exited_with_status_0_gets_no_signal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its pid may belong to another process by now."""
+    """By this time, its pid may belong to another process."""
     supervisor = OneTask(tmp_path)
     supervisor.end()
     sent: list[int] = []
@@ -167,7 +167,7 @@ def test_the_counters_of_the_group_count_more_than_those_of_single_processes(
     assert record["started_unix_ms"] == 1_000
     assert round(began * 1000) <= record["ended_unix_ms"] <= round(time.time() * 1000)
     assert (record["peak_memory_bytes"], record["cpu_usec"]) == (7_000_000, 8_000)
-    assert (record["oom_kills"], record["oom_killed"]) == (1, False)  # it went on, and ended well
+    assert (record["oom_kills"], record["oom_killed"]) == (1, False)  # it ended well
 
 
 def test_without_groups_the_time_of_all_processes_in_both_modes_is_added_up(

@@ -1,4 +1,6 @@
-"""A full disk costs output, never a task or its exit status; what cannot be begun says so."""
+"""A full disk loses output, but never a task or its exit status. A task that cannot start is
+refused with the reason.
+"""
 
 from __future__ import annotations
 

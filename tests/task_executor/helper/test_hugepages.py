@@ -1,4 +1,4 @@
-"""Huge pages: a slot has what it was given, and no page more; against kernels that count them."""
+"""A slot can use its huge pages, and no page more; tested on kernels in memory that count them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_without_the_controller_it_is_said_so(kernel: FakeKernel, tmp_path: Path
 
 
 def test_where_systemd_hands_it_to_nobody_root_hands_it_down(tmp_path: Path) -> None:
-    """The kernel has it, and systemd has not switched it on below the top group."""
+    """The kernel has the controller, but systemd has not enabled it below the top group."""
     kernel = FakeV2(own="/a.scope", controllers="cpu cpuset memory pids")
     kernel.files[f"{kernel.root}/cgroup.controllers"] += " hugetlb"
     slots = slots_on(kernel, tmp_path)

@@ -16,7 +16,7 @@ OWNER = {"pid": 1, "start_ticks": 2, "boot_id": "boot"}
 
 
 def owned(folder: Path) -> Journal:
-    """A journal that a supervisor writes."""
+    """Returns a journal as a supervisor writes it."""
     os.close(Journal.create(folder, "name", 0))
     journal = Journal(folder, "name")
     journal.own(OWNER)
@@ -37,7 +37,7 @@ def begin(journal: Journal, numbers: range) -> None:
 
 
 class Syncs:
-    """Takes orders, and carries them out later."""
+    """Takes sync orders, and executes them later."""
 
     def __init__(self) -> None:
         self.orders: list[tuple[list[str], Callable[[bool], None]]] = []
@@ -115,7 +115,7 @@ def test_the_end_of_every_running_task_fits_on_a_full_disk(
 
 
 def fill(journal: Journal, *, kept: str) -> None:
-    """Writes more than one segment holds; nothing but one task is still needed."""
+    """Writes more than fits in one segment; only one task is still needed."""
     journal.begin(kept, {"argv": ["sleep"]})
     journal.add(kept, "process", {"pid": 7})
     for number in range(300):
@@ -129,7 +129,7 @@ def test_a_long_journal_continues_in_a_short_segment(tmp_path: Path) -> None:
     fill(journal, kept="task")
     journal.compact(syncs.sync)
     journal.add("task", "end", {"exit_code": 3})
-    # The old segment is removed only when the new one is durable, with its name.
+    # The old segment is removed only when the new segment and its name are durable.
     assert files(tmp_path) == ["name.0.journal", "name.1.journal"]
     ((paths, done),) = syncs.orders
     assert paths == [str(tmp_path / "name.1.journal"), str(tmp_path)]

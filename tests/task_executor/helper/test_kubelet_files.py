@@ -1,4 +1,4 @@
-"""A kubelet's files are read by the process that may, and nothing else is."""
+"""The helper reads a kubelet's files for the front, and no other files."""
 
 from __future__ import annotations
 
@@ -87,15 +87,15 @@ def test_what_cannot_be_read_is_told_and_holds_nobody_up(folder: Path) -> None:
 
 @contextmanager
 def program_called(name: str, *arguments: str, folder: Path) -> Iterator[int]:
-    """A process that is called so, with these arguments, and does nothing."""
+    """Runs a process with this name and these arguments, which does nothing."""
     program = folder / name
-    # A shell that waits takes any arguments.
+    # A shell accepts any arguments, and it waits.
     shutil.copy(shutil.which("dash") or "/bin/sh", program)
     process = subprocess.Popen(
         [str(program), "-c", "read x", "kubelet", *arguments], stdin=subprocess.PIPE
     )
     try:
-        # It has its name a little later than Popen returns.
+        # The process gets its name a little after Popen returns.
         command = Path(f"/proc/{process.pid}/cmdline")
         while not command.read_bytes().endswith(b"\0".join(map(str.encode, arguments)) + b"\0"):
             time.sleep(0.001)
@@ -105,7 +105,9 @@ def program_called(name: str, *arguments: str, folder: Path) -> Iterator[int]:
 
 
 def test_a_running_kubelet_says_where_its_files_are(tmp_path: Path) -> None:
-    """Only for the usual directory: another one was named by an administrator."""
+    """The kubelet is asked only about the usual directory; an administrator has named any other
+    one.
+    """
     root, extra = tmp_path / "root", tmp_path / "extra"
     root.mkdir()
     extra.mkdir()

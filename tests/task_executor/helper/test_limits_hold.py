@@ -124,7 +124,7 @@ async def test_a_spinner_gets_its_quota_and_no_more(host: Host, cpu_milli: int) 
 
 @pytest.mark.parametrize("factor", [0.8, 1.2])
 async def test_a_quota_that_is_wrong_would_be_noticed(host: Host, factor: float) -> None:
-    """By the values written to the kernel; the counters of an idle machine show it, too."""
+    """The values in the kernel show the error; on an idle machine, the counters show it, too."""
     await host.slot(cpu_milli=40)
     await host.start("while :; do :; done")
     group = slot_group(host, "cpu")

@@ -1,4 +1,6 @@
-"""One thread serves all: a client with much work does not delay one with little."""
+"""One thread serves all clients: a client with much work does not delay a client with little
+work.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a holder makes the task wait, and when it no longer does; the test sets the clock."""
+"""Tests when a holder makes the task wait; the test sets the clock."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ScriptedLoop:
 
 
 class Pipe:
-    """A task with one pipe, whose output is collected as far as the supervisor reads it."""
+    """A task with one pipe, and the part of the supervisor that collects its output."""
 
     def __init__(self, folder: Path, holder: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.written, self.loop = 1000.0, 0, ScriptedLoop()

@@ -1,4 +1,6 @@
-"""Segments of an output log against a model: each byte is stored, acknowledged or lost."""
+"""Compares the segments of an output log with a model: each byte is stored, acknowledged or
+lost.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ def bytes_at(start: int, end: int) -> bytes:
 
 
 class FullDisk:
-    """The module `os` as the log sees it. While the disk is full, only `left` bytes fit."""
+    """Replaces the module `os` for the log. While the disk is full, only `left` bytes fit."""
 
     def __init__(self) -> None:
         self.left: int | None = None
@@ -47,7 +49,7 @@ class FullDisk:
 
 
 class Pipe:
-    """A pipe with enough room for all that a test writes at once."""
+    """A pipe that can hold everything that a test writes at once."""
 
     def __init__(self) -> None:
         self.reader, self.writer = os.pipe()
@@ -109,7 +111,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule()
     def the_supervisor_reads(self) -> None:
-        """Until the pipe is empty, or the log has no room for held output."""
+        """Reads until the pipe is empty, or until the log has no room for held output."""
         self.was_always_kept = self.was_always_kept and self.keep
         try:
             while available(self.pipe.reader):
@@ -121,7 +123,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule()
     def the_supervisor_is_killed(self) -> None:
-        """The next one knows only the segments, and what the holder tells it."""
+        """The next supervisor knows only the segments, and what the holder sends it."""
         acknowledged, dropped = self.log.acknowledged, self.log.dropped
         end = self.log.end
         self.log.close()
@@ -153,7 +155,7 @@ class LogMachine(RuleBasedStateMachine):
             assert not self.lost
 
     def observe(self) -> None:
-        """What is no longer stored was acknowledged, or is lost."""
+        """Updates the model: a byte that is no longer stored was acknowledged, or is lost."""
         stored: set[int] = set()
         for path in self.directory.iterdir():
             start = int(path.name.split(".")[1]) if path.name.count(".") == 2 else 0

@@ -1,5 +1,6 @@
-"""Slots move to other cpus and memory nodes, many at once, on kernels that enforce the rules: all
-of a batch or none of it, never without a cpu, and nothing leads back to where they were.
+"""Many slots move to other cpus and memory nodes at once, on kernels in memory that enforce the
+rules. All slots of a batch move, or none. A slot always has a cpu, and no later step moves it back
+to its former cpus.
 """
 
 from __future__ import annotations
@@ -88,7 +89,9 @@ def test_many_slots_move_at_once_and_nothing_else_of_them_changes(
 def test_supervisors_keep_off_cpus_that_a_slot_has_to_itself(
     make_kernel: Any, tmp_path: Path
 ) -> None:
-    """They work for others: what an ordinary task prints is no business of an exclusive cpu."""
+    """Supervisors work for all slots: the output of an ordinary task must not take time of a
+    dedicated cpu.
+    """
     kernel = make_kernel()
     slots = slots_on(kernel, tmp_path)
     seen: list[tuple[str, frozenset[int]]] = []
@@ -115,7 +118,7 @@ def test_supervisors_keep_off_cpus_that_a_slot_has_to_itself(
     again.adopt()
     assert supervisors() == expand("0,3")
     finish(again.place(places("0-3", "own")))
-    assert supervisors() == expand("0-3")  # where nothing else is left, they must run somewhere
+    assert supervisors() == expand("0-3")  # no other cpu is left, and they must run somewhere
     finish(again.destroy("own.1"))
     assert supervisors() == expand("0-3")
 
@@ -175,7 +178,7 @@ def test_a_slot_that_goes_while_others_move_is_moved_as_long_as_it_is_there(tmp_
     slots = carved(kernel, tmp_path)
     start_in(slots, kernel, "t1", 1001)
     going = slots.destroy("a.1", grace_s=60.0)
-    next(going)  # asked to end, which it does not
+    next(going)  # the task is asked to end, but does not
     finish(slots.place(places("3")))
     assert in_kernel(slots) == dict.fromkeys(NAMES, "3")
     kernel.members[kernel_group(slots, "a")].clear()
@@ -211,7 +214,7 @@ class HelperDied(BaseException):
 def test_a_helper_that_dies_at_any_write_is_followed_by_one_that_moves_all(
     make_kernel: Any, tmp_path: Path
 ) -> None:
-    """The front says the same again; what a record says never leads back to the old cpus."""
+    """The front repeats its order; no record moves a slot back to the old cpus."""
     died_at = 0
     while True:
         state = tmp_path / str(died_at)

@@ -1,4 +1,6 @@
-"""Slots move to other cpus under tasks that spin, on this machine, as the kernel reports."""
+"""Slots with spinning tasks move to other cpus on this machine; the tests read the cpus from the
+kernel.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ CPUS = sorted(os.sched_getaffinity(0))
 FIRST, SECOND = str(CPUS[0]), str(CPUS[-1])
 BOTH = f"{FIRST},{SECOND}"
 
-# Spins in two threads and a child, and says so.
+# Starts a task that spins in two threads and a child; returns its pid.
 SPINNER = """
 import os, threading
 def spin():
@@ -41,7 +43,7 @@ async def spin(host: Host, name: str, cpus: str = BOTH) -> int:
 
 
 def allowed(pid: int) -> set[str]:
-    """The cpus of all threads of a process and its children."""
+    """Returns the cpus of all threads of a process and its children."""
     pids = [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
     assert len(pids) == 2
     threads = [task for each in pids for task in Path(f"/proc/{each}/task").iterdir()]
@@ -124,7 +126,7 @@ async def test_without_groups_all_threads_of_its_tasks_move(plain_host: Host) ->
 
 @pytest.mark.needs("root", "cgroup-v1")
 async def test_best_effort_beside_busy_slots_is_gone_when_it_is_destroyed(host: Host) -> None:
-    """To die takes cpu time, the more the more memory there is to give back."""
+    """A process needs cpu time to end: the more memory it has, the longer it takes."""
     hold = "x = bytearray(400 << 20)\nfor i in range(0, len(x), 4096): x[i] = 1\nprint('holds')"
     await host.slot("idle", memory_bytes=512 * MIB)
     code = [sys.executable, "-I", "-S", "-u", "-c", hold + "\nimport time; time.sleep(600)"]

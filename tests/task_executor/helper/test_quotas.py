@@ -1,4 +1,4 @@
-"""A slot gets the cpu time that was ordered to the thousandth of a core, however odd it is."""
+"""A slot gets exactly the ordered cpu time, in thousandths of a core, also for odd amounts."""
 
 from __future__ import annotations
 

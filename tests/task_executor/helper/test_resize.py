@@ -1,4 +1,4 @@
-"""cgroup v1 on this machine: a slot changes its size under tasks that go on."""
+"""Slots change their size on this machine (cgroup v1), and their tasks go on."""
 
 from __future__ import annotations
 
@@ -129,7 +129,9 @@ async def test_less_than_what_is_held_is_refused_until_it_is_given_back(host: Ho
 
 
 async def test_nobody_dies_of_a_change_that_is_refused(host: Host) -> None:
-    """A task keeps taking memory while its slot is asked, again and again, to have less."""
+    """A task allocates more and more memory while a smaller size of its slot is requested
+    repeatedly.
+    """
     limits = await host.slot(memory_bytes=256 * MIB)
     grow = (
         "import time\nheld = []\nwhile len(held) < 180:\n"
@@ -177,7 +179,9 @@ async def test_a_spinners_rate_follows_its_quota(host: Host) -> None:
 async def test_a_helper_killed_anywhere_in_a_resize_ends_with_one_size_in_kernel_and_record(
     host: Host, place: Path
 ) -> None:
-    """The caller asks again, as the front does; page cache keeps the kernel busy meanwhile."""
+    """The caller repeats the call, as the front does; meanwhile page cache keeps the kernel
+    busy.
+    """
     rng = random.Random(4)
     small = await host.slot(cpu_milli=300, memory_bytes=48 * MIB)
     big = replace(small, cpu_milli=900, memory_bytes=384 * MIB)
@@ -201,7 +205,7 @@ async def test_a_helper_killed_anywhere_in_a_resize_ends_with_one_size_in_kernel
 
 
 async def test_a_helper_that_comes_back_alone_finishes_by_itself(host: Host, place: Path) -> None:
-    """No second call comes: the front died with it."""
+    """The call is not repeated, because the front died together with the helper."""
     big = await host.slot(memory_bytes=256 * MIB)
     await host.start("sleep 60")
     small = replace(big, memory_bytes=32 * MIB)

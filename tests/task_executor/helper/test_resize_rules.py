@@ -1,5 +1,5 @@
-"""A slot changes its size on kernels that enforce the rules: all of it or nothing, whatever fails
-and wherever the helper dies, and never by killing what runs.
+"""Slots change their size on kernels in memory that enforce the rules. The whole change is made or
+nothing of it, whatever fails and wherever the helper dies. A change never kills a task.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def place(slots: Slots, controller: str) -> str:
 
 
 def enforced(slots: Slots) -> dict[str, str]:
-    """What was written to the kernel, by file, of everything that a size decides."""
+    """Returns the values in the kernel that depend on the size, by file."""
     v1 = {
         "cpu": ("cpu.cfs_quota_us", "cpu.shares"),
         "memory": ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"),
@@ -55,7 +55,7 @@ def enforced(slots: Slots) -> dict[str, str]:
 
 
 def running(kernel: FakeKernel, state: Path, *, held: int = 4 * MIB, cache: int = 0) -> Slots:
-    """A slot of 64 MiB in which a task holds memory."""
+    """Returns a slot of 64 MiB in which a task holds memory."""
     slots = slots_on(kernel, state)
     slots.create(limits())
     start_in(slots, kernel, "t1", 1001)
@@ -64,7 +64,7 @@ def running(kernel: FakeKernel, state: Path, *, held: int = 4 * MIB, cache: int 
 
 
 def value_of(job: Job) -> Any:
-    """What a job returns."""
+    """Runs a job to its end, and returns its value."""
     try:
         while True:
             next(job)
@@ -135,11 +135,11 @@ def test_below_what_is_held_is_refused_with_the_numbers_and_nothing_has_changed(
 
 
 def test_on_v2_page_cache_that_comes_and_goes_is_no_use_of_memory(tmp_path: Path) -> None:
-    """A task that reads files is above a soft limit for a moment, again and again."""
+    """A task that reads files is often above a soft limit for a moment."""
     kernel = FakeV2()
     slots = running(kernel, tmp_path, held=32 * MIB + 65536)
     job = slots.resize(limits(memory_bytes=32 * MIB))
-    for _step in range(3):  # until it was found to be above
+    for _step in range(3):  # until the job has found the slot above the limit
         next(job)
     kernel.use(place(slots, "memory"), held=20 * MIB, cache=12 * MIB)
     finish(job)
@@ -177,7 +177,7 @@ def test_on_v1_use_that_rises_after_the_look_is_use_and_no_fault_of_the_kernel(
 
 
 def test_on_v2_the_hard_limit_falls_behind_a_soft_one(tmp_path: Path) -> None:
-    """So that a task that just grows is slowed and not killed while room is made."""
+    """A task that grows during the change is therefore slowed, and not killed."""
     kernel = FakeV2()
     slots = running(kernel, tmp_path)
     told: list[tuple[str, str]] = []
@@ -221,7 +221,7 @@ def test_a_limit_that_does_not_stick_brings_the_old_ones_back(
 
 
 def test_what_tasks_have_grown_into_meanwhile_is_not_taken_back(tmp_path: Path) -> None:
-    """The growth was in force for a moment when something after it failed."""
+    """The larger limit was in force for a moment, until a later step failed."""
     kernel = FakeV1(SEPARATE)
     slots = running(kernel, tmp_path)
     limit = f"{place(slots, 'memory')}/memory.limit_in_bytes"
@@ -265,7 +265,7 @@ def test_a_helper_that_dies_at_any_write_is_followed_by_one_that_finishes(
         after = Slots(state, choose_driver(config(), kernel), lambda _name: [])
         for job in after.adopt():
             finish(job)
-        finish(after.resize(wanted))  # the front asks again; mostly it has been done
+        finish(after.resize(wanted))  # the front repeats the call
         assert after.limits == {"a.1": wanted}
         reference = running(made := make_kernel(), state)
         finish(reference.resize(wanted))
@@ -282,7 +282,7 @@ def test_a_helper_that_dies_at_any_write_is_followed_by_one_that_finishes(
 def test_a_helper_that_dies_is_followed_by_one_that_goes_back_where_memory_is_in_use(
     make_kernel: Any, writes_before_the_hard_limit: int, tmp_path: Path
 ) -> None:
-    """Between the two, tasks took what they were promised."""
+    """Between the two helpers, tasks used the memory that they were promised."""
     for died_at in range(writes_before_the_hard_limit):
         state = tmp_path / str(died_at)
         state.mkdir()
@@ -305,7 +305,9 @@ def test_a_helper_that_dies_is_followed_by_one_that_goes_back_where_memory_is_in
 def dies_at(
     slots: Slots, kernel: FakeKernel, wanted: dict[str, Any], number: int, *, before: bool
 ) -> bool:
-    """True if a helper that dies at that write, counted from 0, died; False if it was done."""
+    """Lets the helper die at a write, counted from 0; returns False if the change had fewer
+    writes.
+    """
     count = 0
     real = kernel.accept
 

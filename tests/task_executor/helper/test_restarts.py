@@ -1,4 +1,4 @@
-"""Killing the helper, the front or both loses no task, no output and no exit status."""
+"""If helper, front or both are killed, no task, output or exit status is lost."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.full
 
 
 def journal_of(host: Host) -> Journal:
-    """The journal of the only supervisor, which has ended or will be killed."""
+    """Returns the journal of the only supervisor, which has ended or will be killed."""
     folder = host.state / "supervisors"
     (name,) = journal_names(folder)
     return Journal(folder, name)
@@ -123,7 +123,9 @@ async def test_ends_outlive_supervisor_and_helper(host: Host) -> None:
 
 
 async def test_an_order_that_was_still_unread_is_carried_out_once(host: Host) -> None:
-    """The supervisor was stopped when the helper that had sent the order was killed."""
+    """The supervisor was stopped when the helper sent the order, and until the helper was
+    killed.
+    """
     await host.slot()
     await host.start("sleep 600", "one")
     supervisor, runs = supervisor_of(host, "one"), host.state.parent / "runs"
@@ -141,7 +143,9 @@ async def test_an_order_that_was_still_unread_is_carried_out_once(host: Host) ->
 
 
 async def test_a_start_that_is_repeated_after_the_end_is_told_of_the_end(any_host: Host) -> None:
-    """The answer to the first one was lost with the helper, and so was the news of the end."""
+    """The helper was killed, so the answer to the first start and the event of the end were
+    lost.
+    """
     await any_host.slot()
     pid = await any_host.start("sleep 0.5; exit 9")
     any_host.kill_helper()
@@ -193,7 +197,7 @@ async def test_a_helper_killed_while_it_starts_many_tasks_knows_each_afterwards(
     await asyncio.sleep(0.06)
     any_host.kill_helper()
     any_host.restart_helper()
-    await asyncio.gather(*starts)  # sent again by the client: the same tasks
+    await asyncio.gather(*starts)  # the client has repeated the calls; they are the same tasks
     assert [(await any_host.exit_of(f"t{n}")).exit_code for n in range(12)] == [8] * 12
 
 
@@ -226,7 +230,7 @@ async def test_tasks_continue_when_their_supervisor_is_killed(host: Host) -> Non
 
 @pytest.mark.needs("root")
 async def test_an_end_while_there_is_no_supervisor_is_recorded(host: Host) -> None:
-    """The kernel gives the tasks of a killed supervisor to the helper, which reaps them."""
+    """When a supervisor is killed, the helper becomes the parent of its tasks, and reaps them."""
     await host.slot()
     pid = await host.start("sleep 600")
     os.kill(supervisor_of(host), signal.SIGKILL)
@@ -237,7 +241,7 @@ async def test_an_end_while_there_is_no_supervisor_is_recorded(host: Host) -> No
 
 @pytest.mark.needs("root")
 async def test_an_exit_status_that_no_process_can_know_is_reported_as_lost(host: Host) -> None:
-    """After the supervisor, the helper is killed, which was to reap the task."""
+    """First the supervisor is killed, and then the helper, which would have reaped the task."""
     await host.slot()
     await host.start("echo begun; read line < /dev/zero; sleep 1; exit 4")
     await eventually(host.output, "it has begun")
@@ -321,7 +325,9 @@ async def test_after_a_restart_of_the_host_all_tasks_are_lost_and_no_slot_is_lef
 
 
 async def test_a_directory_without_a_record_is_of_no_task(host: Host) -> None:
-    """A task of an earlier version was never ordered, or output of a task was not removed."""
+    """An earlier version left it: a task was never ordered, or the output of a task was not
+    removed.
+    """
     await host.slot()
     host.kill_helper()
     (host.directory("two")).mkdir()
@@ -341,7 +347,7 @@ async def test_a_shim_of_version_0_2_that_has_no_record_yet_is_waited_for(host: 
     await asyncio.sleep(0.1)
     assert not start.done()
     assert host.directory("old").exists()
-    os.close(lock)  # it ended without a record, so it has started nothing
+    os.close(lock)  # the shim ended without a record, so it has started nothing
     assert await start
 
 
@@ -450,8 +456,8 @@ async def test_exits_are_told_once_each_to_a_front_that_stays(host: Host) -> Non
 async def test_a_group_that_nobody_can_explain_is_killed_and_told_of(
     comes_back: str, host: Host
 ) -> None:
-    """Made by hand among the slots, with a process in it; where there are several hierarchies, in
-    one of them only.
+    """Someone has made a group among the slots, with a process in it. If there are several
+    hierarchies, the group is in one of them only.
     """
     await host.slot()
     await host.start("sleep 600")
@@ -464,7 +470,7 @@ async def test_a_group_that_nobody_can_explain_is_killed_and_told_of(
     if comes_back == "helper":
         host.kill_helper()
         host.restart_helper()
-    state = await host.client.inspect()  # what a front does when it comes back
+    state = await host.client.inspect()  # as a front does after a restart
     assert [(each.group, each.pids) for each in state.strangers] == [("by-hand", [stranger.pid])]
     assert await asyncio.to_thread(stranger.wait, PATIENCE_S) == -signal.SIGKILL
     await eventually(lambda: not group.exists(), "the group is gone")

@@ -1,6 +1,7 @@
-"""A helper that finds a task without its supervisor kills that task, and never another's processes.
+"""A helper that finds a task without a supervisor kills this task, and never a process of another
+task.
 
-Pids are used again: the number in a task's record may belong to anybody by the time it is read.
+The kernel reuses pids: when a record is read, its pid may belong to any other process.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def loop() -> Iterator[Loop]:
 
 @pytest.fixture
 def started() -> Iterator[Callable[[], Process]]:
-    """Starts a process that leads a process group of its own, as tasks do."""
+    """Starts processes that each lead a process group, as tasks do."""
     processes: list[Process] = []
 
     def start() -> Process:
@@ -50,7 +51,7 @@ def started() -> Iterator[Callable[[], Process]]:
 
 @pytest.fixture
 def gone(started: Callable[[], Process]) -> tuple[int, int]:
-    """Pid and start time of a process that has ended."""
+    """Returns pid and start time of a process that has ended."""
     process = started()
     ticks = start_ticks(process.pid)
     process.kill()
@@ -105,7 +106,7 @@ def test_a_process_that_has_the_pid_of_a_task_by_now_is_left_alone(
 ) -> None:
     pid, ticks = identity(stranger := started())
     Helper(loop, tmp_path).adopts((pid, ticks - 1), supervisor=gone)
-    os.killpg(pid, signal.SIGTERM)  # had a SIGKILL been sent, it would have come before this
+    os.killpg(pid, signal.SIGTERM)  # a SIGKILL would have arrived before this signal
     assert stranger.wait(30) == -signal.SIGTERM
 
 
@@ -125,7 +126,7 @@ def test_a_task_that_ends_while_it_is_to_be_killed_is_reported_all_the_same(
     gone: tuple[int, int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Between the look at its start time and the kill its number may cease to exist."""
+    """The process may end after its start time was read and before it is killed."""
     task = started()
 
     def too_late(_pid: int, _signum: int) -> None:
@@ -149,7 +150,7 @@ async def test_the_record_of_a_task_tells_its_process_from_a_later_one_of_that_p
 def test_a_descriptor_that_a_supervisor_uses_for_another_pipe_by_now_is_not_copied(
     tmp_path: Path,
 ) -> None:
-    """The output of one task must not come into the log of another."""
+    """The output of a task must not get into the log of another task."""
     mine, others, ended = os.pipe(), os.pipe(), -1
     task = Task(tmp_path / "task", {"allocation_id": "slot", "generation": 1})
     inode = os.fstat(mine[0]).st_ino

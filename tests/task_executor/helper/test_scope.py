@@ -1,6 +1,8 @@
-"""Slots in a scope of their own: found again, held again, given up when nothing is left.
+"""Slots in a separate scope: a helper finds the scope again, holds it again, and gives it up when
+no slot is left.
 
-`systemctl` and `systemd-run` are stand-ins that make groups; tests/systemd_host asks the real ones.
+`systemctl` and `systemd-run` are scripts that make groups; tests/systemd_host uses the real
+programs.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ exit 0
 
 @dataclass
 class Stage:
-    """A host whose systemd is two scripts."""
+    """A host on which two scripts replace systemd."""
 
     folder: Path
     slice: str
@@ -78,7 +80,7 @@ def stage(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
 
 
 def _remove(top: Path) -> None:
-    """A group and all below it; what was killed in it may take a moment."""
+    """Removes a group and all groups below it; killed processes in it may take a moment to end."""
     end = time.monotonic() + PATIENCE_S
     while top.exists() and time.monotonic() < end:
         for group in [*sorted(top.rglob("*/"), reverse=True), top]:
@@ -201,7 +203,7 @@ async def test_without_a_scope_the_slots_are_limited_all_the_same(
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """The processes that were started to hold a scope; those left over are ended."""
+    """Yields the processes that are started to hold a scope, and ends those that are left."""
     pids: list[int] = []
 
     def start(command: list[str], stderr: IO[bytes] | None) -> int:
@@ -275,7 +277,9 @@ SCOPE = "/finegrain.slice/finegrain-host-a.scope"
 
 
 def test_on_v1_supervisors_join_the_scope_by_which_systemd_knows_them() -> None:
-    """Else a stop of the helper's service would end them; the slots' groups need none of it."""
+    """Otherwise a stop of the helper's service would end the supervisors. The groups of slots need
+    no group in this hierarchy.
+    """
     kernel = FakeV1(("name=systemd", "memory", "cpuset"))
     lines = [f"1:name=systemd:{SCOPE}", f"2:memory:{SCOPE}", "3:cpuset:/"]
     kernel.files["/proc/777/cgroup"] = "\n".join(lines)
@@ -310,7 +314,7 @@ def test_on_v2_the_scope_is_split_and_its_holder_moves_to_a_leaf(leaf: str) -> N
 
 
 def test_a_scope_that_was_made_anew_has_its_controllers_switched_on_again() -> None:
-    """It has the name of the one before, whose groups the helper remembers."""
+    """It has the name of the former scope, whose groups the helper remembers."""
     kernel = FakeV2()
     group = f"{kernel.root}/finegrain-host-a.scope"
     kernel.mkdir(group)

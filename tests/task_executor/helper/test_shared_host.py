@@ -1,4 +1,4 @@
-"""Executors that share a host: each keeps its name, and none disturbs another."""
+"""Executors that share a host: each keeps its name, and none disturbs another executor."""
 
 from __future__ import annotations
 
@@ -200,8 +200,9 @@ async def test_without_cgroups_nothing_is_shared(plain_host: Host, place: Path) 
 @ROOT
 @pytest.mark.full
 async def test_a_stop_while_scratch_is_still_removed_leaves_no_group(host: Host) -> None:
-    """The remover lives in the group of the supervisors; a directory of 60,000 files keeps it
-    busy."""
+    """The process that removes scratch is in the group of the supervisors; a directory of 60,000
+    files keeps it busy.
+    """
     await host.slot()
     many = "import os; [os.close(os.open(f'f{n}', os.O_CREAT)) for n in range(60000)]"
     await host.start('exec python3 -c "$SCRIPT"', argv=["python3", "-c", many])
@@ -215,7 +216,7 @@ async def test_a_stop_while_scratch_is_still_removed_leaves_no_group(host: Host)
 
 @ROOT
 async def test_a_start_need_not_wait_for_a_remover_of_scratch(host: Host) -> None:
-    """A process in the group of the supervisors stands for a remover that has much to do."""
+    """A process in the group of the supervisors plays a process that still removes scratch."""
     remover = await asyncio.create_subprocess_exec("sleep", "60")
     for group in leftover_groups(host.config.executor_id):
         (group / "shims/cgroup.procs").write_text(str(remover.pid))

@@ -1,4 +1,6 @@
-"""The privileged process stays what it promises: its own code and the standard library, no more."""
+"""The privileged process stays small: it imports only the helper's code and the standard
+library.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,8 @@ import pytest
 
 HELPER = Path(__file__).resolve().parents[3] / "task_executor" / "helper"
 MODULES = sorted(HELPER.rglob("*.py"))
-BOUNDS = "finegrain.values.bounds"  # numbers only, without imports; all parts check the same ones
-LINES_OF_CODE_MAX = (
-    4300  # all of it; see docs/decisions/0002-front-helper-supervisor.md before raising it
-)
+BOUNDS = "finegrain.values.bounds"  # it has numbers only, no imports
+LINES_OF_CODE_MAX = 4300  # before raising it, read docs/decisions/0002-front-helper-supervisor.md
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(HELPER)))
@@ -30,7 +30,7 @@ def test_a_module_imports_the_standard_library_and_the_helper_only(module: Path)
     own = {name for name in names if name.startswith("task_executor.helper")} | {BOUNDS}
     foreign = {name.partition(".")[0] for name in names - own} - sys.stdlib_module_names
     assert foreign == set()
-    if module.name not in ("launch.py", "scope.py"):  # run in the process that starts the helper
+    if module.name not in ("launch.py", "scope.py"):  # they run before the helper
         assert not names & {"threading", "asyncio", "subprocess"}
         # These load libraries, or run code after each fork, so a task's fork would cost more.
         assert not names & {"dataclasses", "hashlib", "random", "secrets", "shutil", "tempfile"}
@@ -55,7 +55,7 @@ def test_what_stands_above_the_helper_and_the_bounds_imports_nothing() -> None:
 
 
 def lines_of_code(module: Path) -> int:
-    """Lines with code on them: no blank lines, no comments, no docstrings."""
+    """Returns the number of lines with code, without blank lines, comments and docstrings."""
     text = module.read_text()
     code: set[int] = set()
     silent = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)

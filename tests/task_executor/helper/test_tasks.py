@@ -1,4 +1,6 @@
-"""What a task gets, what is known of it afterwards, and what is reported when it cannot start."""
+"""What a task gets, what is known about it afterwards, and what is reported when it cannot
+start.
+"""
 
 from __future__ import annotations
 
@@ -311,7 +313,9 @@ async def test_a_kill_takes_all_that_the_task_has_become(any_host: Host) -> None
 
 
 def sleepers(host: Host, task_id: str) -> list[int]:
-    """The `sleep` processes of `STUBBORN`, found from outside by descent from its supervisor."""
+    """Returns the `sleep` processes of `STUBBORN` among the descendants of the task's
+    supervisor.
+    """
     from task_executor.helper.processes import descendants
 
     pid = host.record(task_id)["shim_pid"]
@@ -402,7 +406,7 @@ async def test_a_task_of_nobody_has_no_privilege_and_cannot_get_any(config: Help
 
 @pytest.mark.needs("root")
 async def test_a_task_of_root_keeps_the_capabilities_of_its_host(plain_host: Host) -> None:
-    """Only tasks of other users lose them."""
+    """Only tasks of other users lose capabilities."""
     await plain_host.slot()
     await plain_host.run("grep ^CapBnd /proc/self/status")
     own = [line for line in Path("/proc/self/status").read_text().splitlines() if "CapBnd" in line]

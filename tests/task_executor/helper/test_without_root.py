@@ -1,4 +1,6 @@
-"""Helper, front and tasks as an ordinary user: what is not enforced is reported, all else works."""
+"""Helper, front and tasks run as an ordinary user: limits that are not enforced are reported, and
+all else works.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from tests.task_executor.helper.conftest import Host, alive
 REPOSITORY = Path(__file__).resolve().parents[3]
 NOBODY = 65534
 
-# Runs as nobody: one task that leaves a daemon behind, and a kill -9 of the helper meanwhile.
+# Runs as nobody: a task leaves a daemon behind, and the helper is killed meanwhile.
 STORY = """
 import asyncio, json, os, signal, sys
 from task_executor.helper.launch import HelperConfig, start_helper
@@ -67,7 +69,7 @@ def nobodys_place() -> Iterator[Path]:
 
 
 def python_for_nobody() -> str:
-    """An interpreter that another user may run."""
+    """Returns an interpreter that another user may run."""
     found = shutil.which("python3", path="/usr/bin:/usr/local/bin:/bin")
     return found or sys.executable
 

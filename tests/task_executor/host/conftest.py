@@ -1,4 +1,4 @@
-"""Machines as directories: recorded ones, and small ones written by hand."""
+"""Machines as directories: recorded machines, and small machines written by hand."""
 
 import os
 import tarfile
@@ -14,8 +14,8 @@ TREES = Path(__file__).parents[2] / "data" / "topologies"
 
 @pytest.fixture
 def tree() -> Iterator[Callable[[str], Path]]:
-    """The root directory of a recorded machine, by name."""
-    # In memory, where that is possible: the largest machine has 6,500 files.
+    """Returns the root directory of a recorded machine, by name."""
+    # Files are in memory if possible: the largest machine has 6,500 files.
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with TemporaryDirectory(dir=memory, prefix="finegrain-machines-") as folder:
 

@@ -1,4 +1,4 @@
-"""What an executor may promise, given what its host has and what the administrator wants."""
+"""Which capacity an executor offers, by its host and the administrator's options."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +18,7 @@ Tree = Callable[[str], Path]
 
 
 def host(**changes: Any) -> HostTopology:
-    """Two nodes of 16 GiB, each with two cores of two threads."""
+    """Returns a host of two nodes with 16 GiB, each with two cores of two threads."""
     facts: dict[str, Any] = {
         "online": CpuSet.parse("0-7"),
         "allowed": CpuSet.parse("0-7"),
@@ -194,7 +194,7 @@ def test_hugepages_are_not_offered_as_memory() -> None:
 
 
 def test_memory_on_other_nodes_than_the_cpus() -> None:
-    """The cpuset gives CPUs of node 0 and memory of node 1."""
+    """The cpuset allows CPUs of node 0 and memory of node 1."""
     topology = host(
         allowed=CpuSet.parse("0-3"),
         numa_nodes=(node(0, "0-3", memory_allowed=False), node(1, "4-7")),
@@ -242,7 +242,9 @@ def test_persistent_memory_is_no_default(tree: Tree) -> None:
 
 
 def test_cpus_without_memory_get_the_nearest_of_nodes_without_cpus(tree: Tree) -> None:
-    """Nodes 5, 6, 8 and 9 are the DRAM of four nodes of CPUs; 7 and 10 are persistent memory."""
+    """Nodes 5, 6, 8 and 9 are the DRAM of four nodes with CPUs; nodes 7 and 10 are persistent
+    memory.
+    """
     capacity = plan_capacity(detect(tree("fakememinitiators-1np2c_1npp_gi")))
     assert [each.id for each in capacity.nodes if each.default_memory] == [5, 6, 8, 9]
 

@@ -1,4 +1,4 @@
-"""Device files: which belong to a device, and what a slot can open because of its devices."""
+"""Which files belong to a device, and which files a slot can open because of its devices."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_a_slot_of_a_mig_instance_opens_its_capabilities_and_no_other(machine: M
     assert (first["c 195"], first["c 235"]) == ("0,254-255", "66-67")
     assert nodes.rules(shares(devices, "mig-1g.10gb1")).open["c 235"] == "75-76"
     (root / "proc/devices").write_text("Character devices:\n195 nvidia\n")
-    _, nodes = nodes_of(root, topology)  # a driver before there was MIG has no such files
+    _, nodes = nodes_of(root, topology)  # a driver older than MIG has no such files
     assert nodes.rules(shares(devices, "mig-1g.10gb0")).open == {"c 195": "0,254-255", "c 226": ""}
 
 
@@ -157,7 +157,7 @@ def test_a_slot_with_a_virtual_function_does_not_open_the_card(machine: Machine)
     assert nodes.rules([card_share]) == DeviceRules({"c 231": "0,192"}, {})
     part_share = replace(card_share, functions=("0000:5e:00.1",))
     assert nodes.rules([part_share]) == DeviceRules({"c 231": "193"}, {})
-    # The file for connections shares its major with others, so it alone is closed.
+    # The file for connections has the same major as other devices, so only this file is closed.
     assert nodes.rules([]) == DeviceRules({"c 231": ""}, {"c 10": "58"})
 
 
@@ -170,7 +170,7 @@ def test_the_ports_of_an_fpga(machine: Machine) -> None:
     )
     devices, nodes = nodes_of(root, detect(root))
     assert nodes.rules(shares(devices, "fpga0")).open == {"c 240": "0", "c 241": "0"}
-    # A device of another type with the same number has not the files of the FPGA.
+    # A device of another type with the same number does not have the files of the FPGA.
     other = Device("other", "one", 0, (("other", 100),))
     with_other = HostDevices((*devices.devices, other))
     known = read_device_nodes(detect(root), with_other, {}, root)
@@ -204,7 +204,7 @@ def test_of_configured_devices_only_the_files_themselves_are_closed(machine: Mac
 
 
 def test_the_rules_of_hundreds_of_devices_are_short() -> None:
-    """A message has the rules of 400 slots, and may have 1 MiB."""
+    """A message has the rules of up to 400 slots, and may be 1 MiB long."""
     own = {("npu", str(at)): frozenset({Node("c", 240, at)}) for at in range(512)}
     nodes = DeviceNodes(own)
     shares = [DeviceShare("npu", str(at), at, ()) for at in (0, 7, 8, 511)]

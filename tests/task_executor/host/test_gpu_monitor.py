@@ -1,4 +1,4 @@
-"""GPUs while an executor runs, by the real binding of NVML and a driver that the tests compile."""
+"""Watches GPUs with the real binding of NVML and a driver that the tests compile."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> FakeDriver:
 
 
 def readings_of(driver: FakeDriver, *profiles: str, answer_s: float = 20) -> list[dict[str, Any]]:
-    """Returns a reading of each profile, which replaces the one before while NVML stays open."""
+    """Returns a reading of each profile; the profile changes while NVML stays open."""
     found: list[dict[str, Any]] = driver.run(profiles[0], _PROGRAM, str(answer_s), *profiles[1:])
     return found
 
@@ -86,7 +86,7 @@ def test_a_gpu_vanishes_and_returns_under_another_minor_and_address(driver: Fake
     alone = "gpu 0 GPU-b 00000000:5E:00.0 0 81920 600 NVIDIA A100\nrecovery 0 0\n"
     back = alone + "gpu 1 GPU-a 00000000:AF:00.0 7 81920 600 NVIDIA A100\nrecovery 1 0\n"
     _, lost, gone, returned = readings_of(driver, TWO, alone, alone + "# gone\n", back)
-    # The open session still lists the GPU; the next one does not.
+    # The open session still lists the GPU; the next session does not.
     assert "fallen off the bus" in lost["gpus"]["GPU-a"]["problem"]
     assert list(gone["gpus"]) == ["GPU-b"]
     gpu = returned["gpus"]["GPU-a"]
@@ -99,7 +99,7 @@ def test_a_storm_of_events_is_read_in_bounded_portions(driver: FakeDriver) -> No
     gpu = first["gpus"]["GPU-a"]
     assert (gpu["xids"], gpu["xid_count"]) == ([31], 256)
     assert second["gpus"]["GPU-a"]["xid_count"] == 256
-    # The driver's own word counts, not the number of events.
+    # The driver's statement about the GPU is decisive, and not the number of events.
     assert gpu["problem"] == ""
     assert gpu["recovery_known"]
 

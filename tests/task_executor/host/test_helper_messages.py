@@ -1,4 +1,4 @@
-"""What the front and its helper say to each other: no field is lost on the way, nor unknown."""
+"""Messages between the front and its helper: no field is lost or unknown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the whole host uses, compared with the kernel's own files."""
+"""Compares the measured use of the whole host with the kernel's files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from task_executor.host.host_use import HostMeter
 def test_a_busy_cpu_is_seen(tmp_path: Path) -> None:
     meter = HostMeter(tmp_path)
     until = time.process_time() + 0.5
-    while time.process_time() < until:  # half a second of cpu time on this host
+    while time.process_time() < until:  # use half a second of cpu time
         pass
     used = meter.measure()
     cpus = CpuSet.parse(used.cpus)
@@ -63,7 +63,7 @@ def test_counters_become_rates_since_the_last_measurement(
         0,
     )
 
-    at_s[0], written[0] = 120.0, 10  # another disk came in its place, and counts from 0
+    at_s[0], written[0] = 120.0, 10  # another disk has replaced it, and counts from 0
     assert meter.measure().disk_write_bytes_per_second == 0
 
 

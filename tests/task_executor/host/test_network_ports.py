@@ -1,4 +1,4 @@
-"""Network ports of slots: which numbers an executor offers, and that no two slots have the same."""
+"""Network ports of slots: which numbers an executor offers; no two slots have the same port."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_ports_of_outgoing_connections_are_not_offered(tmp_path: Path) -> None:
 
 @pytest.fixture
 def used() -> Iterator[int]:
-    """A port that a program of this host listens on."""
+    """Yields a port on which a program of this host listens."""
     with closing(socket.socket()) as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -50,7 +50,7 @@ def used() -> Iterator[int]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that no program has at this moment."""
+    """Returns ports that no program has at this moment."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for each in sockets:

@@ -1,4 +1,4 @@
-"""Memory and huge pages of each NUMA node, without what a kubelet has of them."""
+"""The memory and huge pages of each NUMA node that are offered, without the kubelet's part."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_every_size_is_offered_by_its_name() -> None:
 def test_what_a_kubelet_has_of_them_is_left_to_it() -> None:
     kubelet = KubeletState(
         given=(
-            (0, "hugepages-2Mi", 3 * MIB),  # half a page is a page
+            (0, "hugepages-2Mi", 3 * MIB),  # half a page counts as a page
             (0, "memory", GIB + 1),
             (1, "hugepages-2Mi", 300 * MIB),  # more than there is
         ),

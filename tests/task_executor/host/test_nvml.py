@@ -1,7 +1,7 @@
-"""Reading NVML: what a healthy driver tells, and how each failure degrades.
+"""Reads NVML: the data of a healthy driver, and the result of each failure.
 
-The library is played by a module whose functions answer or raise; one test runs the real binding
-against a library of a few lines of C.
+A module whose functions answer or raise replaces the library. One test runs the real binding with a
+library of a few lines of C.
 """
 
 import json
@@ -32,8 +32,9 @@ class NVMLError_NotSupported(Exception):  # noqa: N801 - the binding's name
 
 
 def driver(**answers: Any) -> SimpleNamespace:
-    """A driver with two healthy GPUs, whose handles are their indexes.  An answer may be a value,
-    a function, or an exception to raise; None removes the function."""
+    """Returns a driver with two healthy GPUs, whose handles are their indexes. An answer may be a
+    value, a function, or an exception to raise; None removes the function.
+    """
 
     def always(value: Any) -> Callable[..., Any]:
         def answer(*_: Any) -> Any:
@@ -247,7 +248,7 @@ def read_in_process(library_path: str) -> Any:
 
 @pytest.mark.needs("cc")
 def test_real_binding_with_a_small_library(tmp_path: Path) -> None:
-    """The binding loads the library; functions that it lacks are questions without an answer."""
+    """The binding loads the library; if the library lacks a function, its value is unknown."""
     source = tmp_path / "nvml.c"
     source.write_text(LIBRARY)
     library = tmp_path / "libnvidia-ml.so.1"

@@ -1,4 +1,4 @@
-"""GPUs by the real binding of NVML, from a driver that the tests compile."""
+"""Finds GPUs with the real binding of NVML and a driver that the tests compile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recorded GPU machines are played as they were recorded."""
+"""The fake NVML answers as the recorded machines with GPUs did."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ from task_executor.host.nvml_fake import FakeNvml, inventory_from_profile
 DATA = Path(__file__).parents[2] / "data" / "gpu_topologies"
 PROFILES = {path.stem: json.loads(path.read_text()) for path in sorted(DATA.glob("*.json"))}
 MATRICES = [name for name, profile in PROFILES.items() if "matrix" in profile]
-# Views without NVLink (nvidia-smi topo -mp, NCCL's XML) cannot tell the islands.
+# Records without NVLink (nvidia-smi topo -mp, NCCL's XML) do not show the islands.
 WITH_NVLINK = [
     name for name in MATRICES if PROFILES[name]["expected"]["nvlink_islands"] is not None
 ]
@@ -49,7 +49,7 @@ def test_nvlinks(name: str) -> None:
 
 
 def islands(gpus: tuple[Gpu, ...], links: list[GpuLink]) -> list[set[int]]:
-    """Sets of GPUs that reach each other, alone ones left out."""
+    """Returns the sets of two or more GPUs that can reach each other."""
     island = {gpu.uuid: {gpu.index} for gpu in gpus}
     for link in links:
         merged = island[link.first_uuid] | island[link.second_uuid]

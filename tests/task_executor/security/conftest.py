@@ -1,5 +1,5 @@
-"""A real helper whose tasks run as nobody, as in production, in a scratch directory that every
-user may write to, as `/tmp` is.
+"""A real helper whose tasks run as nobody, as in production. Their scratch is in a directory where
+every user may write, as in `/tmp`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DAEMON_SECRET = "a-secret-of-the-daemon"
 
 
 class HostOfNobody(Host):
-    """The same, with tasks of user nobody."""
+    """A helper as in `Host`, but its tasks run as user nobody."""
 
     async def start(self, script: str, task_id: str = "task", **changes: object) -> int:
         user = {"uid": None, "gid": None, "env": {"PATH": os.environ["PATH"]}}
@@ -34,7 +34,7 @@ class HostOfNobody(Host):
 
 @pytest.fixture
 async def nobody(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[HostOfNobody]:
-    """Afterwards nothing of it may be left."""
+    """Runs a helper, and checks afterwards that nothing of it is left."""
     place = Path(tempfile.mkdtemp(prefix="fg-security-"))
     place.chmod(0o711)
     scratch = place / "tmp"

@@ -1,7 +1,7 @@
-"""What a task of an unprivileged user can reach on the host: the kernel answers, not our code.
+"""What a task of an unprivileged user can reach on the host, tested on the real kernel.
 
-What cannot hold without user ids of their own: tasks of one user can signal and trace each other,
-and read each other's scratch and environment (see the last test).
+Tasks of one user are not separated: they can signal and trace each other, and read each other's
+scratch and environment (see the last test).
 """
 
 from __future__ import annotations
@@ -146,7 +146,9 @@ async def test_a_scratch_directory_replaced_by_a_link_leads_nobody_astray(
 
 
 async def test_scratch_of_any_shape_is_removed(nobody: HostOfNobody) -> None:
-    """Deeper than a path may be long, closed to its owner, with links out of it."""
+    """The tree is deeper than the longest possible path, its owner cannot enter it, and it has
+    links to other directories.
+    """
     await nobody.slot()
     program = """
 import os
@@ -178,7 +180,7 @@ def test_those_who_remove_the_same_tree_do_not_stop_each_other(tmp_path: Path) -
     for number in range(300):
         (tree / f"{number}/inner/most").mkdir(parents=True)
         (tree / f"{number}/inner/file").touch()
-    # In a process of its own, as the helper is: one that has used gRPC may not fork.
+    # In a separate process, as in the helper, because a process that has used gRPC must not fork.
     subprocess.run(
         [sys.executable, "-c", REMOVE_BY_THREE, str(tree)], check=True, timeout=PATIENCE_S
     )
@@ -186,7 +188,9 @@ def test_those_who_remove_the_same_tree_do_not_stop_each_other(tmp_path: Path) -
 
 
 async def test_who_tidies_up_for_a_task_cannot_be_used_by_another(nobody: HostOfNobody) -> None:
-    """It runs as the tasks' user outside every slot, so it must give nothing away."""
+    """The process that tidies up runs as the tasks' user outside every slot, so it must not reveal
+    anything.
+    """
     await nobody.slot()
     await nobody.slot("other")
     spy = """
@@ -271,7 +275,9 @@ async def test_a_task_that_closes_everything_and_stops_itself_can_be_ended(
 
 
 async def test_a_program_may_take_any_name(nobody: HostOfNobody) -> None:
-    """Whether a program runs is not decided by a name that it can choose."""
+    """A program can choose its name, so the name must not decide whether the program counts as
+    running.
+    """
     await nobody.slot()
     names = "import ctypes, time\nctypes.CDLL(None).prctl(15, b'fg-before-exec', 0, 0, 0)\n"
     async with asyncio.timeout(PATIENCE_S):
@@ -302,7 +308,9 @@ async def test_a_directory_that_is_closed_to_the_user_is_named_also_behind_a_lin
 
 
 async def test_what_does_not_hold_between_tasks_of_one_user(nobody: HostOfNobody) -> None:
-    """Known and documented (docs/operations.md): one user is one domain of trust."""
+    """This is known and documented (docs/operations.md): tasks of one user are not protected from
+    each other.
+    """
     await nobody.slot()
     await nobody.slot("other")
     victim = await nobody.start("sleep 1000", "victim", allocation_id="other")

@@ -1,7 +1,8 @@
-"""Impostors on the network: a server that is not the manager receives and commands nothing.
+"""Impostors on the network: a server that is not the manager receives nothing and cannot command
+anything.
 
-A task of an ordinary user can listen on any free port, for example on that of a manager which has
-stopped. It may even have a certificate of the cluster: that of a user.
+A task of an ordinary user can listen on any free port, for example on the port of a manager that
+has stopped. It may even have a certificate of the cluster: the certificate of a user.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ async def executor(rm: ScriptedRM, tmp_path: Path) -> AsyncIterator[Executor]:
 
 
 class Squatter:
-    """Keeps what it receives, after TLS if it has a certificate."""
+    """A server that keeps what it receives; it uses TLS if it has a certificate."""
 
     def __init__(self) -> None:
         self.connections = 0
@@ -70,7 +71,7 @@ class Squatter:
 
 
 def context_of(who: str, folder: Path) -> ssl.SSLContext:
-    """TLS of a server that takes any client."""
+    """Returns the TLS context of a server that accepts any client."""
     shown = credentials(who)
     file = folder / "impostor.pem"
     file.write_text(shown.key + shown.certificate)
@@ -101,7 +102,8 @@ async def test_a_squatter_without_tls_receives_no_report(
         await eventually(lambda: squatter.heard, "it has tried")
     assert executor.front.agent.state.reports_sent == sent
     own = executor.front.own.credentials
-    # The start of a TLS handshake, which names the expected server and nothing else of the cluster.
+    # It has received the start of a TLS handshake, which names the expected server and nothing else
+    # of the cluster.
     assert squatter.heard.startswith(b"\x16\x03")
     for secret in (own.key, own.certificate, "host-a", executor.front.keeper.identity.instance_id):
         assert secret.encode() not in squatter.heard
@@ -151,7 +153,7 @@ async def test_the_certificate_of_another_user_cannot_touch_a_task(
 async def test_a_job_master_does_not_take_another_executor_for_its_own(
     rm: ScriptedRM, executor: Executor
 ) -> None:
-    """The squatter on an executor's port, seen from the job master."""
+    """Another program on an executor's port does not get the job master's calls."""
     await rm.allocate(allocation())
     master = JobMaster(executor.front.address, executor_id="host-b")
     with pytest.raises(Unavailable):

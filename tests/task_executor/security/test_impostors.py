@@ -1,4 +1,6 @@
-"""Another process at the helper's socket receives nothing, and the path to it is checked."""
+"""Another process at the helper's socket receives nothing, and the path of the socket is
+checked.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ def impostor() -> Iterator[tuple[Path, subprocess.Popen[str]]]:
 
 
 def heard(process: subprocess.Popen[str], path: Path) -> list[str]:
-    """What the impostor received until the test connects to it."""
+    """Returns what the impostor received until the test connects to it."""
     with socket.socket(socket.AF_UNIX) as last:
         last.connect(str(path))
         last.sendall(b"goodbye")

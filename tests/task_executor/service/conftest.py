@@ -1,5 +1,5 @@
-"""A scripted resource manager, and executors that it commands: in this process with a fake helper,
-or as a process of their own with the real one.
+"""A scripted resource manager, and executors that it commands. An executor runs in this process
+with a fake helper, or in a separate process with the real helper.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Executor:
         return self.front
 
     def online(self, cpus: str = "0-3") -> None:
-        """Which cpus the host runs; slots have those of the share at most."""
+        """Sets the on-line cpus of the host; slots get only cpus of the executor's share."""
         path = self.folder / "machine/sys/devices/system/cpu/online"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(cpus)
@@ -107,13 +107,13 @@ class Executor:
         self.directory.close()
 
     async def crash(self) -> None:
-        """Everything of the front ends at once; nothing is sent or written any more."""
+        """Ends everything of the front at once; nothing is sent or written any more."""
         self.running.cancel()
         await self.front.abandon()
         self.directory.close()
 
     def saved_tasks(self) -> dict[str, dict[str, Any]]:
-        """The tasks that the next front would find on disk."""
+        """Returns the tasks that the next front would find on disk."""
         return saved_tasks(self.folder / "state")
 
 
@@ -144,7 +144,7 @@ async def executor_at(folder: Path, *managers: str) -> AsyncIterator[Executor]:
 
 @pytest.fixture
 async def executor(rm: ScriptedRM, tmp_path: Path) -> AsyncIterator[Executor]:
-    """Registered, with a fake helper."""
+    """Yields a registered executor with a fake helper."""
     async with executor_at(tmp_path, rm.address) as made:
         await made.start()
         await eventually(lambda: rm.reports, "it reports")
@@ -153,7 +153,9 @@ async def executor(rm: ScriptedRM, tmp_path: Path) -> AsyncIterator[Executor]:
 
 @pytest.fixture
 def process(rm: ScriptedRM) -> Iterator[ExecutorProcess]:
-    """Not started yet; ends with everything that it has started."""
+    """Yields an executor that has not started; afterwards, ends it and everything that it has
+    started.
+    """
     with tempfile.TemporaryDirectory(prefix="fg-") as folder:
         executor = ExecutorProcess(Path(folder), rm.address)
         yield executor
@@ -162,7 +164,7 @@ def process(rm: ScriptedRM) -> Iterator[ExecutorProcess]:
 
 @pytest.fixture
 async def real(process: ExecutorProcess, rm: ScriptedRM) -> JobMaster:
-    """A registered executor with the real helper."""
+    """Starts an executor with the real helper; returns a job master once it has registered."""
     process.start()
     await eventually(lambda: rm.reports or process.exit_code is not None, "it reports")
     assert process.exit_code is None, process.log

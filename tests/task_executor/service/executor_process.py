@@ -1,4 +1,4 @@
-"""A task executor as a process of its own, with the real helper and the real kernel."""
+"""A task executor in a separate process, with the real helper and the real kernel."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ sys.exit(run(TaskExecutorOptions(listen=listen, log=log, **told)))
 
 @dataclass
 class ExecutorProcess:
-    """Started with `start`, killed with `kill`, ended for good with `clean_up`."""
+    """`start` starts the executor, `kill` kills it, and `clean_up` removes everything of it."""
 
     folder: Path
     manager: str
     options: dict[str, Any] = field(default_factory=dict)  # None: not given
     environment: dict[str, str] = field(default_factory=dict)
-    begins: tuple[str, ...] = ()  # a command that executes what follows
+    begins: tuple[str, ...] = ()  # a command that executes the rest of the line
     joined: bool = True  # False: it has no certificate at its first start
-    cwd: Path = REPOSITORY  # whose code runs, unless the environment says otherwise
+    cwd: Path = REPOSITORY  # its code runs, unless the environment names another
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -66,7 +66,7 @@ class ExecutorProcess:
         return (self.folder / "log").read_text()
 
     def start(self, **changes: Any) -> None:
-        self.folder.chmod(0o711)  # other users' tasks have their scratch in it
+        self.folder.chmod(0o711)  # tasks of other users have scratch in it
         self.give_credentials()
         told = {
             "state_dir": str(self.state_dir),
@@ -98,7 +98,7 @@ class ExecutorProcess:
             write_credentials(path, identities.credentials(who))
 
     def endpoint(self) -> dict[str, Any]:
-        """What the running front says of itself."""
+        """Returns the content of `endpoint.json` of the running front."""
         path, end = self.state_dir / "endpoint.json", time.monotonic() + PATIENCE_S
         while True:
             with suppress(OSError, ValueError):
@@ -114,24 +114,24 @@ class ExecutorProcess:
         return self.process.poll() if self.process else None
 
     def kill(self) -> None:
-        """As a crash does."""
+        """Kills the front, as in a crash."""
         assert self.process is not None
         self.process.kill()
         self.process.wait()
 
     async def stop(self) -> int:
-        """A planned stop; the exit status."""
+        """Stops the front as planned; returns the exit status."""
         assert self.process is not None
         self.process.terminate()
         return await asyncio.to_thread(self.process.wait, PATIENCE_S)
 
     def output(self, task_id: str) -> bytes:
-        """What a task has written so far, behind the executor's back."""
+        """Returns what a task has written so far, without asking the executor."""
         path = self.state_dir / "helper" / "tasks" / task_id / "stdout.log"
         return path.read_bytes() if path.exists() else b""
 
     def helper_pid(self) -> int:
-        """Of the helper that holds this executor's lock."""
+        """Returns the pid of the helper that holds this executor's lock."""
         lock = str(self.state_dir / "helper" / "helper.lock")
         for entry in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
@@ -140,13 +140,13 @@ class ExecutorProcess:
         raise LookupError("no helper")
 
     def has_helper(self) -> bool:
-        """Whether one lives."""
+        """Returns whether a helper runs."""
         with suppress(LookupError):
             return self.helper_pid() > 0
         return False
 
     def clean_up(self) -> None:
-        """Ends front, helper, tasks and groups, whatever state they are in."""
+        """Ends front, helper and tasks, and removes the groups, in whatever state they are."""
         if self.process is not None and self.process.poll() is None:
             self.kill()
         shutil.rmtree(self.folder / "run", ignore_errors=True)
@@ -174,12 +174,12 @@ class ExecutorProcess:
         assert not self.groups(), self.groups()
 
     def groups(self) -> list[Path]:
-        """Control groups of this executor in all hierarchies."""
+        """Returns the control groups of this executor in all hierarchies."""
         return groups_called(f"finegrain/test-{self.folder.name}")
 
 
 def _target(link: Path) -> str:
-    """What a descriptor points to; nothing, if it was closed meanwhile."""
+    """Returns the path to which a descriptor points; empty if it was closed meanwhile."""
     try:
         return str(link.readlink())
     except OSError:

@@ -1,4 +1,6 @@
-"""A helper without processes: it records its calls; a test decides what happens on the host."""
+"""A helper without processes: it records its calls, and the test decides what happens on the
+host.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,7 @@ class FakeHelper:
         self.place_gate.set()
         self.park_gate.set()
 
-    # -- what a test does ----------------------------------------------------------------------
+    # -- calls of tests ------------------------------------------------------------------------
 
     def tell(self, event: HelperEvent) -> None:
         self._events.put_nowait(event)

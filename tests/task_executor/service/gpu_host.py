@@ -1,4 +1,4 @@
-"""The host of a real executor whose GPUs a driver for tests plays."""
+"""The host of a real executor; a driver for tests simulates its GPUs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MIB = 1 << 20
 
 
 class GpuHost:
-    """The executor's host: its driver, and a kubelet's folder."""
+    """The executor's host, with a driver and a kubelet's folder."""
 
     def __init__(self, driver: FakeDriver, process: ExecutorProcess, rm: ScriptedRM) -> None:
         self.profile = process.folder / "profile"

@@ -1,4 +1,4 @@
-"""A resource manager that does what a test says: answers executors, commands them, forgets them."""
+"""A resource manager that a test controls: it answers executors, commands them and forgets them."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ async def eventually(condition: Callable[[], Any], what: str) -> Any:
 
 @dataclass
 class ScriptedRM:
-    """Knows one executor. What it received is kept; what it answers can be set.
+    """It knows one executor. It keeps what it has received, and its answers can be set.
 
-    `identity` is whose certificate it shows; another one than "rm" makes it an impostor.
+    It shows the certificate of `identity`; with any other value than "rm" it is an impostor.
     """
 
     rm_epoch: int = 1
@@ -147,7 +147,7 @@ class ScriptedRM:
         self.renewals.append(shown.name)
         return identity_pb2.RenewCertificateResponse(issued=identities.issued_again(shown))
 
-    # -- what it has received ----------------------------------------------------------------
+    # -- received messages -------------------------------------------------------------------
 
     @property
     def registered(self) -> rm.RegisterExecutorRequest:
@@ -161,15 +161,15 @@ class ScriptedRM:
         return [state for state in self.states if not state.unchanged]
 
     def slots(self) -> dict[str, int]:
-        """Allocation id to state, as last reported."""
+        """Returns the last reported state of each slot, by allocation id."""
         return {slot.allocation_id: slot.state for slot in self.full_reports()[-1].slots}
 
     def ended(self) -> dict[str, str]:
-        """Allocation id to reason, over all reports."""
+        """Returns the reason of each ended slot in all reports, by allocation id."""
         return {each.allocation_id: each.reason for state in self.states for each in state.ended}
 
     def job_master(self, who: str = OWNER) -> JobMaster:
-        """A job master at the executor that has registered."""
+        """Returns a job master that calls the registered executor."""
         return JobMaster(self.executor_address, who, self.registered.executor_id)
 
     # -- commands ----------------------------------------------------------------------------
@@ -191,7 +191,7 @@ class ScriptedRM:
     async def resize(
         self, resize_number: int, *, number: int | None = None, **changes: Any
     ) -> te.TaskExecutorServiceResizeSlotResponse:
-        """`changes`: fields of the request, and `of_command` for its numbers."""
+        """Orders a resize. `changes` are fields of the request; `of_command` has its numbers."""
         of_command = changes.pop("of_command", {})
         cpu_milli, heap_bytes = changes.pop("cpu_milli", 500), changes.pop("heap_bytes", 64 * MIB)
         usual: dict[str, Any] = {"allocation_id": "slot", "generation": 1} | changes
@@ -225,7 +225,7 @@ class ScriptedRM:
 
 
 async def calling(call: Any) -> Any:
-    """The answer, or the error as a job master would see it."""
+    """Returns the answer, or raises the error as a job master would see it."""
     try:
         return await call
     except grpc.RpcError as error:
@@ -263,8 +263,8 @@ def allocation(
 
 @dataclass
 class Granted:
-    """What a resource manager has granted in this process: the jobs and owners of slots, and where
-    tasks were submitted. Job masters sign their tokens from it.
+    """What resource managers have granted in this process: the jobs and owners of slots, and the
+    slot of each submitted task. Job masters get their tokens from it.
     """
 
     slots: dict[str, tuple[str, str]] = field(default_factory=dict)
@@ -301,7 +301,7 @@ def free(allocation_id: str = "slot", generation: int = 1, grace_ms: int = 0) ->
 
 @dataclass
 class JobMaster:
-    """What a job master does at an executor."""
+    """The calls of a job master to an executor."""
 
     address: str
     who: str = OWNER
@@ -346,7 +346,7 @@ class JobMaster:
     async def watch(
         self, task_id: str = "task", stdout_offset: int = 0, stderr_offset: int = 0, **more: Any
     ) -> Watched:
-        """Everything that a stream brings, until it ends."""
+        """Returns all messages of a stream, until it ends."""
         seen = Watched()
         request = te.WatchTaskRequest(
             task_id=task_id, stdout_offset=stdout_offset, stderr_offset=stderr_offset, **more

@@ -1,4 +1,4 @@
-"""Only a token that a resource manager of the cluster has signed gives the right to use a slot."""
+"""Only a token signed by a resource manager of the cluster gives the right to use a slot."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def changed(good: bytes = GOOD, **claims: object) -> bytes:
 
 
 def with_path(path: bytes) -> bytes:
-    """Returns a token that was signed with others, with another path to their root."""
+    """Returns a token that was signed together with others, with another path to the root."""
     token = AllocationToken.FromString(TOGETHER[0])
     token.path = path
     return token.SerializeToString()
@@ -73,7 +73,7 @@ def path_of(token: bytes) -> bytes:
 
 
 def inner_node() -> bytes:
-    """Returns a token whose claims are two hashes, of which the root was really made."""
+    """Returns a token whose claims are two hashes from which the root was really computed."""
     token = AllocationToken.FromString(TOGETHER[0])
     hashes = sorted((sha256(b"\x00" + token.claims).digest(), token.path[:32]))
     token.claims, token.path = b"\x01" + hashes[0] + hashes[1], token.path[32:]
@@ -193,7 +193,7 @@ async def test_a_token_that_was_signed_with_others_starts_a_task(
 async def test_a_token_is_worth_nothing_with_another_certificate(
     rm: ScriptedRM, executor: Executor
 ) -> None:
-    """Also with that of an administrator, who may watch and cancel only."""
+    """This is also so with the certificate of an administrator, who may only watch and cancel."""
     await rm.allocate(allocation())
     for who in (OTHER_OWNER, OPERATOR):
         assert await refused(master_with(executor, GOOD, who).submit("true")) is Reason.NOT_OWNER
@@ -260,7 +260,9 @@ async def test_a_token_ends_with_the_generation_of_its_slot(
 async def test_a_token_survives_a_restart_and_a_takeover(
     rm: ScriptedRM, executor: Executor
 ) -> None:
-    """The certificate of the manager that has signed it may have been renewed, or have expired."""
+    """The certificate of the manager that signed the token may have been renewed, or have
+    expired.
+    """
     expired = TokenSigner(OwnCertificate(credentials("rm", life_s=-60))).token(*OF_SLOT)
     second = signed_as("rm", authority())
     await rm.allocate(allocation())
@@ -275,13 +277,13 @@ async def test_a_token_survives_a_restart_and_a_takeover(
 async def test_the_authority_that_was_removed_vouches_for_nothing(
     rm: ScriptedRM, executor: Executor
 ) -> None:
-    """While both authorities are trusted, tokens of both count."""
+    """While both authorities are trusted, tokens of both are accepted."""
     await rm.allocate(allocation())
     new = Authority.create(CLUSTER, utc_now())
     both = authority().certificate_pem + new.certificate_pem
     tokens = {"old": GOOD, "together": TOGETHER[0], "new": signed_as("rm", new)}
     present = executor.front.own.credentials
-    # The certificate of the job master stays one of the old authority. Only tokens are tested here.
+    # The job master keeps its certificate of the old authority. Only tokens are tested here.
     executor.front._trust._own = None
 
     def trusts(pem: bytes) -> None:

@@ -1,4 +1,4 @@
-"""An executor on a host where a kubelet has cpus, or an administrator takes some offline."""
+"""An executor on a host where a kubelet has cpus, or an administrator switches cpus off."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def pinned(name: str, own: str, qos: QosClass = QosClass.LSR) -> te.SlotAllocati
 
 
 def gives(*pinned_cpus: str, mark: str) -> KubeletFiles:
-    """The files of a kubelet that has given these away, a container each."""
+    """Returns the files of a kubelet that has assigned each of these cpu sets to a container."""
     entries = ",".join(f'"c{at}":"{cpus}"' for at, cpus in enumerate(pinned_cpus))
     state = f'{{"policyName":"static","defaultCpuSet":"0","entries":{{"pod":{{{entries}}}}}}}'
     config = "cpuManagerPolicy: static\nreservedSystemCPUs: '0'\n"
@@ -70,7 +70,7 @@ async def test_a_cpu_that_both_gave_away_is_named_and_its_slot_lives(
     executor.helper.kubelet_files = gives("3", mark="one")
     await executor.front.watch.refresh()
     await eventually(lambda: rm.full_reports()[-1].cpu_state.notes, "it is told")
-    note = rm.full_reports()[-1].cpu_state.notes[-1]  # others depend on the cpus of this machine
+    note = rm.full_reports()[-1].cpu_state.notes[-1]  # other notes depend on this machine's cpus
     assert note == "slot own has dedicated cpus 3, which the kubelet has assigned to pod/c0"
     assert ("own", 1) in executor.helper.slots
 

@@ -1,4 +1,4 @@
-"""Who may call what at an executor: every method of the service, every kind of caller."""
+"""Which callers may call which method of an executor: all methods and all kinds of callers."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ async def test_a_certificate_that_expires_on_an_open_connection_ends_the_calls(
 
 
 def request_for(method: Method) -> bytes:
-    """One that names the task `task` of the slot `slot`."""
+    """Returns a request about the task `task` of the slot `slot`."""
     fields: dict[str, Any] = {"task_id": "task"}
     if method.path.endswith("SubmitTask"):
         fields |= {"allocation_id": "slot", "generation": 1, "spec": te.TaskSpec(argv=["true"])}
@@ -198,7 +198,9 @@ async def test_so_many_tasks_may_run_that_their_supervisors_fit_beside_the_slots
 async def test_watchers_that_never_read_cost_little(
     rm: ScriptedRM, real: JobMaster, process: ExecutorProcess
 ) -> None:
-    """A chunk each in our hands and what the transport holds, not the whole output."""
+    """For each watcher, memory has one chunk and the buffers of the transport, and not the whole
+    output.
+    """
     size, watchers = 32 << 20, 200
     await rm.allocate(allocation())
     await real.submit("head", "-c", str(size), "/dev/zero")

@@ -1,4 +1,4 @@
-"""The state directory: whole after any crash, locked, and honest about damage."""
+"""The state directory: complete after any crash, locked, and damage is reported."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from task_executor.service.task_table import Task
 from tests.support.disk_calls import DiskCalls
 
 OWNER = "user/alice"
-HASH = "ab" * 32  # of a secret, in documents of earlier versions
+HASH = "ab" * 32  # the hash of a secret, as in earlier versions
 KEY = SlotKey("a", 1)
 PROFILE = ResourceProfile(500, 1 << 20, extended=(("license-x", 1),))
 ASSIGNMENT = CpuAssignment(
@@ -292,7 +292,7 @@ def test_what_was_saved_survives_a_power_cut(
     directory: StateDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = DiskCalls(monkeypatch)
-    for number in (1, 2):  # the first makes a name, the second replaces what has it
+    for number in (1, 2):  # the first creates the file, the second replaces it
         disk.calls.clear()
         directory.save(replace(STATE, rm_epoch=number))
         disk.check_durable(directory.path / "state.json")

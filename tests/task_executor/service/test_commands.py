@@ -1,4 +1,6 @@
-"""Orders of the RM over real gRPC: carved or refused one by one, fenced, repeatable, durable."""
+"""Commands of the resource manager over real gRPC: each slot is carved or refused, old commands are
+refused, and repeated commands and crashes do no harm.
+"""
 
 from __future__ import annotations
 
@@ -191,7 +193,7 @@ async def test_a_slot_that_cannot_be_recorded_is_not_granted(
 async def test_a_slot_is_not_reported_before_it_is_recorded(
     rm: ScriptedRM, executor: Executor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A front that dies in between would be followed by one that destroys what others know."""
+    """Otherwise a front could report a slot and die, and the next front would destroy this slot."""
     shown: list[int] = []
     write = checkpoint.write_document
 
@@ -275,7 +277,7 @@ async def test_the_state_of_very_many_slots_still_fits_into_a_message(
     nothing = replace(ENFORCED, cpu="none", memory="none", pids="none", reason="why " * 50)
     executor.helper.enforced = nothing
     few = await rm.allocate(allocation("first", cpu_milli=1, memory_bytes=65536))
-    # One note more if tasks run as the user of the daemons.
+    # There is one more note if tasks run as the user of the daemons.
     assert len(few.report.slots[0].isolation.notes) in (3, 4)
     many = await rm.allocate(
         *(allocation(f"s{i}", cpu_milli=1, memory_bytes=65536) for i in range(3_000))

@@ -1,4 +1,6 @@
-"""The executor's side of the conversation with the RM: register, report, reconcile, hold out."""
+"""The executor's part of the conversation with the resource manager: it registers, reports,
+reconciles, and continues without a manager.
+"""
 
 from __future__ import annotations
 
@@ -128,7 +130,7 @@ async def test_orphans_are_freed_after_the_timeout_and_told_when_the_rm_is_back(
 async def test_orphans_are_kept_where_the_operator_says_never(
     rm: ScriptedRM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tries = 0  # after each one the executor looks for orphans
+    tries = 0  # after each try it looks for orphans
     next_address = ManagerLink.next_address
 
     async def counted(link: ManagerLink, error: FinegrainError | None = None) -> float:
@@ -163,7 +165,7 @@ async def test_the_next_address_is_tried_when_one_does_not_answer(
 async def test_after_a_long_outage_it_is_back_before_it_can_be_called_lost(
     rm: ScriptedRM, executor: Executor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However long the pauses have grown, they are no longer than those between reports."""
+    """The pauses between tries grow, but never beyond the time between two reports."""
 
     async def next_address(_link: ManagerLink, _error: FinegrainError | None = None) -> float:
         return 3_600.0
@@ -184,7 +186,7 @@ async def test_another_instance_under_the_same_name_is_refused_slowly(
     async with executor_at(tmp_path, rm.address) as executor:
         await executor.start()
         first, second = await eventually(lambda: rm.refused_at[1:2] and rm.refused_at, "it asks")
-        assert second - first > 0.19  # the pause, less what a clock may be off
+        assert second - first > 0.19  # the pause, less a possible clock error
         assert not executor.front.agent.state.registered
         rm.refuse = None
         await eventually(lambda: rm.reports, "it registers when the other is forgotten")

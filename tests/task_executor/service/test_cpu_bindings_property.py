@@ -1,8 +1,8 @@
-"""Whatever is ordered and whatever fails on the way: at no moment does anybody run on cpus that are
-another's own, or on none, and in the end the host matches the slot table.
+"""After any orders and failures, no slot runs on the dedicated cpus of another slot or without cpus
+at any moment, and in the end the host matches the slot table.
 
-The host is a model that checks that after every single change. Calls to it fail at random: with
-nothing done, with everything done and the answer lost, or in the middle.
+The host is a model that checks this after every single change. Calls to it fail at random: before
+anything is done, after everything is done (only the answer is lost), or in the middle.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ STEPS = 60
 
 
 class HostModel(FakeHelper):
-    """A host that fails, and that is looked at after every change."""
+    """A host with failures, which is checked after every change."""
 
     rng: random.Random
     failing = True
@@ -70,13 +70,13 @@ class HostModel(FakeHelper):
         self, changes: Iterable[tuple[tuple[str, int], SlotLimits]], *, new: bool = False
     ) -> None:
         todo, fault = list(changes), self._fault()
-        await asyncio.sleep(self.rng.choice((0, 0.001, 0.003)))  # others get on meanwhile
+        await asyncio.sleep(self.rng.choice((0, 0.001, 0.003)))  # other tasks run meanwhile
         if fault == "refused":
             raise FailedPrecondition("it does not stick", reason=Reason.CARVE_FAILED)
-        if fault == "before" and todo:  # all of them may have gone meanwhile
+        if fault == "before" and todo:  # all slots may have ended meanwhile
             todo = todo[: self.rng.randrange(len(todo))]  # it died in the middle
         for key, limits in todo:
-            if new or key in self.slots:  # else it has gone meanwhile
+            if new or key in self.slots:  # otherwise the slot has ended meanwhile
                 self._change(key, limits)
         if fault:
             raise Unavailable("the helper went away")
@@ -112,7 +112,7 @@ class HostModel(FakeHelper):
 
 
 class Story:
-    """One front after the other on one host, under orders drawn by chance."""
+    """One front after the other runs on a host, with random orders."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -122,7 +122,7 @@ class Story:
         self.names = 0
 
     async def start(self) -> None:
-        """A front that recovers what the one before has left."""
+        """Starts a front, which recovers the state of the former front."""
         total = {
             "cpu_milli": 1000 * CPUS,
             "best_effort_cpu_milli": 1000 * CPUS,
@@ -188,7 +188,7 @@ class Story:
             await resize_slot(self.keeper, key, number, profile, cpu, **change)
 
     async def heal(self) -> None:
-        """Nothing fails any more; a front that starts puts all right."""
+        """Ends all failures; a new front then repairs everything."""
         self.host.failing = False
         await self.keeper.close()
         await self.start()
@@ -211,8 +211,8 @@ class Story:
 
 
 class LoopWithOwnClock(asyncio.SelectorEventLoop):
-    """Its clock moves only while all tasks sleep, and then at once: with `at_once`, a seed is one
-    course of things, however busy the machine is.
+    """Its clock moves only while all tasks sleep, and without waiting. So a seed with `at_once`
+    always gives the same run, however busy the machine is.
     """
 
     def __init__(self) -> None:
@@ -221,7 +221,7 @@ class LoopWithOwnClock(asyncio.SelectorEventLoop):
         self._now = 0.0
 
         def select(timeout: float | None = None) -> list[Any]:
-            if timeout is None:  # nothing would ever wake it up
+            if timeout is None:  # only a file can wake the loop
                 return look(None)
             self._now += max(timeout, 0.0)
             return look(0)
@@ -234,11 +234,11 @@ class LoopWithOwnClock(asyncio.SelectorEventLoop):
 
 
 async def at_once(work: Callable[..., Any], *args: Any) -> Any:
-    """Instead of a thread."""
+    """Runs the work here, instead of in a thread."""
     return work(*args)
 
 
-@pytest.mark.parametrize("seed", [*range(30), 63])  # 63: all to be moved back have gone
+@pytest.mark.parametrize("seed", [*range(30), 63])  # 63: all slots to be moved back have ended
 def test_nobody_ever_runs_on_anothers_cpus_or_on_none(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,14 +251,14 @@ def test_nobody_ever_runs_on_anothers_cpus_or_on_none(
 
 
 async def run_story(story: Story) -> None:
-    """From the first slot to a host that matches the slot table."""
+    """Runs steps, heals the host, and checks that it matches the slot table."""
     await story.start()
     moved = 0
     for _ in range(STEPS):
         await story.step()
         story.keeper.table.check_invariants()
         moved += len(story.host.slots)
-    assert moved > STEPS  # else nothing of interest has happened
+    assert moved > STEPS  # otherwise the run shows nothing
     await story.heal()
     story.check()
     await story.keeper.close()

@@ -1,5 +1,5 @@
-"""Slots with dedicated cpus at the RM's order: slots that share are moved off before, and back when
-nothing of them is left; whatever fails, each slot has a cpu and the slot table is correct.
+"""Slots with dedicated cpus: other slots leave these cpus before, and return when the slot has
+ended. Whatever fails, each slot has a cpu and the slot table is correct.
 """
 
 from __future__ import annotations
@@ -224,7 +224,9 @@ async def test_a_growth_for_which_nobody_can_make_room_is_refused(
 async def test_a_change_that_was_done_unheard_and_refused_when_it_was_said_again_is_undone(
     rm: ScriptedRM, executor: Executor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The refusal says only that nothing has changed since; the host has the new cpus by then."""
+    """The refusal means only that the second call changed nothing; the host has the new cpus since
+    the first call.
+    """
     await rm.allocate(allocation("plain"), pinned("slot", "2"))
     enforce, answers = executor.helper.resize_slot, [Unavailable("it went away"), STUCK]
 
@@ -238,7 +240,7 @@ async def test_a_change_that_was_done_unheard_and_refused_when_it_was_said_again
 
     monkeypatch.setattr(executor.helper, "resize_slot", resize_slot)
     wanted = assignment_to_proto(CpuAssignment(QosClass.LSR, cpus("2-3")))
-    answer = await rm.resize(1, cpu_milli=2000, assignment=wanted)  # the channel says it again
+    answer = await rm.resize(1, cpu_milli=2000, assignment=wanted)  # the channel repeats it
     assert not answers
     assert answer.result.error.reason == "CARVE_FAILED"
     assert on_host(executor) == {"plain": "0-1,3", "slot": "2"}
@@ -264,7 +266,7 @@ async def test_while_nobody_knows_its_size_both_are_its_own(
 async def test_a_front_that_comes_back_says_anew_where_all_run(
     rm: ScriptedRM, executor: Executor, reboot: bool
 ) -> None:
-    """Whatever records say: the one before may have died in the middle of a move."""
+    """It does not trust the records: the former front may have died in the middle of a move."""
     await rm.allocate(allocation("plain"), pinned("own", "2-3"))
     await executor.crash()
     if reboot:
@@ -341,7 +343,7 @@ async def test_what_others_have_written_to_our_groups_is_put_right_now_and_then(
     sweeping.cancel()
 
 
-# -- what is known of the host -----------------------------------------------------------------
+# -- conditions of the host ----------------------------------------------------------------
 
 
 async def test_an_operators_reserve_is_followed_kept_and_told_by_its_number(
@@ -353,7 +355,7 @@ async def test_an_operators_reserve_is_followed_kept_and_told_by_its_number(
     await eventually(lambda: on_host(executor) == {"plain": "0-2"}, "it is followed")
     await eventually(lambda: number_told(rm) == 5, "that is told")
     assert reasons(await rm.allocate(pinned("own", "3"))) == ["CPUS_UNAVAILABLE"]
-    rm.policy_number = 0  # it follows the present one: the RM sends none
+    rm.policy_number = 0  # the policy is current: the RM sends none
     await executor.crash()
     await again(rm, executor)
     assert number_told(rm) == 5
@@ -380,7 +382,7 @@ async def test_settings_of_restored_books_are_followed_under_a_number_that_was_g
 async def test_slots_that_move_slowly_for_an_operators_word_hold_up_no_heartbeat(
     rm: ScriptedRM, executor: Executor
 ) -> None:
-    """An executor that is silent for long is lost, with all its slots."""
+    """If an executor is silent for too long, it is lost with all its slots."""
     await rm.allocate(allocation("plain"))
     executor.helper.place_gate.clear()
     strict = HostPolicy(reserved_cpus=cpus("3"), reserved_strict=True)
@@ -449,7 +451,7 @@ async def test_cpus_of_which_others_have_a_share_are_not_announced(
 
 @pytest.fixture
 async def two_nodes(rm: ScriptedRM, tmp_path: Path) -> AsyncIterator[Executor]:
-    """An executor that takes its four cpus for those of two NUMA nodes."""
+    """Yields an executor whose four cpus seem to belong to two NUMA nodes."""
     async with executor_at(tmp_path, rm.address) as made:
         cores = [(PoolName(0, 0), cpus("0-1")), (PoolName(0, 1), cpus("2-3"))]
         made.host_cpus = HostCpus(cpus("0-3"), pools=places_of(cores, cpus("0-3")))

@@ -1,4 +1,4 @@
-"""What a slot says about its devices: who can open them, and what escapes its limits."""
+"""What a slot reports about its devices: who can open them, and which use escapes its limits."""
 
 from __future__ import annotations
 
@@ -156,8 +156,9 @@ def test_fake_devices_have_no_files_and_no_driver() -> None:
 async def test_a_device_with_another_minor_is_closed_to_the_slots_that_run(
     rm: ScriptedRM, executor: Executor
 ) -> None:
-    """As after a reset of GPUs, or at a start with devices that were not given out before; and
-    when a helper that cannot close files is replaced."""
+    """This happens after a reset of GPUs, at a start with devices that were not given out before,
+    and when a helper that cannot close files is replaced.
+    """
     await rm.allocate(allocation())
     ((key, limits),) = executor.helper.slots.items()
     assert limits.devices_open == {}

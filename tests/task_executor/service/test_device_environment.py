@@ -1,4 +1,4 @@
-"""How a task learns of its devices, and that it cannot name others."""
+"""How a task learns of its devices; it cannot name other devices."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_vendor_decides_which_variable_names_a_gpu() -> None:
 
 
 def test_a_task_is_told_how_much_memory_is_left_beside_its_context() -> None:
-    """So two halves of a GPU fit, though CUDA takes memory for each of two tasks."""
+    """So two slots with half a GPU fit on it, although CUDA also needs memory for each task."""
     [told] = json.loads(
         device_environment(HOST, gpus(1), context_bytes=300 << 20)["FINEGRAIN_DEVICES"]
     )

@@ -1,4 +1,4 @@
-"""Which GPUs the kernel limits, what slots say about it, and when limits are set."""
+"""Which GPUs the kernel limits, what slots report about it, and when limits are set."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Host:
         return str((await self.rm.allocate(order)).results[0].error.message)
 
     def offered(self) -> dict[str, str]:
-        """The level of a share of the memory, by UUID, as it would be announced."""
+        """Returns the level that would be announced for a share of the memory, by UUID."""
         table, enforcement = self.keeper.table, self.keeper.enforcement
         announced = enforcement.announced(table.devices.host, self.helper.enforced)
         return {each.uuid: dict(each.levels)["gpu-memory"] for each in announced.devices}
@@ -99,7 +99,7 @@ async def test_limits_are_set_with_the_group_and_for_all_slots_again(host: Host)
     assert host.offered() == {"GPU-a": "kernel", "amd-1": "kernel"}
     await host.allocates("one")
     await host.allocates("two", "amd-1")
-    # Bytes of no whole MiB are rounded down, so that they read back as they were written.
+    # Limits are rounded down to whole MiB, so that they read back as they were written.
     one, two = f'one:{{"GPU-a": {250 * MIB}}}', f'two:{{"{REGION}": {250 * MIB}}}'
     assert host.helper.said("limit_memory")[1:] == [
         f"limit_memory {one} probe []",
@@ -163,7 +163,7 @@ async def test_hosts_that_cannot(host: Host) -> None:
     await host.limits.refresh()
     reason = NEEDS_V2.format(driver="v1")
     assert host.keeper.enforcement.obstacles == {"GPU-a": reason, "amd-1": reason}
-    # One sentence for both, also about the host as a whole.
+    # One sentence covers both, also in the report about the host.
     note = NOT_LIMITED.format(names="gpu0, gpu1", problem=reason)
     assert note in host.keeper.isolation_of(ENFORCED).notes
     host.helper.enforced, host.uid = V2, 1000

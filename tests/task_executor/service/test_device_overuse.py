@@ -1,4 +1,4 @@
-"""The tasks of a slot that uses more memory of a GPU than it has, with a fake helper."""
+"""A slot uses more memory of a GPU than it has; tested with a fake helper."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Host:
         return self.watch.check([DeviceUsage("gpu", "GPU-a", used, 0, (of_slot,))], 0.0)
 
     async def reads(self, *used_bytes: int) -> bool:
-        """One reading for each amount; returns True if a further one should follow soon."""
+        """Makes one reading for each amount; returns True if another reading should follow soon."""
         soon = False
         for used in used_bytes:
             soon = self.reading(used)
@@ -93,10 +93,10 @@ async def test_all_tasks_of_the_slot_end_with_the_reason(host: Host) -> None:
     )
     assert sorted(host.helper.said("kill")) == ["kill one 0", "kill two 0"]
     assert host.keeper.tasks.outcomes == {"over_share": 2}
-    # Their memory is still counted for a moment, and new tasks may start meanwhile.
+    # The memory of ended tasks is still counted for a moment, and new tasks may start meanwhile.
     await host.reads(50)
     assert host.overshoots == [10]
-    # One that runs while the slot is above its share is ended as well.
+    # A new task that runs while the slot is above its share is ended as well.
     await host.runs("three")
     await host.reads(45)
     assert "three" in await host.exits()

@@ -1,4 +1,4 @@
-"""Whose processes are on a GPU: a slot's, the executor's own, or a stranger's."""
+"""Processes on a GPU belong to a slot, to the executor, or to neither."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def proc(tmp_path: Path) -> Path:
 
 
 def process(proc: Path, pid: int, *, group: str = "/user", parent: int = 1) -> None:
-    """A process as /proc shows it, of the user that runs the tests."""
+    """Writes the /proc files of a process."""
     folder = proc / str(pid)
     folder.mkdir(parents=True)
     (folder / "cgroup").write_text(f"2:cpu:{group}\n1:memory:{group}\n")
@@ -65,7 +65,7 @@ def test_a_stranger_counts_from_the_second_reading_on(proc: Path) -> None:
 
 def test_processes_of_slots_are_measured(proc: Path) -> None:
     process(proc, 100, group="/finegrain/slots/alloc.1/task-1")
-    process(proc, 101, parent=100)  # without a control group; its parent is a task
+    process(proc, 101, parent=100)  # not in a slot's group; its parent is a task
     sorter = ProcessSorter(ProcessOwners(proc), trusts_pids=True)
     for _ in range(2):
         found = sort(sorter, reading(0, used(100, 3), used(101, 4)), {100: SLOT})

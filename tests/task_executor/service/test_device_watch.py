@@ -1,4 +1,4 @@
-"""What an executor reports of its devices while it runs, with a scripted driver."""
+"""What an executor reports about its devices while it runs, with a scripted driver."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GOOD = GpuSample("GPU-0", 0, 0, "0000:3b:00.0", recovery_known=True)
 
 
 class Driver:
-    """Answers with what a test sets."""
+    """A driver whose answers a test sets."""
 
     def __init__(self) -> None:
         self.samples: tuple[GpuSample, ...] = (GOOD,)
@@ -43,7 +43,7 @@ class Driver:
 
 
 class Probe:
-    """Finds what a test sets."""
+    """A probe whose result a test sets."""
 
     def __init__(self) -> None:
         self.problem, self.tested = "", list[str]()
@@ -131,7 +131,7 @@ async def test_xids_count_where_the_driver_reports_no_recovery_action(
     assert not found.work_lost
     [found] = await its.sees(recovery_known=False)
     assert found.health is DeviceHealth.PROBING
-    assert its.probe.tested == []  # it stays out for a while
+    assert its.probe.tested == []  # the GPU stays unused for a while
 
 
 async def test_a_silent_driver_makes_its_devices_unknown(watched: Callable[..., Watched]) -> None:
@@ -173,12 +173,12 @@ async def test_what_a_driver_measures_of_processes(
     assert its.watch.measured == frozenset()
     await its.sees(measures_processes=True)
     assert its.watch.measured == {"GPU-0"}
-    # A GPU that is broken or gone says nothing about it.
+    # A GPU that is broken or gone does not change this.
     await its.sees(problem="reset it")
     its.driver.samples = ()
     await its.refreshed()
     assert its.watch.measured == {"GPU-0"}
-    # One reading that fails says nothing either.
+    # A single reading without processes does not change this either.
     for _ in range(3):
         await its.sees(measures_processes=False)
         await its.sees(measures_processes=False)
@@ -195,7 +195,7 @@ async def test_what_a_driver_measures_of_processes(
 async def test_in_a_container_no_process_is_measured(
     foreign_use: str, watched: Callable[..., Watched]
 ) -> None:
-    """There a task of another slot could have the number that the driver reports."""
+    """In a container, a task of another slot could have the pid that the driver reports."""
     its = watched(foreign_use=foreign_use)  # the folder for tests names no namespace
     await its.sees(measures_processes=True)
     assert its.watch.measured == frozenset()
@@ -257,7 +257,7 @@ async def test_foreign_use_can_be_ignored(watched: Callable[..., Watched]) -> No
     [
         (0, "", ""),
         (1, "cuInit failed: CUDA_ERROR_UNKNOWN (999)", "cuInit failed: CUDA_ERROR_UNKNOWN (999)"),
-        (3, "no CUDA driver", ""),  # the driver's word is all there is
+        (3, "no CUDA driver", ""),  # then only the driver's data count
         (127, "", ""),  # no interpreter for the user of tasks
     ],
 )
@@ -269,7 +269,7 @@ async def test_a_probe_runs_in_a_slot_of_its_own(
     await eventually(lambda: helper.specs, "the test has started")
     [(task_id, spec)] = helper.specs.items()
     assert spec.env["CUDA_VISIBLE_DEVICES"] == "GPU-0"
-    # A comparison with the host leaves the slot alone, and no report has it.
+    # A comparison with the host does not end the slot, and no report contains it.
     await executor.front.sync.compare()
     assert helper.slots
     assert len(keeper.table) == 0

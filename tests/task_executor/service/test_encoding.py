@@ -1,4 +1,4 @@
-"""Every field of every message that the executor makes of its values is set by it."""
+"""The executor sets every field of every message that it makes from its values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Front and helper as two units: each is started, killed and stopped without the other."""
+"""Front and helper are two units: each one is started, killed and stopped without the other."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ sys.exit(run(TaskExecutorOptions(managers=(), **told)))
 
 @dataclass
 class HelperUnit:
-    """What systemd would do for the helper: start it, wait until it is ready, end it."""
+    """Does what systemd would do for the helper: starts it, waits until it is ready, ends it."""
 
     folder: Path
     executor_id: str
     environment: dict[str, str] = field(default_factory=dict)
-    cwd: Path = REPOSITORY  # whose code runs, unless the environment says otherwise
+    cwd: Path = REPOSITORY  # its code runs, unless the environment names another
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -57,7 +57,7 @@ class HelperUnit:
         }
 
     def start(self) -> str:
-        """What it tells once it is ready."""
+        """Starts the helper; returns its message to systemd that it is ready."""
         path = self.folder / "notify"
         path.unlink(missing_ok=True)
         told = self.places | {
@@ -123,7 +123,7 @@ async def test_both_are_killed_and_started_in_any_order_and_nothing_is_lost(
     await eventually(lambda: len(rm.registrations) > before, "it registers")
     again = await rm.job_master().submit("sh", "-c", "echo begun; sleep 2; echo ended; exit 7")
     assert again.pid == task.pid
-    unit.end(signal.SIGTERM)  # a planned restart, under a front that lives on
+    unit.end(signal.SIGTERM)  # a planned restart, while the front goes on
     assert unit.start() == "READY=1"
     seen = await rm.job_master().watch()
     assert (seen.stdout, seen.exit.exit_code) == (b"begun\nended\n", 7)

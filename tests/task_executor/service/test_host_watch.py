@@ -1,4 +1,4 @@
-"""Cpus that go away while slots run: switched off, or given away by a kubelet."""
+"""Cpus are switched off, or assigned by a kubelet, while slots run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ NO_KUBELET = KubeletFiles("none", False, (), {}, {})
 
 @dataclass
 class Machine:
-    """A directory that looks like one, a helper's answers, and the ledger that is updated."""
+    """A directory that looks like a machine, the helper's answers, and the ledger that is
+    updated.
+    """
 
     root: Path
     topology: HostTopology
@@ -61,7 +63,7 @@ class Machine:
         self.news = self.books.update_conditions(**conditions)
 
     async def refresh(self) -> bool:
-        """Returns True if that found anything new."""
+        """Refreshes the watch; returns True if it found anything new."""
         await self.watch.refresh()
         return self.news
 
@@ -72,7 +74,9 @@ class Machine:
         return None if self.files.mark == seen else self.files
 
     def kubelet(self, version: str, mark: str, **changes: str | None) -> None:
-        """Its files are those of a kubelet of that version, but for some texts."""
+        """Sets the files of the machine to those of a kubelet of this version, with some
+        changes.
+        """
         found = kubelet(version)
         texts = {
             name: text for name, text in ({**found.texts, **changes}).items() if text is not None

@@ -187,7 +187,7 @@ async def test_a_stop_ends_the_wait_for_a_manager(directory: Directory) -> None:
 
 
 async def test_a_new_token_replaces_a_certificate(server: JoinServer, directory: Directory) -> None:
-    """As after an administrator has denied the certificate."""
+    """This is needed after an administrator has denied the certificate."""
     directory.save(credentials(WEB))
     directory.give(server.token(WEB))
     made = await directory.start("web-1")

@@ -1,4 +1,6 @@
-"""What administrators see of an executor: metrics that promtool accepts, and its true health."""
+"""What administrators see of an executor: metrics that promtool accepts, and whether it is
+healthy.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Offers to job masters that named an address: accepted, rejected, or taken back in time."""
+"""Offers to job masters that named an address are accepted, rejected, or withdrawn in time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Verdict = Callable[[slots_pb2.SlotStatus], slots_pb2.ItemResult]
 
 @dataclass
 class Listener(job_master_pb2_grpc.JobMasterServiceServicer):
-    """A job master's end of the offers."""
+    """The part of a job master that receives offers."""
 
     verdict: Verdict
     offers: list[job_master_pb2.OfferSlotsRequest] = field(default_factory=list)
@@ -57,7 +57,9 @@ def reject_b(slot: slots_pb2.SlotStatus) -> slots_pb2.ItemResult:
 
 @pytest.fixture
 async def listener(request: pytest.FixtureRequest) -> AsyncIterator[Listener]:
-    """Shows the certificate of the owner, unless the test has another parameter."""
+    """Yields a job master that shows the certificate of the slot's owner, or of the test's
+    parameter.
+    """
     made = Listener(accept, owner=getattr(request, "param", OWNER))
     server, shown = grpc.aio.server(), own(made.owner).server_credentials()
     job_master_pb2_grpc.add_JobMasterServiceServicer_to_server(made, server)  # type: ignore[no-untyped-call, unused-ignore]

@@ -317,14 +317,14 @@ async def test_a_limit_above_the_slot_is_refused(master: JobMaster) -> None:
 
 
 async def use(pool: SlotSocket, operator: str, used: int, wanted: int, limit: int) -> None:
-    """A pool reports what it uses, wants and keeps to, in MiB."""
+    """A pool reports the memory that it uses and wants, and the limit that it obeys, in MiB."""
     sizes = {"used_bytes": used, "wanted_bytes": wanted, "limit_bytes": limit}
     args = {name: size * MIB for name, size in sizes.items()}
     assert (await pool.call("UseMemory", operator_id=operator, **args))["ok"]
 
 
 async def limits(pool: SlotSocket) -> dict[str, int]:
-    """The limits of the operators that lend and borrow, in MiB."""
+    """Returns the limits of the operators that lend and borrow, in MiB."""
     known = (await pool.call("WatchQuota"))["result"]["operators"]
     return {each["operator_id"]: each["limit_bytes"] // MIB for each in known}
 
@@ -353,7 +353,9 @@ async def test_memory_that_an_operator_does_not_use_is_lent_and_revoked(
 async def test_a_task_that_keeps_borrowed_memory_is_ended(
     executor: Executor, master: JobMaster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has borrowed what no operator had; then a task with that part starts."""
+    """The task has borrowed memory that no operator had; then a task starts whose operator has this
+    memory.
+    """
     monkeypatch.setattr("task_executor.service.operators.REVOKE_S", 0.05)
     await submit(master, sort="1/2")
     pool = await SlotSocket.at(executor.helper.specs["task"].env["FINEGRAIN_SLOT_SOCKET"])

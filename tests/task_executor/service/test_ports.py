@@ -1,4 +1,4 @@
-"""Network ports of slots: reported, in the environment of tasks, kept over crashes."""
+"""Network ports of slots are reported, are in the environment of tasks, and survive crashes."""
 
 from __future__ import annotations
 

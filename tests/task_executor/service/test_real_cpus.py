@@ -1,5 +1,5 @@
-"""Slots of real processes make room for one with a dedicated cpu, and get it back; front and helper
-are killed at any step of it. What is reported is read back from the kernel, and no task stops.
+"""Slots of real processes leave a cpu that is dedicated to another slot, and get it back. Front and
+helper are killed at any step. The tests compare reports with the kernel, and no task stops.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ALL = CpuSet(os.sched_getaffinity(0))
 OWN = CpuSet.of(ALL.max())
 LEFT = ALL - OWN
 
-# Spins in two threads and a child, and counts.
+# The program spins in two threads and a child, and counts.
 SPINNER = """
 import os, threading, time
 def spin():
@@ -62,7 +62,7 @@ def pinned(qos: QosClass = QosClass.LSE) -> te.SlotAllocation:
 
 
 def where(pid: int) -> CpuSet:
-    """The cpus on which any thread of a task may run, as the kernel tells."""
+    """Returns the cpus on which the threads of a task may run, according to the kernel."""
     pids = [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
     threads = [task for each in pids for task in Path(f"/proc/{each}/task").iterdir()]
     assert len(threads) == 3
@@ -75,13 +75,13 @@ def where(pid: int) -> CpuSet:
 
 
 def group(process: ExecutorProcess, slot: str, file: str) -> str:
-    """A file of a slot's control group; empty: there is none."""
+    """Returns the content of a file of a slot's control group; empty: there is no file."""
     paths = [base / "slots" / f"{slot}.1" / file for base in process.groups()]
     return next((path.read_text().strip() for path in paths if path.exists()), "")
 
 
 async def spinners(rm: ScriptedRM, real: JobMaster, process: ExecutorProcess) -> dict[str, int]:
-    """A task in the shared pool and one in the best-effort pool, by name."""
+    """Starts a task in the shared pool and a task in the best-effort pool; returns pids by name."""
     idle = assignment_to_proto(CpuAssignment(QosClass.BE))
     answer = await rm.allocate(
         allocation("plain", cpu_milli=100), allocation("idle", cpu_milli=100, assignment=idle)

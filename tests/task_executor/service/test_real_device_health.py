@@ -1,4 +1,6 @@
-"""A real executor whose GPUs fail, return and are used by others, by a driver for tests."""
+"""A real executor whose GPUs fail, return and are used by others; a driver for tests simulates
+them.
+"""
 
 from __future__ import annotations
 
@@ -47,12 +49,13 @@ async def test_a_gpu_fails_recovers_vanishes_and_returns(
     assert "nvidia-smi --gpu-reset -i GPU-a" in found.problem
     assert found.failures == 1
     assert host.condition("GPU-b") is None
-    # It is used again after a probe, which finds no CUDA here: the driver's word is enough then.
+    # It is used again after a probe: the probe finds no CUDA on this machine, so the driver's data
+    # decide.
     host.plays(A + B)
     await host.reports_nothing("GPU-a")
     await eventually(lambda: "device_not_probed" in process.log, "a probe was made")
     assert "no CUDA driver" in process.log
-    # It vanishes, and returns under another minor number and PCI address.
+    # The GPU vanishes, and returns with another minor number and PCI address.
     moved = "gpu 0 GPU-a 00000000:AF:00.0 7 81920 600 NVIDIA A100\nrecovery 0 0\n"
     host.plays(B.replace("1 GPU-b", "0 GPU-b").replace("recovery 1", "recovery 0"))
     await host.reports("GPU-a", "gone")
@@ -86,7 +89,7 @@ async def test_uses_by_strangers_and_slots(host: GpuHost, rm: ScriptedRM, strang
     assert not answer.results[0].HasField("error"), answer
     task = await job_master.submit("/bin/sleep", "600", allocation_id="slot")
     uses = f"process 0 {stranger} 3000\nprocess 1 {task.pid} 1500\nused 1 1600 55\n"
-    # This process only draws on the other GPU.
+    # On the other GPU, this process only draws.
     host.plays(A + B + uses + f"process 1 {stranger} 9 graphics\n")
     found = await host.reports("GPU-a", "healthy")
     [use] = found.foreign_uses

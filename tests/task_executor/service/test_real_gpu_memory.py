@@ -1,4 +1,4 @@
-"""A real executor that watches the memory of its GPUs, by a driver for tests."""
+"""A real executor watches the memory of its GPUs, which a driver for tests simulates."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def announced(rm: ScriptedRM, dimension: str = "gpu-memory") -> str:
 
 
 def stated(rm: ScriptedRM, name: str) -> str:
-    """Returns what the last full report says of a slot's memory of a GPU."""
+    """Returns the isolation level of a slot's GPU memory in the last full report."""
     full = [each for each in rm.states if not each.unchanged]
     slots = {each.allocation_id: each for each in full[-1].slots}
     return str(slots[name].isolation.gpu_memory) if name in slots else ""
@@ -83,8 +83,8 @@ async def test_the_tasks_of_a_slot_above_its_share_end_and_its_neighbour_goes_on
         assert "memory of gpu1, 1Gi more than its share" in end.end_message
         assert not end.cancelled
     host.plays(A + B + other)
-    # The slot stays, and takes tasks. After front and helper were killed, it is watched again, and
-    # the reason is still known.
+    # The slot remains, and accepts tasks. After front and helper were killed, the slot is watched
+    # again, and the reason is still known.
     again = await sleeps(job_master, "greedy", "again")
     os.kill(process.helper_pid(), signal.SIGKILL)
     process.kill()
@@ -122,7 +122,7 @@ async def test_a_driver_that_does_not_tell_the_memory_of_processes(
     host.plays(A + B + f"process 0 {pid} 10\n")
     await eventually(lambda: announced(rm) == "watch", "it measures now")
     await eventually(lambda: stated(rm, "slot") == "watch", "the slot says so")
-    # It lists the process, and not its memory.
+    # The driver lists the process without its memory.
     host.plays(A + B + f"process 0 {pid} -1\n")
     await eventually(lambda: announced(rm) == "visible-only", "it does not measure")
     await eventually(lambda: stated(rm, "slot") == "visible-only", "the slot says so")

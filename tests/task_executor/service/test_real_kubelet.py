@@ -1,5 +1,6 @@
-"""A real executor beside the files of a kubelet: spinning tasks leave the cpus that it gives away,
-and are back when it takes them back; read from the kernel.
+"""A real executor and the files of a kubelet: spinning tasks leave the cpus that the kubelet
+assigns to containers, and return when it takes these cpus back. The tests read the cpus of tasks
+from the kernel.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ GIVEN = CpuSet.of(ALL.max())
 
 
 def write_state(folder: Path, given: CpuSet) -> None:
-    """As a kubelet does: whole, under its name in one step, for root alone."""
+    """Writes the file as a kubelet does: it replaces the whole file in one step, and only root may
+    read it.
+    """
     entries = f',"entries":{{"pod":{{"main":"{given}"}}}}' if given else ""
     fresh = folder / ".cpu_manager_state123"
     fresh.write_text(f'{{"policyName":"static","defaultCpuSet":"{ALL - given}"{entries}}}')
@@ -41,7 +44,7 @@ def write_state(folder: Path, given: CpuSet) -> None:
 
 
 def wants_given() -> te.SlotAllocation:
-    """An order by which the executor looks at once."""
+    """Returns an order for which the executor reads the kubelet's files at once."""
     wanted = assignment_to_proto(CpuAssignment(QosClass.LSE, GIVEN))
     return allocation("own", cpu_milli=1000, assignment=wanted)
 

@@ -1,6 +1,6 @@
-"""A real executor on cgroup v2 has the memory of GPUs limited for its slots, by a driver for tests.
+"""A real executor on cgroup v2 limits its slots' memory of GPUs, with a driver for tests.
 
-What the driver holds is read with the real binding of NVML.
+The tests read the driver's limits with the real binding of NVML.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ONLY_V2 = (
     'umount -l -R /sys/fs/cgroup && mount -t cgroup2 cgroup2 /sys/fs/cgroup && exec "$@"',
     "sh",
 )
-"""Begins a process that sees nothing but cgroup v2, as on most hosts."""
+"""Starts a process that sees only cgroup v2, as on most hosts."""
 
 READ = """
 import json, sys
@@ -75,14 +75,14 @@ class LimitsHost(GpuHost):
         return next((each for each in found if each.is_dir()), None)
 
     def limits(self, slot: str) -> dict[str, int]:
-        """What the driver holds for the group of a slot: MiB by UUID."""
+        """Returns the driver's limits for the group of a slot, in MiB by UUID."""
         group = self.group(f"{slot}.1")
         assert group is not None
         found: dict[str, int] = self.driver.run_with(self.profile, READ, str(group))
         return found
 
     def forgets_limits(self) -> None:
-        """As a driver that was loaded again."""
+        """Removes all limits, as if the driver was loaded again."""
         self.profile.with_name("profile.limits").unlink()
 
     async def starts_again(self) -> JobMaster:
@@ -167,10 +167,10 @@ async def test_each_gpu_of_a_slot_has_its_limit_and_the_task_knows(host: LimitsH
     await job_master.submit("/bin/sh", "-c", 'echo "$FINEGRAIN_DEVICES"', allocation_id="half")
     [device] = json.loads((await job_master.watch()).stdout)
     assert device["levels"] == {"gpu-core": "visible-only", "gpu-memory": "kernel"}
-    # What the driver does not count is stated.
+    # The report states which memory the driver does not count.
     await eventually(lambda: host.isolation("half").gpu_memory == "kernel", "the slot says so")
     assert any("cudaMallocManaged" in note for note in host.isolation("half").notes)
-    # The limits go with the group, and nothing is left for a slot of the same name.
+    # The limits end with the group; a later slot of the same name does not have them.
     group = host.group("half.1")
     assert group is not None
     await host.rm.free(free("half"))
@@ -196,7 +196,7 @@ async def test_limits_are_set_again_after_front_and_helper_were_killed(host: Lim
 
 
 async def test_limits_are_set_again_after_the_helper_alone_was_killed(host: LimitsHost) -> None:
-    """The front goes on, starts another helper, and has the limits set by it."""
+    """The front goes on, starts another helper, and lets it set the limits."""
     await host.starts()
     await host.allocates("half", a=50)
     known, before = len(host.rm.registrations), host.process.helper_pid()
@@ -214,7 +214,7 @@ async def test_a_resize_changes_the_limits_of_a_running_slot(host: LimitsHost) -
     result = await host.resizes("slot", a=50, b=10)
     assert not result.HasField("error"), result
     assert host.limits("slot") == {"GPU-a": mib(50), "GPU-b": mib(10)}
-    # A resize that the driver refuses leaves a slot that requires the level as it was.
+    # If the driver refuses a resize, a slot that requires this level stays unchanged.
     await host.allocates("strict", a=20, required="kernel")
     host.plays(A + B + f"error {SET} 0 999\n")
     result = await host.resizes("strict", required="kernel", a=10)
@@ -236,7 +236,7 @@ async def test_what_cannot_be_limited_has_the_next_level(host: LimitsHost) -> No
     assert any(reason in note for note in host.isolation("half").notes)
     # The other GPU is not affected.
     assert not (await host.allocates("other", b=50, required="kernel")).HasField("error")
-    # After a restart the GPU is announced as what it can do.
+    # After a restart, the executor announces the level that the GPU can do.
     host.process.kill()
     await host.starts_again()
     assert (host.announced("GPU-a"), host.announced("GPU-b")) == ("watch", "kernel")

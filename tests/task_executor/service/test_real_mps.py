@@ -1,4 +1,4 @@
-"""A real executor that runs MPS daemons, with a control program and a driver for tests."""
+"""A real executor runs MPS daemons, with a control program and a driver for tests."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ signal.pause()
 class MpsHost:
     def __init__(self, driver: FakeDriver, process: ExecutorProcess, rm: ScriptedRM) -> None:
         self.rm, self.process = rm, process
-        self.asked = 0  # tasks that were asked for their environment
-        # A short path that every user can enter, for sockets and the control program.
+        self.asked = 0  # number of tasks that have printed their environment
+        # A short path that every user can enter, for the sockets and the control program.
         self.folder = Path(tempfile.mkdtemp(prefix="mps-"))
         self.folder.chmod(0o755)
         self.log, self.broken = self.folder / "log", self.folder / "broken"
@@ -71,12 +71,12 @@ class MpsHost:
 
     @property
     def started(self) -> list[tuple[int, str]]:
-        """Process and GPU of each daemon that was started."""
+        """Returns pid and GPU of each daemon that was started."""
         lines = [line.split() for line in self.log.read_text().splitlines()]
         return [(int(pid), uuid) for pid, uuid in lines]
 
     def running(self) -> list[str]:
-        """GPUs whose daemon runs."""
+        """Returns the GPUs whose daemons run."""
         return [uuid for pid, uuid in self.started if Path(f"/proc/{pid}").exists()]
 
     async def starts(self) -> JobMaster:
@@ -86,7 +86,7 @@ class MpsHost:
         return self.rm.job_master()
 
     def levels(self, uuid: str) -> dict[str, str]:
-        """Levels of a GPU as it was announced last."""
+        """Returns the levels of a GPU that were announced last."""
         devices = self.rm.registrations[-1].topology.devices
         return {each.uuid: dict(each.levels) for each in devices}[uuid]
 
@@ -110,7 +110,7 @@ class MpsHost:
         return answer.result
 
     async def environment(self, job_master: JobMaster, name: str) -> dict[str, str]:
-        """Variables about MPS that a task of a slot finds."""
+        """Returns the variables about MPS in the environment of a slot's task."""
         self.asked += 1
         task_id = f"env-{name}-{self.asked}"
         await job_master.submit("/usr/bin/env", allocation_id=name, task_id=task_id)
@@ -119,7 +119,7 @@ class MpsHost:
         return {name: value for name, value in lines if name.startswith("CUDA_MPS")}
 
     def isolation(self, name: str) -> resources_pb2.IsolationReport:
-        """The last reported isolation of a slot."""
+        """Returns the last reported isolation of a slot."""
         full = [each for each in self.rm.states if not each.unchanged]
         slots = {each.allocation_id: each.isolation for each in full[-1].slots}
         return slots.get(name, resources_pb2.IsolationReport())
@@ -152,7 +152,7 @@ async def test_shares_of_a_gpu_are_limited_by_a_daemon_of_their_own(host: MpsHos
     await host.allocates("quarter", "GPU-a", 25, gpu_memory="mps")
     assert host.running() == ["GPU-a"]
     half, quarter = [await host.environment(job_master, each) for each in ("half", "quarter")]
-    # What MPS does not enforce is stated.
+    # The report states what MPS does not enforce.
     [note] = [each for each in host.isolation("half").notes if "MPS limits each process" in each]
     assert "can use more than its share of gpu-core and gpu-memory; the memory is measured" in note
     assert half["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "50"
@@ -175,7 +175,7 @@ async def test_a_daemon_survives_the_front_and_ends_with_the_last_share(host: Mp
     assert host.running() == ["GPU-a"]
     await host.rm.free(free("half"))
     await eventually(lambda: host.running() == [], "the daemon has ended")
-    # The GPU can be given whole now, and shared again later.
+    # A slot can now have the whole GPU, and later slots can share it again.
     assert not (await host.allocates("whole", "GPU-a", 100)).HasField("error")
     assert host.running() == []
 
@@ -220,7 +220,7 @@ async def test_a_share_under_mps_changes_only_while_no_task_runs(host: MpsHost) 
     found = await host.environment(job_master, "half")
     assert found["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "20"
     assert found["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=16264M"
-    # With the whole GPU it uses no daemon, and with a share it does again.
+    # With the whole GPU, the slot uses no daemon; with a share, it uses one again.
     for number, percent, running in ((3, 100, []), (4, 60, ["GPU-a"])):
         assert not (await host.resizes("half", number, "GPU-a", percent)).HasField("error")
         assert host.running() == running

@@ -1,4 +1,4 @@
-"""Managed memory with real processes: pools that follow the quota, and tasks held by the kernel."""
+"""Managed memory with real processes: pools follow the quota, and the kernel limits tasks."""
 
 from __future__ import annotations
 
@@ -66,7 +66,9 @@ while True:
         while len(pages) > wanted:
             pages.pop().release()
 """
-"""A pool that lends and borrows: it takes as many pages as it wants, and then reads a number."""
+"""The program of a pool that lends and borrows: it takes as many pages as it wants, and then reads
+a number.
+"""
 HOG = "x = bytearray({mib} << 20); print('fits', flush=True); import time; time.sleep(600)"
 
 
@@ -122,8 +124,9 @@ async def test_a_pool_follows_its_quota_through_resizes_and_a_crash_of_the_front
 async def test_pools_lend_each_other_what_they_do_not_use(
     rm: ScriptedRM, real: JobMaster, process: ExecutorProcess, tmp_path: Path
 ) -> None:
-    """Each has a quota of 1,024 pages. The borrower takes all that it can get, and gives back, also
-    to a front that knows nothing of it because it was restarted."""
+    """Each pool has a quota of 1,024 pages. The borrower takes all pages that it can get, and gives
+    them back, also after a restart of the front, which then does not know of the loan.
+    """
     await rm.allocate(managed(64))
     (tmp_path / "pool.py").write_text(SHARING)
     os.mkfifo(fifo := tmp_path / "orders")
@@ -217,7 +220,7 @@ async def test_only_the_user_of_the_slot_may_open_its_socket_and_only_its_tasks_
     await printed(process, "task", "seen")
     path = next((process.folder / "run").glob("slots-*/*.sock"))
     assert (path.stat().st_mode & 0o777, path.stat().st_uid) == (0o600, 65534)
-    stranger = SlotSocket(str(path))  # root may open it, and is still no task of the slot
+    stranger = SlotSocket(str(path))  # root may open it, but is no task of the slot
     with pytest.raises(SlotSocketError):
         await asyncio.to_thread(stranger.call, "GetPeers", timeout_s=0.5)
     stranger.close()

@@ -1,4 +1,4 @@
-"""A real executor parks slots, with a program and a driver for tests."""
+"""A real executor parks slots, with a `cuda-checkpoint` and a driver for tests."""
 
 from __future__ import annotations
 
@@ -63,7 +63,9 @@ class Host:
     async def orders(
         self, has: tuple[DeviceShare, ...], parked: tuple[DeviceShare, ...], **changes: Any
     ) -> str:
-        """Orders a change of the slot until its outcome is known; returns a reason, or nothing."""
+        """Orders a change of the slot, and repeats the order until its outcome is known; returns
+        the reason of a failure, or "".
+        """
         self.number += 1
         return await self.order_again(has, parked, **changes)
 
@@ -93,15 +95,15 @@ class Host:
         return error.reason if error is not None else ""
 
     def slot(self) -> slots_pb2.SlotStatus:
-        """The slot as the last full report shows it."""
+        """Returns the slot in the last full report."""
         return next(e for e in self.rm.full_reports()[-1].slots if e.allocation_id == "slot")
 
     def available(self) -> int:
-        """GPUs that the last full report has as available."""
+        """Returns the number of available GPUs in the last full report."""
         return int(self.rm.full_reports()[-1].available.devices["gpu-core"]) // 100
 
     def used(self, uuid: str) -> int:
-        """Measured use of a GPU by the slot."""
+        """Returns the memory of a GPU that the slot uses, as measured."""
         for report in reversed(self.rm.reports):
             for device in report.usage.devices:
                 if device.uuid == uuid:
@@ -110,7 +112,7 @@ class Host:
 
 
 def resident(pid: int) -> int:
-    """Memory of a process, in bytes."""
+    """Returns the resident memory of a process, in bytes."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
@@ -142,7 +144,7 @@ async def test_a_slot_leaves_its_gpu_and_returns_to_another_one(host: Host) -> N
     assert [each.uuid for each in host.slot().assignment.parked_devices] == ["GPU-a"]
     assert host.slot().resize_number == 1
     await eventually(lambda: host.available() == 2, "its GPU is free")
-    # Others have its GPU, and it takes no tasks.
+    # Another slot can have its GPU, and the parked slot accepts no tasks.
     other = await host.rm.allocate(gpu_slot("other", "GPU-a", 0, WHOLE))
     assert not other.results[0].HasField("error")
     with pytest.raises(FailedPrecondition, match="unpark it before it gets tasks"):
@@ -162,12 +164,12 @@ async def test_crashes_of_front_and_helper_lose_nothing(host: Host) -> None:
     with host.cuda.holding("checkpoint"):
         assert await host.order_once((), (A,)) == "IN_PROGRESS"
         await eventually(lambda: f"checkpoint {pid}" in host.cuda.log, "it is being parked")
-        # Until it is parked, its GPU is its own.
+        # Until the slot is parked, it keeps its GPU.
         assert not host.slot().assignment.parked_devices
         os.kill(host.process.helper_pid(), signal.SIGKILL)
         host.process.kill()
     await host.starts()
-    # Nothing is ordered again: the executor has written down what it was doing.
+    # No order is repeated: the executor has recorded what it was doing.
     await eventually(lambda: bool(host.slot().assignment.parked_devices), "it is parked")
     assert host.cuda.state(pid) == "checkpointed"
     assert await host.order_again((), (A,)) == ""
@@ -197,7 +199,9 @@ async def test_a_failure_leaves_the_slot_as_it_was(host: Host) -> None:
 
 
 async def test_a_slot_that_must_leave_its_gpu_again_keeps_it_until_it_has(host: Host) -> None:
-    """It is unparked to a memory that it does not fit into, and cannot be parked again at once."""
+    """The slot is unparked with too little memory for its use, and cannot be parked again at
+    once.
+    """
     job_master = await host.starts()
     pid = await host.begins_work(job_master, used_mib=4)
     fill = "x = b'x' * (40 << 20); import time; time.sleep(600)"
@@ -225,7 +229,7 @@ async def test_what_is_on_the_gpu_must_fit_into_the_slots_memory(host: Host) -> 
     assert "do not fit into its memory" in host.message
     assert host.cuda.state(pid) == "running"
     assert host.cuda.log == []
-    # With more memory in the same change, it does; the memory of the slot is set first.
+    # With more memory in the same change, it fits: the memory of the slot is set first.
     assert (
         await host.rm.resize(
             2,
@@ -242,7 +246,7 @@ async def test_what_is_on_the_gpu_must_fit_into_the_slots_memory(host: Host) -> 
 @pytest.mark.full
 async def test_memory_that_stays_on_the_gpu_is_not_given_to_others(host: Host) -> None:
     pid = await host.begins_work(await host.starts())
-    # A process that the program does not know, and that the driver shows in the slot.
+    # The program does not know this process, but the driver shows it in the slot.
     (host.cuda.folder / "processes" / str(pid)).unlink()
     assert await host.orders((), (A,)) == "PARK_FAILED"
     assert "the driver still reports 50Mi of their memory there" in host.message

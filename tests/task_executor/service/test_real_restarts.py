@@ -1,4 +1,6 @@
-"""Real processes killed and started again: nothing that runs is lost, nothing unknown stays."""
+"""Real daemons are killed and started again: no running task is lost, and nothing unknown
+remains.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ TICKS = b"".join(b"%d\n" % i for i in range(1, 61))
 
 
 async def restarted(process: ExecutorProcess, rm: ScriptedRM) -> JobMaster:
-    """The executor, started again and registered again."""
+    """Starts the executor again, and waits until it has registered."""
     before = len(rm.registrations)
     process.start()
     await eventually(

@@ -1,6 +1,6 @@
-"""Slots of real processes change their size; front and helper are killed at any step of it.
+"""Slots of real processes change their size; front and helper are killed at any step.
 
-Afterwards kernel, helper, checkpoint and reports say the same, and the task has never stopped.
+Afterwards kernel, helper, checkpoint and reports agree, and the task has never stopped.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.task_executor.service.scripted_rm import (
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs("root", "cgroup-v1"), pytest.mark.full]
 
-# Ticks forever, holds 20 MiB, and keeps reading a file, so that page cache has to be dropped.
+# Counts forever, holds 20 MiB, and keeps reading a file, so that the kernel must drop page cache.
 BUSY = """
 import os, sys, time
 held = bytearray(20 << 20)
@@ -54,7 +54,7 @@ BELOW_USE = {"cpu_milli": 300, "heap_bytes": 16 * MIB}
 
 @dataclass(frozen=True)
 class Size:
-    """What decides the limits of a slot."""
+    """The amounts that decide the limits of a slot."""
 
     cpu_milli: int
     memory_bytes: int
@@ -65,7 +65,7 @@ class Size:
 
 
 def in_kernel(process: ExecutorProcess) -> Size:
-    """Read from the slot's control groups; every other limit agrees."""
+    """Returns the size in the slot's control groups; checks that every other limit agrees."""
     found: dict[str, int] = {}
     for base in process.groups():
         group = base / "slots" / "slot.1"
@@ -82,14 +82,16 @@ def in_kernel(process: ExecutorProcess) -> Size:
 
 
 def told(rm: ScriptedRM) -> tuple[Size, int] | None:
-    """Size and number in the last report that tells slots."""
+    """Returns size and resize number in the last report with slots."""
     for slot in rm.full_reports()[-1].slots:
         return Size(slot.profile.cpu_milli, slot.memory_bytes), slot.resize_number
     return None
 
 
 def on_disk(process: ExecutorProcess) -> tuple[Size, int, bool]:
-    """Size, number, and whether another one is intended."""
+    """Returns size and resize number in the checkpoint, and whether it has an intent to change the
+    size.
+    """
     content = read_document(process.state_dir / "state.json")
     assert content is not None
     (slot,) = content["slots"]
@@ -99,14 +101,14 @@ def on_disk(process: ExecutorProcess) -> tuple[Size, int, bool]:
 
 
 async def is_everywhere(rm: ScriptedRM, process: ExecutorProcess, size: Size, number: int) -> None:
-    """In the kernel, on disk, and in reports."""
+    """Checks the size in the kernel, on disk, and in reports."""
     assert in_kernel(process) == size
     assert on_disk(process) == (size, number, False)
     await eventually(lambda: told(rm) == (size, number), "it is told")
 
 
 async def busy_slot(rm: ScriptedRM, real: JobMaster, process: ExecutorProcess) -> te.TaskStatus:
-    """A slot with the busy task."""
+    """Makes a slot with the busy task."""
     await rm.allocate(allocation(cpu_milli=900, memory_bytes=256 * MIB))
     status = await real.submit(sys.executable, "-I", "-S", "-c", BUSY)
     await eventually(lambda: b"3\n" in process.output("task"), "it ticks")
@@ -140,7 +142,7 @@ async def test_below_use_is_refused_with_the_numbers_and_the_task_lives(
     error = answer.result.error
     assert error.reason == "BELOW_USE"
     assert int(error.details["asked"]) == 16 * MIB
-    # On v1 the task may have filled some page cache again before anybody looked.
+    # On v1, the task may have filled some page cache again before the use was read.
     assert 20 * MIB <= int(error.details["used"]) <= 256 * MIB
     assert "keeps its size" in error.message
     assert in_kernel(process) == Size.of(BIG)
@@ -165,7 +167,8 @@ async def test_killed_at_any_step_it_ends_with_one_size_everywhere(
         await kill(process, rm, victims)
         with contextlib.suppress(FinegrainError):
             await order
-        # An RM that does not know what became of it sends it again, or adopts what is reported.
+        # A resource manager that does not know the outcome repeats the command, or adopts the
+        # reported size.
         answer = await rm.resize(number, **wanted)
         if wanted is BELOW_USE:
             assert answer.result.error.reason == "BELOW_USE"
@@ -179,7 +182,9 @@ async def test_killed_at_any_step_it_ends_with_one_size_everywhere(
 async def test_what_was_intended_is_done_although_nobody_asks_again(
     rm: ScriptedRM, real: JobMaster, process: ExecutorProcess
 ) -> None:
-    """The helper is stopped, so that the front dies between its intent and the kernel."""
+    """The helper is stopped, so that the front dies after it has written the intent and before the
+    kernel has the new size.
+    """
     status = await busy_slot(rm, real, process)
     os.kill(process.helper_pid(), signal.SIGSTOP)
     order = asyncio.create_task(rm.resize(1, **SMALL))
@@ -199,7 +204,9 @@ async def test_what_was_intended_is_done_although_nobody_asks_again(
 
 
 async def kill(process: ExecutorProcess, rm: ScriptedRM, victims: str) -> None:
-    """kill -9, and, where the front was among them, a new one that has registered."""
+    """Kills the victims; if the front is one of them, starts a new one and waits until it has
+    registered.
+    """
     if victims in ("front", "both"):
         process.kill()
     if victims in ("helper", "both"):

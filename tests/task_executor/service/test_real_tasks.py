@@ -1,4 +1,4 @@
-"""Real helper, real kernel: what a job master sees of tasks in slots on this host."""
+"""With the real helper and the real kernel: what a job master sees of tasks on this host."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ async def test_more_output_than_the_limit_is_counted_not_kept(
 ) -> None:
     await rm.allocate(allocation())
     await real.submit("sh", "-c", "head -c 300000 /dev/zero", output_limit_bytes=100_000)
-    await real.watch()  # who reads along may see more than is kept in the end
+    await real.watch()  # a watcher may see more than is kept in the end
     seen = await real.watch()
     assert 90_000 < len(seen.stdout) <= 100_000
     assert (seen.exit.stdout_bytes, seen.exit.dropped_bytes) == (

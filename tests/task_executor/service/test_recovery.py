@@ -1,4 +1,4 @@
-"""Coming back: what the checkpoint and the helper say, put together before anything is reported."""
+"""A restart combines the checkpoint with the helper's state before anything is reported."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.task_executor.service.scripted_rm import (
 
 
 async def again(rm: ScriptedRM, executor: Executor) -> JobMaster:
-    """The executor after a crash of its front."""
+    """Starts the executor again after a crash of its front."""
     before = len(rm.registrations)
     await executor.start()
     await eventually(lambda: len(rm.registrations) > before, "it registers")
@@ -128,7 +128,9 @@ async def test_ends_that_the_rm_has_not_heard_of_are_told_after_a_restart(
 async def test_slots_that_went_with_a_reboot_did_not_break(
     rm: ScriptedRM, executor: Executor
 ) -> None:
-    """The RM shuns a host for a while where a slot broke; meanwhile others would overtake."""
+    """If a slot breaks on a host, the resource manager avoids this host for a while, and other
+    requests could overtake.
+    """
     await rm.allocate(allocation())
     await executor.crash()
     executor.helper.slots.clear()

@@ -49,7 +49,7 @@ async def test_calls_go_on_with_the_new_certificate(
     assert saved == own.credentials
     reported = len(rm.reports)
     await eventually(lambda: len(rm.reports) > reported + 2, "it reports")
-    await rm.allocate(allocation())  # the server shows the new one, too
+    await rm.allocate(allocation())  # the server shows the new certificate, too
     await executor.job_master.submit("true")
 
 
@@ -78,7 +78,7 @@ async def test_it_renews_at_once_when_the_manager_trusts_other_authorities(
 
 @pytest.fixture
 async def expired(tmp_path: Path) -> AsyncIterator[tuple[Renewal, OwnCertificate, JoinServer]]:
-    """A renewal of a certificate that expired yesterday."""
+    """Yields the renewal of a certificate that expired yesterday."""
     own = OwnCertificate(credentials(HOST, life_s=60, starts_s=-DAY_S))
     link = ManagerLink(["127.0.0.1:1"], own)
     async with JoinServer().listening() as server:
@@ -116,7 +116,9 @@ async def test_a_refused_renewal_is_tried_again(
 async def test_an_executor_that_was_off_for_too_long_comes_back(
     rm: ScriptedRM, executor: Executor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It starts with an expired certificate, keeps its tasks, renews and registers."""
+    """It starts with an expired certificate, keeps its tasks, renews the certificate and
+    registers.
+    """
     await rm.allocate(allocation())
     await executor.job_master.submit("sleep", "1000")
     await executor.crash()

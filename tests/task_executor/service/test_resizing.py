@@ -1,4 +1,4 @@
-"""A slot changes its size at the RM's order: over real gRPC, durable and reported at every step."""
+"""Slots change their size by commands over real gRPC; every step is durable and reported."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def size(slot: slots_pb2.SlotStatus) -> tuple[int, int, int, int]:
 
 
 def told(rm: ScriptedRM) -> list[tuple[int, int, int, int]]:
-    """In the last report that tells slots."""
+    """Returns the sizes in the last report with slots."""
     return [size(slot) for slot in rm.full_reports()[-1].slots]
 
 
@@ -189,7 +189,7 @@ async def test_the_same_command_again_gets_the_recorded_answer(
 async def test_the_same_change_in_another_command_is_the_same_and_an_older_one_is_stale(
     rm: ScriptedRM, executor: Executor
 ) -> None:
-    """After a restart of an RM that does not know its outcome."""
+    """A resource manager that does not know the outcome after a restart repeats the change."""
     await rm.allocate(allocation())
     await rm.resize(4, cpu_milli=900)
     assert reason(await rm.resize(4, cpu_milli=900)) == ""
@@ -258,7 +258,7 @@ async def test_a_front_that_dies_before_the_host_has_said_is_followed_by_one_tha
 async def test_a_front_that_dies_after_the_host_has_said_is_followed_by_one_that_knows(
     rm: ScriptedRM, executor: Executor
 ) -> None:
-    """The checkpoint still has the intent; nothing of the answer is on disk."""
+    """The checkpoint still has the intent; the answer of the host is not on disk."""
     await rm.allocate(allocation())
     await rm.resize(1, cpu_milli=900)
     state = executor.folder / "state" / "state.json"
@@ -319,13 +319,13 @@ async def test_while_the_helper_is_away_nothing_is_known_and_both_sizes_are_book
 async def test_a_helper_that_dies_in_the_middle_is_not_taken_for_one_that_enforces_another_size(
     rm: ScriptedRM, executor: Executor
 ) -> None:
-    """It tells the old size while the front waits for the new one."""
+    """The helper reports the old size while the front waits for the new one."""
     await rm.allocate(allocation())
     executor.helper.resize_gate.clear()
     order = asyncio.create_task(rm.resize(1, cpu_milli=1500))
     await eventually(lambda: executor.helper.said("resize"), "the host is told")
     settling = asyncio.create_task(executor.front.sync.compare())
-    for _ in range(10):  # it has looked at the host, and waits
+    for _ in range(10):  # it has read the host's state, and waits
         await asyncio.sleep(0)
     executor.helper.resize_gate.set()
     assert reason(await order) == ""
@@ -350,7 +350,7 @@ async def test_the_same_command_asks_again_for_what_is_not_known(
 async def test_what_is_not_known_is_looked_into_although_nobody_asks(
     rm: ScriptedRM, executor: Executor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A helper that was stopped for a while, say: its connection never broke."""
+    """For example, a helper was stopped for a while, but its connection never broke."""
     await executor.crash()
     monkeypatch.setattr(host_sync, "SWEEP_S", 0.05)
     await again(rm, executor)
@@ -404,7 +404,7 @@ async def test_a_slot_that_is_being_freed_keeps_its_size(
 async def test_a_host_that_enforces_another_size_than_promised_is_put_right(
     rm: ScriptedRM, executor: Executor
 ) -> None:
-    """For example a state directory from a backup: what it has is reported to the RM, and holds."""
+    """For example, the state directory is from a backup: its sizes are reported and enforced."""
     await rm.allocate(allocation())
     backup = content_of(executor)
     await rm.resize(1, cpu_milli=900, heap_bytes=128 * MIB)

@@ -1,5 +1,5 @@
-"""Best-effort slots make room while others are busy: a host whose load is made up, second by
-second, and the counters of the real one.
+"""Best-effort slots get fewer cpus while other slots are busy: tested with a simulated load, and
+with the counters of the real host.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ BE = CpuAssignment(QosClass.BE)
 
 
 def a_table() -> SlotTable:
-    """Two NUMA nodes with four cores of two threads each; cpus 0 and 8 are kept back, shared."""
+    """Returns a table with two NUMA nodes of four cores with two threads; cpus 0 and 8 are
+    reserved, but shared.
+    """
     host = HostCpus(
         slot_cpus=CpuSet.parse("1-7,9-15"),
         reserved=CpuSet.parse("0,8"),
@@ -44,7 +46,7 @@ def a_table() -> SlotTable:
 
 @dataclass
 class Host:
-    """What it has used, by slot and in all; `work` lets a second pass."""
+    """A host with the cpu time that slots and others have used; `work` simulates a second."""
 
     table: SlotTable = field(default_factory=a_table)
     now: float = 0.0
@@ -94,7 +96,9 @@ class Host:
         return spec.key
 
     async def work(self, *, others: float = 0.0, **slots: float) -> str:
-        """A second with this many busy cpus; returns the cpus of best-effort slots afterwards."""
+        """Simulates a second with this many busy cpus; returns the cpus of best-effort slots
+        afterwards.
+        """
         self.now += 1.0
         self.others += round(others * SECOND_USEC)
         for key, usec in self.used.items():
@@ -113,13 +117,15 @@ def host() -> Host:
 async def test_on_an_idle_host_it_keeps_what_may_be_busy(host: Host) -> None:
     host.slot("batch", BE)
     await host.work()
-    assert len(CpuSet.parse(await host.work(batch=8.0))) == 9  # 65 % of 16, less what is kept
+    assert len(CpuSet.parse(await host.work(batch=8.0))) == 9  # 65 % of 16, less the reserve
     assert len(CpuSet.parse(await host.work(batch=0.0))) == 9
     assert host.moves == 1
 
 
 async def test_what_others_use_is_taken_from_it(host: Host) -> None:
-    """65 % of 16 cpus may be busy; latency-sensitive slots use 6, the system keeps 2."""
+    """65 % of 16 cpus may be busy; latency-sensitive slots use 6, and 2 are reserved for the
+    system.
+    """
     host.slot("batch", BE)
     host.slot("web", None)
     await host.work()
@@ -138,7 +144,7 @@ async def test_it_gets_its_cpus_back_by_and_by(host: Host) -> None:
     host.slot("batch", BE)
     host.slot("web", None)
     await host.work()
-    load = (9.0, 0, 9.0, 0, 0, 0, 0, 0)  # a lull of a second changes nothing
+    load = (9.0, 0, 9.0, 0, 0, 0, 0, 0)  # one idle second changes nothing
     sizes = [len(CpuSet.parse(await host.work(web=busy))) for busy in load]
     assert sizes == [2, 2, 2, 2, 4, 6, 8, 9]
 
@@ -186,12 +192,12 @@ async def test_offline_cpus_are_neither_counted_nor_given(host: Host) -> None:
     await host.work()
     taken = CpuSet.parse(await host.work(batch=2.0))
     assert taken <= CpuSet.parse("0-7")
-    assert len(taken) == 5  # 65 % of 8, less the one that is kept, rounded up
+    assert len(taken) == 5  # 65 % of 8, less 1 reserved, rounded up
 
 
 def test_the_real_host_is_busy_while_somebody_works() -> None:
     before = busy_usec()
     end = sum(before.values()) + 50_000
-    while sum(busy_usec().values()) < end:  # our own work is all that it takes
+    while sum(busy_usec().values()) < end:  # this process is busy
         sum(range(10_000))
     assert before.keys() == busy_usec().keys()

@@ -1,4 +1,6 @@
-"""What an executor offers and which user tasks run as, settled at its start; and what stops it."""
+"""What an executor decides at its start: its capacity and the user of tasks; and what prevents a
+start.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,7 @@ def test_the_number_of_slots_still_works_and_says_what_to_use(host: HostTopology
 def test_a_part_of_the_default_slot_is_managed_memory(
     host: HostTopology, percent: int | None, managed_bytes: int
 ) -> None:
-    """By default 40 %, rounded down to 64 KiB."""
+    """The default is 40 %, rounded down to 64 KiB."""
     changes = {} if percent is None else {"default_slot_managed_percent": percent}
     made = plan(host, number_of_slots=4, **changes).default_profile
     assert made.memory_bytes == 256 * MIB
@@ -276,7 +278,7 @@ def test_what_cannot_start_says_why_and_leaves_the_directory_free(
 
 
 def test_no_grpc_before_the_helper() -> None:
-    """A process that has imported grpc must not fork; the helper is started by then."""
+    """A process that has imported grpc must not fork, so the helper starts before the import."""
     code = "import sys, task_executor.main; sys.exit('grpc' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY).returncode == 0
 
@@ -393,7 +395,7 @@ def test_countable_resources_are_declared_unless_the_kernel_caps_them(
 
 
 def test_reserved_cpus_that_are_isolated_are_in_no_pool() -> None:
-    """The kernel moves no task between isolated cpus, whatever they are reserved for."""
+    """The kernel never moves tasks between isolated cpus, also not between reserved ones."""
     topology = HostTopology(
         online=CpuSet.parse("0-3"),
         allowed=CpuSet.parse("0-3"),

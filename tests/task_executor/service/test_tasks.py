@@ -1,4 +1,6 @@
-"""Tasks over real gRPC with a fake helper: who may, what counts as the same, what watchers see."""
+"""Tasks over real gRPC with a fake helper: who may submit, which calls count as the same task, and
+what watchers see.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ OUTPUT_LIMIT = 64 * 1024 * 1024  # the default of the options
 
 @pytest.fixture
 async def job_master(rm: ScriptedRM, executor: Executor) -> JobMaster:
-    """One that owns the slot `slot`."""
+    """Returns a job master that owns the slot `slot`."""
     await rm.allocate(allocation())
     return executor.job_master
 

@@ -1,4 +1,6 @@
-"""Time limits of slots: counted from the carve on, across restarts, and enforced without an RM."""
+"""Time limits of slots: they start with the carve, continue across restarts, and are enforced
+without a resource manager.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AMD GPUs from the files of their kernel driver."""
+"""Finds AMD GPUs from the files of their kernel driver."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""No machine is strange enough to end the daemon.
+"""No machine, however strange, ends the daemon.
 
 Files of the recorded machines vanish, turn into garbage or hold absurd numbers, by seed.  Detection
-must not raise, and whatever it returns must still be a machine.
+must not raise, and its result must still be a possible machine.
 """
 
 import json
@@ -84,7 +84,9 @@ def test_garbled_machine_is_still_a_machine(
 
 @pytest.mark.parametrize("name", ["qemu-v2-nested-limits", "24em64t-2n6c2t_2mic"])
 def test_files_that_are_not_files(name: str, tree: Callable[[str], Path]) -> None:
-    """Directories in place of files, files in place of directories, loops, binary content."""
+    """There are directories instead of files, files instead of directories, loops, and binary
+    content.
+    """
     root = tree(name)
     files = sorted(path for path in root.rglob("*") if path.is_file() and not path.is_symlink())
     for position, path in enumerate(random.Random(name).sample(files, len(files) // 3)):
@@ -128,7 +130,7 @@ def garbled(source: random.Random, content: str) -> str:
 
 
 def check(host: HostTopology) -> None:
-    """What holds of every machine, however strange."""
+    """Checks rules that hold for every machine, however strange."""
     assert partition(host.online, [core.cpus for core in host.cores])
     assert partition(host.online, [package.cpus for package in host.packages])
     assert host.allowed <= host.online

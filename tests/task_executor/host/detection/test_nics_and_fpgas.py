@@ -1,4 +1,4 @@
-"""NICs with RDMA, their ports and virtual functions, and FPGAs."""
+"""Finds NICs with RDMA, their ports and virtual functions, and FPGAs."""
 
 from __future__ import annotations
 

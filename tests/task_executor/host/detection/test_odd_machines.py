@@ -1,4 +1,4 @@
-"""Traps that no recorded machine shows, as machines of a few files."""
+"""Difficult cases that no recorded machine has, as machines of a few files."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -82,7 +82,7 @@ def test_kinds_by_the_kernels_own_lists(look: Look) -> None:
 
 
 def test_capacities_of_one_design_are_one_kind(look: Look) -> None:
-    """Five capacities on two designs: the ID register tells two kinds."""
+    """There are four capacities on two designs: the ID register distinguishes two kinds of cpus."""
     files = dict(HYBRID)
     for cpu, (capacity, design) in enumerate([(1024, 1), (997, 1), (718, 2), (701, 2)]):
         files[f"{CPU}/cpu{cpu}/cpu_capacity"] = str(capacity)
@@ -195,7 +195,7 @@ def test_distances_of_offline_nodes_are_not_attributed(look: Look) -> None:
 
 
 def test_a_single_node_has_all_the_memory_of_the_machine(look: Look) -> None:
-    """A guest that initializes memory lazily: the node shows what was used so far."""
+    """A guest initializes memory lazily: the node shows only the memory that was used so far."""
     files = machine_of_nodes(node("0-3", 250_000)) | {
         f"{NODE}/possible": "0",
         "proc/meminfo": "MemTotal: 1000000 kB\nMemFree: 10 kB\n",
@@ -232,7 +232,9 @@ def test_memory_of_several_nodes_that_grows_with_use(
 def test_memory_of_a_node_that_is_offline_is_not_offered_on_another(
     of_nodes: list[dict[str, str]], possible: str, look: Look
 ) -> None:
-    """The machine's total still counts it, and so does what is free."""
+    """The total and the free memory of the machine still include the memory of the off-line
+    node.
+    """
     meminfo = "MemTotal: 1000000 kB\nMemFree: 900000 kB\n"
     files = machine_of_nodes(*of_nodes)
     host = look(files | {f"{NODE}/possible": possible, "proc/meminfo": meminfo})

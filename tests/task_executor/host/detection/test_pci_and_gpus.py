@@ -1,4 +1,4 @@
-"""Where devices are near to, and how the GPU driver's word meets that of the PCI bus."""
+"""The NUMA nodes of devices, and how data of the GPU driver and of the PCI bus are combined."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -27,7 +27,7 @@ BUS_ID = "0000:3b:00.0"
 
 @pytest.fixture
 def with_card(machine: Machine) -> Callable[..., Path]:
-    """A host of two nodes with one NVIDIA card below a bridge."""
+    """Makes a host of two nodes with one NVIDIA card below a bridge."""
 
     def build(card: Mapping[str, str] = {}, bridge: Mapping[str, str] = {}) -> Path:
         told = {"class": "0x030200", "vendor": "0x10de", "numa_node": "-1"} | dict(card)
@@ -68,7 +68,7 @@ def test_virtual_functions_are_no_extra_cards(with_card: WithCard) -> None:
     root = with_card({"physfn": ""})
     host = detect(root, NoNvml("asked for by a test"))
     assert host.pci_devices[0].is_virtual_function
-    assert host.warnings == detect(root).warnings  # nothing about a card that is not offered
+    assert host.warnings == detect(root).warnings  # no warning about a card that is not offered
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,9 @@ def only_gpu(host: HostTopology) -> Gpu:
 
 
 def test_gpu_takes_the_node_of_its_pci_device(with_card: WithCard) -> None:
-    """The driver's affinity is cut to our cpuset and may name the other node, or none."""
+    """The driver's affinity contains only cpus of our cpuset, so it may name another node, or
+    none.
+    """
     host = detect(with_card({"numa_node": "1"}), gpu(cpus=CpuSet.parse("0-3")))
     assert only_gpu(host).numa_node == 1
     assert host.gpu_absence_reason is None

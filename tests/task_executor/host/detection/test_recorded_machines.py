@@ -1,7 +1,7 @@
 """Every recorded machine is detected as its expected result says.
 
-``as_schema`` puts our model into the words of schema ``topology/1`` (tests/data/topologies), field
-by field; what the record calls ambiguous is not compared, but must not fail either.
+``as_schema`` translates our model to schema ``topology/1`` (tests/data/topologies), field by field.
+Fields that the record calls ambiguous are not compared, but their detection must not fail.
 """
 
 import json
@@ -25,13 +25,13 @@ Tree = Callable[[str], Path]
 def test_recorded_machine_is_detected_as_expected(name: str, tree: Tree) -> None:
     want = json.loads((DATA / f"{name}.json").read_text())
     got = as_schema(detect(tree(name)))
-    for field in ("isolated", "nohz_full"):  # null there, where the kernel has no such file
+    for field in ("isolated", "nohz_full"):  # null if the kernel has no such file
         want["cpus"][field] = want["cpus"][field] or ""
     for field in ("memory_kind", "cpulist_differs_from_cpumap"):  # informative, not in the model
         for node in want["numa"]["nodes"]:
             node.pop(field, None)
     for section, ours_of_section in got.items():
-        # books, drawers, clusters stand only in records of machines that have them
+        # only machines with books, drawers or clusters have them in their records
         theirs_of_section = want.get(section, [])
         compared = comparable(want, section, ours_of_section, theirs_of_section)
         for path, (ours, theirs) in compared.items():
@@ -58,7 +58,7 @@ def test_ambiguous_fields_are_few_and_known() -> None:
 def comparable(
     want: dict[str, Any], section: str, ours: Any, theirs: Any
 ) -> dict[str, tuple[Any, Any]]:
-    """Of one section, path to (ours, theirs), without what is ambiguous."""
+    """Returns (our value, recorded value) by path, for one section and without ambiguous fields."""
     unsure = set(want["ambiguous"])
     if section in unsure:
         return {}

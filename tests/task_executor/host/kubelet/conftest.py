@@ -1,4 +1,4 @@
-"""Kubelets' files, and the host that they are about."""
+"""The files of kubelets, and the host that they describe."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ STATES = ("cpu_manager_state", "memory_manager_state")
 
 @pytest.fixture
 def host() -> HostTopology:
-    """Two packages, each a NUMA node with four cores of two threads, siblings 8 apart."""
+    """Returns a host with two packages, each one a NUMA node with four cores of two threads. The
+    numbers of sibling threads differ by 8.
+    """
     nodes = (CpuSet.parse("0-3,8-11"), CpuSet.parse("4-7,12-15"))
     return HostTopology(
         online=CpuSet.parse("0-15"),
@@ -31,7 +33,7 @@ def host() -> HostTopology:
 
 
 def kubelet(version: str) -> KubeletTexts:
-    """What the helper would have read of the kubelet of that version."""
+    """Returns the files of a kubelet of this version, as the helper would read them."""
     folder = DATA / version
     texts = {name: (folder / name).read_text() for name in STATES if (folder / name).exists()}
     if (folder / "config.yaml").exists():

@@ -1,4 +1,6 @@
-"""What is missing, half-written or of another program: a note, and what was known stays."""
+"""A file is missing, half-written or from another program: the executor notes it and keeps the last
+known state.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,7 @@ def test_a_state_that_may_not_be_read_is_told_with_its_reason(host: HostTopology
 
 
 def test_a_state_that_has_gone_stays_as_it_was(host: HostTopology) -> None:
-    """Some services remove it whenever their kubelet starts, with pods running."""
+    """Some services remove the state at each start of their kubelet, while pods run."""
     good = read_kubelet(kubelet("v1.23"), host)
     gone = read_kubelet(with_state(None), host, good)
     assert gone.state.pinned_cpus == PINNED
@@ -94,7 +96,7 @@ def test_a_state_that_has_gone_stays_as_it_was(host: HostTopology) -> None:
 
 
 def test_a_kubelet_without_a_state_is_not_strange(host: HostTopology) -> None:
-    """It has not started yet, or it is too old to have one."""
+    """The kubelet has not started yet, or it is too old to have a state."""
     config = KubeletTexts({"config": "kind: KubeletConfiguration\n"})
     assert read_kubelet(config, host).state.notes == ()
 
@@ -152,7 +154,7 @@ def test_memory_of_a_pod_as_a_whole_is_counted_once(host: HostTopology) -> None:
 
 
 def bomb(level: str) -> str:
-    """A few lines that stand for more than any memory holds."""
+    """Returns a few lines that expand to more than fits in any memory."""
     lines = ["a0: &a0 {k: v}"]
     for at in range(1, 30):
         many = ", ".join([f"*a{at - 1}"] * 10)

@@ -1,4 +1,4 @@
-"""The files of kubelets of many versions, and what they mean here."""
+"""Reads the files of kubelets of many versions."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ def test_every_form_of_the_state_tells_the_pinned_cpus(
 
 
 def test_by_flags_alone(host: HostTopology) -> None:
-    """Two halves of a cpu make one; it is a half of the first core, as a kubelet takes it."""
+    """Two reserved halves of a cpu are one cpu: a thread of the first core, as a kubelet chooses
+    it.
+    """
     found = state("v1.9", host)
     assert found.cpu_manager_policy == "static"
     assert found.reserved_cpus == CpuSet.of(0)
@@ -93,7 +95,7 @@ def test_what_the_memory_manager_keeps_is_told_by_node(host: HostTopology) -> No
 def test_evenly_over_numa_nodes(host: HostTopology) -> None:
     policy = state("v1.27", host).policy
     assert policy.numa_strategy is NumaStrategy.DISTRIBUTE_EVENLY
-    assert policy.bind is None  # the option is there, and false
+    assert policy.bind is None  # the option is set to false
     assert policy.alignment is NumaPolicy.RESTRICTED
 
 
