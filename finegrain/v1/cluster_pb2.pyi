@@ -2583,19 +2583,28 @@ class ZoneStatus(google.protobuf.message.Message):
     TOTAL_FIELD_NUMBER: builtins.int
     ALLOCATED_FIELD_NUMBER: builtins.int
     AVAILABLE_FIELD_NUMBER: builtins.int
+    CAPACITY_FIELD_NUMBER: builtins.int
     numa_node_id: builtins.int
     """The node."""
     @property
     def total(self) -> finegrain.v1.resources_pb2.ResourceAmounts:
-        """Capacity for slots."""
+        """The allocatable part of the capacity: what slots can have, with reserved cpus and memory subtracted, and without
+        devices that get no new slots.
+        """
 
     @property
     def allocated(self) -> finegrain.v1.resources_pb2.ResourceAmounts:
-        """Amounts of two kinds of slots: slots with dedicated cpus on the node, and slots that are bound to the node."""
+        """Amounts of two kinds of slots: slots with dedicated cpus or devices on the node, and slots that are bound to the
+        node.
+        """
 
     @property
     def available(self) -> finegrain.v1.resources_pb2.ResourceAmounts:
         """Amounts that another slot could get if it were bound to the node."""
+
+    @property
+    def capacity(self) -> finegrain.v1.resources_pb2.ResourceAmounts:
+        """All that lies on the node, whether slots can have it or not: online cpus, memory, countable resources and devices."""
 
     def __init__(
         self,
@@ -2604,9 +2613,10 @@ class ZoneStatus(google.protobuf.message.Message):
         total: finegrain.v1.resources_pb2.ResourceAmounts | None = ...,
         allocated: finegrain.v1.resources_pb2.ResourceAmounts | None = ...,
         available: finegrain.v1.resources_pb2.ResourceAmounts | None = ...,
+        capacity: finegrain.v1.resources_pb2.ResourceAmounts | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["allocated", b"allocated", "available", b"available", "total", b"total"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allocated", b"allocated", "available", b"available", "numa_node_id", b"numa_node_id", "total", b"total"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["allocated", b"allocated", "available", b"available", "capacity", b"capacity", "total", b"total"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["allocated", b"allocated", "available", b"available", "capacity", b"capacity", "numa_node_id", b"numa_node_id", "total", b"total"]) -> None: ...
 
 global___ZoneStatus = ZoneStatus
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from finegrain.mapping.value import Value
 
@@ -104,13 +104,15 @@ class DeviceUsage(Value):
 
 @dataclass(frozen=True, slots=True)
 class Zone(Value):
-    """Capacity of one NUMA node for slots: in total, allocated and available.
+    """The resources of one NUMA node, devices included.
 
     If a slot is not bound to a node, only the dedicated cpus of the slot count in this zone. All
     amounts of such a slot count against the total of the host.
     """
 
     node: int  # id of the node
-    total: Mapping[str, int]
+    total: Mapping[str, int]  # the allocatable part: what slots can have
     allocated: Mapping[str, int]
     available: Mapping[str, int]
+    # all that lies on the node; empty: the resource manager is of an older version
+    capacity: Mapping[str, int] = field(default_factory=dict)

@@ -18,9 +18,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from finegrain.cpuset import EMPTY, CpuSet, union
-from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI, EXTENDED_PREFIX, MEMORY_BYTES
+from finegrain.devices.device import GPU_MEMORY_RATIO
+from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI, DEVICE_PREFIX, MEMORY_BYTES
 from finegrain.units import format_bytes, format_cpu
 from finegrain_cli.text.columns import profile_text
+from finegrain_cli.text.explanation import amount_text, dimension_name
 
 if TYPE_CHECKING:
     from finegrain.values.usage import Zone
@@ -249,8 +251,9 @@ def _amounts(zone: Zone) -> Iterator[str]:
                 yield f"best-effort cpu {format_cpu(free)} of {format_cpu(total)} free"
         elif name == MEMORY_BYTES:
             yield f"memory {format_bytes(free)} of {format_bytes(total)} free"
-        else:
-            yield f"{name.removeprefix(EXTENDED_PREFIX)} {free} of {total} free"
+        elif name != DEVICE_PREFIX + GPU_MEMORY_RATIO:  # equal to the part of gpu-memory
+            amounts = f"{amount_text(name, free)} of {amount_text(name, total)}"
+            yield f"{dimension_name(name)} {amounts} free"
 
 
 def _rows(cores: Sequence[_Core], by_cpu: Mapping[int, str]) -> list[str]:

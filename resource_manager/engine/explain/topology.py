@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from finegrain.cpu_assignment import PoolName
 from finegrain.cpu_policy import EffectivePolicy
@@ -18,12 +19,14 @@ from finegrain.cpuset import CpuSet
 from finegrain.resources import (
     BEST_EFFORT_CPU_MILLI,
     CPU_MILLI,
+    DEVICE_PREFIX,
     EXTENDED_PREFIX,
     MEMORY_BYTES,
 )
 from finegrain.values.usage import Zone
 from resource_manager.engine.cpus.ledger import CpuLedger
 from resource_manager.engine.cpus.numa import MILLI
+from resource_manager.engine.devices.ledger import DeviceLedger
 from resource_manager.engine.explain.lists import SlotView, slot_view
 from resource_manager.engine.hosts.allowed_cpus import announced_by
 from resource_manager.engine.hosts.host import Host
@@ -60,7 +63,7 @@ def topology_view(state: State, executor_id: str) -> TopologyView:
     return TopologyView(
         executor=host.executor,
         policy=host.present.policy,
-        zones=zones(host.cpus) if host.cpus is not None else [],
+        zones=zones(host.cpus, host.executor.registration) if host.cpus is not None else [],
         pools=pools(host),
         # The slots are sorted. So two views can be compared.
         slots=[slot_view(state, host.slots[key]) for key in sorted(host.slots)],
@@ -87,27 +90,79 @@ def pools(host: Host) -> Pools:
     return pools_of(pooled, ((each.qos, each.cpus) for each in assignments if each is not None))
 
 
-def zones(ledger: CpuLedger) -> list[Zone]:
-    """Returns the capacity, the used amounts and the available amounts of each NUMA node, in order
-    of the node ids.
+def zones(ledger: CpuLedger, registration: Registration) -> list[Zone]:
+    """Returns the capacity, the allocatable, allocated and available amounts of each NUMA node, in
+    order of the node ids.
+
+    Args:
+        ledger: the cpu ledger of the host.
+        registration: the registration of the executor, which describes the whole machine.
     """
+    memory = _memory_by_node(registration)
     found = []
     for at, node in enumerate(ledger.layout.nodes):
         extended = (EXTENDED_PREFIX + name for name, _ in node.extended)
         names = (CPU_MILLI, BEST_EFFORT_CPU_MILLI, MEMORY_BYTES, *extended)
         pinned_milli = (ledger.pinned & node.mask).bit_count() * MILLI
         used = {name: ledger.used(at, name) for name in names}
+        total = {name: ledger.capacity(at, name) for name in names}
+        machine = {
+            CPU_MILLI: node.mask.bit_count() * MILLI,
+            MEMORY_BYTES: memory.get(node.id, node.memory_bytes),
+        }
+        machine |= {EXTENDED_PREFIX + name: amount for name, amount in node.extended}
+        devices = _devices_on(ledger.devices, node.id)
         found.append(
             Zone(
                 node.id,
-                _without_zeros({name: ledger.capacity(at, name) for name in names}),
+                _without_zeros(total | devices.total),
                 # `ledger.used` counts only the cpu of shared pools, so dedicated cpus are added
                 # here.
-                _without_zeros(used | {CPU_MILLI: used[CPU_MILLI] + pinned_milli}),
-                _without_zeros({name: ledger.available(at, name) for name in names}),
+                _without_zeros(
+                    used | {CPU_MILLI: used[CPU_MILLI] + pinned_milli} | devices.allocated
+                ),
+                _without_zeros(
+                    {name: ledger.available(at, name) for name in names} | devices.available
+                ),
+                _without_zeros(machine | devices.capacity),
             )
         )
     return found
+
+
+class _Devices(NamedTuple):
+    """Sums over the devices of one NUMA node, by dimension."""
+
+    capacity: dict[str, int]
+    total: dict[str, int]
+    allocated: dict[str, int]
+    available: dict[str, int]
+
+
+def _devices_on(ledger: DeviceLedger, node: int) -> _Devices:
+    sums = _Devices({}, {}, {}, {})
+    layout = ledger.layout
+    for at, device in enumerate(layout.devices):
+        if device.numa_node != node:
+            continue
+        whole = layout.totals[at]
+        used = ledger.used.get((device.type, device.uuid), {})
+        # Slots keep a device that gets no new slots, so their shares still count.
+        usable = used if ledger.problem(at) else whole
+        for total, amounts in zip(sums, (whole, usable, used, ledger.free(at)), strict=True):
+            for name, amount in amounts.items():
+                key = DEVICE_PREFIX + name
+                total[key] = total.get(key, 0) + amount
+    return sums
+
+
+def _memory_by_node(registration: Registration) -> dict[int, int]:
+    nodes = json.loads(registration.topology or "{}").get("numa_nodes", ())
+    return {
+        int(node.get("numa_node_id", 0)): int(node.get("memory_bytes", 0))
+        for node in nodes
+        if node.get("memory_bytes")
+    }
 
 
 def _cores(registration: Registration) -> Iterator[tuple[PoolName, CpuSet]]:

@@ -41,9 +41,11 @@ OF_TASKS = ("TaskSpec", "OperatorTask", "TaskStatus", "TaskExit", "OperatorStatu
 
 CHOSEN_BY_USERS = {
     "ClusterEvent": "allocation_id job_id message",  # names of jobs, in messages
+    "CpuPolicy": "slot_labels",
     "FlowTally": "job_name name",
     "Gang": "gang_id label",
     "JobStatus": "group job_id name",
+    "NeighborRule": "labels",
     "PreviewedShare": "group",
     "PreviewedSlot": "allocation_id group job_id job_name",
     "RequestStatus": "allocation_id job_id job_name range_id",

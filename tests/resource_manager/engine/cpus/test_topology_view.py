@@ -17,13 +17,16 @@ from finegrain.cpu_policy import (
     QosClass,
 )
 from finegrain.cpuset import CpuSet, union
+from finegrain.devices.names import device_requests
 from finegrain.errors import NotFound
-from finegrain.resources import GIB, MIB
+from finegrain.resources import GIB, MIB, ResourceProfile
 from finegrain.v1 import cluster_pb2, slots_pb2
 from resource_manager.engine.explain.lists import executor_view
 from resource_manager.engine.explain.topology import topology_view
+from resource_manager.engine.model.entities import RequestSpec
 from resource_manager.engine.model.events import HostPolicySet
 from resource_manager.service.wire.encoding import executor_status, write
+from tests.support.devices import gpu_host
 from tests.support.engine_cluster import BE, LSE, NODE_MEMORY_BYTES, EngineCluster, numa_host
 
 SPREAD = CpuPolicy(QosClass.LSR, bind=BindPolicy.SPREAD_BY_PCPUS)
@@ -65,6 +68,33 @@ def test_zones_tell_what_another_bound_slot_could_have() -> None:
         assert zone.available["cpu_milli"] == 8_000 - own - lent
         assert zone.allocated.get("memory_bytes", 0) == memory
         assert zone.available["memory_bytes"] == NODE_MEMORY_BYTES - memory
+        assert zone.capacity == {"cpu_milli": 8_000, "memory_bytes": NODE_MEMORY_BYTES}
+
+
+def test_zones_count_the_devices_on_their_node() -> None:
+    cluster = EngineCluster.settled(gpu_host(gpus=4))
+    profile = ResourceProfile(1_000, 64 * MIB, devices=device_requests({"gpu": 100}))
+    cluster.submit(RequestSpec("r1", profile))
+    (share,) = cluster.assignment("r1").devices
+    ledger = cluster.cpu_ledger().devices
+    broken = next(
+        each
+        for each in ledger.layout.devices
+        if each.uuid != share.uuid and each.numa_node is not None
+    )
+    ledger.set_unusable({(broken.type, broken.uuid): "it is broken"})
+    zones = topology_view(cluster.state, "host-a").zones
+    placed = [each for each in ledger.layout.devices if each.numa_node is not None]
+    core = "device.gpu-core"
+    for zone in zones:
+        here = [each for each in placed if each.numa_node == zone.node]
+        lost = 100 * (broken in here)
+        used = 100 * any(each.uuid == share.uuid for each in here)
+        assert zone.capacity.get(core, 0) == 100 * len(here)
+        assert zone.total.get(core, 0) == 100 * len(here) - lost
+        assert zone.allocated.get(core, 0) == used
+        assert zone.available.get(core, 0) == 100 * len(here) - lost - used
+    assert sum(zone.capacity.get(core, 0) for zone in zones) == 400
 
 
 def test_what_is_reserved_isolated_offline_or_a_kubelets_is_taken_out() -> None:
