@@ -60,8 +60,12 @@ class Users:
     def add_job(self, owner: str, job: Flow) -> None:
         """Adds a live job of an owner."""
         job.owner = owner
-        self._jobs.setdefault(owner, {})[job.name] = job
-        self._refresh(owner)
+        jobs = self._jobs.setdefault(owner, {})
+        jobs[job.name] = job
+        if len(jobs) == 1:
+            self._refresh(owner)
+        else:  # a further job changes nothing for the others, which may be many
+            job.user = self.flows.get(owner)
 
     def remove_job(self, job: Flow) -> None:
         """Removes a job. The job must have no requests and no slots."""

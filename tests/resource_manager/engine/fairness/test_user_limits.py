@@ -14,6 +14,7 @@ from resource_manager.engine.explain.paused import at_once
 from resource_manager.engine.explain.requests import explain
 from resource_manager.engine.explain.users import user_view, user_views
 from resource_manager.engine.explain.waiting_reasons import pending_by_reason
+from resource_manager.engine.fairness.siblings import Flow
 from resource_manager.engine.jobs import users as user_calls
 from resource_manager.engine.model.entities import RangeSpec, RequestSpec
 from resource_manager.engine.model.events import UserLimitsDeleted, UserLimitsSet
@@ -61,6 +62,23 @@ def test_slots_of_all_jobs_of_a_user_count_together() -> None:
     assert found.primary_reason == "WAITING_USER_LIMIT"
     assert "user/alice has 3 of at most 3 slots, but the request needs 1 slot" in found.summary
     assert found.limits[0].group_id == ALICE
+
+
+@pytest.mark.parametrize("limited", [True, False])
+def test_a_new_job_visits_no_other_job_of_its_user(limited: bool) -> None:
+    """With thousands of jobs of one user, each new job would otherwise take a millisecond."""
+    cluster = cluster_of(a=ALICE)
+    if limited:
+        limit(cluster, ALICE, slots=3)
+    users = cluster.state.flows.users
+    first = cluster.state.flows.jobs["a"]
+    own, seen = first.user, Flow(id="seen")
+    first.user = seen
+    cluster.job("b", owner=ALICE)
+    assert first.user is seen
+    first.user = own
+    assert cluster.state.flows.jobs["b"].user is own
+    assert users.jobs_of(ALICE).keys() == {"a", "b"}
 
 
 @pytest.mark.parametrize(
