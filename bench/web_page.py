@@ -58,7 +58,7 @@ def measure(hosts: int, slots: int) -> Figures:
     with serving(cluster) as served, browsing(flags=("--enable-precise-memory-info",)) as browser:
         browser.devtools("Page.addScriptToEvaluateOnNewDocument", source=OBSERVE)
         browser.open(served.address())
-        # Two pages of the browser: the first one has compiled the scripts of the page.
+        # Open the page twice: the first time, the browser also compiles the scripts.
         browser.open("about:blank")
         browser.open(served.address())
         shown = _when(browser, "document.body.innerText.includes(arguments[0])", _last_rack(hosts))
@@ -99,7 +99,7 @@ def _when(browser: Browser, test: str, *values: Any) -> float:
 def _change(browser: Browser, served: Served, cluster: PageCluster, number: int) -> float:
     """Drains a host, and returns the time until the page shows it."""
     drained = number + 10
-    count = f"{number + 3} hosts need attention"  # two hosts did before
+    count = f"{number + 3} hosts need attention"  # two hosts need it before
     at: list[float] = []
 
     def drain(call: Callable[[str], None]) -> None:
@@ -111,7 +111,7 @@ def _change(browser: Browser, served: Served, cluster: PageCluster, number: int)
 
 
 def _tab_bytes(browser: Browser) -> int:
-    """Memory of the renderer of the page: its own, and its part of shared memory."""
+    """Returns the memory of the renderer of the page, including its part of shared memory."""
     service = psutil.Process(browser.driver.service.process.pid)
     renderers = [
         each for each in service.children(recursive=True) if "--type=renderer" in each.cmdline()

@@ -305,7 +305,7 @@ class Identities:
 
 
 def dialable_address(bound: str, advertised_address: str) -> str:
-    """Returns the address of another port of this process for other processes.
+    """Returns the address at which other processes reach another port of this process.
 
     If the port is open at all addresses of this host, the host of the advertised address is used.
 

@@ -80,8 +80,8 @@ def steps(from_version: int) -> list[str]:
 def create(connection: Connection, version: int) -> None:
     """Makes all tables in an empty database, inside the connection's transaction.
 
-    The result is the same as that of `migrate`. But Alembic would take 0.3 s, and 8 MiB of the
-    memory of a process that then serves for months.
+    The result is the same as that of `migrate`. But Alembic would take 0.3 s, and 8 MiB of memory
+    in a process that then runs for months.
     """
     metadata.create_all(connection)
     _recorded.create(connection)

@@ -243,8 +243,8 @@ class SlotKeeper:
     def _save_later(self) -> None:
         """Saves the state after a pause, once for all changes of the pause.
 
-        It is used for the end of slots that the RM has freed: in the checkpoint they are being
-        freed, and such a slot has ended if it is not on the host.
+        It is used when slots end that the RM has freed. Until then, the checkpoint has them as
+        being freed. After a crash, such a slot counts as ended if it is not on the host.
         """
         if not self._is_save_due:
             self._is_save_due = True

@@ -5,9 +5,9 @@
 
 A line is written before its task starts, and is durable before the start is acknowledged. One sync
 serves all lines that were written before it. Lines of deleted tasks are removed from time to time:
-the journal then continues in a new segment. What is still needed of the older segments is copied to
-another new segment, and they are removed when the copy is durable. A segment is never renamed or
-overwritten, so a crash between any two steps loses nothing.
+the journal then continues in a new segment. The lines of older segments that are still needed are
+copied to another new segment. The older segments are removed when the copy is durable. A segment is
+never renamed or overwritten, so a crash between any two steps loses nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
 class TaskJournal:
-    """The tasks on disk. One process uses the journal, which has locked the state directory.
+    """The tasks on disk. Only the process that has locked the state directory uses the journal.
 
     Args:
         folder: the folder of the segments.
@@ -159,7 +159,7 @@ class TaskJournal:
                 self._is_broken = False
 
     def _copy(self, old: Iterable[Path], path: Path, live: Set[str]) -> None:
-        """Copies what is still needed of older segments, and removes them."""
+        """Copies the lines of older segments that are still needed, and removes these segments."""
         found, _ = self._read(old)
         data = b"".join(line for task_id, (_, line) in found.items() if task_id in live)
         fd = os.open(path, _FLAGS, 0o600)

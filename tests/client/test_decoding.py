@@ -79,7 +79,7 @@ NOT_READ = {
     "Cpu",  # built from the cores of a topology
 }
 ELSEWHERE = {
-    # set by the resource manager only; the other is required unless the rule says otherwise
+    # only the resource manager sets the first field; the default of the second one is `required`
     "Explanation": {
         ".request.cpu_policy.neighbor_job",
         ".request.cpu_policy.neighbors[].required",

@@ -62,7 +62,7 @@ def test_the_helper_loads_nothing_but_the_standard_library_and_our_own(module: s
 def test_an_idle_daemon_has_no_modules_that_few_calls_need(
     module: str, not_needed: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """Each of them takes some MiB of memory in each daemon."""
+    """Each of these modules takes some MiB of memory in each daemon."""
     heavy = {*not_needed, "rich", "pygments", "attr", "starlette", "uvicorn", "pydantic", "numpy"}
     code = f"import {module}, sys\n"
     if module == "resource_manager.main":  # its first start makes the database

@@ -18,7 +18,7 @@ GPU_MEMORY_BYTES = 80 * GIB
 HOSTS_PER_RACK = 40
 DEDICATED_SLOTS = 8
 START_S = int(time.time()) - 7200
-"""Two hours ago."""
+"""The simulation begins two hours ago."""
 
 GROUPS = ("research", "vision", "speech", "production", "search")
 

@@ -70,7 +70,7 @@ def write(folder: Path, pictures: Sequence[Picture] = PICTURES) -> None:
 
 
 def _small(browser: Browser) -> bytes:
-    """The page as a PNG with few colors."""
+    """Returns the page as a PNG with few colors."""
     image = Image.open(io.BytesIO(browser.screenshot())).convert("RGB")
     target = io.BytesIO()
     image.quantize(COLORS, dither=Image.Dither.NONE).save(target, "PNG", optimize=True)

@@ -39,7 +39,7 @@ class _Connection:
         return SimpleNamespace(stub=stub)
 
     def release_executor(self, link: Any) -> None:
-        """Nothing is kept."""
+        """Does nothing, because no channel is kept."""
 
     call_manager = call_cluster
     call_identities = call_cluster

@@ -128,7 +128,7 @@ class Writer:
 
     def items(self, message: type[Message], values: Sequence[object]) -> list[Any]:
         """Converts many values of one class to items of a repeated field: messages, or dicts of
-        their fields. To write them takes less time than messages from `each`.
+        their fields. A message is made faster from these items than from the messages of `each`.
         """
         if not values:
             return []

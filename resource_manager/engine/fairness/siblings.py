@@ -27,8 +27,8 @@ SortKey = tuple[bool, int, float, tuple[int, str]]
 """The key that orders siblings. The flow with the lowest key comes first. The key has four parts:
 
 1. True if the minimum is reached.
-2. For a job, its negative priority. For a group, that of the active sibling job with the highest
-   priority.
+2. For a job, its negative priority. For a group, the negative of the highest priority among the
+   active sibling jobs.
 3. The virtual time if the minimum is reached, otherwise the reached part of the minimum.
 4. The tie breaker of the flow.
 """

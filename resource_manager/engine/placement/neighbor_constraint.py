@@ -59,8 +59,8 @@ class NearAndApart(Constraint):
         found = zones_of(ledger, wanted, preferred)
         if not isinstance(found, HostRefusal):
             return NO_OBSTACLE
-        # A slot that is in the way may end. A missing neighbor may start, but not because other
-        # slots end.
+        # If a slot is in the way, its end helps. If a neighbor is missing, the end of other slots
+        # does not help.
         is_apart = found.blocker is CpuBlocker.NOT_APART
         blocker = Blocker.NOT_APART if is_apart else Blocker.NOT_NEAR
         return (Obstacle(self, blocker, is_apart, 1, host_refusal=found),)
@@ -72,7 +72,9 @@ class NearAndApart(Constraint):
     def remedies(
         self, request: ResourceRequest, at: HostView, settings: EngineSettings
     ) -> Iterator[Remedy]:
-        """Yields the required rules that need only be preferred."""
+        """Yields each required rule without which the slot would fit if the rule were only
+        preferred.
+        """
         ledger = at.cpus()
         if ledger is None:
             return

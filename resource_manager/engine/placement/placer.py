@@ -186,7 +186,8 @@ class Placer:
         labels = labels if index is self._indexes.main else ()
         refusing = self._refusing(scheduling_class)
         if scheduling_class.cpus is not None and scheduling_class.policy.neighbor_job:
-            # Finds these hosts without a check of their cpus. The check decides in any case.
+            # The table of labels finds these hosts without a check of their cpus. Hosts that it
+            # does not find are checked later.
             refusing += self._hosts.labeled.excluded(scheduling_class.policy)
         scope = self._scope_in(index, scheduling_class, labels, refusing)
         return Candidates(scope, self._levels(scheduling_class))
@@ -359,7 +360,7 @@ class Placer:
             # The host gets no more slots until the caller has booked these slots, because only the
             # booking chooses the cpus.
             besides.add(best)
-            # A preference may be met by the first slot on a host, and by no other.
+            # Perhaps only the first slot on a host meets the preferred rules.
             most = 1 if found.scope.prefers_neighbors else count
             share = found.scope.room(best, most)
             self._ledger.take(found.scope.bookings, best, share)

@@ -258,8 +258,8 @@ def _starved_since(state: State, waiter: Waiter, clock: StarvationClock) -> Mark
 
 
 def _comes_first_in_job(queue: WaitingQueue, owner: ReservationOwner, since: Mark) -> bool:
-    """Returns False if requests of the same job with a higher priority were placed since `since`,
-    and further requests of these wait.
+    """Returns False if the job has waiting requests with a higher priority, and equal requests were
+    placed since `since`.
     """
     waiter = owner.waiter
     if isinstance(waiter, int):

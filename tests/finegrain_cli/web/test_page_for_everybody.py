@@ -46,7 +46,7 @@ def served() -> Iterator[Served]:
 
 
 def problems(browser: Browser) -> list[str]:
-    """What axe finds in the page: the rule, and the first element."""
+    """Returns the problems that axe finds in the page: each with its rule and the first element."""
     browser.run(AXE.read_text())
     script = "const done = arguments[0]; axe.run().then((found) => done(found.violations))"
     found: list[dict[str, Any]] = browser.driver.execute_async_script(script)

@@ -116,7 +116,7 @@ async def test_a_code_is_valid_once(web: Web) -> None:
 
 
 class Values:
-    """Stands for the runner: keeps the values that belong to the whole cluster."""
+    """Replaces the runner: keeps the values that belong to the whole cluster."""
 
     def __init__(self) -> None:
         self.stored: dict[str, str] = {}

@@ -16,7 +16,7 @@ def chunk(data: bytes, offset: int = 0, stream: int = 1) -> te.WatchTaskResponse
 
 
 async def said(*messages: te.WatchTaskResponse, error: Exception | None = None) -> list[Any]:
-    """The events that a page gets for these messages, as (name, data)."""
+    """Returns the events that a page gets for these messages, as (name, data)."""
 
     async def rest() -> AsyncGenerator[te.WatchTaskResponse, None]:
         for each in messages[1:]:

@@ -58,7 +58,7 @@ def test_everything_is_checked_at_once_at_the_start() -> None:
 
 def test_a_large_state_is_checked_further_without_pauses() -> None:
     sweeps = Sweeps(5_000)
-    sweeps.check.run(STATE)  # the next state is not spread over a window either
+    sweeps.check.run(STATE)  # the next check has no pauses either
     sweeps.wrong = {7, 4_000}
     found = sweeps.check.run(STATE, 0.05)
     assert found == ["7 is wrong"]

@@ -64,5 +64,5 @@ def test_a_request_and_a_slot_with_its_changes_are_whole() -> None:
     }
     assert [each.message for each in shown.resizes] == ["", "no room"]
     shown.resizes[1].message = ""  # events have no reason here
-    shown.ClearField("device_conditions")  # events have those of their devices in the message
+    shown.ClearField("device_conditions")  # events have these as text
     assert type(shown)(**slot_status_of_event(slot_to_dict(slot, "7"))) == shown

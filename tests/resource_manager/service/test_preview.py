@@ -1,4 +1,6 @@
-"""Previews of administrators' actions over the wire: what they say, and that nothing changes."""
+"""Tests of previews of administrators' actions over the wire: their content, and that nothing
+changes.
+"""
 
 from __future__ import annotations
 

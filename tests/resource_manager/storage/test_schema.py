@@ -1,4 +1,4 @@
-"""Tests that the migrations add up to the schema of new databases, and runs every step."""
+"""Tests that all migrations together make the schema of new databases, and runs every migration."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def test_a_torn_line_at_the_end_costs_only_itself(tmp_path: Path, cut: int) -> N
     again = opened(tmp_path)
     assert again.saved() == {"t1": content(1)}
     assert not again.damage
-    # The next line goes to another segment, not behind the torn one.
+    # The next line goes to another segment, and not behind the incomplete line.
     again.put("t3", content(3))
     assert opened(tmp_path).saved() == {"t1": content(1), "t3": content(3)}
 

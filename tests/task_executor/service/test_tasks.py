@@ -289,7 +289,7 @@ async def test_a_submission_that_waits_gets_end_and_output_of_a_short_task(
     assert (answer.task.state, answer.task.exit.exit_code) == (te.TASK_STATE_EXITED, 3)
     assert {each.stream: each.data for each in answer.output} == {1: b"out", 2: b"err"}
     assert answer.complete
-    # A submission with another wait is the same submission.
+    # A repeated submission with another wait counts as the same submission.
     assert await job_master.call("SubmitTask", waiting(7)) == answer
     assert not (await job_master.submit("true")).HasField("error")
 

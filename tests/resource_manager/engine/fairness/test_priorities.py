@@ -76,7 +76,7 @@ def test_a_reservation_does_not_turn_priorities_round() -> None:
     tree.advance(2_000)
     serve(tree, 1)
     assert SharesSince(tree).is_owed("high", 1_500)
-    assert SharesSince(tree).is_owed("low", 1_500)  # only itself was served
+    assert SharesSince(tree).is_owed("low", 1_500)  # no other job was served
 
 
 def naive_first(tree: FlowTree) -> Flow | None:

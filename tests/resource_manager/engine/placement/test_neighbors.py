@@ -98,7 +98,7 @@ def test_the_first_slot_of_a_group_of_near_slots_needs_no_neighbor() -> None:
     submit(cluster, "a", "b", "c", cpu_policy=together, cpus=5)
     assert len(set(cluster.hosts_of("a", "b", "c"))) == 1
     submit(cluster, "d", cpu_policy=together, cpus=5)
-    assert cluster.waiting() == {"d"}  # 15 of 16 cpus are in use there
+    assert cluster.waiting() == {"d"}  # 15 of 16 cpus of their host are in use
     cluster.release("a", "b", "c")
     assert cluster.is_granted("d")
 
