@@ -79,6 +79,8 @@ class ManagedMemory:
             FailedPrecondition: MANAGED_MEMORY_EXCEEDED. The fractions would add up to more than 1.
             InvalidArgument: the slot would have too many operators.
         """
+        if not operators:
+            return
         known = self._claims.get(key, {})
         for operator, fraction in operators.items():
             if operator in known:

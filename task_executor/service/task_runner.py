@@ -575,15 +575,11 @@ class TaskRunner:
         """
         total = self._keeper.table.share.total
         self._tasks.check_room(sum(total.get(name, 0) for name in (MEMORY_BYTES, *MEMORY_PARTS)))
-        in_slot = self._tasks.of_slot(key)
-        if len(in_slot) >= ENDED_PER_SLOT_MAX:
-            # Keep watched tasks. If the task of a watcher were deleted, the watcher would lose its
-            # stream.
-            ended = [t for t in in_slot if t.has_ended and not t.watchers]
-            for task in ended[: len(in_slot) - ENDED_PER_SLOT_MAX + 1]:
-                task.slot_removed_at = (
-                    0.0  # a time far in the past; so the next sweep deletes the task
-                )
+        # Watched tasks are kept. If the task of a watcher were deleted, the watcher would lose its
+        # stream.
+        for task in self._tasks.oldest_idle(key, ENDED_PER_SLOT_MAX - 1):
+            # A time far in the past. So the next sweep deletes the task.
+            task.slot_removed_at = 0.0
 
     def overdue(self, now: float) -> list[Task]:
         """Returns the ended tasks that must be deleted at `now`, in event loop time."""

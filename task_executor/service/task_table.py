@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,7 @@ class TaskTable:
     def __init__(self) -> None:
         self._tasks: dict[str, Task] = {}
         self._by_slot: dict[SlotKey, dict[str, Task]] = defaultdict(dict)
+        self._running: set[str] = set()  # tasks that have not ended
         self.outcomes: dict[str, int] = defaultdict(int)  # number of ended tasks, by outcome
         self.oom_kills = 0
         self.on_end: Callable[[Task], None] = lambda _task: None  # called at the end of each task
@@ -196,8 +198,7 @@ class TaskTable:
                 f"this executor keeps {TASKS_MAX} tasks already; release slots that are no longer "
                 "needed"
             )
-        # `running` is linear in all tasks, so call it only if the limit can be exceeded.
-        elif len(self) >= running_max and self.running() >= running_max:
+        elif self.running() >= running_max:
             why = f"{running_max} tasks run on this executor already; wait for some of them to end"
         else:
             return
@@ -207,11 +208,14 @@ class TaskTable:
         """Adds a new task."""
         self._tasks[task.task_id] = task
         self._by_slot[task.key][task.task_id] = task
+        if not task.has_ended:
+            self._running.add(task.task_id)
         self.last_number = max(self.last_number, task.submit_number)
 
     def drop(self, task: Task) -> None:
         """Removes a task from the table."""
         self._tasks.pop(task.task_id, None)
+        self._running.discard(task.task_id)
         in_slot = self._by_slot.get(task.key)
         if in_slot is not None:
             in_slot.pop(task.task_id, None)
@@ -222,13 +226,24 @@ class TaskTable:
         """Returns the tasks of a slot, in order of submission."""
         return list(self._by_slot.get(key, {}).values())
 
+    def oldest_idle(self, key: SlotKey, most: int) -> Iterator[Task]:
+        """Yields ended tasks of a slot that no caller watches, the oldest first.
+
+        Args:
+            key: the slot.
+            most: the number of tasks that the slot may have. If it has no more, yields nothing.
+        """
+        tasks = self._by_slot.get(key, {})
+        idle = (task for task in tasks.values() if task.has_ended and not task.watchers)
+        return islice(idle, max(0, len(tasks) - most))
+
     def of_job(self, job_id: str) -> list[Task]:
         """Returns the tasks of a job, in order of submission. Cost: linear in all tasks."""
         return sorted((t for t in self if t.job_id == job_id), key=lambda t: t.submit_number)
 
     def running(self) -> int:
-        """Returns the number of tasks that run or are being started. Cost: linear in all tasks."""
-        return sum(not task.has_ended for task in self)
+        """Returns the number of tasks that run or are being started."""
+        return len(self._running)
 
     def slots(self) -> Iterable[SlotKey]:
         """Returns the keys of all slots that have tasks in this table."""
@@ -257,6 +272,7 @@ class TaskTable:
         if not task.has_ended:
             task.fault = fault
             task.state = TaskState.FAILED
+            self._running.discard(task.task_id)
             self.outcomes["failed"] += 1
             self.on_end(task)
             task.wake()
@@ -281,6 +297,7 @@ class TaskTable:
         task.exit = record
         task.start_time_ms = record.started_unix_ms or task.start_time_ms
         task.state = TaskState.EXITED
+        self._running.discard(task.task_id)
         if count:
             self.outcomes[outcome_of(task, record)] += 1
             self.oom_kills += record.oom_kills
