@@ -288,8 +288,10 @@ def numbers_of(request: Command) -> CommandNumbers:
         if not 0 <= (number := getattr(request, name)) <= COUNTER_MAX:
             raise InvalidArgument(name, number, f"0 to {COUNTER_MAX}")
     # Leave out the proof: it comes only with the first commands, so a repeated command may lack it.
-    bare = copy.copy(request)
-    bare.ClearField("epoch_proof")
+    bare = request
+    if request.HasField("epoch_proof"):
+        bare = copy.copy(request)
+        bare.ClearField("epoch_proof")
     content = bare.SerializeToString(deterministic=True)
     return CommandNumbers(
         rm_epoch=request.rm_epoch,
