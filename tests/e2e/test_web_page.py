@@ -67,3 +67,35 @@ def test_from_a_waiting_request_to_its_reason_and_a_drained_host(
     assert finish(page).code == 0
     for process in (run, waits):
         process.wait(PATIENCE_S)
+
+
+def test_the_owner_of_a_job_sees_its_output_as_it_is_written(
+    daemons: Daemons, browser: Browser
+) -> None:
+    daemons.manager.start()
+    daemons.manager.endpoint()
+    daemons.executor("web-b").start()
+    daemons.await_executors("web-b")
+    lines = "i=0; while true; do i=$((i+1)); echo line $i; echo bad $i >&2; sleep 0.2; done"
+    run = daemons.cli.start("run", "--cpu", "0.2", "--name", MARKUP, "--", "sh", "-c", lines)
+    (slot,) = eventually(lambda: daemons.cli.items("slots"), "the command has its slot")
+    page = daemons.cli.start("web", "--no-browser")
+    address = read_until(page, b"\n").decode().strip()
+
+    host, _, code = address.partition("#")
+    browser.open(f"{host}executors/web-b?slot={slot['allocation_id']}#{code}")
+    browser.shows("Tasks of this slot", "sh -c", "Cpus")
+    task = browser.run("return document.querySelector('.panel td button').innerText")
+    browser.click("td button", task)
+    browser.shows("line 3", "bad 3")
+    browser.shows("line 12")
+    (listed,) = daemons.cli.items("slots")
+    shown = browser.run("return document.querySelector('.panel h2').innerText")
+    assert shown.startswith(f"Slot {listed['allocation_id']}")
+
+    run.send_signal(signal.SIGINT)
+    run.wait(PATIENCE_S)
+    browser.shows("This executor has no slots.")
+    assert browser.errors() == []
+    page.send_signal(signal.SIGINT)
+    assert finish(page).code == 0

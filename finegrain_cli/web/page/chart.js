@@ -27,7 +27,9 @@ export function Chart({ title, times, lines, write }) {
   const kept = useRef(null);
   const data = [times, ...lines.map(([, values]) => values)];
   const names = lines.map(([name]) => name).join("\n");
+  const isEmpty = !times.length;
   useEffect(() => {
+    if (isEmpty) return undefined; // there is no place for lines yet
     const colors = theme();
     const axis = { stroke: colors.quiet, grid: { stroke: colors.line, width: 0.5 }, ticks: { stroke: colors.line } };
     const options = {
@@ -46,11 +48,11 @@ export function Chart({ title, times, lines, write }) {
       plot.destroy();
       kept.current = null;
     };
-  }, [names, title]);
+  }, [names, title, isEmpty]);
   useEffect(() => {
     if (kept.current?.data !== data) kept.current?.setData(data);
   });
-  if (!times.length) return html`<p class="quiet">${title}: no sample yet.</p>`;
+  if (isEmpty) return html`<p class="quiet">${title}: no sample yet.</p>`;
   const rows = sampled(times.length, ROWS);
   return html`<figure><figcaption>${title}: ${lines.map(([name, values], at) => html`
       <span key=${name} class="key"><svg aria-hidden="true"><line x1="0" x2="26" y1="6" y2="6" class=${at % 2 ? "second" : "first"} stroke-dasharray=${DASHES[at % DASHES.length].join(" ")} /></svg>
