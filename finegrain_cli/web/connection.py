@@ -52,6 +52,8 @@ class Connections:
         """Closes all connections, and cancels the requests in progress."""
         for connection in list(self._state.connections):
             connection.shutdown()
+        # uvicorn would log each canceled stream as a failure of the application.
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         for task in list(self._state.tasks):
             task.cancel()
         await asyncio.gather(*self._state.tasks, return_exceptions=True)

@@ -98,4 +98,5 @@ def test_the_owner_of_a_job_sees_its_output_as_it_is_written(
     browser.shows("This executor has no slots.")
     assert browser.errors() == []
     page.send_signal(signal.SIGINT)
-    assert finish(page).code == 0
+    outcome = finish(page)
+    assert (outcome.code, "Traceback" in outcome.stderr) == (0, False)
