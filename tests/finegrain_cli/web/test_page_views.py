@@ -140,6 +140,20 @@ def test_a_reason_opens_the_whole_explanation(browser: Browser, served: Served) 
     assert browser.run("return document.activeElement.innerText") == "BEHIND_QUEUE"
 
 
+def test_a_drain_shows_first_what_it_concerns(
+    browser: Browser, cluster: PageCluster, served: Served
+) -> None:
+    browser.open(served.address("/executors/host-00001"))
+    browser.click("button", "Drain")
+    browser.shows("concerns 48 slots", "The first 20 of 48 slots", "slot-1-19", "host-00002")
+    browser.press(Keys.ESCAPE)
+    browser.hides("concerns 48 slots")
+    browser.click("button", "Drain")
+    browser.click("button.danger", "Drain")
+    browser.shows("ACTIVE, draining")
+    assert host_id(1) in cluster.drained
+
+
 def test_a_dialog_keeps_the_focus(browser: Browser, served: Served) -> None:
     browser.open(served.address("/requests?explain=request-1"))
     browser.shows("no executor has 32 cpus free")
