@@ -72,8 +72,8 @@ NO_TOPOLOGY = HostRefusal(
 
 
 class ResourceRequest(Protocol):
-    """The properties of a request that a host reads. Scheduling classes and requests of gangs
-    (`MemberRequest`) implement this protocol.
+    """The properties of a request that a host needs to know. Scheduling classes and requests of
+    gangs (`MemberRequest`) implement this protocol.
     """
 
     @property
