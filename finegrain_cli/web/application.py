@@ -31,6 +31,7 @@ from finegrain.v1 import cluster_pb2
 from finegrain_cli.web.calls import Calls
 from finegrain_cli.web.events import event_stream
 from finegrain_cli.web.idempotency import Repeats, check_key
+from finegrain_cli.web.live import Live
 from finegrain_cli.web.openapi import description
 from finegrain_cli.web.problems import Changed, problem
 from finegrain_cli.web.requests import message_from, message_from_query
@@ -46,6 +47,12 @@ protocol.
 HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
+}
+
+STREAM_HEADERS = {
+    **HEADERS,
+    "Cache-Control": "no-store, no-transform",
+    "X-Accel-Buffering": "no",
 }
 
 CertificateOf = Callable[[Request], bytes]
@@ -67,6 +74,7 @@ def make_application(calls: Calls, certificate_of: CertificateOf) -> Starlette:
         for route in ROUTES
     ]
     served.append(StarletteRoute("/v1/openapi.json", gateway.describe, methods=["GET"]))
+    served.append(StarletteRoute("/v1/live", gateway.live, methods=["GET"]))
     return Starlette(
         routes=served,
         exception_handlers={404: _unknown_path, 405: _unknown_verb, 500: _failed},
@@ -78,6 +86,7 @@ class _Gateway:
         self._calls = calls
         self._certificate_of = certificate_of
         self._repeats = Repeats()
+        self._live = Live(calls)
 
     async def serve(self, route: Route, request: Request) -> Response:
         """Serves one request."""
@@ -110,6 +119,18 @@ class _Gateway:
         """Returns the description of the interface, which needs no certificate."""
         return _json(description())
 
+    async def live(self, request: Request) -> Response:
+        """Returns the live stream of the page."""
+        try:
+            stream = await self._live.open(
+                self._certificate_of(request),
+                _peer(request),
+                request.headers.get("last-event-id", ""),
+            )
+        except FinegrainError as error:
+            return problem(error)
+        return StreamingResponse(stream, media_type=EVENT_STREAM, headers=STREAM_HEADERS)
+
     async def _change(
         self, route: Route, request: Request, message: Message, call: Callable[..., Awaitable[Any]]
     ) -> Response:
@@ -123,8 +144,7 @@ class _Gateway:
             cast("cluster_pb2.ListEventsRequest", _message(route, request, b"")),
             request.headers.get("last-event-id", ""),
         )
-        headers = {**HEADERS, "Cache-Control": "no-store, no-transform", "X-Accel-Buffering": "no"}
-        return StreamingResponse(stream, media_type=EVENT_STREAM, headers=headers)
+        return StreamingResponse(stream, media_type=EVENT_STREAM, headers=STREAM_HEADERS)
 
     async def _check_unchanged(
         self, route: Route, request: Request, call: Callable[..., Awaitable[Any]]

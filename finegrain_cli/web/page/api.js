@@ -1,5 +1,6 @@
 // Calls of the page: one token in memory, JSON over HTTP, and one stream of events.
 
+import { followLive } from "./live.js";
 import { signal } from "./vendor/signals.mjs";
 
 /** Who the page acts as, such as "user/alice". */
@@ -8,8 +9,8 @@ export const identity = signal("");
 export const lasting = signal(false);
 /** Counts events of the cluster: views read again when it changes. */
 export const news = signal(0);
-/** The executors of the last events; null: any executor may have changed. */
-export const touched = signal(null);
+/** The last message of the live stream: a part of a snapshot, or a change. */
+export const live = signal(null);
 /** When the resource manager last answered; 0: never. */
 export const answered = signal(0);
 /** Why the last call failed; empty: it did not. */
@@ -17,9 +18,6 @@ export const failure = signal("");
 /** The present time, once a second. */
 export const now = signal(Date.now());
 
-const PAUSE_MS = 1000;
-const NEWS_MS = 200;
-const FIRST_MS = 20;
 const KEPT = "finegrain-token";
 let token = "";
 
@@ -121,54 +119,17 @@ export async function list(path) {
   return items;
 }
 
-let pending = 0;
-let published = 0;
-let hosts = new Set();
-
-/** Announces a change of an executor; "": of none; null: of any. */
-function announce(executor) {
-  if (executor === null) hosts = null;
-  else if (executor) hosts?.add(executor);
-  // The first event after a pause is shown at once, and the events of a moment are one change.
-  const wait = Math.max(FIRST_MS, published + NEWS_MS - Date.now());
-  pending ||= setTimeout(() => {
-    pending = 0;
-    published = Date.now();
-    touched.value = hosts;
-    hosts = new Set();
-    news.value += 1;
-  }, wait);
-}
-
-/** Follows the events of the cluster as long as the page is open. */
-async function follow() {
-  let last = "";
-  for (;;) {
-    try {
-      const headers = { accept: "text/event-stream", "x-finegrain-token": token };
-      if (last) headers["last-event-id"] = last;
-      const response = await fetch("/v1/events?page_size=1", { headers });
-      if (!response.ok) throw new Error(String(response.status));
-      const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-      for (let rest = ""; ; ) {
-        const { value, done } = await reader.read();
-        if (done) break;
-        answered.value = Date.now();
-        failure.value = "";
-        const parts = (rest + value).split("\n\n");
-        rest = parts.pop();
-        for (const part of parts) {
-          const id = /^id: (.*)$/m.exec(part);
-          if (id) {
-            last = id[1];
-            announce(JSON.parse(/^data: (.*)$/m.exec(part)[1]).executor_id);
-          }
-        }
-      }
-    } catch {
-      failure.value ||= "the stream of events was lost";
+/** Follows the stream as long as the page is open. Views hear of each message by `news`. */
+function follow() {
+  followLive(token, (message) => {
+    if (message.kind === "lost") {
+      failure.value = message.detail;
+      return;
     }
-    announce(null);
-    await new Promise((resolve) => setTimeout(resolve, PAUSE_MS));
-  }
+    answered.value = Date.now();
+    failure.value = "";
+    if (message.kind === "alive") return;
+    live.value = message;
+    if (!message.more) news.value += 1;
+  });
 }

@@ -3,7 +3,7 @@
 
 import { useCallback, useEffect, useRef, useState } from "../vendor/hooks.mjs";
 import { get } from "../api.js";
-import { cluster, groupOfJob, hosts, problem, useCluster } from "../cluster.js";
+import { cluster, groupOfJob, hosts, useCluster } from "../cluster.js";
 import { bytes, count, cpu, memory, percent } from "../format.js";
 import { Canvas, cellAt, drawCells, drawRows, gridHeight } from "../map_draw.js";
 import { groupsOf, hostRows, labelsOf, ORDERS, severity, troubled } from "../map_model.js";
@@ -19,7 +19,7 @@ const GAP = 3;
 
 export function Overview() {
   useCluster();
-  const found = { data: cluster.value && hosts.value, error: problem.value };
+  const found = { data: cluster.value && hosts.value, error: null };
   return html`<h1>Cluster</h1><${Shown} found=${found}>${(all) => html`
     <${Sums} cluster=${cluster.value} />
     ${all.length ? html`<${Map} all=${all} />` : html`<p class="quiet">No executor has joined yet.</p>`}`}<//>`;
@@ -151,7 +151,7 @@ function Tile({ host }) {
     return () => observer.disconnect();
   }, []);
   const id = encodeURIComponent(host.executor_id);
-  const version = `${host.slots} ${host.report_number} ${host.allocated.cpu_milli} ${host.draining}`;
+  const version = `${host.slots} ${host.used.cpu_milli} ${host.used.memory_bytes} ${host.allocated.cpu_milli} ${host.draining}`;
   useEffect(() => {
     if (!visible) return undefined;
     let gone = false;

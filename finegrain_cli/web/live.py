@@ -1,0 +1,345 @@
+"""The live stream of the page: a snapshot of the cluster and its executors, then what changes.
+
+All streams share one reader. It runs only while a stream is open. The id of a message is
+`<epoch>.<n>`: each change gets the next number `n`. A client that connects again with the last id
+gets what has changed since. If that is not known, as after a restart of the resource manager, the
+client gets a new snapshot. A slow client gets several changes as one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.duration_pb2 import Duration
+
+from finegrain.errors import (
+    FinegrainError,
+    InvalidArgument,
+    NotFound,
+    OutOfRange,
+    PermissionDenied,
+    Reason,
+    ResourceExhausted,
+    Unauthenticated,
+)
+from finegrain.v1 import cluster_pb2
+from finegrain_cli.web.calls import Calls
+from finegrain_cli.web.routes import CLUSTER, Json
+from finegrain_client.decoding import read
+from finegrain_client.types.status import ClusterInfo, ExecutorStatus
+
+STEP_S = 0.2
+"""Shortest time between two changes of a stream."""
+REFRESH_S = 5.0
+"""All executors are read again after this time, because measured use changes without events."""
+REST = 20
+"""The pause before all executors are read again is at least this many times as long as the read."""
+REST_SOME = 9
+"""The same for the pause after changed executors were read."""
+QUIET_S = 1.0
+"""A stream without changes sends a comment after this time. So the page soon knows that its data is
+not up to date, and proxies keep the stream open.
+"""
+STREAMS_MAX = 100
+ALONE_MAX = 20
+"""If more executors have changed at once, all are read."""
+PAGE = 250
+"""Executors in one message of a snapshot, and in one call."""
+CHANGING = ("report_number", "report_time")
+"""Fields that every report changes. They are left out."""
+
+_CLUSTER, _EVENTS = f"/{CLUSTER}/GetCluster", f"/{CLUSTER}/ListEvents"
+_LIST, _ONE = f"/{CLUSTER}/ListExecutors", f"/{CLUSTER}/GetExecutor"
+
+
+@dataclass(slots=True)
+class _Kept:
+    """The JSON of one executor, and the numbers of its last changes. An executor that was deleted
+    has no facts.
+    """
+
+    facts: str = ""
+    facts_at: int = 0
+    used: str = ""
+    used_at: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Reader:
+    """Who reads a stream."""
+
+    certificate: bytes
+    peer: str
+
+
+class Live:
+    """Serves the live streams of one application.
+
+    Args:
+        calls: reaches the servicers.
+    """
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self._readers: dict[_Reader, None] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._ready = asyncio.Event()
+        self._news = asyncio.Event()
+        self._error: FinegrainError | None = None
+        self._epoch = 0
+        self._number = 0
+        self._next_event = 0
+        self._cluster = ""
+        self._cluster_at = 0
+        self._executors: dict[str, _Kept] = {}
+        self._shared: tuple[int, int, str] = (0, 0, "")
+
+    async def open(self, certificate: bytes, peer: str, last_id: str) -> AsyncIterator[str]:
+        """Returns the lines of a stream.
+
+        Args:
+            certificate: the certificate of the reader.
+            peer: its network address.
+            last_id: id of the last message that the client has; empty: none.
+
+        Raises:
+            InvalidArgument: the id is malformed.
+            FinegrainError: the reader may not read, there are too many streams, or the resource
+                manager does not answer. Later errors end the stream.
+        """
+        since = _position(last_id)
+        reader = _Reader(certificate, peer)
+        self._check(reader)
+        if len(self._readers) >= STREAMS_MAX:
+            raise ResourceExhausted(
+                f"{len(self._readers)} pages are open; close one", reason=Reason.OVER_LIMIT
+            )
+        self._readers[reader] = None
+        try:
+            if self._task is None or self._task.done():
+                self._ready.clear()
+                self._error = None
+                self._task = asyncio.create_task(self._follow())
+            await self._ready.wait()
+            if self._error is not None:
+                raise self._error
+        except BaseException:
+            self._leave(reader)
+            raise
+        return self._lines(reader, since)
+
+    async def _lines(self, reader: _Reader, since: tuple[int, int] | None) -> AsyncIterator[str]:
+        try:
+            yield "retry: 1000\n\n"
+            if since is not None and since[0] == self._epoch and since[1] <= self._number:
+                at = since[1]
+            else:
+                at = self._number
+                for part in self._snapshot():
+                    yield part
+            while self._error is None:
+                self._check(reader)
+                if at < self._number:
+                    text, at = self._delta(at), self._number
+                    yield text
+                    await asyncio.sleep(STEP_S)
+                    continue
+                try:
+                    async with asyncio.timeout(QUIET_S):
+                        await self._news.wait()
+                except TimeoutError:
+                    yield ": still here\n\n"
+        except FinegrainError:
+            return  # the client connects again, and gets the error as a response
+        finally:
+            self._leave(reader)
+
+    def _check(self, reader: _Reader) -> None:
+        for method in (_LIST, _CLUSTER):
+            self._calls.check(method, reader.certificate, reader.peer)
+
+    def _leave(self, reader: _Reader) -> None:
+        self._readers.pop(reader, None)
+        if not self._readers and self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    # -- texts -----------------------------------------------------------------------------------
+
+    def _snapshot(self) -> list[str]:
+        """Returns the messages of a snapshot. Only the last has an id."""
+        present = [each for each in self._executors.values() if each.facts]
+        parts = [present[at : at + PAGE] for at in range(0, len(present), PAGE)] or [[]]
+        texts = []
+        for number, part in enumerate(parts):
+            executors = ",".join(_whole(each) for each in part)
+            is_last = number == len(parts) - 1
+            head = f'"cluster":{self._cluster},"more":{json.dumps(not is_last)}'
+            identity = f"id: {self._epoch}.{self._number}\n" if is_last else ""
+            data = f'{{{head},"first":{json.dumps(not number)},"executors":[{executors}]}}'
+            texts.append(f"{identity}event: snapshot\ndata: {data}\n\n")
+        return texts
+
+    def _delta(self, since: int) -> str:
+        """Returns what has changed after a number. Streams that are up to date share the text."""
+        if self._shared[:2] == (since, self._number):
+            return self._shared[2]
+        facts, used, gone = [], [], []
+        for name, each in self._executors.items():
+            if each.facts_at > since:
+                if each.facts:
+                    facts.append(_whole(each))
+                else:
+                    gone.append(name)
+            elif each.used_at > since:
+                used.append(f"{json.dumps(name)}:{each.used}")
+        cluster = self._cluster if self._cluster_at > since else "null"
+        data = (
+            f'{{"cluster":{cluster},"executors":[{",".join(facts)}],'
+            f'"used":{{{",".join(used)}}},"gone":{json.dumps(gone)}}}'
+        )
+        text = f"id: {self._epoch}.{self._number}\nevent: delta\ndata: {data}\n\n"
+        self._shared = (since, self._number, text)
+        return text
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    async def _follow(self) -> None:
+        """Reads the cluster until no stream is left."""
+        loop = asyncio.get_running_loop()
+        try:
+            refresh_s = 0.0
+            while True:
+                began_s = loop.time()
+                if began_s >= refresh_s:
+                    await self._read_all()
+                    took_s = loop.time() - began_s
+                    refresh_s = loop.time() + max(REFRESH_S, REST * took_s)
+                    self._ready.set()
+                else:
+                    names = await self._changed(refresh_s - began_s)
+                    began_s = loop.time()
+                    if len(names) > ALONE_MAX:
+                        refresh_s = min(refresh_s, began_s + STEP_S * REST)
+                    await self._read_some(names[:ALONE_MAX])
+                self._publish()
+                await asyncio.sleep(max(STEP_S, REST_SOME * (loop.time() - began_s)))
+        except FinegrainError as error:
+            self._error = error
+        finally:
+            self._ready.set()
+            self._publish()
+
+    def _publish(self) -> None:
+        """Wakes all streams."""
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def _call(self, method: str, request: Any) -> Any:
+        """Calls as one of the readers. A reader that was denied is skipped; its stream ends."""
+        while True:
+            reader = next(iter(self._readers))
+            try:
+                return await self._calls.unary(method, request, reader.certificate, reader.peer)
+            except (PermissionDenied, Unauthenticated):
+                self._readers.pop(reader, None)
+                if not self._readers:
+                    raise
+
+    async def _changed(self, most_s: float) -> list[str]:
+        """Waits for events, and returns the executors that they concern."""
+        wait = Duration()
+        wait.FromMilliseconds(max(1, round(most_s * 1000)))
+        wanted = cluster_pb2.ListEventsRequest(from_sequence=self._next_event, wait=wait)
+        try:
+            page = await self._call(_EVENTS, wanted)
+        except OutOfRange:  # the events are not kept any more
+            page = await self._call(_EVENTS, cluster_pb2.ListEventsRequest(page_size=1))
+        self._next_event = max(page.next_sequence, 1)
+        return sorted({each.executor_id for each in page.events if each.executor_id})
+
+    async def _read_all(self) -> None:
+        if not self._next_event:
+            newest = await self._call(_EVENTS, cluster_pb2.ListEventsRequest(page_size=1))
+            self._next_event = max(newest.next_sequence, 1)
+        cluster = await self._call(_CLUSTER, cluster_pb2.GetClusterRequest())
+        found: dict[str, Any] = {}
+        token = ""
+        while True:
+            wanted = cluster_pb2.ListExecutorsRequest(page_size=PAGE, page_token=token)
+            page = await self._call(_LIST, wanted)
+            for each in page.executors:
+                found[each.executor_id] = each
+            token = page.next_page_token
+            if not token:
+                break
+        if cluster.rm_epoch != self._epoch:
+            # Numbers of another epoch mean nothing to a client, so it gets a snapshot.
+            self._epoch = cluster.rm_epoch
+        self._begin_change()
+        self._keep_cluster(cluster)
+        for name, each in found.items():
+            self._keep(name, each)
+        for name in self._executors.keys() - found.keys():
+            self._drop(name)
+
+    async def _read_some(self, names: list[str]) -> None:
+        """Reads the sums, and some executors."""
+        cluster = await self._call(_CLUSTER, cluster_pb2.GetClusterRequest())
+        self._begin_change()
+        self._keep_cluster(cluster)
+        for name in names:
+            try:
+                wanted = cluster_pb2.GetExecutorRequest(executor_id=name)
+                answer = await self._call(_ONE, wanted)
+            except NotFound:
+                self._drop(name)
+            else:
+                self._keep(name, answer.executor)
+
+    def _begin_change(self) -> None:
+        self._number += 1
+
+    def _keep_cluster(self, message: Any) -> None:
+        text = _text(read(ClusterInfo, message).to_dict())
+        if text != self._cluster:
+            self._cluster, self._cluster_at = text, self._number
+
+    def _keep(self, name: str, message: Any) -> None:
+        data = read(ExecutorStatus, message, slot_list=()).to_dict()
+        used = _text(data.pop("used"))
+        for left_out in (*CHANGING, "topology", "slot_list"):
+            data.pop(left_out, None)
+        facts = _text(data)
+        kept = self._executors.setdefault(name, _Kept())
+        if facts != kept.facts:
+            kept.facts, kept.facts_at = facts, self._number
+        if used != kept.used:
+            kept.used, kept.used_at = used, self._number
+
+    def _drop(self, name: str) -> None:
+        kept = self._executors.get(name)
+        if kept is not None and kept.facts:
+            kept.facts, kept.facts_at = "", self._number
+
+
+def _position(last_id: str) -> tuple[int, int] | None:
+    if not last_id:
+        return None
+    epoch, dot, number = last_id.partition(".")
+    if not (dot and epoch.isdecimal() and number.isdecimal() and len(last_id) <= 40):
+        raise InvalidArgument("Last-Event-ID", last_id, "an id such as 3.1042")
+    return int(epoch), int(number)
+
+
+def _text(data: Json) -> str:
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+
+
+def _whole(kept: _Kept) -> str:
+    """Returns the JSON of an executor with its measured use."""
+    return f'{kept.facts[:-1]},"used":{kept.used}}}'
