@@ -156,5 +156,5 @@ export function Action({ label, question, method, path, body, preview }) {
     ${state.asks && html`<${Dialog} title=${label} close=${close}>
       <p>${question}</p>${preview && html`<${Preview} action=${preview} />`}
       ${state.error && html`<p class="bad" role="alert">${state.error}</p>`}
-      <p class="asks"><button class="danger" onClick=${run}>${label}</button> <button onClick=${close}>Cancel</button></p><//>`}</span>`;
+      <p class="asks"><button class="danger" onClick=${run}>${label}</button> <button onClick=${close}>Back</button></p><//>`}</span>`;
 }

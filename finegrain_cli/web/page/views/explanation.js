@@ -6,6 +6,8 @@ import { Action, Link, Shown, Table, html, useData } from "../parts.js";
 import { executorPath, jobPath, requestPath } from "../place.js";
 
 const HOSTS_MAX = 100;
+const CANCEL = { label: "Cancel request", question: "Cancel this request? It has no slot yet." };
+const RELEASE = { label: "Release", question: "Release this slot? Its tasks are ended." };
 
 /** "2 more of this class fit", with what is not counted. */
 export function moreFit(data) {
@@ -37,7 +39,7 @@ function Whole({ id, data }) {
       ${data.planned_on && html`<div><dt>planned on</dt><dd>${data.planned_on}</dd></div>`}
       ${request.slot && html`<div><dt>slot</dt><dd><${Link} to=${`${executorPath(request.slot.executor_id)}?slot=${encodeURIComponent(id)}`}>on ${request.slot.executor_id}<//></dd></div>`}
     </dl>
-    <p><${Action} label="Release" question="Release this slot or cancel this request? Its tasks are ended." method="POST" path="/v1/slots/release" body=${{ allocation_ids: [id] }} preview=${{ action: "RELEASE", allocation_ids: [id] }} /></p>
+    <p><${Action} ...${request.state === "PENDING" ? CANCEL : RELEASE} method="POST" path="/v1/slots/release" body=${{ allocation_ids: [id] }} preview=${{ action: "RELEASE", allocation_ids: [id] }} /></p>
     <${Sentences} title="Order of service" items=${data.steps.map((step) => step.summary || `${step.flow.job_name || step.flow.name}: number ${step.position} of ${step.backlogged}`)} />
     <${Sentences} title="Limits that block it" items=${data.limits.map(limit)} />
     <${Sentences} title="Gang" items=${data.gang ? [data.gang.summary] : []} />
