@@ -115,6 +115,8 @@ class Connection:
         self._cluster_name = credentials.who.cluster
         self._renewal = Renewal(self.own, file, self._renew_certificate)
         self._manager_channels: dict[tuple[str, int], grpc.aio.Channel] = {}
+        # Kept, because making a stub costs a part of a call. By service and channel.
+        self._stubs: dict[tuple[object, grpc.aio.Channel], object] = {}
         self._links: OrderedDict[tuple[str, str, int], ExecutorLink] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -128,7 +130,7 @@ class Connection:
         """The resource manager's service for job masters."""
         from finegrain.v1 import resource_manager_pb2_grpc
 
-        stub = resource_manager_pb2_grpc.ResourceManagerServiceStub(self._manager_channel())
+        stub = self._stub(resource_manager_pb2_grpc.ResourceManagerServiceStub)
         return cast("ResourceManagerServiceAsyncStub", stub)
 
     @property
@@ -136,7 +138,7 @@ class Connection:
         """The resource manager's service for administrators."""
         from finegrain.v1 import cluster_pb2_grpc
 
-        stub = cluster_pb2_grpc.ClusterServiceStub(self._manager_channel())
+        stub = self._stub(cluster_pb2_grpc.ClusterServiceStub)
         return cast("ClusterServiceAsyncStub", stub)
 
     @property
@@ -144,8 +146,14 @@ class Connection:
         """The resource manager's service for certificates and join tokens."""
         from finegrain.v1 import identity_pb2_grpc
 
-        stub = identity_pb2_grpc.IdentityServiceStub(self._manager_channel())
+        stub = self._stub(identity_pb2_grpc.IdentityServiceStub)
         return cast("IdentityServiceAsyncStub", stub)
+
+    def _stub(self, service: Callable[[grpc.aio.Channel], object]) -> object:
+        channel = self._manager_channel()
+        if (service, channel) not in self._stubs:
+            self._stubs[service, channel] = service(channel)
+        return self._stubs[service, channel]
 
     async def call_manager(
         self,
@@ -270,6 +278,7 @@ class Connection:
         ]
         # Clear the channels before the wait. So no other call uses a channel that is being closed.
         self._manager_channels.clear()
+        self._stubs.clear()
         self._links.clear()
         await asyncio.gather(*self._closing, *(each.close() for each in channels))
 

@@ -455,7 +455,8 @@ class BatchScheduler:
     def _finish(self, key: AttemptKey, result: ThreadResult, state: ThreadState) -> None:
         thread, attempt = key
         attempts = self._attempt_counts.get(thread, attempt)
-        result = replace(result, state=state, attempt=attempt, attempts=attempts)
+        if (result.state, result.attempt, result.attempts) != (state, attempt, attempts):
+            result = replace(result, state=state, attempt=attempt, attempts=attempts)
         self._actions.changes.results.append(result)
         self._close(key, "ok" if result.ok else "failed", "" if result.ok else result.message)
         self._actions.publish.append(key)

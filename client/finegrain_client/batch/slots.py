@@ -113,6 +113,8 @@ class BatchSlots:
         # With these settings, the resource manager queues the request of a lost slot again by
         # itself.
         self._spec = replace(slot, restart_on_loss=True, restart_on_device_loss=True)
+        # Made once, because a batch of short tasks makes many calls.
+        (self._template,) = replace(self._spec, count=1, allocation_id=row.range_id).messages()
         self._slots: dict[str, Slot] = {}
         self._events: JobEvents = job.events()
 
@@ -226,9 +228,8 @@ class BatchSlots:
     async def _reuse_for_new(
         self, reuses: Sequence[Reuse], first: int, count: int
     ) -> list[ItemOutcome]:
-        spec = replace(self._spec, count=count)
         outcomes, of_new = await retry_until_answered(
-            lambda: self._job._submission.reuse_for_new(reuses, spec, self._range_id, first),
+            lambda: self._job._submission.reuse_for_new(reuses, self._template, first, count),
             "requesting the reuse of slots",
         )
         if of_new is None:

@@ -165,27 +165,27 @@ class Submission:
         return known
 
     async def reuse_for_new(
-        self, pairs: Sequence[Reuse], spec: SlotSpec, range_id: str, first: int
+        self, pairs: Sequence[Reuse], template: slots_pb2.SlotRequest, first: int, count: int
     ) -> tuple[list[ItemOutcome], ItemOutcome | None]:
         """Submits members of a range, and reuses slots for them in the same call. The call may be
         repeated.
 
         Args:
             pairs: slots, each with the allocation id of a new member.
-            spec: the request of each member; `count` is the number of new members.
-            range_id: id of the range.
+            template: the request of each member, with the id of the range.
             first: index of the first new member.
+            count: number of new members.
 
         Returns:
             The outcomes of the pairs, and the outcome of the new members; None: the resource
             manager has an older version, which ignores new members.
         """
-        (template,) = replace(spec, count=1, allocation_id=range_id).messages()
+        range_id = template.allocation_id
         # Add the members before the call: the watch stream may be faster than the answer.
         known = self._watch.ranges.by_id.setdefault(range_id, RequestRange(self._context, template))
-        members = first, first + spec.count
+        members = first, first + count
         known.add(*members)
-        message = range_message(template, first, spec.count)
+        message = range_message(template, first, count)
         outcomes, of_ranges = await reuse_once(self._context, pairs, ranges=[message])
         known.acknowledged = True
         if not of_ranges or not of_ranges[0].ok:
