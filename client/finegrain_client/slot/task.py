@@ -400,7 +400,9 @@ class Task:
         if not self._reader.no_output:
             offsets = self._reader.offsets
             missing = offsets.missing + offsets.missing_at_end(result)
-            result = replace(self._capture.complete(result), dropped_bytes=missing)
+            result = self._capture.complete(result)
+            if result.dropped_bytes != missing:
+                result = replace(result, dropped_bytes=missing)
         self._done.set_result(result)
 
 
