@@ -138,7 +138,7 @@ class Cluster(Operations, Identities):
         Raises:
             InvalidArgument: the name, the lease, the priority or an id is not allowed.
         """
-        from finegrain.values.dependencies import JobDependency
+        from finegrain_client.dependencies import dependencies
         from finegrain_client.job.job import Job
         from finegrain_client.specs import check_priority
 
@@ -146,16 +146,13 @@ class Cluster(Operations, Identities):
         if not detached and not 1 <= lease_s <= 86_400:
             raise InvalidArgument("lease_s", lease_s, "1 to 86400 seconds")
         check_priority("priority", priority)
-        dependencies = [JobDependency(each) if isinstance(each, str) else each for each in after]
-        for each in dependencies:
-            check_id("after", each.job_id)
         return Job(
             self._connection,
             name,
             group=group,
             lease_s=lease_s,
             detached=detached,
-            after=dependencies,
+            after=dependencies(after),
             labels=labels or {},
             priority=priority,
         )

@@ -24,10 +24,9 @@ from finegrain.values.bounds import (
     PIDS_MAX,
     PRIORITY_MAX,
     PRIORITY_MIN,
-    TIME_LIMIT_MS_MAX,
-    TIME_LIMIT_MS_MIN,
 )
 from finegrain_client.durations import duration
+from finegrain_client.run_times import check_run_times, check_time
 
 CPU_MILLI_DEFAULT = 1000
 MEMORY_BYTES_DEFAULT = 256 * MIB
@@ -213,13 +212,9 @@ class SlotSpec:
         for name in ("near", "apart"):
             rules = [read_rule(name, each, apart=name == "apart") for each in getattr(self, name)]
             object.__setattr__(self, name, tuple(rule_text(each) for each in rules))
-        _check_time("time_limit_s", self.time_limit_s, TIME_LIMIT_MS_MIN / 1000)
-        _check_time("wait_timeout_s", self.wait_timeout_s, 0.001)
         check_priority("priority", self.priority)
-        most_s = _check_time("expected_run_time_s", self.expected_run_time_s, 0)
-        if self.time_limit_s is not None and most_s > self.time_limit_s:
-            expected = f"at most time_limit_s ({self.time_limit_s:g} s)"
-            raise InvalidArgument("expected_run_time_s", f"{most_s:g} s", expected)
+        check_time("wait_timeout_s", self.wait_timeout_s, 0.001)
+        check_run_times(self.time_limit_s, self.expected_run_time_s)
         if type(self.count) is not int or not 1 <= self.count <= RANGE_MAX:
             raise InvalidArgument("count", self.count, f"an integer from 1 to {RANGE_MAX}")
         if self.allocation_id:
@@ -351,11 +346,3 @@ def check_priority(name: str, value: object) -> None:
     """Raises InvalidArgument if a priority is not allowed."""
     if type(value) is not int or not PRIORITY_MIN <= value <= PRIORITY_MAX:
         raise InvalidArgument(name, value, f"an integer from {PRIORITY_MIN} to {PRIORITY_MAX}")
-
-
-def _check_time(name: str, seconds: float | None, least_s: float) -> float:
-    """Returns the time, or 0 if there is none."""
-    most_s = TIME_LIMIT_MS_MAX / 1000
-    if seconds is not None and not least_s <= seconds <= most_s:
-        raise InvalidArgument(name, f"{seconds:g} s", f"{least_s:g} s to {most_s:.0f} s")
-    return seconds or 0.0

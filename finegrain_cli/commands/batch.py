@@ -23,6 +23,7 @@ from finegrain_cli.common import (
 )
 from finegrain_cli.device_options import DeviceOptions
 from finegrain_cli.slot_options import (
+    AfterOption,
     AllowPendingOption,
     ApartOption,
     CpuBindOption,
@@ -140,6 +141,7 @@ def batch(
     ] = "",
     group: GroupOption = "",
     priority: PriorityOption = 0,
+    after: AfterOption = [],  # noqa: B006
     timeout: Annotated[
         str,
         typer.Option(
@@ -277,6 +279,7 @@ def batch(
       finegrain batch -n 50 --cpu 0.25 --memory 64M -- echo {index}
       finegrain batch -n 500 --results out --name big -- ./work.sh {index}
       finegrain batch --attach big
+      finegrain batch -n 20 --after big -- ./sum.sh {index}
     """
     # Stage 1: choose between a new batch, --attach, --stop and the hidden --runner.
     form = OutputFormat.JSON if json_ else output
@@ -298,6 +301,7 @@ def batch(
     # Stage 2: a new batch needs both the command and the number of threads.
     if not command or threads is None:
         raise InvalidArgument("batch", " ".join(command or ()), ONE_OF)
+    from finegrain_cli.naming import dependencies
     from finegrain_cli.run.options import environment_of
     from finegrain_client.batch.spec import BatchSpec
 
@@ -338,6 +342,7 @@ def batch(
         name=name or Path(command[0]).name[:200] or "batch",
         group=group,
         priority=priority,
+        after=dependencies(after),
         env=environment_of(tuple(env)),
         cwd=_directory(command[0], cwd),
         user=user,

@@ -24,7 +24,13 @@ from finegrain_cli.common import (
     reporting_errors,
     write_file,
 )
-from finegrain_cli.slot_options import EnvOption, GroupOption, PriorityOption, UserOption
+from finegrain_cli.slot_options import (
+    AfterOption,
+    EnvOption,
+    GroupOption,
+    PriorityOption,
+    UserOption,
+)
 from finegrain_cli.text.output import API_VERSION, OutputFormat, json_text, print_object, say
 
 
@@ -106,6 +112,7 @@ def run(
     ] = "",
     group: GroupOption = "",
     priority: PriorityOption = 0,
+    after: AfterOption = [],  # noqa: B006
     env: EnvOption = [],  # noqa: B006 - typer wants the default as a list
     cwd: Annotated[
         str,
@@ -169,6 +176,7 @@ def run(
       finegrain job run report.toml
       finegrain job run report.toml --detach
       finegrain job run --attach report
+      finegrain job run report.toml --after nightly:any
     """
     enter_command(output, manager, credentials, config)
     if [bool(graph), bool(attach), bool(stop), bool(runner)].count(True) != 1:
@@ -183,6 +191,7 @@ def run(
     if attach:
         raise typer.Exit(running.attach(attach, options))
     from finegrain_cli.graph_loading import load_graph
+    from finegrain_cli.naming import dependencies
     from finegrain_cli.run.options import environment_of
     from finegrain_client.graph_run.spec import GraphRunSpec
 
@@ -194,6 +203,7 @@ def run(
         cwd=_directory([each.program for each in plan.chains if each.program], cwd),
         user=user,
         priority=priority,
+        after=dependencies(after),
     )
     raise typer.Exit(running.start(spec, state, options))
 

@@ -15,7 +15,7 @@ import pytest
 
 from finegrain.errors import ConfigurationError
 from finegrain_client.batch import BatchState, BatchStatus, read_status, state_files
-from tests.e2e.driving import Cli, Outcome, Small, eventually
+from tests.e2e.driving import Cli, Outcome, Small, eventually, finish, unique
 from tests.support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow
@@ -143,3 +143,30 @@ def test_what_fits_nowhere_is_said_once(cli: Cli) -> None:
     (why,) = [line for line in outcome.text.splitlines() if line.startswith("stopped")]
     assert why.startswith("stopped  its slot requests were refused: no executor could host 64")
     assert why.endswith("; request less, or use --allow-pending to wait for another executor")
+
+
+def test_a_batch_waits_for_another_one(cli: Cli, folder: Path, tmp_path: Path) -> None:
+    go, ran = tmp_path / "go", tmp_path / "ran"
+    first, second, third = unique("first"), unique("second"), unique("third")
+    wait = f"until [ -e {go} ]; do sleep 0.1; done; exit 3"
+    one = ("--threads", "1", *SMALL, "--retries", "0")
+    begun = cli("batch", *one, "--name", first, "--detach", "--", "sh", "-c", wait)
+    assert begun.code == 0, begun.stderr
+    both = [
+        cli.start("batch", *one, "--name", name, "--after", f"{first}{how}", "--", "touch", file)
+        for name, how, file in ((second, ":failed", str(ran)), (third, "", str(tmp_path / "no")))
+    ]
+    eventually(
+        lambda: [each["reason"] for each in cli.items("requests")] == ["WAITING_DEPENDENCY"] * 2,
+        "both wait for the first",
+    )
+    assert not ran.exists()
+    go.touch()
+    after, never = map(finish, both)
+    assert after.code == 0, after.stderr
+    assert ran.exists()
+    assert never.code != 0
+    assert (
+        "a job that it waits for has ended in another way" in never.stdout.decode() + never.stderr
+    )
+    assert not (tmp_path / "no").exists()

@@ -149,6 +149,37 @@ def test_the_example_counts_words(small: Small, tmp_path: Path) -> None:
     assert shown["slots"] == []
 
 
+def test_a_job_waits_for_another_job(small: Small, tmp_path: Path) -> None:
+    cli, before = small.cli, unique("before")
+    job = Job(cli, tmp_path, NOTE)
+    wait = f"until [ -e {tmp_path}/go ]; do sleep 0.1; done"
+    options = ("run", "--cpu", "0.1", "--memory", "32M", "--name", before)
+    first = cli.start(*options, "--", "sh", "-c", wait)
+    eventually(lambda: before in cli("jobs").text, "the first job is registered")
+    runner = cli.start(*job.arguments, "--after", before)
+    eventually(
+        lambda: any(each["reason"] == "WAITING_DEPENDENCY" for each in cli.items("requests")),
+        "the job waits",
+    )
+    assert not job.pids("first")
+    job.go()
+    assert finish(first).code == 0
+    outcome = finish(runner)
+    assert outcome.code == 0, outcome.stderr
+    assert job.status()["state"] == "FINISHED"
+
+
+def test_a_slot_of_a_job_ends_at_the_time_limit_of_the_job(small: Small, tmp_path: Path) -> None:
+    """Its region runs again as often as after any failure; then the job fails."""
+    job = Job(small.cli, tmp_path, f"{NOTE} sleep 60")
+    limits = 'restarts_max = 1\ntime_limit = "1s"\nexpected_run_time = "500ms"'
+    job.file.write_text(job.file.read_text().replace("restarts_max = 2", limits))
+    outcome = small.cli(*job.arguments)
+    assert outcome.code == 9, outcome.stderr
+    assert "the time limit of its slot (1.0s) was over" in outcome.text + outcome.stderr
+    assert len(job.pids("first")) == 4
+
+
 def test_a_region_runs_again_when_a_task_is_killed(small: Small, tmp_path: Path) -> None:
     """Both tasks of the region start again, in the same slots; the next region runs once."""
     job = Job(small.cli, tmp_path, WAIT)

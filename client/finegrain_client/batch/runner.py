@@ -170,11 +170,14 @@ class Runner:
                 await self._on_disk(partial(self._state.end_job, row.number))
 
         async def register() -> Job:
+            spec = self._state.spec
             job = self._cluster.job(
-                self._state.spec.name,
-                group=self._state.spec.group,
+                spec.name,
+                group=spec.group,
                 lease_s=self._lease_s,
-                priority=self._state.spec.priority,
+                priority=spec.priority,
+                # When the first thread has run, the other jobs have ended. They may be deleted.
+                after=() if known.attempts else spec.after,
             )
             return await stack.enter_async_context(job)
 
@@ -191,6 +194,8 @@ class Runner:
         reason = error.details.get("end_reason", "")
         # If a runner had begun to end the job, the runner has ended it, not an administrator.
         ours = await self._on_disk(partial(self._state.meta, ENDING)) == str(row.number)
+        if reason == Reason.DEPENDENCY_FAILED:
+            return f"a job that it waits for has ended in another way: {error.message}"
         if reason in (Reason.TERMINATED, Reason.ENDED) and not ours:
             return f"its job was ended from outside the batch: {error.message}"
         return None

@@ -16,6 +16,8 @@ from typing import Any, Literal
 from finegrain.errors import InvalidArgument
 from finegrain.ids import check_text
 from finegrain.resources import MIB
+from finegrain.values.dependencies import JobDependency
+from finegrain_client.dependencies import dependencies, dependencies_from_json
 from finegrain_client.specs import RANGE_MAX, SlotSpec, check_priority
 
 RETRIES_MAX = 1_000
@@ -40,8 +42,10 @@ class BatchSpec:
         slot: slot of each thread, with count 1 and no `target_address`. `restart_on_loss` and
             `restart_on_device_loss` are ignored: the request of a lost slot is always queued again.
         name: name for people to read, 1 to 200 printable characters.
-        group: resource group; empty: "default".
         priority: order of the batch within its group, -100 to 100; the highest is served first.
+        group: resource group; empty: the rules of the groups decide, or else "default".
+        after: jobs that must end before the first thread starts: a `JobDependency`, or the id of a
+            job that must succeed. If a job ends in another way, the batch stops.
         env: the whole environment of the task. PATH and HOME have defaults.
         cwd: absolute working directory; empty: a scratch directory of the task.
         user: user that the command runs as; empty: the executor's task user.
@@ -68,6 +72,7 @@ class BatchSpec:
     slot: SlotSpec = field(default_factory=SlotSpec)
     name: str = "batch"
     group: str = ""
+    after: Sequence[JobDependency | str] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: str = ""
     user: str = ""
@@ -85,6 +90,7 @@ class BatchSpec:
     def __post_init__(self) -> None:
         # Store a tuple. So the caller cannot change the command later.
         object.__setattr__(self, "command", tuple(os.fspath(each) for each in self.command))
+        object.__setattr__(self, "after", dependencies(self.after))
         _check_whole("threads", self.threads, 1, RANGE_MAX)
         if not self.command or not self.command[0]:
             raise InvalidArgument("command", list(self.command), "a program and its arguments")
@@ -146,7 +152,8 @@ class BatchSpec:
         """Reads the output of `to_json`. Ignores fields that only a later version knows."""
         data: dict[str, Any] = json.loads(text)
         slot = SlotSpec(**_known(SlotSpec, data.pop("slot")))
-        return cls(slot=slot, **_known(cls, data))
+        after = dependencies_from_json(data.pop("after", ()))
+        return cls(slot=slot, after=after, **_known(cls, data))
 
     def _filled(self, text: str, index: int, attempt: int) -> str:
         values = {"index": index, "threads": self.threads, "attempt": attempt}

@@ -23,6 +23,7 @@ from finegrain_client.graph.plan import (
     Plan,
     RegionPlan,
     RestartPolicy,
+    SlotTimes,
 )
 from finegrain_client.graph.profiles import (
     ManagedShare,
@@ -119,6 +120,10 @@ class _Assembly:
             slots_needed=_slots_needed(self.graph.mode, groups, regions),
             restart=RestartPolicy(
                 restarts_max=options.restarts_max, delay_s=options.restart_delay_s
+            ),
+            slot_times=SlotTimes(
+                time_limit_s=options.time_limit_s,
+                expected_run_time_s=options.expected_run_time_s,
             ),
         )
 

@@ -14,7 +14,7 @@ from finegrain.config_table import ConfigTable
 from finegrain.devices.device import GPU_MEMORY, WHOLE
 from finegrain.errors import InvalidArgument
 from finegrain.units import parse_bytes
-from finegrain.values.bounds import AMOUNT_MAX
+from finegrain.values.bounds import AMOUNT_MAX, TIME_LIMIT_MS_MAX
 from finegrain_client.graph.errors import GraphError
 from finegrain_client.graph.job_graph import JobGraph
 from finegrain_client.graph.values import (
@@ -107,6 +107,8 @@ def _job(table: ConfigTable) -> JobGraph:
             "restart_delay", int(default.restart_delay_s * 1000), most_ms=DELAY_MAX_S * 1000
         )
         / 1000,
+        time_limit_s=_seconds(table, "time_limit"),
+        expected_run_time_s=_seconds(table, "expected_run_time"),
     )
     name = table.text("name")
     # Mark these keys as known, because they may be absent.
@@ -114,6 +116,11 @@ def _job(table: ConfigTable) -> JobGraph:
         table.note(key)
     table.end()
     return JobGraph(name, mode, options=options)
+
+
+def _seconds(table: ConfigTable, key: str) -> float | None:
+    table.note(key)  # the key may be absent
+    return table.duration_ms(key, most_ms=TIME_LIMIT_MS_MAX) / 1000 if key in table else None
 
 
 def _operator(table: ConfigTable) -> OperatorSpec:

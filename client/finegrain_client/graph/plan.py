@@ -150,6 +150,16 @@ class RestartPolicy:
     delay_s: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotTimes:
+    """The time limit and the expected run time of each slot of a job, in seconds. None: there is
+    no limit; the run time is not known.
+    """
+
+    time_limit_s: float | None = None
+    expected_run_time_s: float | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """The plan of one job.
@@ -172,6 +182,7 @@ class Plan:
     network_buffer_bytes: int
     slots_needed: int
     restart: RestartPolicy
+    slot_times: SlotTimes = SlotTimes()
 
     @cached_property
     def group_of(self) -> Mapping[str, GroupPlan]:

@@ -16,6 +16,7 @@ from finegrain.errors import InvalidArgument
 from finegrain.resources import KIB, extended_items
 from finegrain.texts import check_id, check_text
 from finegrain.values.bounds import AMOUNT_MAX
+from finegrain_client.run_times import check_run_times
 
 WordT = TypeVar("WordT", bound=StrEnum)
 
@@ -227,6 +228,10 @@ class JobOptions:
         restarts_max: maximum number of restarts of one region after failures of its tasks.
         restart_delay_s: delay before the first restart. The delay doubles with each further
             restart, up to 60 s.
+        time_limit_s: longest time of each slot of the job in seconds, from its start on; None: no
+            limit. The executor ends the slot after this time. Its region then restarts.
+        expected_run_time_s: probable time of each slot in seconds, at most `time_limit_s`. It is a
+            hint for the scheduler; None: it is not known.
     """
 
     all_vertices_in_same_slot_sharing_group_by_default: bool | None = None
@@ -239,6 +244,8 @@ class JobOptions:
     default_managed_on_heap_memory_percent: int | None = None
     restarts_max: int = 3
     restart_delay_s: float = 1.0
+    time_limit_s: float | None = None
+    expected_run_time_s: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "program", read_program("program", self.program))
@@ -257,6 +264,7 @@ class JobOptions:
         # Compare the type: `isinstance` would accept True as an int.
         if type(delay) not in (int, float) or not 0 <= delay <= DELAY_MAX_S:
             raise InvalidArgument("restart_delay_s", delay, f"0 to {DELAY_MAX_S} seconds")
+        check_run_times(self.time_limit_s, self.expected_run_time_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from functools import partial
 from finegrain.errors import FinegrainError, Reason
 from finegrain_client.batch.slots import retry_until_answered
 from finegrain_client.errors import JobEnded, RequestRejected
-from finegrain_client.graph.plan import Plan
+from finegrain_client.graph.plan import Plan, SlotTimes
 from finegrain_client.graph.profiles import SlotProfile
 from finegrain_client.graph.schedule import Event, HostLost, RequestSlots, SlotLost
 from finegrain_client.graph_run.task_start import slot_spec
@@ -28,12 +28,16 @@ class JobSlots:
     Args:
         job: the job.
         prefix: the beginning of the allocation ids of its requests.
+        times: time limit and expected run time of each slot.
         deliver: a function that is called with events of lost slots and hosts.
     """
 
-    def __init__(self, job: Job, prefix: str, deliver: Callable[[Event], None]) -> None:
+    def __init__(
+        self, job: Job, prefix: str, times: SlotTimes, deliver: Callable[[Event], None]
+    ) -> None:
         self._job = job
         self._prefix = prefix
+        self._times = times
         self._deliver = deliver
         self._requests: dict[int, Request] = {}  # the key is the slot number
         self._numbers: dict[int, range] = {}  # slot numbers, by number of the request
@@ -94,7 +98,10 @@ class JobSlots:
         self._numbers[request] = numbers
         if not any(each in self._requests for each in numbers):  # no earlier runner requested them
             spec = GangSpec(
-                [slot_spec(each, self._id(at)) for at, each in zip(numbers, profiles, strict=True)],
+                [
+                    slot_spec(each, self._times, self._id(at))
+                    for at, each in zip(numbers, profiles, strict=True)
+                ],
                 gang_id=f"{self._prefix}-gang-{request}",
             )
             try:

@@ -130,7 +130,8 @@ class Runner:
             job = await self._attach_or_register(stack)
             number = await self._on_disk(partial(self._file.meta, "job_number"))
             prefix = slot_prefix(self._file.run_id, number)
-            self._slots = JobSlots(job, prefix, self._inbox.put_nowait)
+            times = self._file.spec.plan.slot_times
+            self._slots = JobSlots(job, prefix, times, self._inbox.put_nowait)
             self._job = job
             self._start(self._listen(job))
             self._start(self._watch_hosts())
@@ -156,10 +157,18 @@ class Runner:
             job = self._cluster.attach_job(job_id, lease_s=self._lease_s)
             return await stack.enter_async_context(job)
         spec = self._file.spec
+        # When the first slot was granted, the other jobs had ended. They may be deleted.
+        begun = any(
+            isinstance(each, SlotsGranted) for each in await self._on_disk(self._file.events)
+        )
 
         async def register() -> Job:
             job = self._cluster.job(
-                spec.plan.name, group=spec.group, lease_s=self._lease_s, priority=spec.priority
+                spec.plan.name,
+                group=spec.group,
+                lease_s=self._lease_s,
+                priority=spec.priority,
+                after=() if begun else spec.after,
             )
             return await stack.enter_async_context(job)
 
@@ -181,8 +190,13 @@ class Runner:
         self._inbox = asyncio.Queue()
         self._tasks.clear()
         lost: list[Event] = [SlotLost(each) for each in sorted(self._state.granted_slots())]
-        by_operator = error.details.get("end_reason") in (Reason.TERMINATED, Reason.ENDED)
-        if by_operator or self._cancel_ordered:
+        # An administrator has ended the job, or a job that it waits for has ended in another way.
+        for_good = error.details.get("end_reason") in (
+            Reason.TERMINATED,
+            Reason.ENDED,
+            Reason.DEPENDENCY_FAILED,
+        )
+        if for_good or self._cancel_ordered:
             lost.append(CancelOrdered())
         await self._on_disk(partial(self._file.append, lost, {}))
         for event in lost:

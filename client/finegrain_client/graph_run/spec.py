@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from finegrain.errors import InvalidArgument
+from finegrain.values.dependencies import JobDependency
+from finegrain_client.dependencies import dependencies, dependencies_from_json
 from finegrain_client.graph.errors import GraphError
 from finegrain_client.graph.plan import Plan
 from finegrain_client.graph.plan_json import plan_from_json, plan_to_json
@@ -28,12 +30,14 @@ class GraphRunSpec:
 
     Attributes:
         plan: the plan.
-        group: resource group of the job; empty: the default group.
+        group: resource group of the job; empty: the rules of the groups decide, or else "default".
         env: environment of all tasks.
         cwd: absolute path of the working directory of all tasks; empty: a scratch directory for
             each task.
         user: user that the tasks run as; empty: the executor's default.
         priority: order of the job within its group, -100 to 100; the highest is served first.
+        after: jobs that must end before the first task starts: a `JobDependency`, or the id of a
+            job that must succeed. If a job ends in another way, this job is cancelled.
     """
 
     plan: Plan
@@ -42,8 +46,10 @@ class GraphRunSpec:
     cwd: str = ""
     user: str = ""
     priority: int = 0
+    after: Sequence[JobDependency | str] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "after", dependencies(self.after))
         check_can_run(self.plan)
         check_priority("priority", self.priority)
         if self.cwd and not Path(self.cwd).is_absolute():
@@ -59,6 +65,7 @@ class GraphRunSpec:
                 "cwd": self.cwd,
                 "user": self.user,
                 "priority": self.priority,
+                "after": [asdict(each) for each in dependencies(self.after)],
             }
         )
 
@@ -73,6 +80,7 @@ class GraphRunSpec:
             data["cwd"],
             data["user"],
             data.get("priority", 0),  # absent in state files of earlier versions
+            dependencies_from_json(data.get("after", ())),
         )
 
 

@@ -11,12 +11,13 @@ import json
 import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 from finegrain.resources import MEMORY_GRAIN_BYTES
 from finegrain.v1 import task_executor_pb2 as te
-from finegrain_client.graph.plan import ChainPlan, EdgePlan, OperatorPlan, Plan
+from finegrain_client.graph.plan import ChainPlan, EdgePlan, OperatorPlan, Plan, SlotTimes
 from finegrain_client.graph.profiles import SlotProfile
 from finegrain_client.graph.schedule import Event, TaskEnded, TaskFailed, TaskId
 from finegrain_client.graph.values import Exchange
@@ -49,11 +50,17 @@ class OutputTail:
         return [each.rstrip() for each in text.splitlines() if each.strip()]
 
 
-def slot_spec(profile: SlotProfile, allocation_id: str) -> SlotSpec:
+def slot_spec(profile: SlotProfile, times: SlotTimes, allocation_id: str) -> SlotSpec:
     """Returns the request for a slot of a group."""
+    spec = SlotSpec(
+        allocation_id=allocation_id,
+        time_limit_s=times.time_limit_s,
+        expected_run_time_s=times.expected_run_time_s,
+    )
     if profile.is_default:
-        return SlotSpec(allocation_id=allocation_id)
-    return SlotSpec(
+        return spec
+    return replace(
+        spec,
         cpu_milli=profile.cpu_milli,
         memory_bytes=profile.task_heap_memory_bytes,
         task_off_heap_memory_bytes=profile.task_off_heap_memory_bytes,
@@ -62,7 +69,6 @@ def slot_spec(profile: SlotProfile, allocation_id: str) -> SlotSpec:
         extended=dict(profile.extended),
         devices=dict(profile.devices),
         ports=profile.ports,
-        allocation_id=allocation_id,
     )
 
 

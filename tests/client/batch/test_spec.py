@@ -85,3 +85,12 @@ def test_stragglers_are_known_when_half_is_done() -> None:
     assert pace.straggler_after_s(2, 41) is None
     assert pace.straggler_after_s(2, 40) == 2.0
     assert Rate([1.0] * 4).straggler_after_s(2, 4) is None
+
+
+def test_jobs_before_a_batch_are_kept_with_it() -> None:
+    failed = fg.JobDependency("job-2", fg.JobCondition.FAILED)
+    spec = fg.BatchSpec(1, ["work"], after=["job-1", failed])
+    assert spec.after == (fg.JobDependency("job-1"), failed)
+    assert fg.BatchSpec.from_json(spec.to_json()) == spec
+    with pytest.raises(fg.InvalidArgument, match="after"):
+        fg.BatchSpec(1, ["work"], after=["no id"])

@@ -28,6 +28,8 @@ default_managed_memory_percent = 50
 default_managed_on_heap_memory_percent = 10
 restarts_max = 7
 restart_delay = "500ms"
+time_limit = "2h"
+expected_run_time = "90s"
 
 [[operator]]
 name = "a"
@@ -91,6 +93,8 @@ def test_every_key_of_a_job_file() -> None:
         default_managed_on_heap_memory_percent=10,
         restarts_max=7,
         restart_delay_s=0.5,
+        time_limit_s=7_200.0,
+        expected_run_time_s=90.0,
     )
     assert spec.operators[0] == OperatorSpec(
         name="a",
