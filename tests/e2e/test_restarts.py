@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 
 import finegrain_client as fg
+from task_executor.engine.slots import Slot
+from task_executor.service.checkpoint import STATE_FILE, parse_state, read_document
 from tests.e2e.driving import (
     Daemon,
     Daemons,
@@ -309,6 +311,50 @@ async def test_a_killed_helper_loses_nothing(on_sqlite: Daemons) -> None:
         assert (result.stdout, result.exit_code) == (TICKS, 7)
         eventually(lambda: helper_of(executor) not in (None, helper), "another helper")
         assert (await (await slot.run(["echo", "same slot"])).wait(PATIENCE_S)).check().ok
+    on_sqlite.cli.settle()
+
+
+@pytest.mark.full
+async def test_no_restart_extends_a_time_limit_but_a_reuse_starts_it_again(
+    on_sqlite: Daemons,
+) -> None:
+    name = unique("e2e-limit")
+    started(on_sqlite, name)
+    (executor,) = on_sqlite.executors
+    whole = fg.SlotSpec(cpu_milli=1_000, memory_bytes=64 * fg.MIB, time_limit_s=30)
+
+    def limited() -> Slot:
+        content = read_document(executor.state_dir / STATE_FILE)
+        state = parse_state(content or {}, [])
+        (slot,) = [each for each in state.slots if each.limited_since_ms is not None]
+        return slot
+
+    async with on_sqlite.connect() as cluster, cluster.job("limit", detached=True) as job:
+        first, second = await job.request_slots([whole, whole])
+        slot = await first.granted(PATIENCE_S)
+        begun = limited()
+        assert await slot.reuse_for(second)
+        eventually(lambda: limited().reuse_number == 1, "the executor knows of the reuse")
+        again = limited()
+        assert (again.limited_since_ms or 0) > (begun.limited_since_ms or 0)
+        noted = on_sqlite.folder / "pid"
+        await slot.run(["sh", "-c", f"echo $$ > {noted}; exec sleep 600"])
+        pid = int(eventually(lambda: noted.exists() and noted.read_text(), "the task runs"))
+        os.kill(helper_pid(executor), signal.SIGKILL)
+        on_sqlite.manager.kill()
+        executor.kill()
+        executor.start()
+        executor.endpoint()
+        assert limited().limited_since_ms == again.limited_since_ms
+        eventually(
+            lambda: not Path(f"/proc/{pid}").exists(), "the task ends without the resource manager"
+        )
+        assert "time_limit_over" in executor.log
+        on_sqlite.manager.start()
+        on_sqlite.manager.endpoint()
+        with pytest.raises(fg.FinegrainError, match="time limit"):
+            await slot.run(["true"])
+        await job.end()
     on_sqlite.cli.settle()
 
 

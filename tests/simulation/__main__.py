@@ -21,6 +21,7 @@ from tests.simulation.world import (
     WITH_CPUS,
     WITH_DEVICE_SHARES,
     WITH_DEVICES,
+    WITH_TIMES,
     Failed,
     Plan,
     Result,
@@ -68,7 +69,7 @@ def main() -> int:
 
 
 def _wishes(seed: int) -> frozenset[str]:
-    profiles = (ALL_WISHES, WITH_CPUS, ALL_WISHES, WITH_DEVICES)
+    profiles = (ALL_WISHES, WITH_CPUS, WITH_TIMES, WITH_DEVICES)
     # Every second seed with devices has a storm of them.
     wishes = WITH_DEVICE_SHARES if seed % 8 == 7 else profiles[seed % 4]
     early = Random(f"{seed}/wishes").random() < EARLY_SHARE

@@ -35,10 +35,12 @@ from tests.simulation.device_checks import DeviceChecks
 from tests.simulation.fair_checks import FairChecks
 from tests.simulation.gang_checks import GangChecks, room_for_gangs
 from tests.simulation.idle_checks import idle_capacity
+from tests.simulation.job_checks import JobChecks
 from tests.simulation.priority_checks import PriorityChecks
 from tests.simulation.provision_checks import ProvisionChecks
 from tests.simulation.rejection_checks import RejectionChecks
 from tests.simulation.resize_checks import ResizeChecks, enforced_beyond_books, in_use
+from tests.simulation.time_checks import TimeChecks
 from tests.simulation.usage_checks import UsageChecks
 
 if TYPE_CHECKING:
@@ -71,6 +73,7 @@ class Checks:
         self.usage = UsageChecks()
         self.fair = FairChecks()
         self.priorities = PriorityChecks()
+        self.times, self.jobs = TimeChecks(), JobChecks()
         self.cpus = CpuChecks()
         self.devices = DeviceChecks()
         self.restores = 0
@@ -163,6 +166,8 @@ class Checks:
             self.require(self.gangs.decided(state, effects, changes))
             self.require(self.provisions.decided(state, changes))
             self.require(self.rejections.decided(state, effects, self.now_ms))
+            self.require(self.times.decided(state, effects, self.now_ms))
+            self.require(self.jobs.decided(state, changes))
             self.require(self.cpus.decided(state, changes))
             if not many:
                 self.require(self.fair.decided(state, effects))
@@ -311,6 +316,7 @@ class Checks:
         self.resizes.restored(self.database.rows.keyed(tables.slots))
         self.usage.forget()
         self.fair.older_books()
+        self.times.restored()
         self._outlived = {name: set(each.on_host) for name, each in self.executors.items()}
         for master in self.masters.values():
             master.acknowledged = {name for name in master.acknowledged if rows.has(name)}
@@ -390,9 +396,13 @@ class Checks:
         self._contact_ms[executor.name] = self.now_ms
         if reported_ms is not None:
             self._reported_ms[executor.executor_id] = reported_ms
+            self.times.reported(executor, reported_ms)
 
     def alone(self) -> None:
-        """Checks now and then that executors without contact give up their slots in time."""
+        """Checks now and then that executors without contact give up their slots in time, and end
+        slots at their time limits.
+        """
+        self.require(self.times.running(self.executors.values()))
         for executor in self.executors.values():
             went_on_ms = self.now_ms - executor.stopped_until_ms  # below zero: it is stopped
             if executor.orphan_ms is None or not executor.up or went_on_ms < ALONE_SLACK_MS:

@@ -29,9 +29,10 @@ from task_executor.service.encoding import state_to_proto
 from tests.simulation.host_commands import CommandedHost
 from tests.simulation.manager import Manager
 from tests.simulation.network import Reply, Unreached
+from tests.simulation.some_settings import REPORT_MS
 
-REPORT_MS = 800
 CALL_WAIT_MS = 1_500
+LIMIT_CHECK_MS = 100
 CONFLICT_PAUSE_MS = 2_500
 DESTROY_WAIT_MS = 5_000
 
@@ -64,6 +65,7 @@ class Executor(CommandedHost):
         self._look_at_cpus()
         self._look_at_devices()
         self.checks.contact(self)
+        self.checks.times.starts(self)
         self.log(f"{self.name} starts with {[f'{k[0]}/{k[1]}' for k in self.on_host]}")
         return self._settle(self.loop.now_ms)
 
@@ -123,6 +125,8 @@ class Executor(CommandedHost):
         for slot in list(self.table):
             if slot.state is CarveState.ALLOCATED:
                 self._offer(slot)
+        self.checks.times.starts(self)
+        self._end_at_limits()
         return self._turn()
 
     def crash(self, *, reboot: bool = False) -> None:
@@ -293,8 +297,44 @@ class Executor(CommandedHost):
         self._free_unowned(answer.unowned)
         if answer.send_full_report:
             self.reports.require_full_report()
+        if answer.reused_slots:
+            return self._restart_limits(answer)
+        return self._continue(answer)
+
+    def _continue(self, answer: ReportAnswer) -> None:
+        if answer.send_full_report:
             return self._turn()
         return self._rest(20 if self._changed else self.report_ms, wakeable=True)
+
+    # -- time limits -----------------------------------------------------------------------
+
+    def _restart_limits(self, answer: ReportAnswer) -> None:
+        """Starts the time limits of reused slots again."""
+        reuses = [(SlotKey(name, number), reuse) for name, number, reuse in answer.reused_slots]
+        for key, reuse in reuses:
+            self.checks.times.reused(self, key, reuse)
+            self.table.reused(key, reuse, self.loop.now_ms)
+        self._change()
+
+        def saved(fine: bool) -> None:
+            for key, reuse in reuses if fine else ():
+                self.checks.times.kept(key, reuse)
+            self._continue(answer)
+
+        self._save(saved)
+
+    def _end_at_limits(self) -> None:
+        """Ends slots whose time limit is over; see `task_executor/service/time_limits.py`.
+
+        A reboot ends all slots. So the clock of the simulation serves as the boot clock.
+        """
+        now_ms = self.loop.now_ms
+        due = [s.key for s in self.table if s.ends_at_ms is not None and s.ends_at_ms <= now_ms]
+        if due:
+            self.log(f"{self.name} ends {[f'{k[0]}/{k[1]}' for k in due]} at their time limit")
+            self.checks.require(self.checks.times.over(self, due))
+            self._free(due, reason=Reason.TIME_LIMIT.value)
+        self.after(LIMIT_CHECK_MS, self._end_at_limits)
 
     def _met(self, reported_ms: int | None) -> None:
         self._contact_ms = self.loop.now_ms

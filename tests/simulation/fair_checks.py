@@ -19,14 +19,17 @@ from finegrain.resources import Amounts
 from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.states import RequestState, SlotState
 from resource_manager.engine.fairness.quotas import SLOTS, counted, fulfilment, needs_slots
+from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.model.effects import Changes, Effect, PublishClusterEvent
 from resource_manager.engine.model.entities import Group, JobState, Request, RequestSpec, Slot
 from resource_manager.engine.model.events import SlotsReuseRequested
 from resource_manager.engine.model.scheduling_key import scheduling_key
+from resource_manager.engine.placement.reserved import Reservation
 from resource_manager.engine.queue.scheduling_classes import JobQueue
 from resource_manager.engine.state import State
 from resource_manager.storage import tables
 from resource_manager.storage.rows import GROUPS, RANGES, REQUESTS
+from tests.simulation.job_checks import limits_of, waits
 
 if TYPE_CHECKING:
     from tests.simulation.database import Database
@@ -51,6 +54,10 @@ class FairChecks:
     # versions since the last durable one: a later call of the same batch may have replaced them
     _replaced: dict[str, set[Row]] = field(default_factory=dict)
     _deleted: Counter[str] = field(default_factory=Counter)  # durable deletions, by group
+    # by owner: the earliest start of a reservation that was ever expected
+    _earliest: WeakKeyDictionary[State, dict[int, tuple[Reservation, int]]] = field(
+        default_factory=WeakKeyDictionary
+    )
     # request to the slot that serves it instead
     _taken_over: dict[str, Key] = field(default_factory=dict)
 
@@ -101,6 +108,9 @@ class FairChecks:
         self.did["reservations"] += sum(each.kind == "reservation_made" for each in kinds)
         yield from _held_for_nobody(state)
         limited = any(group.maximum or group.minimum for group in state.groups.values())
+        if new:
+            yield from self._early_enough(state, new.keys() - before.keys())
+            yield from _above_user_limits(state, now, new)
         if not new or not limited:
             return
         used, added = _sums(state, now), _sums(state, new)
@@ -109,6 +119,43 @@ class FairChecks:
         placed = [state.slots[key] for key in new if key not in before and key[0] not in settled]
         if state.settings.fairness.order == "fair":
             yield from _minimum_passed_over(state, placed, used, added)
+
+    def _early_enough(self, state: State, new: Iterable[Key]) -> Iterator[str]:
+        """Yields new slots on capacity that is reserved for others, if they will probably run for
+        longer than the owner may have to wait.
+        """
+        earliest = self._earliest.setdefault(state, {})
+        reservations = state.reservations.by_number
+        for number in earliest.keys() - reservations.keys():
+            del earliest[number]
+        for number, each in reservations.items():
+            if (start_ms := each.promised_ms) is None:
+                continue
+            # A plan whose hosts have changed is made again, and has another start.
+            known, known_ms = earliest.get(number, (each, start_ms))
+            earliest[number] = each, min(start_ms, known_ms) if known is each else start_ms
+        on_host = state.reservations.on_host
+        for key in new:
+            slot = state.slots[key]
+            host = state.hosts.get(slot.executor_id)
+            if host is None or host.reserved is None or key in host.reserved.before:
+                continue
+            # Slots of the owner's job may have been placed before the reservation was made.
+            if slot.job_id == host.reserved.own_job or not _is_on_reserved(host, slot):
+                continue
+            self.did["backfilled"] += 1
+            expected_ms = state.run_times.expected_ms(
+                state.requests[slot.allocation_id].spec, slot.job_id
+            )
+            found = earliest.get(on_host[host.host_id].owner.number)
+            until_ms = None if found is None else found[1]
+            late = until_ms is None or expected_ms is None
+            if late or state.journal.now_ms + (expected_ms or 0) > (until_ms or 0):
+                yield (
+                    f"{slot.allocation_id} is placed at {state.journal.now_ms} for {expected_ms} ms"
+                    f" on {host.host_id}, which is reserved for"
+                    f" {on_host[host.host_id].owner.title} from {until_ms}"
+                )
 
     # -- reuse of slots ----------------------------------------------------------------------
 
@@ -181,30 +228,50 @@ class FairChecks:
 
 
 class Limits:
-    """The amounts that the maxima of groups still allow, in the present state."""
+    """What groups, users and dependencies still allow, in the present state."""
 
     def __init__(self, state: State) -> None:
         self._state = state
         self._any = any(group.maximum for group in state.groups.values())
+        self._any = self._any or bool(state.flows.users.limits)
         self._used: dict[str, Counter[str]] | None = None
+        self._users: dict[str, Counter[str]] = {}
 
     def stop(self, job_id: str, needs: Iterable[Amounts]) -> bool:
-        """Returns whether a maximum of the job's groups forbids to add all of these amounts."""
+        """Returns whether more slots with these amounts are forbidden: by a maximum of the job's
+        groups or of its owner, or because the job waits for other jobs.
+        """
+        if self._awaits(job_id):
+            return True
         if not self._any:
             return False
         if self._used is None:
-            self._used = _sums(self._state, _booked(self._state))
+            booked = _booked(self._state)
+            self._used, self._users = (
+                _sums(self._state, booked),
+                _sums_of_users(self._state, booked),
+            )
         need = sum((Counter(counted(each)) for each in needs), Counter[str]())
-        return any(
-            self._used.get(group.name, Counter())[name] + amount > group.maximum[name]
+        owner = self._state.jobs[job_id].owner
+        limits = [
+            (self._used.get(group.name, Counter()), group.maximum)
             for group in _path(self._state, job_id)
+        ]
+        limits.append((self._users.get(owner, Counter()), limits_of(self._state, owner)))
+        return any(
+            used[name] + amount > maximum[name]
+            for used, maximum in limits
             for name, amount in need.items()
-            if name in group.maximum
+            if name in maximum
         )
 
+    def _awaits(self, job_id: str) -> bool:
+        job = self._state.jobs.get(job_id)
+        return job is not None and bool(job.depends_on) and waits(self._state, job)
+
     def stop_request(self, job_id: str, spec: RequestSpec) -> bool:
-        """Returns True if a maximum forbids one more request of this kind."""
-        if not self._any:
+        """Returns True if one more request of this kind is forbidden."""
+        if not self._any and not self._awaits(job_id):
             return False
         shape = self._state.queue.class_of(spec)
         return self.stop(job_id, [self._state.quotas.need_of(shape)])
@@ -235,6 +302,44 @@ def _sums(state: State, amounts: Booked) -> dict[str, Counter[str]]:
         for group in _path(state, job_id):
             sums.setdefault(group.name, Counter()).update(booked)
     return sums
+
+
+def _sums_of_users(state: State, amounts: Booked) -> dict[str, Counter[str]]:
+    """Adds up amounts of slots by the owner of their jobs."""
+    sums: dict[str, Counter[str]] = {}
+    for key, booked in amounts.items():
+        job = state.jobs.get(state.slots[key].job_id)
+        if job is not None:
+            sums.setdefault(job.owner, Counter()).update(booked)
+    return sums
+
+
+def _above_user_limits(state: State, now: Booked, more: Booked) -> Iterator[str]:
+    """Yields users that exceed a limit because of the present placements."""
+    if not state.flows.users.limits:
+        return
+    used = _sums_of_users(state, now)
+    for owner, added in _sums_of_users(state, more).items():
+        for dimension, limit in limits_of(state, owner).items():
+            if added[dimension] and used[owner][dimension] > limit:
+                yield (
+                    f"{owner} has {used[owner][dimension]} of {dimension}, of which"
+                    f" {added[dimension]} are new; its limit is {limit}"
+                )
+
+
+def _is_on_reserved(host: Host, slot: Slot) -> bool:
+    """Returns whether a slot uses capacity that its host reserves for another request."""
+    kept = host.reserved
+    assert kept is not None
+    since = sum(
+        (Counter(each.booked) for key, each in host.slots.items() if key not in kept.before),
+        Counter[str](),
+    )
+    return any(
+        since[name] + kept.amounts[name] > host.total.get(name, 0)
+        for name in slot.booked.keys() & kept.amounts.keys()
+    )
 
 
 def _beyond(booked: dict[str, int], before: dict[str, int]) -> dict[str, int]:

@@ -7,13 +7,23 @@ durable.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 from finegrain.errors import FinegrainError, Reason, Unavailable
 from finegrain.resources import MIB
+from finegrain.values.group_rules import GroupRule
 from resource_manager.engine.model.entities import Group
-from resource_manager.engine.model.events import GroupDeleted, GroupSet
+from resource_manager.engine.model.events import (
+    GroupDeleted,
+    GroupRulesChanged,
+    GroupSet,
+    GroupUsersChanged,
+    UserLimitsDeleted,
+    UserLimitsSet,
+)
+from tests.simulation.job_specs import USERS
 from tests.simulation.manager import Manager
 from tests.simulation.network import Loop, Network, Node, Unreached
 
@@ -31,7 +41,45 @@ PARENTS = ("", "", "dept", "nightly", "low")
 MOST = (("cpu_milli", 2_000), ("slots", 6), ("memory_bytes", 600 * MIB), ("cpu_milli", 0))
 LEAST = (("cpu_milli", 1_000), ("slots", 3), ("memory_bytes", 256 * MIB))
 
-REFUSALS = frozenset({Reason.GROUP_UNKNOWN, Reason.GROUP_IN_USE, Reason.INVALID_ARGUMENT})
+USERS_SHARE = 0.5
+"""How often it changes limits, rights and rules, if there are several users."""
+
+USER_CHANGES = (
+    "limit",
+    "limit",
+    "free",
+    "free",
+    "delete",
+    *["rule"] * 4,
+    "remove",
+    "allow",
+    "allow",
+)
+USER_LIMITS = (
+    ("slots", 3),
+    ("cpu_milli", 1_500),
+    ("memory_bytes", 600 * MIB),
+    ("jobs", 2),
+    ("requests", 12),
+    ("slots", 0),
+)
+RULES = (
+    GroupRule(0, job="job-0*"),
+    GroupRule(0, job="job-?[24680]"),
+    GroupRule(0, user="user/a*"),
+    GroupRule(0, user="user/*", labels=(("team", "*"),)),
+    GroupRule(0, labels=(("team", "ml"),)),
+)
+
+REFUSALS = frozenset(
+    {
+        Reason.GROUP_UNKNOWN,
+        Reason.GROUP_IN_USE,
+        Reason.INVALID_ARGUMENT,
+        Reason.ALREADY_EXISTS,
+        Reason.IDENTITY_UNKNOWN,
+    }
+)
 """Errors that an administrator may get."""
 
 
@@ -46,17 +94,22 @@ class GroupOperator(Node):
         managers: list[Manager],
         checks: Checks,
         log: Callable[[str], None],
+        user_rng: Random | None = None,
     ) -> None:
         super().__init__("operator", loop, up=True, life=1)
+        self._user_rng = user_rng  # None: it changes groups only
         self.rng, self.network, self.managers = rng, network, managers
         self.checks, self.log = checks, log
         self.leaving = False
         self._limited: set[tuple[str, str, str]] = set()  # limits that were requested
+        self._user_limits: set[tuple[str, str]] = set()
 
     def act(self) -> None:
         """Makes a random call; repeats this until the administrator leaves."""
         if self.leaving:
-            return
+            return None
+        if self._user_rng is not None and self._user_rng.random() < USERS_SHARE:
+            return self._change_users(self._user_rng)
         what, name = self.rng.random(), self.rng.choice(NAMES)
         if what < 0.2:
             self._delete(name)
@@ -64,6 +117,42 @@ class GroupOperator(Node):
             self._set(*self._unlimited())
         else:
             self._set(name, self._change(name))
+        return None
+
+    def _change_users(self, rng: Random) -> None:
+        """Changes limits of users, rights of users, or rules of groups."""
+        group, user = rng.choice(DELIVERED), rng.choice(("*", *USERS, "operator/ann"))
+        what = rng.choice(USER_CHANGES)
+        match what:
+            case "limit":
+                name, most = rng.choice(USER_LIMITS)
+                self._user_limits.add((user, name))
+                limit: dict[str, int | None] = {name: most}
+                self._ask(lambda at: UserLimitsSet(at, user, limit), f"{user}: {limit}")
+            case "free" if self._user_limits:
+                user, name = rng.choice(sorted(self._user_limits))
+                self._user_limits.remove((user, name))
+                self._ask(lambda at: UserLimitsSet(at, user, {name: None}), f"{user}: no {name}")
+            case "delete":
+                self._ask(lambda at: UserLimitsDeleted(at, user), f"{user}: no limits")
+            case "rule":
+                rule = replace(rng.choice(RULES), order=rng.choice((0, 0, 5, 25, 45)))
+                self._ask(lambda at: GroupRulesChanged(at, group, (rule,)), f"{group}: {rule}")
+            case "remove":
+                order = rng.choice((5, 10, 20, 25, 30, 45))
+                self._ask(
+                    lambda at: GroupRulesChanged(at, group, remove=(order,)),
+                    f"{group}: without rule {order}",
+                )
+            case _:
+                allowed = rng.choice(("*", *USERS))
+                self._ask(
+                    lambda at: GroupUsersChanged(at, group, (allowed,)), f"{group}: for {allowed}"
+                )
+
+    def _ask(self, make: Callable[[Any], Any], text: str) -> None:
+        self.log(f"operator changes {text}")
+        self._until_answered(make, lambda _answer: None)
 
     def _next(self) -> None:
         self.after(self.rng.randint(100, 1_200), self.act)

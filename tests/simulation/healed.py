@@ -26,12 +26,14 @@ def check_healed(checks: Checks, state: State) -> None:
     checks.require(checks.resizes.healed(state))
     checks.require(checks.rejections.healed(state, checks.now_ms))
     checks.require(checks.resizes.waiting(state))
+    checks.require(checks.jobs.healed(state))
     told = {key: each for master in checks.masters.values() for key, each in master.held().items()}
     for executor in checks.executors.values():
         if not _is_double(checks, state, executor):
             _agree(state, executor)
             checks.require(sizes_agree(state, executor, told))
             checks.require(checks.cpus.healed(state, executor))
+            checks.require(checks.times.healed(state, executor))
             checks.require(checks.devices.healed(state, executor))
     looked_at, limits = set(), Limits(state)
     waiting = [part.member(part.waiting.first) for part in state.ranges.parts() if part.waiting]

@@ -137,15 +137,24 @@ class CommandedHost(ParkingHost):
                 failed.add(slot.key)
                 self._clean(slot.key)
             else:
-                moved = slot.with_state(CarveState.ALLOCATED, allocated_time_ms=self.time_ms)
+                limited = slot.spec.time_limit_ms is not None
+                since_ms = self.loop.now_ms if limited else None
+                moved = slot.with_state(
+                    CarveState.ALLOCATED,
+                    allocated_time_ms=self.time_ms,
+                    limited_since_ms=since_ms,
+                )
                 self._enforced[slot.key] = moved
+                self.checks.times.carved(moved)
         carved = [slot.key for slot in new if slot.key not in failed]
+        since = {key: self._enforced[key].limited_since_ms for key in carved}
 
         def saved(fine: bool) -> None:
             for key in carved:
                 del self._enforced[key]
                 if fine:
-                    self._offer(self.table.carved(key, NOTHING_REPORTED, self.time_ms))
+                    slot = self.table.carved(key, NOTHING_REPORTED, self.time_ms, since[key])
+                    self._offer(slot)
                 else:
                     failed.add(key)
                     self._clean(key)

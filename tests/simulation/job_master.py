@@ -11,9 +11,10 @@ from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from finegrain.errors import FinegrainError, Reason
+from finegrain.errors import FinegrainError, Reason, ResourceExhausted
 from finegrain.resources import MIB, ResourceProfile
-from finegrain.values.states import GangPlacement, RequestState
+from finegrain.values.dependencies import JobDependency
+from finegrain.values.states import GangPlacement, JobOutcome, RequestState
 from resource_manager.engine.model.entities import (
     ENDED_REQUEST_STATES,
     GangSpec,
@@ -34,6 +35,7 @@ from tests.simulation.cpu_machines import with_cpus
 from tests.simulation.device_machines import with_devices, with_other_shares
 from tests.simulation.follower import Follower, names_of
 from tests.simulation.group_operator import NAMES
+from tests.simulation.job_specs import LABELS, some_dependencies, some_owner, with_times
 from tests.simulation.manager import Manager
 from tests.simulation.network import Loop, Network, Reply
 from tests.simulation.reuses import Reuses
@@ -55,6 +57,9 @@ GANG_SIZES = (1, 2, 2, 2, 3, 3, 4, 8)
 WAITING_IN_GANGS_MAX = 6
 GANG_WEIGHTS = (4, 10, 1, 2, 0.1)
 PLACEMENTS = tuple(GangPlacement)
+REGISTRATION_REFUSALS = frozenset(
+    {Reason.GROUP_UNKNOWN, Reason.GROUP_NOT_ALLOWED, Reason.JOB_UNKNOWN, Reason.ALREADY_EXISTS}
+)
 RESIZE_REFUSALS = frozenset(
     {
         Reason.ALLOCATION_UNKNOWN,
@@ -75,6 +80,9 @@ DEVICES = "devices"  # slots with GPUs and NICs, on hosts with a known topology
 DEVICE_STORM = "device storm"  # devices fail often, and administrators park slots
 DEVICE_SHARES = "device shares"  # resizes change the shares of devices, too
 FAIR_SHARES = "fair shares"  # several groups with limits, and reuse of slots
+TIMES = "times"  # time limits, expected run times and wait timeouts
+DEPENDENCIES = "dependencies"  # jobs that wait for jobs
+USERS = "users"  # several users with limits, and rules that choose groups
 # A name for requests that no executor could host; they are made before the first executor exists.
 EARLY = "early requests"
 PRIORITIES = "priorities"  # requests and jobs with priorities
@@ -122,6 +130,22 @@ class JobMaster(Follower):
         fair_rng = chance(f"{name}/fair shares")
         self.group = fair_rng.choice(NAMES) if FAIR_SHARES in self.wishes else "default"
         self.reuses = Reuses(self, fair_rng)
+        self.time_rng, self.job_rng = chance(f"{name}/times"), chance(f"{name}/jobs")
+        self.owner, self.labels = "operator/ann", LABELS[0]
+        if USERS in self.wishes:
+            self.owner, self.labels = some_owner(self.job_rng)
+            self.group = "" if self.job_rng.random() < 0.5 else self.group
+        self.depends_on: tuple[JobDependency, ...] = ()
+        if DEPENDENCIES in self.wishes and self.job_rng.random() < 0.6:
+            self.depends_on = some_dependencies(self.job_rng, list(checks.masters))
+        # Content of the registration. The next one is used if one is refused.
+        self._contents = list(
+            dict.fromkeys(
+                (group, after)
+                for after in (self.depends_on, ())
+                for group in (self.group, "default")
+            )
+        )
         self._ranges: list[tuple[RequestSpec, int]] = []  # spec of the members, and how many
         self.leaving = False
         self.made = 0
@@ -135,15 +159,18 @@ class JobMaster(Follower):
         self._forget()
         if self.life > 1:
             self.sequence = None
-        self._register(self.group)
+        self._register(0)
 
-    def _register(self, group: str) -> None:
+    def _register(self, attempt: int) -> None:
+        group, depends_on = self._contents[attempt % len(self._contents)]
+
         def expected(error: FinegrainError) -> bool:
+            if USERS in self.wishes and isinstance(error, ResourceExhausted):
+                self.after(self.job_rng.randint(100, 1_000), lambda: self._register(attempt))
+                return True
             # An earlier copy of the call may arrive late, when the group exists again.
-            other = "default" if group == self.group else self.group
-            refused = error.reason in (Reason.GROUP_UNKNOWN, Reason.ALREADY_EXISTS)
-            if refused and other != group:
-                self.after(1, lambda: self._register(other))
+            if error.reason in REGISTRATION_REFUSALS and len(self._contents) > 1:
+                self.after(1, lambda: self._register(attempt + 1))
                 return True
             return False
 
@@ -154,9 +181,11 @@ class JobMaster(Follower):
                 self.name,
                 group,
                 self.lease_ms,
-                "operator/ann",
+                self.owner,
                 "r",
-                priority=self.priority,
+                depends_on,
+                self.labels,
+                self.priority,
             ),
             self._begin,
             expected,
@@ -176,13 +205,18 @@ class JobMaster(Follower):
                 self._deal_with_ranges()
             if FAIR_SHARES in self.wishes:
                 self.reuses.begin()
+            # Jobs end often, because others wait for their end.
+            if DEPENDENCIES in self.wishes:
+                self.after(self.job_rng.randint(1_000, 12_000), self.leave)
 
     def leave(self) -> None:
         """Stops requesting and ends the job."""
         self.leaving = True
         if self.up and not self.over:
+            outcome = self.job_rng.choice(tuple(JobOutcome))
             self.until_answered(
-                lambda at: JobEndRequested(at, self.name, "ENDED"), lambda _job: self._end("left")
+                lambda at: JobEndRequested(at, self.name, "ENDED", outcome=outcome),
+                lambda _job: self._end("left"),
             )
 
     def crash(self, *, back_in_ms: int | None) -> None:
@@ -241,8 +275,15 @@ class JobMaster(Follower):
                     fine.update(names_of(f"{each.range_id}.{each.first_index}", each.count))
             self.acknowledged |= self.checks.acknowledged(self.name, fine)
 
+        def expected(error: FinegrainError) -> bool:
+            # Of a refused gang, no request exists.
+            self.busy = not isinstance(error, ResourceExhausted)
+            return USERS in self.wishes and not self.busy
+
         self.until_answered(
-            lambda at: RequestsSubmitted(at, self.name, specs, gangs=gangs, ranges=ranges), done
+            lambda at: RequestsSubmitted(at, self.name, specs, gangs=gangs, ranges=ranges),
+            done,
+            expected,
         )
 
     def _spec(self) -> RequestSpec:
@@ -257,7 +298,10 @@ class JobMaster(Follower):
             restart_on_loss=rng.random() < 0.5,
             priority=self._priority(),
         )
-        return self._with_cpus(spec)
+        return self._with_cpus(self._with_times(spec))
+
+    def _with_times(self, spec: RequestSpec) -> RequestSpec:
+        return with_times(self.time_rng, spec) if TIMES in self.wishes else spec
 
     def _priority(self) -> int:
         return self.priority_rng.choice((-3, 0, 0, 8)) if PRIORITIES in self.wishes else 0
@@ -354,7 +398,7 @@ class JobMaster(Follower):
             if alike and members:
                 spec = replace(members[0], allocation_id=spec.allocation_id)
             else:
-                spec = self._with_cpus(spec)
+                spec = self._with_cpus(replace(self._with_times(spec), wait_timeout_ms=None))
             members.append(spec)
         self._in_gangs += [spec.allocation_id for spec in members]
         self.checks.gangs.asked(self.name, gang, [spec.allocation_id for spec in members])
@@ -419,7 +463,7 @@ class JobMaster(Follower):
                 restart_on_loss=rng.random() < 0.6,
                 priority=self._priority(),
             )
-            spec = self._with_cpus(spec)
+            spec = self._with_cpus(self._with_times(spec))
             self._ranges.append((spec, count))
         self._request((), ranges=(RangeSpec(spec, first, count),))
 

@@ -43,6 +43,8 @@ from resource_manager.engine.model.events import (
     Event,
     ExecutorProbed,
     JobKeptAlive,
+    JobRegistered,
+    RequestsSubmitted,
     SlotsReuseRequested,
     Ticked,
 )
@@ -192,6 +194,7 @@ class Manager(Client):
         self.checks.require(self.checks.usage.restored(self))
         self.checks.require(self.checks.fair.restored(self.state, self.database))
         self.checks.require(self.checks.priorities.restored(self.state))
+        self.checks.require(self.checks.jobs.restored(self.state, self.database))
 
     def _renew(self) -> None:
         sent_ms = self.loop.now_ms
@@ -271,12 +274,19 @@ class Manager(Client):
         if ticked:
             self._step(Ticked(at), batch.effects)
             self.checks.require(self.checks.gangs.late(self.state, at.monotonic_ms))
+            self.checks.require(self.checks.times.late(self.state, self.loop.now_ms))
             self.checks.require(self.checks.resizes.late(self.state, at.monotonic_ms))
         self._step(Decide(at), batch.effects)
         changes = self.state.changes.take()
         return changes, idle and not changes and not batch.effects
 
     def _answer(self, event: Event, effects: list[Effect]) -> Any:
+        if isinstance(event, JobRegistered | RequestsSubmitted):
+            jobs = self.checks.jobs
+            used = jobs.used(self.state, event)
+            answer = self._step(event, effects)
+            self.checks.require(jobs.answers(self.state, event, used, answer))
+            return answer
         if not isinstance(event, SlotsReuseRequested):
             return self._step(event, effects)
         fair = self.checks.fair

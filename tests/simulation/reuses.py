@@ -12,6 +12,7 @@ from finegrain.errors import Reason
 from finegrain.values.outcomes import ItemOutcome
 from resource_manager.engine.model.entities import JobEvent, RequestSpec
 from resource_manager.engine.model.events import SlotsReuseRequested
+from task_executor.engine.slots import SlotKey
 
 if TYPE_CHECKING:
     from tests.simulation.fair_checks import Key
@@ -78,7 +79,8 @@ class Reuses:
     def _kind(self, name: str) -> object:
         spec = self._spec(name)
         assert spec is not None
-        return spec.profile, spec.required_labels, spec.target_address
+        times = spec.time_limit_ms, spec.wait_timeout_ms
+        return spec.profile, spec.required_labels, spec.target_address, times
 
     def _ask(self, pairs: list[tuple[str, int, str]]) -> None:
         master = self._master
@@ -94,6 +96,7 @@ class Reuses:
                 if not outcome.reason:
                     fair, database = master.checks.fair, master.checks.database
                     master.checks.require(fair.agreed(key, for_id, database))
+                    master.checks.times.agreed(SlotKey(*key), master.loop.now_ms)
 
         def make(at: Any) -> SlotsReuseRequested:
             return SlotsReuseRequested(at, master.name, tuple(pairs))

@@ -7,6 +7,8 @@ from random import Random
 
 from resource_manager.engine.model.settings import EngineSettings, Fairness, Provisioning
 
+REPORT_MS = 800
+
 USUAL = Fairness(usage_interval_ms=1_000)
 
 
@@ -28,6 +30,7 @@ def some_settings(
     """
     return EngineSettings(
         lost_timeout_ms=25_000 if large else 4_000,
+        report_interval_ms=REPORT_MS,
         strategy=rng.choice(("pack", "spread")),
         pack_candidates=rng.choice((1, 2, 8)),
         classes_tried_max=chance("rounds").choice((1, 3, 1_000)),

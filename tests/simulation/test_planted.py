@@ -12,6 +12,7 @@ from tests.simulation.planted_devices import DEVICES_IN_A_STORM, DEVICES_MISHAND
 from tests.simulation.planted_elastic import ELASTIC
 from tests.simulation.planted_fair import FAIR
 from tests.simulation.planted_faults import FAULTS_MISHANDLED
+from tests.simulation.planted_jobs import JOB_RULES
 from tests.simulation.planted_priorities import PRIORITIES_MISHANDLED
 from tests.simulation.planted_rejections import REJECTIONS
 from tests.simulation.test_simulation import SEEDS
@@ -23,6 +24,7 @@ from tests.simulation.world import (
     WITH_DEVICES,
     WITH_EARLY,
     WITH_PRIORITIES,
+    WITH_TIMES,
     Failed,
     Plan,
     World,
@@ -38,6 +40,7 @@ KINDS = (
     DEVICES_IN_A_STORM,
     REJECTIONS,
     PRIORITIES_MISHANDLED,
+    JOB_RULES,
 )
 WISHES_OF = {
     FAIR: ALL_WISHES,
@@ -46,6 +49,7 @@ WISHES_OF = {
     DEVICES_IN_A_STORM: WITH_DEVICE_STORM,
     REJECTIONS: WITH_EARLY,
     PRIORITIES_MISHANDLED: WITH_PRIORITIES,
+    JOB_RULES: WITH_TIMES,
 }
 PLANTED = [plant for kind in KINDS for plant in kind]
 QUICK = {plant for kind in KINDS for plant in kind[-2:]}
@@ -121,6 +125,23 @@ FOUND_BY = {
     "priorities_of_requests_are_forgotten_at_a_start": 11,
     "requests_of_a_job_are_served_in_order_of_arrival": 2,
     "jobs_of_a_group_are_served_without_priorities": 2,
+    "time_limit_starts_again_with_the_front": 207,
+    "time_limit_needs_the_manager": 200,
+    "reused_slot_keeps_its_old_count": 222,
+    "timeouts_are_forgotten_at_a_start": 200,
+    "requests_time_out_early": 200,
+    "waiting_job_gets_slots": 200,
+    "outcomes_are_ignored": 212,
+    "dependencies_are_forgotten_at_a_start": 200,
+    "end_of_a_job_releases_nobody": 200,
+    "limits_of_users_are_forgotten_at_a_start": 200,
+    "slots_from_before_a_limit_do_not_count": 214,
+    "user_may_have_one_job_more": 216,
+    "user_may_submit_without_end": 200,
+    "last_rule_chooses_the_group": 216,
+    "labels_of_jobs_are_ignored_by_rules": 212,
+    "backfill_ignores_run_times": 215,
+    "plan_does_not_count_as_a_reservation": 202,
 }
 """For each bug, a seed that finds it. This makes the test fast. If the seed does not find the bug
 any more, all seeds are tried.
@@ -163,4 +184,4 @@ def test_a_planted_bug_is_found(
 
 
 def test_enough_is_planted() -> None:
-    assert len({plant.__name__ for plant in PLANTED}) >= 89
+    assert len({plant.__name__ for plant in PLANTED}) >= 110

@@ -29,6 +29,7 @@ from tests.simulation.world import (
     WITH_DEVICES,
     WITH_EARLY,
     WITH_PRIORITIES,
+    WITH_TIMES,
     Failed,
     Plan,
     Result,
@@ -43,6 +44,7 @@ DEVICE_SEEDS = (1, 3)
 STORM_SEEDS = (33, 39)
 EARLY_SEEDS = (9, 11)
 PRIORITY_SEEDS = (2, 11)
+TIME_SEEDS = (203, 204)
 REST = [seed for seed in SEEDS if seed not in QUICK]
 PARTS = 4
 ROOT = Path(__file__).parents[2]
@@ -116,6 +118,21 @@ def test_what_no_executor_could_host_is_rejected_in_time_through_the_same() -> N
         world.run()
         late += world.checks.rejections.late
     assert late >= 3
+
+
+def test_run_times_dependencies_users_and_rules_hold_through_the_same() -> None:
+    did = Counter[str]()
+    for seed in TIME_SEEDS:
+        world = World(Plan(seed, wishes=WITH_TIMES, demands_work=False))
+        world.run()
+        did += world.checks.times.did + world.checks.jobs.did
+    assert did.keys() >= {
+        "time limits",
+        "timeouts",
+        "dependencies met",
+        "dependencies failed",
+        "groups chosen",
+    }
 
 
 def test_every_kind_of_fault_is_planned_for_some_seed() -> None:

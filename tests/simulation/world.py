@@ -44,6 +44,7 @@ from tests.simulation.group_operator import GroupOperator
 from tests.simulation.healed import check_empty, check_healed
 from tests.simulation.job_master import (
     CPUS,
+    DEPENDENCIES,
     DEVICE_SHARES,
     DEVICE_STORM,
     DEVICES,
@@ -53,6 +54,8 @@ from tests.simulation.job_master import (
     PRIORITIES,
     RANGES,
     RESIZES,
+    TIMES,
+    USERS,
     JobMaster,
 )
 from tests.simulation.manager import Manager
@@ -78,6 +81,7 @@ WITH_DEVICE_STORM = frozenset({RESIZES, CPUS, DEVICES, DEVICE_STORM})
 WITH_DEVICE_SHARES = WITH_DEVICE_STORM | {DEVICE_SHARES}
 WITH_EARLY = WISHES | {EARLY}
 WITH_PRIORITIES = WISHES | {RANGES, PRIORITIES}
+WITH_TIMES = ALL_WISHES | {TIMES, DEPENDENCIES, USERS}
 
 LEAST = {"grants": 6, "ends": 6, "faults": 5, "batches": 300}
 """The least that a run must do to be meaningful."""
@@ -179,7 +183,7 @@ class World:
         if fair_shares:
             self.operator = GroupOperator(
                 self.loop, self.chance("operator"), self.network, list(self.managers), self.checks,
-                self.log,
+                self.log, self.chance("users") if USERS in plan.wishes else None,
             )  # fmt: skip
         for number in range(plan.hosts or (min(3, drawn_hosts - 2) if provided else drawn_hosts)):
             self._add_host(f"host-{number:02}")
@@ -346,6 +350,13 @@ class World:
             ordered = any(
                 host.in_flight or host.to_allocate or host.to_free for host in state.hosts.values()
             )
+            if TIMES in self.plan.wishes:  # slots end at any moment
+                ordered = ordered or any(
+                    {tuple(slot.key): str(slot.state) for slot in executor.table}
+                    != {key: str(slot.state) for key, slot in host.slots.items()}
+                    for executor in self.checks.executors.values()
+                    if (host := state.hosts.get(executor.executor_id)) is not None
+                )
             if not ordered and all(
                 master.sequence == state.jobs[name].last_sequence
                 for name, master in self.checks.masters.items()

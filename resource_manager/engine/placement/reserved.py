@@ -142,6 +142,10 @@ class Reservations:
         """The reservations by host. A host has at most one reservation."""
         return {name: each for each in self.by_number.values() for name in each.hosts}
 
+    def of_job(self, job_id: str) -> bool:
+        """Returns True if a job has a reservation. A job has at most one."""
+        return any(each.owner.job_id == job_id for each in self.by_number.values())
+
     @property
     def planned(self) -> Reservation | None:
         """The reservation of the first owner in order; None: nothing is planned."""

@@ -101,7 +101,8 @@ class Backfill:
                 end(state, kept, "it is planned again")
             if owner is None or not has_declared(*self._ledgers, owner.waiter):
                 return
-            if owner.number in reservations.by_number:
+            most = state.settings.fairness.reservations_max
+            if reservations.of_job(owner.job_id) or len(reservations) >= most:
                 return
             reservations.plan_ms, reservations.plan_freed = now_ms + CHECK_INTERVAL_MS, freed
             # The search reads the indexes, so they must be current.

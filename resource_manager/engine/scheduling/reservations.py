@@ -208,7 +208,7 @@ def _check(state: State) -> None:
             continue
         if has_declared(state.requests, state.queue, state.gangs, waiter):
             continue
-        if any(each.owner.job_id == owner.job_id for each in reservations.by_number.values()):
+        if reservations.of_job(owner.job_id):
             continue
         since = _starved_since(state, waiter, clock)
         if (
