@@ -339,7 +339,8 @@ async def test_no_restart_extends_a_time_limit_but_a_reuse_starts_it_again(
         assert (again.limited_since_ms or 0) > (begun.limited_since_ms or 0)
         noted = on_sqlite.folder / "pid"
         await slot.run(["sh", "-c", f"echo $$ > {noted}; exec sleep 600"])
-        pid = int(eventually(lambda: noted.exists() and noted.read_text(), "the task runs"))
+        eventually(lambda: noted.exists() and noted.read_text(), "the task runs")
+        pid = noted.read_text().strip()
         os.kill(helper_pid(executor), signal.SIGKILL)
         on_sqlite.manager.kill()
         executor.kill()
