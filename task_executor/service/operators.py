@@ -1,7 +1,7 @@
 """Keeps the quotas of operators up to date while their tasks run. A quota is the part of a slot's
 managed memory that one operator of a job graph gets.
 
-`engine/managed_memory.py` computes the quotas. The file of a task contains the task's operators.
+`engine/managed_memory.py` computes the quotas. The record of a task contains the task's operators.
 The checkpoint contains the operators that a job master registered for a whole slot.
 """
 
