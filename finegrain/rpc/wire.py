@@ -243,8 +243,8 @@ def duration_ms_from_proto(
     Raises:
         InvalidArgument: the duration is malformed, or not from `smallest_ms` to `largest_ms`.
     """
-    # There is a negation before the integer division, and another one after it. So nanoseconds are
-    # rounded up to milliseconds.
+    # The nanoseconds are negated before and after the integer division, so they are rounded up to
+    # milliseconds.
     duration_ms = message.seconds * 1000 - (-message.nanos // 1_000_000)
     well_formed = abs(message.nanos) < 1_000_000_000
     if not well_formed or not smallest_ms <= duration_ms <= largest_ms:

@@ -251,7 +251,7 @@ def _amounts(zone: Zone) -> Iterator[str]:
                 yield f"best-effort cpu {format_cpu(free)} of {format_cpu(total)} free"
         elif name == MEMORY_BYTES:
             yield f"memory {format_bytes(free)} of {format_bytes(total)} free"
-        elif name != DEVICE_PREFIX + GPU_MEMORY_RATIO:  # equal to the part of gpu-memory
+        elif name != DEVICE_PREFIX + GPU_MEMORY_RATIO:  # gpu-memory has it, too
             amounts = f"{amount_text(name, free)} of {amount_text(name, total)}"
             yield f"{dimension_name(name)} {amounts} free"
 

@@ -20,7 +20,7 @@ async def may_command(runner: Runner) -> bool:
             return False
         except StoreError:
             # The database does not report the leader, so the loop tries again. If the state is
-            # dropped during this loop, the listener cancels the waiting command.
+            # dropped during this loop, the waiting command is cancelled.
             await asyncio.sleep(CONFIRM_PAUSE_S)
         else:
             return True

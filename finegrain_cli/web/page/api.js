@@ -3,7 +3,7 @@
 import { followLive } from "./live.js";
 import { signal } from "./vendor/signals.mjs";
 
-/** Who the page acts as, such as "user/alice". */
+/** The identity that the page acts as, such as "user/alice". */
 export const identity = signal("");
 /** True in a session at the resource manager, false in a page of `finegrain web`. */
 export const lasting = signal(false);
@@ -11,9 +11,9 @@ export const lasting = signal(false);
 export const news = signal(0);
 /** The last message of the live stream: a part of a snapshot, or a change. */
 export const live = signal(null);
-/** When the resource manager last answered; 0: never. */
+/** The time of the resource manager's last answer; 0: there was none. */
 export const answered = signal(0);
-/** Why the last call failed; empty: it did not. */
+/** The reason why the last call failed; empty: it succeeded. */
 export const failure = signal("");
 /** The present time, once a second. */
 export const now = signal(Date.now());

@@ -9,7 +9,7 @@ const HEIGHT = 150;
 const DASHES = [[], [6, 4], [2, 3], [10, 3, 2, 3]];
 const ROWS = 12; // values in the table
 
-/** At most `most` positions of a list of this length, evenly, with the last one. */
+/** Returns at most `most` positions of a list of this length, evenly spaced, including the last position. */
 export function sampled(length, most) {
   const step = Math.max(1, Math.ceil(length / most));
   const found = [];

@@ -15,7 +15,7 @@ export function severity(host) {
     (host.state === "UNCONFIRMED" ? 2 : 0) + (host.draining ? 1 : 0);
 }
 
-/** The allocated part of a host, 0 to 1: of its cpu or its memory, the larger one. */
+/** The larger of the allocated parts of a host's cpu and memory, 0 to 1. */
 export function fullness(host) {
   const cpu = percent(host.allocated.cpu_milli ?? 0, host.total.cpu_milli);
   return Math.max(cpu, percent(memory(host.allocated), memory(host.total))) / 100;
@@ -179,7 +179,7 @@ function deviceRow(status, slots) {
   return { ...row(label, "device", capacity[name] ?? 0, parts, status.device.numa_node), problem: status.problem };
 }
 
-/** A colour number of a name, 0 to 359. Equal names have equal colours. */
+/** The number of a color for a name, 0 to 359. Equal names have equal colors. */
 export function hue(name) {
   let hash = 7;
   for (let at = 0; at < name.length; at += 1) hash = (hash * 31 + name.charCodeAt(at)) >>> 0;

@@ -31,7 +31,7 @@ function ended({ state, result, reason, message }) {
 /** Why this page has no tasks: the resource manager of a session may not call executors for its user. */
 export const NO_TASKS = "To see tasks and their output, open the page with: finegrain web";
 
-/** The tasks of a slot; the chosen one with its output. */
+/** The tasks of a slot, and the output of the chosen task. */
 export function Tasks({ slot }) {
   return lasting.value ? html`<p class="quiet">${NO_TASKS}</p>` : html`<${TasksOf} slot=${slot} />`;
 }

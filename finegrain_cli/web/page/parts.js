@@ -52,7 +52,7 @@ export function useData(read, key, every = 5000) {
   return found;
 }
 
-/** The content of a view, or why it cannot be shown. */
+/** The content of a view, or the reason why it cannot be shown. */
 export function Shown({ found, children }) {
   if (found.error && !found.data) return html`<p class="bad" role="alert">${found.error.message}</p>`;
   if (!found.data) return html`<p class="quiet">Loading …</p>`;

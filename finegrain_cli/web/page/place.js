@@ -34,7 +34,7 @@ export function go(to) {
   document.getElementById("view")?.focus();
 }
 
-/** Changes settings of the view. The browser's "back" ignores it, unless `remembers` is true. */
+/** Changes settings of the view. The browser's "back" skips this change, unless `remembers` is true. */
 export function set(changes, remembers = false) {
   query.value = changed(query.value, changes);
   const to = address(place.value, query.value);

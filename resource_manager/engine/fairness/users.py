@@ -64,7 +64,7 @@ class Users:
         jobs[job.name] = job
         if len(jobs) == 1:
             self._refresh(owner)
-        else:  # a further job changes nothing for the others, which may be many
+        else:  # the other jobs, which may be many, do not change
             job.user = self.flows.get(owner)
 
     def remove_job(self, job: Flow) -> None:

@@ -94,7 +94,7 @@ class V1(CgroupDriver):
                 self.kernel.rename(old, new)
             self.kernel.write(f"{group['memory']}/memory.max_usage_in_bytes", "0")
             self.kernel.write(f"{group['cpuacct']}/cpuacct.usage", "0")
-        except OSError:  # the slot was removed, or the task has just been started before
+        except OSError:  # the slot was removed, or the new group exists already
             return False
         return True
 

@@ -1,4 +1,5 @@
-// The whole explanation of a request: why it waits, what it would need, and who is before it.
+// The whole explanation of a request: the reasons why it waits, the changes that would help, and the
+// requests before it.
 
 import { get } from "../api.js";
 import { age, amount, amounts, bytes, count, cpu, dimension, short } from "../format.js";
@@ -9,7 +10,7 @@ const HOSTS_MAX = 100;
 const CANCEL = { label: "Cancel request", question: "Cancel this request? It has no slot yet." };
 const RELEASE = { label: "Release", question: "Release this slot? Its tasks are ended." };
 
-/** "2 more of this class fit", with what is not counted. */
+/** A sentence: how many more slots of this size fit now, and whether executors were not counted. */
 export function moreFit(data) {
   const number = data.more_fit ? `${count(data.more_fit, "more slot")} of this size ${data.more_fit === 1 ? "fits" : "fit"} now` : "no more slot of this size fits now";
   return `${number}, if no other request were queued${data.more_may_fit ? "; not all executors are counted" : ""}`;
