@@ -9,12 +9,23 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from finegrain.rpc.local_calls import LocalCalls
+from finegrain.v1 import cluster_pb2
+from finegrain_cli.web.live import STEP_S
 from finegrain_cli.web.manager_page import COOKIE
 from finegrain_cli.web.page_files import TOKEN_HEADER
 from finegrain_cli.web.serving import serve_web
 from tests.finegrain_cli.web.conftest import Web
 from tests.finegrain_cli.web.test_sessions import Browser, browser_of, client, web_of
-from tests.support.rm_service import ScriptedExecutor, ScriptedJob, running_rm, slot_request
+from tests.support.rm_service import (
+    ScriptedExecutor,
+    ScriptedJob,
+    eventually,
+    running_rm,
+    slot_request,
+)
 
 Message = tuple[str, str, Any]
 """Name, id and data."""
@@ -171,3 +182,33 @@ async def test_many_changes_at_once_are_few_messages(web: Web) -> None:
 async def test_a_caller_without_rights_gets_no_stream(web: Web) -> None:
     assert (await web("GET", "/v1/live", who="")).status == 401
     assert (await web("GET", "/v1/live", who="executor/host-a")).status == 403
+
+
+async def test_nothing_is_read_while_no_page_is_open(
+    web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+    plain = LocalCalls.unary
+
+    async def counted(self: Any, *given: Any, **named: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return await plain(self, *given, **named)
+
+    monkeypatch.setattr(LocalCalls, "unary", counted)
+    async with ScriptedExecutor(web.rm):
+        async with stream_of(web) as stream:
+            await stream.until(lambda data: not data["more"])
+            assert calls
+        await eventually(no_reader, what="the reader has ended")
+        before = calls
+        await web("GET", "/session", who="")  # answers, and shows that the server runs
+        await web.rm.cluster.DrainExecutor(cluster_pb2.DrainExecutorRequest(executor_id="host-a"))
+        await asyncio.sleep(3 * STEP_S)
+    assert calls == before
+
+
+def no_reader() -> bool:
+    """Returns True if no task reads the cluster for pages."""
+    names = [task.get_coro().__qualname__ for task in asyncio.all_tasks()]  # type: ignore[union-attr]
+    return "Live._follow" not in names
