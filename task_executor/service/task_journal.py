@@ -24,6 +24,8 @@ from typing import Any, Final
 
 LENGTH_BYTES_MAX: Final = 1 << 20  # a longer journal is shortened, if that removes at least half
 _SUFFIX: Final = ".journal"
+_BODY_AT: Final = 9  # after the checksum
+_BEGIN: Final = b'{"task":"'
 _FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
@@ -48,9 +50,9 @@ class TaskJournal:
         self.damage: list[str] = []
         found, self._old_bytes = self._read(self._segments)
         self._saved: dict[str, dict[str, Any]] = {
-            task_id: content for task_id, (content, _) in found.items()
+            task_id: json.loads(line[_BODY_AT:])["content"] for task_id, line in found.items()
         }
-        self._live = {task_id: len(line) for task_id, (_, line) in found.items()}
+        self._live = {task_id: len(line) for task_id, line in found.items()}
         self._files: list[Path] = []  # files of an earlier version that can be read
         for path in sorted(folder.glob("*.json")):
             content = read_file(path)
@@ -161,7 +163,7 @@ class TaskJournal:
     def _copy(self, old: Iterable[Path], path: Path, live: Set[str]) -> None:
         """Copies the lines of older segments that are still needed, and removes these segments."""
         found, _ = self._read(old)
-        data = b"".join(line for task_id, (_, line) in found.items() if task_id in live)
+        data = b"".join(line for task_id, line in found.items() if task_id in live)
         fd = os.open(path, _FLAGS, 0o600)
         try:
             with os.fdopen(fd, "wb") as file:
@@ -179,29 +181,29 @@ class TaskJournal:
             each.unlink(missing_ok=True)
         self._files = []
 
-    def _read(
-        self, segments: Iterable[Path]
-    ) -> tuple[dict[str, tuple[dict[str, Any], bytes]], int]:
-        """Returns the last line of each task with its content, and the length of all segments."""
-        found: dict[str, tuple[dict[str, Any], bytes]] = {}
+    def _read(self, segments: Iterable[Path]) -> tuple[dict[str, bytes], int]:
+        """Returns the last line of each task that is not deleted, and the length of all
+        segments.
+        """
+        found = dict[str, bytes]()
         length = 0
         for path in segments:
             data = path.read_bytes()
             length += len(data)
             unreadable = 0
             for line in data.splitlines(keepends=True):
-                change = _decode(line)
-                if change is None:
+                task_id = _task_of(line)
+                if task_id is None:
                     unreadable += 1
                     continue
                 if unreadable:
                     # At the end of a segment, this is normal after a power cut.
                     self.damage.append(f"{path.name} has {unreadable} lines that cannot be read")
                     unreadable = 0
-                if (content := change.get("content")) is None:
-                    found.pop(change["task"], None)
+                if line[_BODY_AT + len(_BEGIN) + len(task_id) :] == b'"}\n':
+                    found.pop(task_id, None)
                 else:
-                    found[change["task"]] = content, line
+                    found[task_id] = line
         return found, length
 
 
@@ -210,13 +212,15 @@ def _encode(change: dict[str, Any]) -> bytes:
     return b"%08x %b\n" % (zlib.crc32(body), body)
 
 
-def _decode(line: bytes) -> dict[str, Any] | None:
-    """Returns the content of a line; None: it is incomplete, or was changed."""
-    checksum, _, body = line.rstrip(b"\n").partition(b" ")
-    if not line.endswith(b"\n") or checksum != b"%08x" % zlib.crc32(body):
+def _task_of(line: bytes) -> str | None:
+    """Returns the id of the task of a line; None: the line is incomplete, or was changed.
+
+    A copy reads very many lines, so this function does not parse them. An id needs no escapes.
+    """
+    body = line[_BODY_AT:-1]
+    if line[:_BODY_AT] != b"%08x " % zlib.crc32(body) or not line.endswith(b"\n"):
         return None
-    change: dict[str, Any] = json.loads(body)
-    return change
+    return body[len(_BEGIN) : body.index(b'"', len(_BEGIN))].decode()
 
 
 def _sync_folder(folder: Path) -> None:
