@@ -23,9 +23,9 @@ T = TypeVar("T")
 class _Connection:
     """What the server of the page needs of a client's connection."""
 
-    def __init__(self, cluster: PageCluster) -> None:
+    def __init__(self, cluster: PageCluster, role: Role) -> None:
         self._cluster, self.policy = cluster, RetryPolicy()
-        who = Identity("simulated", Role.OPERATOR, "root")
+        who = Identity("simulated", role, "root")
         self.own = SimpleNamespace(credentials=SimpleNamespace(who=who))
 
     async def call_cluster(self, call: Callable[[Any, float], Awaitable[T]]) -> T:
@@ -46,9 +46,9 @@ class _Connection:
 
 
 @asynccontextmanager
-async def page_of(cluster: PageCluster, port: int = 0) -> AsyncIterator[PageServer]:
+async def page_of(cluster: PageCluster, role: Role = Role.OPERATOR) -> AsyncIterator[PageServer]:
     """Serves the page of a cluster on loopback."""
-    async with PageServer(cast("Any", _Connection(cluster)), "127.0.0.1", port) as server:
+    async with PageServer(cast("Any", _Connection(cluster, role)), "127.0.0.1", 0) as server:
         yield server
 
 
@@ -70,13 +70,13 @@ class Served:
 
 
 @contextmanager
-def serving(cluster: PageCluster) -> Iterator[Served]:
+def serving(cluster: PageCluster, role: Role = Role.OPERATOR) -> Iterator[Served]:
     """Serves the page of a cluster in another thread."""
     ready: Future[Served] = Future()
 
     async def serve() -> None:
         ended = asyncio.Event()
-        async with page_of(cluster) as server:
+        async with page_of(cluster, role) as server:
             served = Served(server, asyncio.get_running_loop())
             ending.append(ended)
             ready.set_result(served)

@@ -1,4 +1,4 @@
-// A job as plain data: its timeline, and the plan of its graph.
+// Jobs and groups as plain data: timelines, plans of graphs, and changes of groups.
 
 /** Bars of a timeline: each request waits, then has its slot until it ends. Times are in ms. */
 export function timeline(requests, now) {
@@ -33,4 +33,17 @@ export function quotas(chain) {
     const sum = (name) => all.reduce((total, each) => total + each[name], 0);
     return { id, quota_bytes: sum("quota_bytes"), used_bytes: sum("used_bytes") };
   });
+}
+
+/** The settings that somebody has typed for a group and that differ from its own; null: none, or no number. */
+export function groupChange(group, { weight, cpus }) {
+  const found = {};
+  const wanted = Number(weight);
+  if (!(wanted > 0)) return null;
+  if (wanted !== group.weight) found.weight = wanted;
+  const before = group.maximum.cpu_milli ?? -1;
+  const most = cpus.trim() ? Math.round(1000 * Number(cpus)) : -1;
+  if (Number.isNaN(most)) return null;
+  if (most !== before) found.maximum = { cpu_milli: most };
+  return Object.keys(found).length ? found : null;
 }

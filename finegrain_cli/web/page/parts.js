@@ -3,7 +3,8 @@
 import { createElement } from "./vendor/preact.mjs";
 import { useEffect, useRef, useState } from "./vendor/hooks.mjs";
 import htm from "./vendor/htm.mjs";
-import { call, news } from "./api.js";
+import { effect } from "./vendor/signals.mjs";
+import { call, identity, news } from "./api.js";
 import { percent, visible } from "./format.js";
 import { go, set, setting } from "./place.js";
 
@@ -20,6 +21,10 @@ function element(type, props, ...children) {
 export const html = htm.bind(element);
 
 const PREVIEWED_MAX = 20;
+const REST = 20;
+
+/** True if the user may change something. Others see no buttons; the resource manager checks the role anyway. */
+export const mayChange = () => identity.value.startsWith("operator/");
 
 /** A link to a view. */
 export function Link({ to, children, ...more }) {
@@ -31,24 +36,61 @@ export function Link({ to, children, ...more }) {
   return html`<a href=${to} onClick=${click} ...${more}>${children}</a>`;
 }
 
-/** Reads data again at each event, and every `every` ms. Returns the data or an error. */
+/**
+ * Reads data again after each event, and every `every` ms. Returns the data or an error.
+ *
+ * Reading takes at most one twentieth of the time, so a page costs little in a busy cluster. A hidden
+ * page reads nothing.
+ */
 export function useData(read, key, every = 5000) {
   const [found, set] = useState({ data: null, error: null });
-  const version = news.value;
+  const latest = useRef(read);
+  latest.current = read;
   useEffect(() => {
     let gone = false;
-    const again = () =>
-      read().then(
-        (data) => gone || set({ data, error: null }),
-        (error) => gone || set((old) => ({ data: old.data, error })),
-      );
+    let timer = 0;
+    let reading = false;
+    let changed = false;
+    let next = 0; // when it may read again
+    const plan = () => {
+      clearTimeout(timer);
+      const wait = changed ? next - performance.now() : every;
+      if (!gone) timer = setTimeout(again, Math.max(0, wait));
+    };
+    const again = async () => {
+      if (document.hidden) return;
+      changed = false;
+      reading = true;
+      const began = performance.now();
+      try {
+        const data = await latest.current();
+        if (!gone) set({ data, error: null });
+      } catch (error) {
+        if (!gone) set((old) => ({ data: old.data, error }));
+      }
+      reading = false;
+      next = performance.now() + Math.min(every, REST * (performance.now() - began));
+      plan();
+    };
+    const note = () => {
+      changed = true;
+      if (!reading) plan();
+    };
+    let isFirst = true;
+    const unsubscribe = effect(() => {
+      if (news.value >= 0 && !isFirst) note();
+      isFirst = false;
+    });
+    const seen = () => document.hidden || note();
+    document.addEventListener("visibilitychange", seen);
     again();
-    const timer = setInterval(again, every);
     return () => {
       gone = true;
-      clearInterval(timer);
+      clearTimeout(timer);
+      unsubscribe();
+      document.removeEventListener("visibilitychange", seen);
     };
-  }, [key, version]);
+  }, [key]);
   return found;
 }
 
@@ -132,10 +174,20 @@ function Preview({ action }) {
     ["group", (slot) => slot.group],
     ["room elsewhere", (slot) => slot.other_executor_id || "none now"],
   ];
+  const shares = [
+    ["group", (each) => each.group],
+    ["share now", (each) => part(each.share_now)],
+    ["entitled before", (each) => part(each.before)],
+    ["entitled after", (each) => part(each.after)],
+    ["more than the new limit", (each) => each.exceeded.join(", ") || "no"],
+  ];
   if (found.error?.status === 404) return null; // an older resource manager has no previews
   return html`<${Shown} found=${found}>${(data) => html`<p>${data.summary}</p>
-    ${data.slots.length > 0 && html`<${Table} caption=${`The first ${Math.min(data.slots.length, PREVIEWED_MAX)} of ${data.slots_total} slots`} columns=${columns} rows=${data.slots.slice(0, PREVIEWED_MAX)} empty="" />`}`}<//>`;
+    ${data.slots.length > 0 && html`<${Table} caption=${`The first ${Math.min(data.slots.length, PREVIEWED_MAX)} of ${data.slots_total} slots`} columns=${columns} rows=${data.slots.slice(0, PREVIEWED_MAX)} empty="" />`}
+    ${data.shares.length > 0 && html`<${Table} caption="Shares of groups" columns=${shares} rows=${data.shares} empty="" />`}`}<//>`;
 }
+
+const part = (share) => `${(100 * share).toFixed(1)} %`;
 
 /**
  * A button that asks before it changes something, and shows the error of a refused change. `preview`
@@ -152,6 +204,7 @@ export function Action({ label, question, method, path, body, preview }) {
     }
   };
   const close = () => set({ asks: false, error: "" });
+  if (!mayChange()) return null;
   return html`<span><button aria-haspopup="dialog" onClick=${() => set({ asks: true, error: "" })}>${label}</button>
     ${state.asks && html`<${Dialog} title=${label} close=${close}>
       <p>${question}</p>${preview && html`<${Preview} action=${preview} />`}

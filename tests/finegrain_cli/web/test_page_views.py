@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from selenium.webdriver.common.keys import Keys
 
+from finegrain.identity import Role
 from tests.support.browser import Browser, browsing
 from tests.support.page_cluster import PageCluster
 from tests.support.page_machine import host_id
@@ -181,6 +182,31 @@ def test_a_group_shows_its_use_over_time(browser: Browser, served: Served) -> No
     browser.click("summary", "Values of share")
     browser.shows("time", "17.8 %")
     assert settings(browser) == "?group=vision"
+
+
+def test_a_new_weight_shows_the_shares_before_and_after(browser: Browser, served: Served) -> None:
+    browser.open(served.address("/groups?group=vision"))
+    browser.has("input[type=number]")
+    browser.run("document.querySelector('input[type=number]').focus()")
+    browser.press(Keys.BACKSPACE, "3")
+    browser.click("button", "Change")
+    browser.shows("Change group vision?", "changes one share", "20.0 %", "30.0 %")
+
+
+def test_a_device_can_be_cordoned(browser: Browser, served: Served) -> None:
+    browser.open(served.address("/executors/host-00001"))
+    browser.click("td button", "Cordon")
+    browser.shows("Let no new slot get gpu0?", "concerns 48 slots")
+    browser.open(served.address("/executors/host-00000"))
+    browser.click("td button", "Uncordon")
+    browser.shows("Let new slots get gpu1?")
+
+
+def test_a_viewer_sees_no_buttons_that_change(browser: Browser) -> None:
+    with serving(PageCluster(hosts=5), Role.VIEWER) as served:
+        browser.open(served.address("/executors/host-00001"))
+        browser.shows("viewer/root", "shared pool")
+        assert browser.run("return document.querySelectorAll('[aria-haspopup=dialog]').length") == 0
 
 
 def test_events_are_filtered_in_the_address(browser: Browser, served: Served) -> None:

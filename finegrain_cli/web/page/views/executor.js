@@ -67,7 +67,16 @@ const DEVICES = [
   ["used", ({ usage }) => (usage ? `${bytes(usage.memory_bytes)}, ${usage.busy_percent} % busy` : "–")],
   ["slots", ({ uses }) => uses.map((use) => html`<${Link} key=${use.allocation_id} to=${requestPath(use.allocation_id)}>${short(use.allocation_id)}<//> `)],
   ["links", ({ links }) => links.map((each) => `${each.lanes ? `NV${each.lanes}` : each.path || "?"} ${each.device || each.uuid}`).join(", ") || "–"],
+  ["action", (each) => cordon(each)],
 ];
+
+function cordon({ executor_id: executor, device, cordoned }) {
+  const name = `${device.type}${device.minor}`;
+  const path = `/v1/executors/${encodeURIComponent(executor)}/devices/${encodeURIComponent(name)}`;
+  if (cordoned) return html`<${Action} label="Uncordon" question=${`Let new slots get ${name}?`} method="POST" path=${`${path}/uncordon`} />`;
+  return html`<${Action} label="Cordon" question=${`Let no new slot get ${name}?`} method="POST" path=${`${path}/cordon`}
+    body=${{ reason: "cordoned on the web page" }} preview=${{ action: "CORDON", executor_id: executor, device: name }} />`;
+}
 
 const deviceAmount = (name, value) => (name === "gpu-memory" ? bytes(value) : String(value));
 

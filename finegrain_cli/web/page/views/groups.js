@@ -3,7 +3,9 @@
 import { get } from "../api.js";
 import { Chart } from "../chart.js";
 import { amounts, bytes, count, cpu, percent } from "../format.js";
-import { Link, Shown, html, useData } from "../parts.js";
+import { useState } from "../vendor/hooks.mjs";
+import { groupChange } from "../job_model.js";
+import { Action, Link, Shown, html, mayChange, useData } from "../parts.js";
 import { set, setting } from "../place.js";
 
 const share = (part) => `${(100 * part).toFixed(1)} %`;
@@ -46,6 +48,7 @@ function Opened({ group }) {
       <div><dt>users</dt><dd>${group.users.join(", ") || "none"}</dd></div>
       <div><dt>recent usage</dt><dd>${group.service.toFixed(1)}</dd></div>
     </dl>
+    ${mayChange() && html`<${Change} key=${group.name} group=${group} />`}
     <${Shown} found=${found}>${({ samples }) => {
       const times = samples.map((each) => Date.parse(each.sample_time) / 1000);
       const of = (name) => samples.map((each) => each[name]);
@@ -55,4 +58,17 @@ function Opened({ group }) {
         <${Chart} title="memory allocated" times=${times} write=${bytes} lines=${[["memory", of("memory_bytes")]]} />
         <${Chart} title="requests that wait" times=${times} write=${String} lines=${[["requests", of("waiting")]]} /></div>`;
     }}<//></section>`;
+}
+
+/** Changes the weight and the largest cpu of a group. The dialog shows the shares before and after. */
+function Change({ group }) {
+  const before = { weight: String(group.weight), cpus: group.maximum.cpu_milli ? cpu(group.maximum.cpu_milli) : "" };
+  const [typed, set] = useState(before);
+  const type = (name) => (event) => set({ ...typed, [name]: event.target.value });
+  const body = groupChange(group, typed);
+  return html`<div class="controls">
+    <label>Weight <input type="number" min="0.001" max="1000000" step="any" value=${typed.weight} onInput=${type("weight")} /></label>
+    <label>At most cpus (empty: no limit) <input type="number" min="0" step="any" value=${typed.cpus} onInput=${type("cpus")} /></label>
+    ${body && html`<${Action} label="Change" question=${`Change group ${group.name}?`} method="PATCH" path=${`/v1/groups/${encodeURIComponent(group.name)}`}
+      body=${body} preview=${{ action: "SET_GROUP", group: group.name, ...body }} />`}</div>`;
 }
