@@ -93,6 +93,7 @@ class Live:
         self._epoch = 0
         self._number = 0
         self._next_event = 0
+        self._late: list[str] = []  # changed executors that are not read yet
         self._cluster = ""
         self._cluster_at = 0
         self._executors: dict[str, _Kept] = {}
@@ -220,12 +221,13 @@ class Live:
                     took_s = loop.time() - began_s
                     refresh_s = loop.time() + max(REFRESH_S, REST * took_s)
                     self._ready.set()
+                    began_s = loop.time()  # the pause before the next read of all is enough
                 else:
                     names = await self._changed(refresh_s - began_s)
                     began_s = loop.time()
                     if len(names) > ALONE_MAX:
                         refresh_s = min(refresh_s, began_s + STEP_S * REST)
-                    await self._read_some(names[:ALONE_MAX])
+                    await self._read_some(names)
                 self._publish()
                 await asyncio.sleep(max(STEP_S, REST_SOME * (loop.time() - began_s)))
         except FinegrainError as error:
@@ -251,44 +253,52 @@ class Live:
                     raise
 
     async def _changed(self, most_s: float) -> list[str]:
-        """Waits for events, and returns the executors that they concern."""
+        """Waits for events, and returns the executors that they concern, and late ones."""
         wait = Duration()
-        wait.FromMilliseconds(max(1, round(most_s * 1000)))
+        wait.FromMilliseconds(1 if self._late else max(1, round(most_s * 1000)))
         wanted = cluster_pb2.ListEventsRequest(from_sequence=self._next_event, wait=wait)
         try:
             page = await self._call(_EVENTS, wanted)
         except OutOfRange:  # the events are not kept any more
             page = await self._call(_EVENTS, cluster_pb2.ListEventsRequest(page_size=1))
         self._next_event = max(page.next_sequence, 1)
-        return sorted({each.executor_id for each in page.events if each.executor_id})
+        names = {each.executor_id for each in page.events if each.executor_id}
+        return [*self._late, *sorted(names.difference(self._late))]
 
     async def _read_all(self) -> None:
         if not self._next_event:
             newest = await self._call(_EVENTS, cluster_pb2.ListEventsRequest(page_size=1))
             self._next_event = max(newest.next_sequence, 1)
         cluster = await self._call(_CLUSTER, cluster_pb2.GetClusterRequest())
-        found: dict[str, Any] = {}
-        token = ""
-        while True:
-            wanted = cluster_pb2.ListExecutorsRequest(page_size=PAGE, page_token=token)
-            page = await self._call(_LIST, wanted)
-            for each in page.executors:
-                found[each.executor_id] = each
-            token = page.next_page_token
-            if not token:
-                break
         if cluster.rm_epoch != self._epoch:
             # Numbers of another epoch mean nothing to a client, so it gets a snapshot.
             self._epoch = cluster.rm_epoch
         self._begin_change()
         self._keep_cluster(cluster)
-        for name, each in found.items():
-            self._keep(name, each)
-        for name in self._executors.keys() - found.keys():
+        self._late = []
+        found: set[str] = set()
+        token = ""
+        while True:
+            wanted = cluster_pb2.ListExecutorsRequest(page_size=PAGE, page_token=token)
+            page = await self._call(_LIST, wanted)
+            self._begin_change()
+            for each in page.executors:
+                self._keep(each.executor_id, each)
+                found.add(each.executor_id)
+            token = page.next_page_token
+            if not token:
+                break
+            # What changes during a long read is shown before its end.
+            if names := await self._changed(0):
+                await self._read_some(names)
+                found.update(names)
+            self._publish()
+        for name in self._executors.keys() - found:
             self._drop(name)
 
     async def _read_some(self, names: list[str]) -> None:
-        """Reads the sums, and some executors."""
+        """Reads the sums, and at most `ALONE_MAX` executors."""
+        names, self._late = names[:ALONE_MAX], names[ALONE_MAX:]
         cluster = await self._call(_CLUSTER, cluster_pb2.GetClusterRequest())
         self._begin_change()
         self._keep_cluster(cluster)
