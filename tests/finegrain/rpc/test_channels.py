@@ -17,7 +17,7 @@ import grpc
 import pytest
 
 from finegrain.errors import InvalidArgument, Reason, Unauthenticated, Unavailable
-from finegrain.rpc.addresses import check_dialable, format_address
+from finegrain.rpc.addresses import check_dialable, check_page_address, format_address
 from finegrain.rpc.channels import (
     CHANNEL_OPTIONS,
     SERVICE_CONFIG,
@@ -228,3 +228,19 @@ def test_calls_are_repeated_but_streams_are_not() -> None:
                 assert ((service.full_name, method.name) in config) == streaming
                 assert not config.get((service.full_name, method.name))
     assert dict(CHANNEL_OPTIONS)["grpc.http2.ping_timeout_ms"] == 2_000
+
+
+@pytest.mark.parametrize(
+    "text", ["https://rm.example.org", "https://10.0.0.1:7172", "https://[::1]:7172"]
+)
+def test_addresses_of_pages(text: str) -> None:
+    assert check_page_address(text) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["rm.example.org", "http://rm", "https://", "https://rm/", "https://rm:0", "https://a b"],
+)
+def test_what_is_no_address_of_a_page(text: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"rm\.web_advertise"):
+        check_page_address(text)

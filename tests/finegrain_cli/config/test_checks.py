@@ -25,6 +25,9 @@ def test_defaults_are_in_order() -> None:
         ({"executor": {"number_of_slots": 4}}, "set executor.default_slot_fraction to 1/4"),
         ({"executor": {"cpus": "a-b"}}, "executor.cpus is 'a-b'"),
         ({"executor": {"cpus": "0-3", "reserved_cpus": "0"}}, "are both set"),
+        ({"rm": {"web_certificate": "/dev/null"}}, "rm.web_certificate and rm.web_key belong"),
+        ({"rm": {"web_advertise": "finegrain.example.org"}}, "https://finegrain.example.org"),
+        ({"rm": {"web_advertise": "https://a/page"}}, "rm.web_advertise is 'https://a/page'"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -39,7 +42,12 @@ def test_what_is_meant_is_no_problem(tmp_path: Path) -> None:
     credentials = tmp_path / "credentials"
     credentials.write_text("{}")
     settings = {
-        "rm": {"listen": "0.0.0.0:7170", "join_listen": "none", "metrics_listen": "none"},
+        "rm": {
+            "listen": "0.0.0.0:7170",
+            "join_listen": "none",
+            "metrics_listen": "none",
+            "web_advertise": "https://rm.example.org:7172",
+        },
         "client": {"credentials": str(credentials)},
     }
 

@@ -4,9 +4,12 @@ rights of a session.
 
 from __future__ import annotations
 
+import asyncio
 import http.cookies
 import json
+import shutil
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,7 @@ from finegrain_cli.web.manager_page import COOKIE
 from finegrain_cli.web.page_files import TOKEN_HEADER
 from finegrain_cli.web.serving import serve_web
 from resource_manager.service.identities import web_sessions
+from resource_manager.service.identities.own import FOLDER
 from resource_manager.service.identities.web_sessions import WebSessions
 from tests.finegrain_cli.web.conftest import Answer, Web
 from tests.support.identities import credentials
@@ -321,3 +325,34 @@ async def test_programs_and_executors_get_no_link(web: Web) -> None:
         with pytest.raises(FinegrainError) as refused:
             await link_for(web, who)
         assert refused.value.reason is Reason.ROLE_MISSING
+
+
+async def test_a_standby_links_to_the_leader_and_knows_its_sessions_after_a_takeover(
+    tmp_path: Path,
+) -> None:
+    options: dict[str, Any] = {
+        "database_url": f"sqlite:///{tmp_path}/cluster.db",
+        "standby": True,
+        "web": serve_web,
+        "web_listen": "127.0.0.1:0",
+    }
+    async with AsyncExitStack() as stack:
+        leader = await stack.enter_async_context(running_rm(tmp_path / "a", **options))
+        browser = await browser_of(web_of(leader), "user/alice")
+        (tmp_path / "b").mkdir(mode=0o700)
+        shutil.copytree(tmp_path / "a" / FOLDER, tmp_path / "b" / FOLDER)
+        async with running_rm(tmp_path / "b", **options) as standby:
+            browser.web = web_of(standby)
+            page = await browser("GET", "/")
+            refused = await browser("GET", "/session")
+            begun = await Browser(browser.web).open("https://rm/#code")
+            await stack.aclose()  # the leader stops
+            while (found := await browser("GET", "/session")).status == 503:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+
+    assert page.status == 200
+    for answer in (refused, begun):
+        assert (answer.status, answer.code) == (503, "NOT_LEADER")
+        port = browser.web.address.rpartition(":")[2]
+        assert answer.json["details"]["leading_page"] == f"https://127.0.0.1:{port}"
+    assert (found.status, found.json["identity"]) == (200, "user/alice")
