@@ -9,10 +9,12 @@ import sys
 import webbrowser
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
 
 import typer
 
 from finegrain.errors import InvalidArgument
+from finegrain.rpc.addresses import format_address, is_loopback
 from finegrain_cli.common import (
     ConfigOption,
     CredentialsOption,
@@ -113,6 +115,9 @@ def _with_sessions(output: OutputFormat, *, link: bool, end: str) -> None:
             print_list("WebSessionList", rows, SESSION_COLUMNS, output)
     if link and output in (OutputFormat.TABLE, OutputFormat.WIDE):
         say("valid once, for a minute; the session then lasts 8 hours at most")
+        address = urlsplit(made.link)
+        if is_loopback(format_address(address.hostname or "", address.port or 443)):
+            say("it leads to the resource manager's host only; for others, set rm.web_listen")
 
 
 async def _serve(port: int, *, opens: bool) -> None:

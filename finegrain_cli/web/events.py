@@ -19,9 +19,9 @@ from finegrain_cli.web.routes import CLUSTER
 from finegrain_client.decoding import read
 from finegrain_client.types.status import ClusterEvent
 
-PAUSE_S = 15
+PAUSE_S = 5
 """A stream without events sends a comment after this time, in seconds. So proxies keep the stream
-open.
+open, and the stream of a caller that was denied ends after this time at the latest.
 """
 
 _EVENTS, _CLUSTER = f"/{CLUSTER}/ListEvents", f"/{CLUSTER}/GetCluster"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 from starlette.requests import Request
@@ -44,7 +45,12 @@ async def page_file(request: Request) -> Response:
     kind = KINDS.get(file.suffix)
     if kind is None or not file.is_relative_to(PAGE) or not file.is_file():
         file, kind = PAGE / "index.html", KINDS[".html"]
-    return Response(file.read_bytes(), media_type=kind, headers=PAGE_HEADERS)
+    return Response(_content(file), media_type=kind, headers=PAGE_HEADERS)
+
+
+@cache  # there are only few files
+def _content(file: Path) -> bytes:
+    return file.read_bytes()
 
 
 async def code_of(request: Request) -> str:

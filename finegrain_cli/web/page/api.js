@@ -48,6 +48,7 @@ export async function begin() {
     ? await fetch("/session", { method: "POST", body: code })
     : await fetch("/session", { headers: { "x-finegrain-token": token } });
   const body = await response.json();
+  if (response.status === 401 && !code) localStorage.removeItem(KEPT);
   if (!response.ok) throw new Problem(response.status, body);
   if (code) token = body.token;
   lasting.value = Boolean(body.role);

@@ -25,7 +25,7 @@ def test_defaults_are_in_order() -> None:
         ({"executor": {"number_of_slots": 4}}, "set executor.default_slot_fraction to 1/4"),
         ({"executor": {"cpus": "a-b"}}, "executor.cpus is 'a-b'"),
         ({"executor": {"cpus": "0-3", "reserved_cpus": "0"}}, "are both set"),
-        ({"rm": {"web_certificate": "/dev/null"}}, "rm.web_certificate and rm.web_key belong"),
+        ({"rm": {"web_certificate": __file__}}, "rm.web_certificate and rm.web_key belong"),
         ({"rm": {"web_advertise": "finegrain.example.org"}}, "https://finegrain.example.org"),
         ({"rm": {"web_advertise": "https://a/page"}}, "rm.web_advertise is 'https://a/page'"),
     ],
