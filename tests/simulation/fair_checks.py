@@ -131,9 +131,10 @@ class FairChecks:
         for number, each in reservations.items():
             if (start_ms := each.promised_ms) is None:
                 continue
-            # A plan whose hosts have changed is made again, and has another start.
             known, known_ms = earliest.get(number, (each, start_ms))
-            earliest[number] = each, min(start_ms, known_ms) if known is each else start_ms
+            # If hosts could no longer serve the owner, a plan with other hosts has another start.
+            same = known.hosts.keys() == each.hosts.keys()
+            earliest[number] = each, min(start_ms, known_ms) if same else start_ms
         on_host = state.reservations.on_host
         for key in new:
             slot = state.slots[key]

@@ -50,7 +50,7 @@ def check_healed(checks: Checks, state: State) -> None:
             looked_at.add(shape)
             _must_wait(checks, state, request)
     for master in checks.masters.values():
-        if master.up and not master.over:
+        if master.up and master.registered and not master.over:
             _told(state, master)
 
 

@@ -109,8 +109,9 @@ class Backfill:
             state.hosts.refresh(state.queue)
             reserve_planned(ReservationSearch(state, owner, self._times))
             again = reservations.planned
-            if kept is not None and again is not None and again.owner == kept.owner:
-                again.promised_ms = kept.promised_ms
+            # Another waiter may have been first in the meantime, and may have been placed.
+            if planned is not None and again is not None and again.owner == planned.owner:
+                again.promised_ms = planned.promised_ms
             if owner.waits_in(state.queue):
                 return
 
@@ -150,10 +151,11 @@ class Backfill:
     def _promised(self, each: Reservation) -> int | None:
         """Returns the moment before which backfilled slots must end; None: it is not known."""
         expected_ms = self._times.start_ms(self._state.hosts, each.hosts)
-        if expected_ms is None or each.promised_ms is None:
-            each.promised_ms = expected_ms
-        else:
-            each.promised_ms = min(each.promised_ms, expected_ms)
+        # While the start is not known, nothing is backfilled, but the promise stays.
+        if expected_ms is None:
+            return None
+        known_ms = each.promised_ms
+        each.promised_ms = expected_ms if known_ms is None else min(known_ms, expected_ms)
         return each.promised_ms
 
     def _in_order(self) -> Sequence[Waiter]:
