@@ -99,7 +99,7 @@ class TaskExecutorOptions:
     default_exclusive_policy: str = ""
     # CPU time that best-effort slots may book, in percent of the CPU time of their pool
     best_effort_percent: int = 100
-    best_effort_squeeze: str = "none"  # how best-effort slots are squeezed: none or cpuset
+    best_effort_squeeze: str = "none"  # how best-effort slots are squeezed: none, cpuset or quota
     # best-effort slots are squeezed when more than this percentage of the host's cpus is busy
     best_effort_squeeze_threshold: int = 65
     # percentage of the host's cpus that best-effort slots always keep

@@ -504,9 +504,9 @@ class ExecutorSection(ListenSection):
     )
     best_effort_squeeze: str = Field(
         "none",
-        pattern="^(none|cpuset)$",
+        pattern="^(none|cpuset|quota)$",
         description="while other slots are busy, confine best-effort slots to fewer cpus "
-        "(cpuset), or do nothing (none)",
+        "(cpuset), limit their CPU time (quota), or do nothing (none)",
     )
     best_effort_squeeze_threshold: int = Field(
         65,

@@ -13,15 +13,23 @@ grows by at most 2 (10 % of 16, rounded up).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from finegrain.cpuset import EMPTY, CpuSet
 from finegrain.topology import HostTopology
 
+KeyT = TypeVar("KeyT", bound=Hashable)
+
 CPUS_MIN: Final = 2
 """Best-effort slots always keep this many cpus, if their pool has them."""
+
+CHANGE_PERCENT: Final = 1
+"""A quota does not follow smaller changes of the budget, in percent of the host's cpus."""
+
+QUOTA_MILLI_MIN: Final = 10
+"""Smallest quota of one slot, in thousandths of a cpu."""
 
 GROWTH_PERCENT: Final = 10
 """Maximum growth in one step, in percent of the host's cpus. Shrinking is not limited."""
@@ -84,6 +92,39 @@ def cpu_count(budget: int, *, previous: int, host_cpus: int) -> int:
     # second, the number of cpus can always grow by at least one.
     wanted = max(-(-budget // 1000), CPUS_MIN)
     return min(wanted, previous + -(-host_cpus * GROWTH_PERCENT // 100))
+
+
+def quota_milli(budget: int, *, previous: int, host_cpus: int) -> int:
+    """Returns the CPU time that best-effort slots may use together, in thousandths of a cpu.
+
+    The result grows by a limited amount in one step. A small change of the budget changes nothing.
+
+    Args:
+        budget: the budget, in thousandths of a cpu.
+        previous: the result of the step before.
+        host_cpus: the number of cpus of the host.
+    """
+    wanted = min(budget, previous + host_cpus * 10 * GROWTH_PERCENT)
+    small = host_cpus * 10 * CHANGE_PERCENT
+    return previous if abs(wanted - previous) < small else wanted
+
+
+def quotas(milli: int, limits: Mapping[KeyT, int]) -> dict[KeyT, int]:
+    """Divides CPU time among best-effort slots in proportion to their limits.
+
+    Example: 3,000 thousandths are divided among slots with limits of 4,000 and 2,000. They get
+    2,000 and 1,000.
+
+    Args:
+        milli: the CPU time of all slots together, in thousandths of a cpu.
+        limits: the own limit of each slot.
+    """
+    together = sum(limits.values())
+    return {
+        # The kernel accepts no lower limit, and a slot without any CPU time could not even end.
+        key: min(max(milli * limit // max(together, 1), QUOTA_MILLI_MIN), limit)
+        for key, limit in limits.items()
+    }
 
 
 def pick(count: int, locations: Iterable[CpuLocation]) -> list[int]:

@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Coroutine
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from finegrain import systemd
@@ -64,6 +65,7 @@ from task_executor.service.parking import Parking, parking_problem, with_parking
 from task_executor.service.ports import Helper
 from task_executor.service.prepared import Prepared
 from task_executor.service.renewal import Renewal
+from task_executor.service.resizing import limit_cpu
 from task_executor.service.slot_keeper import Identity, SlotKeeper
 from task_executor.service.slot_sockets import SlotSockets
 from task_executor.service.squeezer import Squeezer, SqueezeRule
@@ -73,7 +75,7 @@ from task_executor.service.usage import Meter
 
 PROTOCOL_VERSION = "1.1"  # 1.1: tasks of job graphs
 LAG_PROBE_S = 0.5  # pause between two measurements of the event loop's delay
-SQUEEZE_CPUSET = "cpuset"
+SQUEEZE_CPUSET, SQUEEZE_QUOTA = "cpuset", "quota"
 LAST_REPORT_S = 3.0  # maximum time for the last report of a planned stop
 STOP_MARGIN_S = 10.0  # time that a stop waits for freed slots after the grace period
 
@@ -149,8 +151,13 @@ class Front:
         self.squeezer = Squeezer(
             table,
             cpu_locations(plan.topology),
-            SqueezeRule(options.best_effort_squeeze_threshold, options.best_effort_squeeze_minimum),
+            SqueezeRule(
+                options.best_effort_squeeze_threshold,
+                options.best_effort_squeeze_minimum,
+                by_quota=options.best_effort_squeeze == SQUEEZE_QUOTA,
+            ),
             usage=helper.usage,
+            limit_cpu=partial(limit_cpu, self.keeper),
             update_conditions=self.keeper.update_conditions,
         )
         self.device_watch = DeviceWatch(
@@ -253,7 +260,7 @@ class Front:
             self._run_in_background(self.device_watch.run())
         if self.mps is not None:
             self._run_in_background(self.mps.run())
-        if self._options.best_effort_squeeze == SQUEEZE_CPUSET:
+        if self._options.best_effort_squeeze in (SQUEEZE_CPUSET, SQUEEZE_QUOTA):
             self._run_in_background(self.squeezer.run())
         # Register last: the RM may send commands as soon as it knows the address.
         self._agent_task = self._run_in_background(self.agent.run())

@@ -287,6 +287,36 @@ async def _apply(
     return binding, failure
 
 
+async def limit_cpu(keeper: SlotKeeper, quotas: Mapping[SlotKey, int]) -> None:
+    """Limits the CPU time of slots, without a change of their sizes.
+
+    Args:
+        keeper: the slots.
+        quotas: the CPU time of each slot, in thousandths of a cpu. Other slots get the limit of
+            their size again.
+
+    Raises:
+        FinegrainError: a quota could not be set. The next call sets it again.
+    """
+    for slot in list(keeper.table):
+        before, quota = keeper.cpu_quotas.get(slot.key), quotas.get(slot.key)
+        # A resize in progress may write an old quota or the new one. The next call corrects it.
+        if before == quota or slot.state is not CarveState.ALLOCATED or slot.becoming is not None:
+            continue
+        async with keeper.cpu_bindings.lock:
+            if keeper.table.get(slot.key) is not slot or slot.becoming is not None:
+                continue
+            keeper.set_cpu_quota(slot.key, quota)
+            try:
+                binding = keeper.table.cpus.binding_of(slot.spec)
+                await keeper.helper.resize_slot(keeper.limits_of(slot.spec, binding))
+            except FinegrainError:
+                keeper.set_cpu_quota(slot.key, before)
+                raise
+    for key in [key for key in keeper.cpu_quotas if keeper.table.get(key) is None]:
+        keeper.set_cpu_quota(key, None)
+
+
 async def _correct_limits(keeper: SlotKeeper, slot: Slot, limits: SlotLimits) -> None:
     """Writes the slot's limits again if the limits on the host differ from the slot table."""
     if slot.state is not CarveState.ALLOCATED or slot.becoming is not None:

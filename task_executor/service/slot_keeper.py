@@ -134,6 +134,8 @@ class SlotKeeper:
         self._users_note = users_note  # a note for all slots: `UserPolicy.note`
         self.closes_devices = False  # True: the helper can limit access to device files
         self.cpu_bindings = CpuBindings(table, helper)
+        # quotas of best-effort slots, in thousandths of a cpu, while they are squeezed
+        self.cpu_quotas: dict[SlotKey, int] = {}
         self.ports = NetworkPorts(ports)
         self.tasks = TaskTable()
         self.operators = Operators(table, self.tasks, page_bytes)
@@ -314,7 +316,20 @@ class SlotKeeper:
     def limits_of(self, spec: SlotSpec, binding: CpuBinding) -> SlotLimits:
         """Returns the limits of a slot that is bound to these cpus and memory nodes."""
         shares = spec.assignment.devices if spec.assignment is not None else ()
-        return self.with_devices(limits_of(spec, binding), shares)
+        limits = self.with_devices(limits_of(spec, binding), shares)
+        quota = self.cpu_quotas.get(spec.key)
+        if quota is not None:
+            limits = replace(limits, cpu_limit_milli=min(quota, spec.cpu_limit_milli))
+        return limits
+
+    def set_cpu_quota(self, key: SlotKey, milli: int | None) -> None:
+        """Sets the quota of a slot in thousandths of a cpu, for `limits_of`; None: the slot has the
+        limit of its size.
+        """
+        if milli is None:
+            self.cpu_quotas.pop(key, None)
+        else:
+            self.cpu_quotas[key] = milli
 
     def with_devices(self, limits: SlotLimits, shares: Iterable[DeviceShare]) -> SlotLimits:
         """Returns the limits with permission to open the files of these devices."""

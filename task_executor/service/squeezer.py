@@ -1,7 +1,8 @@
-"""Confines best-effort slots to fewer cpus while other slots use much CPU.
+"""Gives best-effort slots fewer cpus, or less CPU time, while other slots use much CPU.
 
 Once a second, `Squeezer` measures how busy the cpus are and how much CPU time each slot uses. From
-these numbers, `task_executor.engine.squeeze` computes the cpus that the best-effort slots may use.
+these numbers, `task_executor.engine.squeeze` computes the cpus that the best-effort slots may use,
+or the quota of each best-effort slot.
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ from finegrain.errors import FinegrainError
 from finegrain.logs import get_logger
 from task_executor.engine.slot_table import SlotTable
 from task_executor.engine.slots import Slot, SlotKey
-from task_executor.engine.squeeze import CpuLocation, budget_milli, cpu_count, squeeze
+from task_executor.engine.squeeze import (
+    CpuLocation,
+    budget_milli,
+    cpu_count,
+    quota_milli,
+    quotas,
+    squeeze,
+)
 from task_executor.host.cpu_times import busy_usec
 from task_executor.host.helper_messages import Usage
 
@@ -34,6 +42,8 @@ class SqueezeRule:
     # best-effort slots lose cpus when a larger part of the cpus is busy
     threshold_percent: int = 65
     minimum_percent: int = 0  # best-effort slots always keep at least this part of the cpus
+    # True: the slots get quotas of CPU time; False: they are confined to fewer cpus
+    by_quota: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +62,7 @@ class Squeezer:
         table: the slots of this executor, and the ledger of their cpus.
         locations: the core, NUMA node and package of each cpu of the host.
         rule: the limits that decide how many cpus best-effort slots get.
+        limit_cpu: a function that sets the quotas of slots; other slots have no quota any more.
         usage: the call `usage` of the helper, which returns the CPU time that each slot has used.
         update_conditions: a function that moves slots to the present cpus for best-effort slots. It
             is called with `squeezed=CPUS` when these cpus change (None: all cpus).
@@ -66,6 +77,7 @@ class Squeezer:
         rule: SqueezeRule,
         *,
         usage: Callable[[], Awaitable[Usage]],
+        limit_cpu: Callable[[Mapping[SlotKey, int]], Awaitable[None]],
         update_conditions: Callable[..., Awaitable[None]],
         cpu_times: Callable[[], Mapping[int, int]] = busy_usec,
         clock: Callable[[], float] = time.monotonic,
@@ -74,6 +86,8 @@ class Squeezer:
         self._locations = locations
         self._rule = rule
         self._usage = usage
+        self._limit_cpu = limit_cpu
+        self._quota: int | None = None  # for all best-effort slots together; None: no quota
         self._update_conditions = update_conditions
         self._cpu_times = cpu_times
         self._clock = clock
@@ -99,9 +113,15 @@ class Squeezer:
             FinegrainError: the helper does not answer or rejects a call.
             OSError: the CPU times of the kernel cannot be read.
         """
-        if not any(slot.spec.is_best_effort for slot in self._table):
-            self._before = None
+        limits = {
+            slot.spec.key: slot.spec.cpu_limit_milli
+            for slot in self._table
+            if slot.spec.is_best_effort
+        }
+        if not limits:
+            self._before = self._quota = None
             await self._confine(None)
+            await self._limit_cpu({})
             return
         now = await self._count()
         # CPU use is the difference between two measurements, so the first step only measures.
@@ -109,6 +129,9 @@ class Squeezer:
         if now is None or before is None or now.at <= before.at:
             return
         budget = self._budget(before, now)
+        if self._rule.by_quota:
+            await self._set_quotas(budget, limits, host_cpus=len(now.cpus))
+            return
         ledger = self._table.cpus
         pool, squeezed = ledger.pools.best_effort, ledger.conditions.squeezed
         previous = pool if squeezed is None else pool & squeezed
@@ -127,6 +150,27 @@ class Squeezer:
         # If `picked` is empty, the pool is empty, and all slots stay on their cpus.
         if picked:
             await self._confine(None if picked == pool else picked)
+
+    async def _set_quotas(
+        self, budget: int, limits: Mapping[SlotKey, int], *, host_cpus: int
+    ) -> None:
+        """Limits the CPU time of best-effort slots together to the budget, in thousandths of a
+        cpu.
+        """
+        together = sum(limits.values())
+        previous = together if self._quota is None else min(self._quota, together)
+        quota = quota_milli(budget, previous=previous, host_cpus=host_cpus)
+        self._spare_steps = self._spare_steps + 1 if quota > previous else 0
+        if 0 < self._spare_steps < SPARE_STEPS:
+            quota = previous
+        if quota >= together:
+            self._quota = None
+            await self._limit_cpu({})
+            return
+        if quota != self._quota:
+            log.debug("best_effort_squeezed", quota_milli=quota)
+        self._quota = quota
+        await self._limit_cpu(quotas(quota, limits))
 
     async def _count(self) -> _Counters | None:
         """Returns the counters; None: the kernel does not count the CPU time of slots or cpus."""

@@ -14,7 +14,16 @@ import pytest
 
 import finegrain_client as fg
 from finegrain.cpuset import CpuSet
-from tests.e2e.driving import Small, eventually, interrupt, read_until, small_cluster
+from tests.e2e.driving import (
+    Daemons,
+    Small,
+    eventually,
+    interrupt,
+    read_until,
+    slot_groups,
+    small_cluster,
+    unique,
+)
 from tests.support.patience import PATIENCE_S
 
 MEMORY = 32 * fg.MIB
@@ -137,6 +146,32 @@ def test_slots_are_near_to_and_apart_from_others(small: Small) -> None:
     shared = small.cli("run", "--near", "app=db@core", "--", "true")
     assert shared.code == 125
     assert "only dedicated cpus have a place" in shared.stderr
+
+
+@pytest.mark.needs("cgroup-v1")
+def test_best_effort_work_gets_less_cpu_time_while_the_host_is_busy(daemons: Daemons) -> None:
+    name = unique("e2e-squeezed")
+    daemons.manager.start()
+    daemons.manager.endpoint()
+    squeeze = ("--best-effort-squeeze", "quota", "--best-effort-squeeze-threshold", "1")
+    daemons.executor(name, *squeeze).start()
+    daemons.await_executors(name)
+    with daemons.cli.client() as cluster, cluster.job("squeezed") as job:
+        spec = fg.SlotSpec(cpu_milli=500, memory_bytes=MEMORY, qos="BE")
+        (request,) = job.request_slots(spec)
+        task = request.granted(PATIENCE_S).run(["sh", "-c", "while :; do :; done"])
+
+        def quota() -> int:
+            (file,) = (
+                group / "cpu.cfs_quota_us"
+                for group in slot_groups(name)
+                if (group / "cpu.cfs_quota_us").exists()
+            )
+            return int(file.read_text())
+
+        # 1 % of the host may be busy, and this task alone uses more.
+        eventually(lambda: quota() < 50_000, "the quota is lower")
+        task.cancel()
 
 
 def test_what_does_not_go_together_is_told(small: Small) -> None:

@@ -115,7 +115,7 @@ def with_cpus(rng: Random, spec: RequestSpec) -> RequestSpec:
     found = _with_policy(rng, spec)
     # A separate source of numbers, so that the other requests of a seed stay as they were.
     own = Random(spec.allocation_id)
-    if own.random() < 0.75:
+    if own.random() < 0.6:
         return found
     return replace(found, cpu_policy=with_neighbors(own, found.cpu_policy))
 
@@ -124,12 +124,12 @@ def with_neighbors(rng: Random, policy: CpuPolicy) -> CpuPolicy:
     """Adds a label of the slot, and perhaps a rule. Rules `near` are preferred, so that no request
     waits for a neighbor that never starts.
     """
-    labels = (("app", rng.choice("ab")),)
+    labels = (("app", rng.choice("aab")),)
     rules: tuple[NeighborRule, ...] = ()
-    if rng.random() < 0.6:
+    if rng.random() < 0.7:
         apart = rng.random() < 0.7
         level = rng.choice(tuple(Level)) if policy.qos.is_pinned and apart else Level.HOST
-        other = (("app", rng.choice("ab")),)
+        other = (("app", rng.choice("aab")),)
         rules = (NeighborRule(other, apart, level, apart and rng.random() < 0.7),)
     return replace(policy, slot_labels=labels, neighbors=rules)
 

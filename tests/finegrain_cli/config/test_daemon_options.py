@@ -95,7 +95,7 @@ def test_words_of_cpu_policies_are_read_in_any_case(text: str) -> None:
         ("alignment_policy", "default", "one of None, BestEffort, Restricted, SingleNUMANode"),
         ("numa_strategy", "most", "did you mean MostAllocated?"),
         ("default_bind_policy", "ConstrainedBurst", "one of None, FullPCPUs, SpreadByPCPUs"),
-        ("best_effort_squeeze", "memory", "one of none, cpuset"),
+        ("best_effort_squeeze", "memory", "one of none, cpuset, quota"),
         ("best_effort_percent", "-1", "at least 0"),
     ],
 )

@@ -22,6 +22,7 @@ from finegrain.v1.resource_manager_pb2 import SlotRelease
 from task_executor.engine.slots import SlotKey
 from task_executor.host.helper_messages import IsolationReport, Reconnected, SlotLimits
 from task_executor.service import checkpoint, host_sync
+from task_executor.service.resizing import limit_cpu
 from tests.task_executor.service.conftest import Executor
 from tests.task_executor.service.fake_helper import ENFORCED
 from tests.task_executor.service.scripted_rm import (
@@ -99,6 +100,27 @@ async def test_odd_amounts_of_cpu_reach_the_host_as_they_are(
     assert on_host(executor)[::2] == (500, milli + 1000)
     await rm.resize(2, cpu_milli=milli)
     assert on_host(executor)[::2] == (milli, milli)
+
+
+async def test_a_quota_lowers_the_limit_and_is_no_new_size(
+    rm: ScriptedRM, executor: Executor
+) -> None:
+    await rm.allocate(allocation(cpu_milli=1000))
+    keeper, key = executor.front.keeper, SlotKey("slot", 1)
+    await limit_cpu(keeper, {key: 300})
+    assert on_host(executor) == (1000, 64, 300)
+    assert on_disk(executor)["spec"]["resize_number"] == 0
+    await rm.resize(1, cpu_milli=2000)  # a resize keeps the quota
+    assert on_host(executor) == (2000, 64, 300)
+    calls = len(executor.helper.calls)
+    await limit_cpu(keeper, {key: 300})
+    assert len(executor.helper.calls) == calls  # nothing to change
+    await limit_cpu(keeper, {})
+    assert on_host(executor) == (2000, 64, 2000)
+    await limit_cpu(keeper, {key: 300})
+    await executor.crash()
+    await again(rm, executor)  # the next front knows of no quota
+    await eventually(lambda: on_host(executor) == (2000, 64, 2000), "the limit is restored")
 
 
 async def test_intent_and_both_sizes_hold_until_the_host_has_said(

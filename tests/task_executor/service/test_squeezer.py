@@ -54,6 +54,7 @@ class Host:
     others: int = 0
     rule: SqueezeRule = field(default_factory=SqueezeRule)
     moves: int = 0
+    quotas: dict[str, int] = field(default_factory=dict)
     squeezer: Squeezer = field(init=False)
 
     def __post_init__(self) -> None:
@@ -62,6 +63,7 @@ class Host:
             PLACES,
             self.rule,
             usage=self.usage,
+            limit_cpu=self.limit_cpu,
             update_conditions=self.update_conditions,
             cpu_times=self.cpu_times,
             clock=lambda: self.now,
@@ -74,11 +76,15 @@ class Host:
         together = self.others + sum(usec or 0 for usec in self.used.values())
         return dict.fromkeys(range(16), together // 16)
 
+    async def limit_cpu(self, quotas: Mapping[SlotKey, int]) -> None:
+        self.quotas = {key.allocation_id: milli for key, milli in quotas.items()}
+
     async def update_conditions(self, **conditions: object) -> None:
         self.moves += self.table.update_conditions(**conditions)
 
-    def slot(self, name: str, assignment: CpuAssignment | None) -> SlotKey:
-        cpu = 1000 * len(assignment.cpus) if assignment and assignment.cpus else 500
+    def slot(self, name: str, assignment: CpuAssignment | None, cpu: int = 500) -> SlotKey:
+        if assignment and assignment.cpus:
+            cpu = 1000 * len(assignment.cpus)
         spec = SlotSpec(
             name,
             1,
@@ -193,6 +199,59 @@ async def test_offline_cpus_are_neither_counted_nor_given(host: Host) -> None:
     taken = CpuSet.parse(await host.work(batch=2.0))
     assert taken <= CpuSet.parse("0-7")
     assert len(taken) == 5  # 65 % of 8, less 1 reserved, rounded up
+
+
+BY_QUOTA = SqueezeRule(by_quota=True)
+
+
+async def test_a_quota_takes_cpu_time_in_proportion_and_moves_no_slot() -> None:
+    host = Host(rule=BY_QUOTA)
+    host.slot("large", BE, 8_000)
+    host.slot("small", BE, 4_000)
+    host.slot("web", None)
+    await host.work()
+    assert await host.work(web=5.0, large=8.0, small=4.0) == "all"
+    assert host.quotas == {"large": 2_266, "small": 1_133}  # 65 % of 16 cpus - 5 - 2 = 3.4
+    assert host.moves == 0
+
+
+async def test_a_quota_grows_step_by_step_and_ends() -> None:
+    host = Host(rule=BY_QUOTA)
+    host.slot("batch", BE, 8_000)
+    host.slot("web", None)
+    await host.work()
+    found = []
+    for busy in (9.0, 0, 9.0, *(0,) * 8):
+        await host.work(web=busy)
+        found.append(host.quotas.get("batch"))
+    # Never less than the kernel accepts; one idle second changes nothing; then a tenth of the
+    # host's cpus in each step.
+    assert found == [10, 10, 10, 10, 1_600, 3_200, 4_800, 6_400, None, None, None]
+
+
+async def test_a_small_change_of_the_budget_changes_no_quota() -> None:
+    host = Host(rule=BY_QUOTA)
+    host.slot("batch", BE, 8_000)
+    host.slot("web", None)
+    await host.work()
+    await host.work(web=5.0)
+    assert host.quotas == {"batch": 3_400}
+    await host.work(web=5.1)
+    assert host.quotas == {"batch": 3_400}
+    await host.work(web=5.5)
+    assert host.quotas == {"batch": 2_900}
+
+
+async def test_a_quota_has_a_floor_and_new_slots_share_it() -> None:
+    host = Host(rule=SqueezeRule(minimum_percent=25, by_quota=True))
+    host.slot("batch", BE, 6_000)
+    host.slot("web", None)
+    await host.work()
+    await host.work(web=12.0)
+    assert host.quotas == {"batch": 4_000}
+    host.slot("more", BE, 2_000)
+    await host.work(web=12.0)
+    assert host.quotas == {"batch": 3_000, "more": 1_000}
 
 
 def test_the_real_host_is_busy_while_somebody_works() -> None:
