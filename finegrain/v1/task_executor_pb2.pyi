@@ -831,6 +831,7 @@ class TaskStatus(google.protobuf.message.Message):
     ARGV_FIELD_NUMBER: builtins.int
     OPERATORS_FIELD_NUMBER: builtins.int
     MEMORY_LIMIT_BYTES_FIELD_NUMBER: builtins.int
+    PEER_OPERATOR_IDS_FIELD_NUMBER: builtins.int
     task_id: builtins.str
     """Identity of the task."""
     allocation_id: builtins.str
@@ -867,6 +868,12 @@ class TaskStatus(google.protobuf.message.Message):
     def operators(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___OperatorStatus]:
         """The operators of the task's OperatorTask, and operators that were registered for the task later."""
 
+    @property
+    def peer_operator_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Names of the operators in other tasks with which the task exchanges data (OperatorTask.peers), each once, in order
+        of name.
+        """
+
     def __init__(
         self,
         *,
@@ -882,9 +889,10 @@ class TaskStatus(google.protobuf.message.Message):
         argv: collections.abc.Iterable[builtins.str] | None = ...,
         operators: collections.abc.Iterable[global___OperatorStatus] | None = ...,
         memory_limit_bytes: builtins.int = ...,
+        peer_operator_ids: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["error", b"error", "exit", b"exit", "start_time", b"start_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "argv", b"argv", "error", b"error", "exit", b"exit", "generation", b"generation", "job_id", b"job_id", "memory_limit_bytes", b"memory_limit_bytes", "operators", b"operators", "pid", b"pid", "start_time", b"start_time", "state", b"state", "task_id", b"task_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "argv", b"argv", "error", b"error", "exit", b"exit", "generation", b"generation", "job_id", b"job_id", "memory_limit_bytes", b"memory_limit_bytes", "operators", b"operators", "peer_operator_ids", b"peer_operator_ids", "pid", b"pid", "start_time", b"start_time", "state", b"state", "task_id", b"task_id"]) -> None: ...
 
 global___TaskStatus = TaskStatus
 

@@ -82,6 +82,11 @@ def _task_exit(task: Task) -> task_executor_pb2.TaskExit | None:
     )
 
 
+def _peer_operators(task: Task) -> list[str]:
+    work = task.operator_task
+    return sorted({peer.operator_id for peer in work.peers}) if work else []
+
+
 def _signal(record: ExitRecord) -> int:
     # If no process observed the end of a task (the host restarted), report the task as killed.
     lost = record.exit_code is None and record.signal is None
@@ -154,10 +159,11 @@ write = Writer(
                     _task_exit, ("exit", "cancelled", "ended_for", "peak_gpu_memory_bytes")
                 ),
                 "error": "fault",
+                "peer_operator_ids": FromValue(_peer_operators, ("operator_task",)),
             },
             kept=(
                 "owner digest submit_time_ms submit_number directory "
-                "is_recorded slot_removed_at watchers operator_task registered first_quota_bytes "
+                "is_recorded slot_removed_at watchers registered first_quota_bytes "
                 "settled _wakers"
             ),
         ),

@@ -123,6 +123,7 @@ class PageObjects:
             pid=4000 + index,
             start_time=at(self.now_s - 60),
             argv=["python", "train.py", self.text("--name=first")],
+            peer_operator_ids=["sink" if index < 10 else "map"] if not self.texts else [],
             operators=[
                 te.OperatorStatus(operator_id=self.text(name), **cast("Any", quota))
                 for name in names

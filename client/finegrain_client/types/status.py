@@ -305,6 +305,8 @@ class TaskStatus(Value):
     message: str = ""
     operators: tuple[OperatorStatus, ...] = ()  # operators of a job graph that the task runs
     memory_limit_bytes: int = 0  # limit of the task within the slot's limit; 0: no such limit
+    # operators of other tasks with which the task exchanges data
+    peer_operator_ids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

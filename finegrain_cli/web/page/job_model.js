@@ -19,11 +19,16 @@ export function chains(tasks) {
   for (const task of tasks) {
     if (!task.operators.length) continue;
     const name = task.operators.map((each) => each.operator_id).join(" → ");
-    const chain = found.get(name) ?? { name, operators: task.operators.map((each) => each.operator_id), subtasks: [] };
+    const chain = found.get(name) ?? { name, operators: task.operators.map((each) => each.operator_id), subtasks: [], peers: [] };
     chain.subtasks.push(task);
     found.set(name, chain);
   }
-  return [...found.values()];
+  const all = [...found.values()];
+  for (const chain of all) {
+    const peers = new Set(chain.subtasks.flatMap((task) => task.peer_operator_ids));
+    chain.peers = all.filter((other) => other !== chain && other.operators.some((id) => peers.has(id))).map((other) => other.name);
+  }
+  return all;
 }
 
 /** The operators of a chain with their managed memory over all subtasks. */

@@ -22,11 +22,12 @@ test("a request waits, then has its slot until it ends", () => {
 test("tasks with the same operators are subtasks of one chain", () => {
   const operator = (id, quota) => ({ operator_id: id, quota_bytes: quota, used_bytes: 1 });
   const plan = chains([
-    { operators: [operator("source", 4), operator("map", 5)] },
-    { operators: [operator("source", 6), operator("map", 7)] },
-    { operators: [operator("sink", 1)] },
-    { operators: [] },
+    { operators: [operator("source", 4), operator("map", 5)], peer_operator_ids: ["sink"] },
+    { operators: [operator("source", 6), operator("map", 7)], peer_operator_ids: [] },
+    { operators: [operator("sink", 1)], peer_operator_ids: ["gone", "map"] },
+    { operators: [], peer_operator_ids: [] },
   ]);
+  assert.deepEqual(plan.map((chain) => chain.peers), [["sink"], ["source → map"]]);
   assert.deepEqual(plan.map((chain) => [chain.name, chain.subtasks.length]), [["source → map", 2], ["sink", 1]]);
   assert.deepEqual(quotas(plan[0]), [
     { id: "source", quota_bytes: 10, used_bytes: 2 }, { id: "map", quota_bytes: 12, used_bytes: 2 },

@@ -170,7 +170,13 @@ def test_a_dialog_keeps_the_focus(browser: Browser, served: Served) -> None:
 def test_a_job_has_slots_a_graph_and_a_timeline(browser: Browser, served: Served) -> None:
     browser.open(served.address("/jobs"))
     browser.click("td a", "train-1")
-    browser.shows("Job train-1", "user/alice", "source → map", "1 subtask", "Solid: has a slot")
+    browser.shows(
+        "Job train-1",
+        "user/alice",
+        "source → map",
+        "1 subtask, exchanges data with sink",
+        "Solid: has a slot",
+    )
     browser.shows("managed memory 512Mi used of 1Gi", "slot-0-1", "Requests that wait")
 
 

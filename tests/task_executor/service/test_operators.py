@@ -256,6 +256,8 @@ async def test_peers_can_be_replaced(executor: Executor, master: JobMaster) -> N
     assert (await task.call("GetPeers"))["result"]["peers"] == [
         {"operator_id": "sink", "subtask_index": 2, "host": "host-c", "ports": [20007]}
     ]
+    (listed,) = await master.tasks()
+    assert list(listed.peer_operator_ids) == ["sink"]
 
 
 BAD_FRAMES = {

@@ -31,7 +31,7 @@ PRIVATE = {
     "OperatorStatus": "fraction operator_id",
     "OutputChunk": "data",
     "TaskExit": "end_message end_reason",
-    "TaskStatus": "allocation_id argv job_id task_id",
+    "TaskStatus": "allocation_id argv job_id peer_operator_ids task_id",
 }
 """All fields with text in answers about tasks. Only the owner of the task and administrators get
 these messages.

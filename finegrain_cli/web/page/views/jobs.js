@@ -127,7 +127,7 @@ function Graph({ id, slots }) {
     const running = tasks.filter((task) => task.state === "RUNNING").length;
     return html`${error && html`<p class="bad">${error}</p>`}
       <p class="quiet">${count(tasks.length, "task")}, ${running} running${hosts.length === HOSTS_MAX ? `, on the first ${HOSTS_MAX} hosts` : ""}.${plan.length ? "" : " The tasks run no operators of a job graph."}</p>
-      <ol class="plan">${plan.map((chain) => html`<li key=${chain.name}><strong>${chain.name}</strong> ${count(chain.subtasks.length, "subtask")}
+      <ol class="plan">${plan.map((chain) => html`<li key=${chain.name}><strong>${chain.name}</strong> ${count(chain.subtasks.length, "subtask")}${chain.peers.length ? `, exchanges data with ${chain.peers.join(", ")}` : ""}
         <ul>${quotas(chain).map((each) => html`<li key=${each.id}>${each.id}: managed memory ${bytes(each.used_bytes)} used of ${bytes(each.quota_bytes)}</li>`)}</ul></li>`)}</ol>`;
   }}<//>`;
 }
