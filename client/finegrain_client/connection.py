@@ -115,7 +115,8 @@ class Connection:
         self._cluster_name = credentials.who.cluster
         self._renewal = Renewal(self.own, file, self._renew_certificate)
         self._manager_channels: dict[tuple[str, int], grpc.aio.Channel] = {}
-        # Kept, because making a stub costs a part of a call. By service and channel.
+        # Stubs by service and channel. They are kept, because a new stub takes a part of the time
+        # of a call.
         self._stubs: dict[tuple[object, grpc.aio.Channel], object] = {}
         self._links: OrderedDict[tuple[str, str, int], ExecutorLink] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()

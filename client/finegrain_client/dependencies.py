@@ -10,7 +10,7 @@ from finegrain.values.states import JobCondition
 
 
 def dependencies(after: Iterable[JobDependency | str]) -> tuple[JobDependency, ...]:
-    """Returns dependencies in which the id of a job alone means that the job must succeed.
+    """Returns the dependencies. An id without a condition means that the job must succeed.
 
     Raises:
         InvalidArgument: an id is not allowed.

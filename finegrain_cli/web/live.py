@@ -1,9 +1,9 @@
 """The live stream of the page: a snapshot of the cluster and its executors, then what changes.
 
 All streams share one reader. It runs only while a stream is open. The id of a message is
-`<epoch>.<n>`: each change gets the next number `n`. A client that connects again with the last id
-gets what has changed since. If that is not known, as after a restart of the resource manager, the
-client gets a new snapshot. A slow client gets several changes as one.
+`<epoch>.<n>`: each change gets the next number `n`. A client that connects again sends the last id,
+and gets the changes since then. If these are not known, for example after a restart of the resource
+manager, the client gets a new snapshot. A slow client gets several changes as one message.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ STEP_S = 0.2
 REFRESH_S = 5.0
 """All executors are read again after this time, because measured use changes without events."""
 REST = 20
-"""The pause before all executors are read again is at least this many times as long as the read."""
+"""After a read of all executors, the pause is at least this many times as long as the read took."""
 REST_SOME = 9
-"""The same for the pause after changed executors were read."""
+"""After a read of changed executors, the pause is this many times as long as the read took."""
 QUIET_S = 1.0
 """A stream without changes sends a comment after this time. So the page soon knows that its data is
 not up to date, and proxies keep the stream open.
@@ -50,7 +50,7 @@ ALONE_MAX = 20
 PAGE = 250
 """Executors in one message of a snapshot, and in one call."""
 CHANGING = ("report_number", "report_time")
-"""Fields that every report changes. They are left out."""
+"""Fields that every report changes. The stream does not contain them."""
 
 _CLUSTER, _EVENTS = f"/{CLUSTER}/GetCluster", f"/{CLUSTER}/ListEvents"
 _LIST, _ONE = f"/{CLUSTER}/ListExecutors", f"/{CLUSTER}/GetExecutor"
@@ -70,7 +70,7 @@ class _Kept:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Reader:
-    """Who reads a stream."""
+    """The reader of a stream."""
 
     certificate: bytes
     peer: str
@@ -186,7 +186,7 @@ class Live:
         return texts
 
     def _delta(self, since: int) -> str:
-        """Returns what has changed after a number. Streams that are up to date share the text."""
+        """Returns the changes after a number. Streams that are up to date share the text."""
         if self._shared[:2] == (since, self._number):
             return self._shared[2]
         facts, used, gone = [], [], []
@@ -221,7 +221,7 @@ class Live:
                     took_s = loop.time() - began_s
                     refresh_s = loop.time() + max(REFRESH_S, REST * took_s)
                     self._ready.set()
-                    began_s = loop.time()  # the pause before the next read of all is enough
+                    began_s = loop.time()  # no further pause is needed
                 else:
                     names = await self._changed(refresh_s - began_s)
                     began_s = loop.time()
@@ -242,7 +242,9 @@ class Live:
         self._news = asyncio.Event()
 
     async def _call(self, method: str, request: Any) -> Any:
-        """Calls as one of the readers. A reader that was denied is skipped; its stream ends."""
+        """Makes a call with the identity of one of the readers. If a reader was denied, its stream
+        ends, and the next reader is used.
+        """
         while True:
             reader = next(iter(self._readers))
             try:
@@ -253,7 +255,9 @@ class Live:
                     raise
 
     async def _changed(self, most_s: float) -> list[str]:
-        """Waits for events, and returns the executors that they concern, and late ones."""
+        """Waits for events, and returns the changed executors, including those that were not read
+        in time.
+        """
         wait = Duration()
         wait.FromMilliseconds(1 if self._late else max(1, round(most_s * 1000)))
         wanted = cluster_pb2.ListEventsRequest(from_sequence=self._next_event, wait=wait)
@@ -271,7 +275,7 @@ class Live:
             self._next_event = max(newest.next_sequence, 1)
         cluster = await self._call(_CLUSTER, cluster_pb2.GetClusterRequest())
         if cluster.rm_epoch != self._epoch:
-            # Numbers of another epoch mean nothing to a client, so it gets a snapshot.
+            # The numbers of the former epoch are not valid any more, so clients get a snapshot.
             self._epoch = cluster.rm_epoch
         self._begin_change()
         self._keep_cluster(cluster)
@@ -288,7 +292,7 @@ class Live:
             token = page.next_page_token
             if not token:
                 break
-            # What changes during a long read is shown before its end.
+            # Show changes before the end of a long read.
             if names := await self._changed(0):
                 await self._read_some(names)
                 found.update(names)

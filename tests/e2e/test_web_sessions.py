@@ -36,7 +36,7 @@ COOKIE, TOKEN = "__Host-finegrain", "x-finegrain-token"
 
 
 def viewer(daemons: Daemons) -> Cli:
-    """A person who may only read."""
+    """Returns the command line of a person with the role viewer."""
     file = credentials_file(daemons.folder, VIEWER, daemons.address)
     return replace(daemons.cli, credentials_file=file)
 
@@ -106,7 +106,7 @@ def test_a_session_in_a_browser(daemons: Daemons) -> None:
             answers = browser.driver.execute_async_script(HOSTILE, base)
         assert answers[2:] == ["refused", "refused"]
         assert not daemons.cli.items("executors")[0]["draining"]
-        browser.open(f"{base}/executors/web-a")  # the same session may drain it
+        browser.open(f"{base}/executors/web-a")  # the session itself may drain it
         browser.click("button", "Drain")
         browser.click("button.danger", "Drain")
         browser.shows("draining: drained on the web page")
@@ -211,7 +211,7 @@ def nginx(folder: Path, web: str, authority: Path, cluster: str) -> Iterator[int
 
 
 def own_certificate(folder: Path) -> None:
-    """Makes a certificate for the name of the site, as its administrator has one."""
+    """Makes a certificate for the name of the site, as an administrator of the proxy does."""
     key, now = new_key(), utc_now()
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, HOST)])
     made = (
@@ -252,7 +252,7 @@ def test_a_session_through_nginx(daemons: Daemons, tmp_path: Path) -> None:
         assert client("PATCH", "/v1/groups/ml", change, {**kind, **other}).status == 403
         assert client("PATCH", "/v1/groups/ml", change, kind).status == 200
         stream = client("GET", "/v1/live")
-        # A proxy that keeps the stream back would send nothing before it ends.
+        # A proxy that buffers the stream would send nothing before the end of the stream.
         seen = [stream.readline() for _ in range(6)]
         assert b"event: snapshot\n" in seen
         stream.close()

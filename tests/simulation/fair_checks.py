@@ -132,7 +132,7 @@ class FairChecks:
             if (start_ms := each.promised_ms) is None:
                 continue
             known, known_ms = earliest.get(number, (each, start_ms))
-            # If hosts could no longer serve the owner, a plan with other hosts has another start.
+            # If its hosts can no longer serve the owner, the plan gets other hosts and another start.
             same = known.hosts.keys() == each.hosts.keys()
             earliest[number] = each, min(start_ms, known_ms) if same else start_ms
         on_host = state.reservations.on_host
@@ -229,7 +229,7 @@ class FairChecks:
 
 
 class Limits:
-    """What groups, users and dependencies still allow, in the present state."""
+    """The placements that groups, users and dependencies forbid in the present state."""
 
     def __init__(self, state: State) -> None:
         self._state = state

@@ -34,7 +34,9 @@ OUTCOMES = {
 
 @dataclass(frozen=True)
 class Used:
-    """What a call may add to: jobs and requests of the owner, and whether the job exists."""
+    """The state before a call: the owner's numbers of jobs and requests, and whether the job
+    exists.
+    """
 
     owner: str
     jobs: int
@@ -97,7 +99,7 @@ class JobChecks:
     # -- calls -----------------------------------------------------------------------------
 
     def used(self, state: State, event: JobRegistered | RequestsSubmitted) -> Used:
-        """Returns what the owner has before a call."""
+        """Returns the owner's numbers of jobs and requests before a call."""
         job = state.jobs.get(event.job_id)
         if isinstance(event, JobRegistered):
             owner = event.owner
@@ -142,7 +144,7 @@ def limits_of(state: State, owner: str) -> dict[str, int]:
 
 
 def is_met(state: State, each: JobDependency) -> bool:
-    """Returns whether a dependency is met. A job that is deleted had ended in the right way."""
+    """Returns whether a dependency is met. A deleted job counts as met."""
     other = state.jobs.get(each.job_id)
     if other is None:
         return True

@@ -138,7 +138,7 @@ class JobMaster(Follower):
         self.depends_on: tuple[JobDependency, ...] = ()
         if DEPENDENCIES in self.wishes and self.job_rng.random() < 0.6:
             self.depends_on = some_dependencies(self.job_rng, list(checks.masters))
-        # Content of the registration. The next one is used if one is refused.
+        # Possible contents of the registration. If one is refused, the next one is used.
         self._contents = list(
             dict.fromkeys(
                 (group, after)
@@ -168,7 +168,7 @@ class JobMaster(Follower):
             if USERS in self.wishes and isinstance(error, ResourceExhausted):
                 self.after(self.job_rng.randint(100, 1_000), lambda: self._register(attempt))
                 return True
-            # An earlier copy of the call may arrive late, when the group exists again.
+            # An earlier copy of the call may arrive later, at a time when the group exists again.
             if error.reason in REGISTRATION_REFUSALS and len(self._contents) > 1:
                 self.after(1, lambda: self._register(attempt + 1))
                 return True
@@ -276,7 +276,7 @@ class JobMaster(Follower):
             self.acknowledged |= self.checks.acknowledged(self.name, fine)
 
         def expected(error: FinegrainError) -> bool:
-            # Of a refused gang, no request exists.
+            # A refused gang has no requests.
             self.busy = not isinstance(error, ResourceExhausted)
             return USERS in self.wishes and not self.busy
 

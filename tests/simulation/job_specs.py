@@ -20,7 +20,7 @@ LABELS: tuple[tuple[tuple[str, str], ...], ...] = (
 
 
 def with_times(rng: Random, spec: RequestSpec) -> RequestSpec:
-    """Returns the request with some run time and timeout, or without. Half of the requests are
+    """Returns the request, with or without a random run time and timeout. Half of the requests are
     alike, because only equal requests can reuse slots.
     """
     if rng.random() < 0.5:

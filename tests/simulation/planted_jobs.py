@@ -41,7 +41,7 @@ Patch = pytest.MonkeyPatch
 
 
 def time_limit_starts_again_with_the_front(patch: Patch) -> None:
-    """A front that starts counts from its start."""
+    """After a start of the front, time limits count from this start."""
     real = SlotTable.adopt
     recover = Executor._recover
     now_ms = 0
@@ -73,7 +73,7 @@ def time_limit_needs_the_manager(patch: Patch) -> None:
 
 
 def reused_slot_keeps_its_old_count(patch: Patch) -> None:
-    """The next thread gets only the rest of the time."""
+    """The next thread in the slot gets only the remaining time."""
     patch.setattr(SlotTable, "reused", lambda *_: False)
 
 
@@ -131,7 +131,7 @@ def dependencies_are_forgotten_at_a_start(patch: Patch) -> None:
 
 
 def end_of_a_job_releases_nobody(patch: Patch) -> None:
-    """Jobs wait for a job that has ended."""
+    """Jobs still wait for a job that has ended."""
     patch.setattr(JobDependencies, "note_end", lambda *_: None)
 
 
@@ -216,7 +216,9 @@ def backfill_ignores_run_times(patch: Patch) -> None:
 
 
 def slots_that_outlast_their_estimate_move_the_start(patch: Patch) -> None:
-    """The owner's start moves again and again, and ever more work is let in before it."""
+    """The owner's planned start moves later again and again, so more and more work is placed before
+    it.
+    """
 
     def promised(fill: Backfill, each: Reservation) -> int | None:
         each.promised_ms = fill._times.start_ms(fill._state.hosts, each.hosts)
@@ -226,7 +228,7 @@ def slots_that_outlast_their_estimate_move_the_start(patch: Patch) -> None:
 
 
 def plan_does_not_count_as_a_reservation(patch: Patch) -> None:
-    """A job may have a plan beside a reservation."""
+    """A job may have a planned start and another reservation."""
     patch.setattr(Reservations, "of_job", lambda *_: False)
 
 

@@ -18,15 +18,17 @@ if TYPE_CHECKING:
     from tests.simulation.executor import Executor
 
 SLACK_MS = 1_000
-"""How late an executor may end a slot: it checks time limits from time to time."""
+"""The time by which an executor may end a slot too late: it checks time limits only from time to
+time.
+"""
 
 STARTS_MS = 6_000
-"""An executor that starts first waits for the removal of unknown slots."""
+"""The time that an executor has after its start: it first waits until unknown slots are removed."""
 
 
 @dataclass
 class Count:
-    """When the time limit of a slot started.
+    """The start of the time limit of a slot.
 
     Attributes:
         limit_ms: the time limit.
@@ -42,11 +44,11 @@ class Count:
 
 @dataclass
 class Waits:
-    """Since when requests wait, in the time of one manager that leads."""
+    """The times since which requests wait, while one manager leads."""
 
     since_ms: dict[str, int] = field(default_factory=dict)
     restored: frozenset[str] | None = None  # requests that waited when the manager began
-    overdue: set[str] = field(default_factory=set)  # at the last tick
+    overdue: set[str] = field(default_factory=set)  # overdue at the last tick
 
 
 class TimeChecks:
@@ -64,17 +66,19 @@ class TimeChecks:
     # -- time limits of slots --------------------------------------------------------------
 
     def starts(self, executor: Executor) -> None:
-        """An executor starts, or now serves."""
+        """Records that an executor starts, or is ready."""
         self._ready_ms[executor.name] = executor.loop.now_ms
 
     def carved(self, slot: Slot) -> None:
-        """A slot was carved, and its time limit starts."""
+        """Records that a slot was carved: its time limit starts."""
         if slot.spec.time_limit_ms is not None:
             assert slot.limited_since_ms is not None
             self._counts[slot.key] = Count(slot.spec.time_limit_ms, [slot.limited_since_ms])
 
     def reused(self, executor: Executor, key: SlotKey, reuse: int) -> None:
-        """An executor learns of a reuse. The time limit starts again, once for each reuse."""
+        """Records that an executor has learned of a reuse. The time limit starts again, once for
+        each reuse.
+        """
         count, slot = self._counts.get(key), executor.table.get(key)
         if count is None or slot is None or slot.state is not CarveState.ALLOCATED:
             return
@@ -85,19 +89,19 @@ class TimeChecks:
             self.did["counts again"] += 1
 
     def agreed(self, key: SlotKey, now_ms: int) -> None:
-        """A job master may reuse a slot."""
+        """Records that a job master may reuse a slot."""
         self._agreed_ms[key] = now_ms
 
     def reported(self, executor: Executor, sent_ms: int) -> None:
-        """An executor has received the answer to a report."""
+        """Records that an executor has received the answer to a report."""
         self._reported_ms[executor.name] = sent_ms
 
     def restored(self) -> None:
-        """A backup replaced the database. It does not contain later reuses."""
+        """Records that a backup replaced the database, which does not contain later reuses."""
         self._agreed_ms.clear()
 
     def kept(self, key: SlotKey, reuse: int) -> None:
-        """An executor has saved a reuse."""
+        """Records that an executor has saved a reuse."""
         count = self._counts.get(key)
         if count is not None and count.reuse == reuse:
             count.since_ms = count.since_ms[-1:]

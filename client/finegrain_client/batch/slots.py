@@ -113,7 +113,7 @@ class BatchSlots:
         # With these settings, the resource manager queues the request of a lost slot again by
         # itself.
         self._spec = replace(slot, restart_on_loss=True, restart_on_device_loss=True)
-        # Made once, because a batch of short tasks makes many calls.
+        # Make this message only once, because a batch of short tasks makes many calls.
         (self._template,) = replace(self._spec, count=1, allocation_id=row.range_id).messages()
         self._slots: dict[str, Slot] = {}
         self._events: JobEvents = job.events()

@@ -152,8 +152,8 @@ class RestartPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotTimes:
-    """The time limit and the expected run time of each slot of a job, in seconds. None: there is
-    no limit; the run time is not known.
+    """The time limit and the expected run time of each slot of a job, in seconds. None means that
+    there is no limit, or that the run time is not known.
     """
 
     time_limit_s: float | None = None

@@ -190,7 +190,8 @@ class Runner:
         self._inbox = asyncio.Queue()
         self._tasks.clear()
         lost: list[Event] = [SlotLost(each) for each in sorted(self._state.granted_slots())]
-        # An administrator has ended the job, or a job that it waits for has ended in another way.
+        # An administrator has ended the job, or a job on which it depends has not ended as
+        # required.
         for_good = error.details.get("end_reason") in (
             Reason.TERMINATED,
             Reason.ENDED,

@@ -120,7 +120,7 @@ export async function list(path) {
   return items;
 }
 
-/** Follows the stream as long as the page is open. Views hear of each message by `news`. */
+/** Follows the stream as long as the page is open. `news` tells the views about each message. */
 function follow() {
   followLive(token, (message) => {
     if (message.kind === "lost") {

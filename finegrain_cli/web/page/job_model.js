@@ -40,7 +40,7 @@ export function quotas(chain) {
   });
 }
 
-/** The settings that somebody has typed for a group and that differ from its own; null: none, or no number. */
+/** The typed settings of a group that differ from its present settings; null: there are none, or a value is no number. */
 export function groupChange(group, { weight, cpus }) {
   const found = {};
   const wanted = Number(weight);

@@ -1,6 +1,6 @@
 // The live stream of the resource manager: one connection, the state that it has sent, and readers.
-// All tabs of a browser share it, in a worker. Where browsers have no shared workers, each tab has
-// its own, and a hidden tab closes it.
+// All tabs of a browser share it, in a worker. If a browser has no shared workers, each tab has a
+// separate connection, and a hidden tab closes its connection.
 
 const PAUSE_MS = 1000;
 const PART = 250; // hosts in one message, so that a page stays responsive
@@ -15,7 +15,7 @@ export class LiveStream {
   #readers = new Set();
   #connection = null;
 
-  /** Adds a reader, which first gets what is known. */
+  /** Adds a reader, which first gets the known state. */
   add(token, reader) {
     if (token !== this.#token) this.#forget();
     this.#token = token;

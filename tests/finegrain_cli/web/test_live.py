@@ -1,4 +1,6 @@
-"""The live stream of the page: snapshot, changes, and what a client gets that connects again."""
+"""Tests of the live stream of the page: snapshot, changes, and the messages after a client has
+connected again.
+"""
 
 from __future__ import annotations
 
@@ -202,7 +204,7 @@ async def test_nothing_is_read_while_no_page_is_open(
             assert calls
         await eventually(no_reader, what="the reader has ended")
         before = calls
-        await web("GET", "/session", who="")  # answers, and shows that the server runs
+        await web("GET", "/session", who="")  # the server still runs
         await web.rm.cluster.DrainExecutor(cluster_pb2.DrainExecutorRequest(executor_id="host-a"))
         await asyncio.sleep(3 * STEP_S)
     assert calls == before

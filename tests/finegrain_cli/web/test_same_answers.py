@@ -27,7 +27,7 @@ MOVING = {
     "age_s",
     "samples",
 }
-"""Fields that the next report or the passing time changes."""
+"""Fields that change with the next report, or with time."""
 
 DRAIN = {"action": "DRAIN", "executor_id": "host-a"}
 SAME: dict[str, tuple[tuple[str, ...], str, tuple[Any, ...]]] = {
@@ -41,11 +41,11 @@ SAME: dict[str, tuple[tuple[str, ...], str, tuple[Any, ...]]] = {
     "/v1/users": (("users",), "users", ()),
     "/v1/providers": (("providers",), "providers", ()),
 }
-"""By route: the command, and the method of the client with its arguments."""
+"""For each route: the command, and the client's method with its arguments."""
 
 
 def steady(data: Any) -> Any:
-    """Returns JSON without what changes by itself."""
+    """Returns JSON without the fields that change by themselves."""
     if isinstance(data, dict):
         return {name: steady(each) for name, each in data.items() if name not in MOVING}
     return [steady(each) for each in data] if isinstance(data, list) else data
