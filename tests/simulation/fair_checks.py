@@ -132,7 +132,7 @@ class FairChecks:
             if (start_ms := each.promised_ms) is None:
                 continue
             known, known_ms = earliest.get(number, (each, start_ms))
-            # If its hosts can no longer serve the owner, the plan gets other hosts and another start.
+            # If its hosts can no longer serve the owner, a plan gets other hosts and another start.
             same = known.hosts.keys() == each.hosts.keys()
             earliest[number] = each, min(start_ms, known_ms) if same else start_ms
         on_host = state.reservations.on_host
