@@ -5,11 +5,12 @@ executors, the requests that are planned on each of them, and the requests that 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import islice
 
 from finegrain.resources import Amounts
+from finegrain.values.states import ProvidedExecutorState
 from resource_manager.engine.model.entities import Instant, Provision, Request
 from resource_manager.engine.model.settings import ExecutorShape
 from resource_manager.engine.placement.elastic import (
@@ -77,7 +78,10 @@ def providers_view(state: State) -> ProvidersView:
         shapes=[_shape_view(state.provisions, state.elastic, shape) for shape in settings.shapes],
         executors=[
             _provided_view(
-                state.gangs, state.started, each, planned.get(each.executor_id, Content())
+                state.gangs,
+                state.started,
+                _with_end(state, each),
+                planned.get(each.executor_id, Content()),
             )
             for each in state.provisions.values()
         ],
@@ -117,6 +121,20 @@ def _still_planned(gangs: GangLedger, elastic: Elastic) -> dict[str, Content]:
             (key, count) for key, count in content.members.items() if key[0] in gangs.waiting
         )
     return still
+
+
+def _with_end(state: State, provision: Provision) -> Provision:
+    """Returns a provision whose message also says when its executor will probably be empty, if the
+    run times of all its slots are known. It can be given back then.
+    """
+    host = state.hosts.get(provision.executor_id)
+    if provision.state is not ProvidedExecutorState.REGISTERED or host is None or not host.slots:
+        return provision
+    empty_ms = state.run_times.empty_ms(host)
+    if empty_ms is None:
+        return provision
+    text = f"probably empty at {clock_at(state.started, empty_ms)}"
+    return replace(provision, message=f"{provision.message}; {text}".removeprefix("; "))
 
 
 def _provided_view(

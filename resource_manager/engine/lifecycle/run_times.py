@@ -103,6 +103,18 @@ class RunTimes:
                 return max(end_ms, self.now_ms)
         return None
 
+    def empty_ms(self, host: Host) -> int | None:
+        """Returns when a host will probably have no slots any more (monotonic), if it gets no new
+        ones. None: it is not known.
+        """
+        latest_ms = self.now_ms
+        for slot in host.slots.values():
+            end_ms = self.end_ms(slot)
+            if end_ms is None:
+                return None
+            latest_ms = max(latest_ms, end_ms)
+        return latest_ms
+
     def start_ms(
         self, hosts: Mapping[str, Host], kept: Mapping[str, ReservedCapacity]
     ) -> int | None:

@@ -8,7 +8,7 @@ import pytest
 
 from finegrain.resources import GIB, MIB, ResourceProfile
 from finegrain.values.states import ProvidedExecutorState
-from resource_manager.engine.explain.provisions import planned_on, providers_view
+from resource_manager.engine.explain.provisions import clock_at, planned_on, providers_view
 from resource_manager.engine.model.effects import StartExecutor, StopExecutor
 from resource_manager.engine.model.entities import GangSpec, RequestSpec
 from resource_manager.engine.model.events import (
@@ -218,6 +218,28 @@ def test_everybody_is_told_which_executor_it_is_planned_on() -> None:
     assert planned() == {"small-1-1", "small-1-3", ""}
     cluster.register(provided("small-1-1", SMALL))
     assert planned() == {"small-1-3", ""}
+
+
+def test_a_busy_executor_says_when_it_will_probably_be_empty() -> None:
+    cluster = cluster_with(SMALL)
+    cluster.submit("short", profile=ONE, expected_run_time_ms=60_000)
+    cluster.submit("limited", profile=ONE, time_limit_ms=90_000)
+    cluster.wait(1_000)
+    cluster.register(provided("small-1-1", SMALL))
+    cluster.settle()
+
+    def told() -> str:
+        (view,) = providers_view(cluster.state).executors
+        return view.provision.message.rpartition("probably empty at ")[2]
+
+    last_ms = max(slot.thread_since_ms or 0 for slot in cluster.state.slots.values())
+    assert told() == clock_at(cluster.state.started, last_ms + 90_000)
+    cluster.release("limited")
+    cluster.settle()
+    assert told() == clock_at(cluster.state.started, last_ms + 60_000)
+    ask(cluster, "of unknown length")
+    cluster.settle()
+    assert told() == "registered"
 
 
 def test_a_cancelled_request_is_shown_as_planned_no_more() -> None:
