@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from tests.e2e.driving import Daemons, eventually, finish, read_until
 from tests.support.browser import Browser, browsing
+from tests.support.identities import credentials_file
 from tests.support.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs("chromium")]
@@ -76,15 +78,16 @@ def test_the_owner_of_a_job_sees_its_output_as_it_is_written(
     daemons.manager.endpoint()
     daemons.executor("web-b").start()
     daemons.await_executors("web-b")
+    alice = replace(daemons.cli, credentials_file=credentials_file(daemons.folder, "user/alice"))
     lines = "i=0; while true; do i=$((i+1)); echo line $i; echo bad $i >&2; sleep 0.2; done"
-    run = daemons.cli.start("run", "--cpu", "0.2", "--name", MARKUP, "--", "sh", "-c", lines)
+    run = alice.start("run", "--cpu", "0.2", "--name", MARKUP, "--", "sh", "-c", lines)
     (slot,) = eventually(lambda: daemons.cli.items("slots"), "the command has its slot")
-    page = daemons.cli.start("web", "--no-browser")
+    page = alice.start("web", "--no-browser")
     address = read_until(page, b"\n").decode().strip()
 
     host, _, code = address.partition("#")
     browser.open(f"{host}executors/web-b?slot={slot['allocation_id']}#{code}")
-    browser.shows("Tasks of this slot", "sh -c", "Cpus")
+    browser.shows("user/alice", "Tasks of this slot", "sh -c", "Cpus")
     task = browser.run("return document.querySelector('.panel td button').innerText")
     browser.click("td button", task)
     browser.shows("line 3", "bad 3")

@@ -63,6 +63,10 @@ def test_axe_finds_nothing_in_any_view(browser: Browser, served: Served, scheme:
         browser.visit(path)
         browser.shows(text)
         assert (path, problems(browser)) == (path, [])
+    browser.visit("/executors/host-00001")
+    browser.click("button", "Drain")
+    browser.shows("concerns 48 slots")
+    assert problems(browser) == []
 
 
 def test_every_view_fits_a_phone(served: Served) -> None:
