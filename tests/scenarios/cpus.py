@@ -19,6 +19,7 @@ from finegrain.cpu_policy import (
 )
 from finegrain.cpuset import EMPTY, CpuSet
 from finegrain.mapping.stored import STORED
+from finegrain.neighbors import read_rule
 from finegrain.resources import MIB, Amounts
 from resource_manager.engine.executors.host_settings import host_policy_view
 from resource_manager.engine.explain.topology import topology_view
@@ -87,6 +88,12 @@ def cpu_policy(words: Words) -> CpuPolicy:
         exclusive[1],
         NumaPolicy(numa[0]),
         numa[1],
+        words.labels("slot_labels"),
+        tuple(
+            read_rule(kind, words.values.pop(f"{kind}_slots"), apart=kind == "apart")
+            for kind in ("near", "apart")
+            if f"{kind}_slots" in words.values
+        ),
     )
     return PLAIN if found == PLAIN else found
 

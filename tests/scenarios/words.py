@@ -53,6 +53,6 @@ class Words:
         names = (("hugepages-2Mi", "huge"), ("license", "licenses"))
         return tuple((name, amount) for name, word in names if (amount := self.number(word)))
 
-    def labels(self) -> tuple[tuple[str, str], ...]:
-        pairs = (pair.split(":", 1) for pair in self.names("labels"))
-        return tuple(sorted((name, value) for name, value in pairs))
+    def labels(self, name: str = "labels") -> tuple[tuple[str, str], ...]:
+        pairs = (pair.split(":", 1) for pair in self.names(name))
+        return tuple(sorted((key, value) for key, value in pairs))
