@@ -166,11 +166,11 @@ class Checks:
             self.require(self.gangs.decided(state, effects, changes))
             self.require(self.provisions.decided(state, changes))
             self.require(self.rejections.decided(state, effects, self.now_ms))
-            self.require(self.times.decided(state, effects, self.now_ms))
-            self.require(self.jobs.decided(state, changes))
             self.require(self.cpus.decided(state, changes))
             if not many:
                 self.require(self.fair.decided(state, effects))
+                self.require(self.times.decided(state, effects, self.now_ms))
+                self.require(self.jobs.decided(state, changes))
                 self.require(self.priorities.decided(state, effects))
         if self.database.leads(manager.holder, manager.epoch):
             hosts = _hosts_of(state, changes) if many else state.hosts.values()
