@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from finegrain.resources import MIB, ResourceProfile
 from resource_manager.engine.explain.reservations import reservation_views
+from resource_manager.engine.lifecycle.run_times import RunTimes
 from resource_manager.engine.model.entities import GangSpec, RequestSpec
 from resource_manager.engine.model.run_times import KEPT, RecentDurations
 from tests.support.engine_cluster import FOREVER_MS, EngineCluster, host
@@ -69,6 +72,24 @@ def test_slots_that_outlast_their_estimate_move_the_start_but_let_no_more_work_i
     cluster.submit(spec("late", 30), job="other")
     cluster.settle()
     assert cluster.where("late") == ""
+
+
+def test_a_promised_start_is_kept_while_the_end_of_slots_is_not_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = cluster_of(3)
+    cluster.submit(spec("a", 60), spec("b", 60), job="first")
+    cluster.settle()
+    submit_gang(cluster, "g", 3, 10)
+    cluster.wait(60 * MINUTE_MS)
+    with monkeypatch.context() as away:
+        away.setattr(RunTimes, "start_ms", lambda *_: None)
+        cluster.submit(spec("early", 1), job="third")
+        cluster.settle()
+    cluster.wait(MINUTE_MS)
+    cluster.submit(spec("late", 30), job="other")
+    cluster.settle()
+    assert (cluster.where("early"), cluster.where("late")) == ("", "")
 
 
 def test_the_time_limit_counts_where_no_run_time_is_expected() -> None:
