@@ -25,6 +25,7 @@ class ExitCode(IntEnum):
     UNREACHABLE = 7
     PERMISSION = 8
     THREADS_FAILED = 9  # `batch`: not every thread is done; `job run`: the job did not finish
+    REVOKED = 123  # `run`: the slot was taken back for a request that is not revocable
     # `run`: the time limit of the slot was over; timeout(1) has the same exit code.
     TIME_LIMIT = 124
     RUN_FAILED = 125  # `run` itself failed: the command did not start, or its output was lost
@@ -51,6 +52,7 @@ _BY_REASON: dict[errors.Reason, ExitCode] = {
     errors.Reason.TIMED_OUT: ExitCode.STILL_WAITING,
     errors.Reason.GANG_TIMEOUT: ExitCode.STILL_WAITING,
     errors.Reason.TIME_LIMIT: ExitCode.TIME_LIMIT,
+    errors.Reason.REVOKED: ExitCode.REVOKED,
 }
 
 _BY_CLASS: tuple[tuple[type[errors.FinegrainError], ExitCode], ...] = (

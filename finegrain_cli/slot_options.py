@@ -136,6 +136,14 @@ RestartOnDeviceLossOption = Annotated[
         help="If a device of the slot fails, run the command again in another slot.",
     ),
 ]
+RevocableOption = Annotated[
+    bool,
+    typer.Option(
+        "--revocable",
+        help="Let the resource manager take the slot back for a request that is not revocable and "
+        "fits on no executor, if revocation is on in the cluster.",
+    ),
+]
 LabelOption = Annotated[
     list[str],
     typer.Option("--label", metavar="KEY=VALUE", help="Label that the executor must have."),
@@ -299,6 +307,7 @@ def slot_spec(
     labels: list[str],
     allow_pending: bool = False,
     restart_on_device_loss: bool = False,
+    revocable: bool = False,
     qos: str = "",
     cpu_bind: str = "",
     cpu_exclusive: str = "",
@@ -341,6 +350,7 @@ def slot_spec(
         labels=dict(_pairs("--label", labels)),
         allow_pending=allow_pending,
         restart_on_device_loss=restart_on_device_loss,
+        revocable=revocable,
         qos=read_word("--qos", qos, QosClass) if qos else QosClass.LS,
         cpu_bind=policy("--cpu-bind", cpu_bind, BindPolicy),
         cpu_exclusive=policy("--cpu-exclusive", cpu_exclusive, ExclusivePolicy),

@@ -48,6 +48,7 @@ class ResourceManagerOptions:
     web_advertise: str = ""  # address of the web page for browsers; empty: the bound address
     log: LogOptions = field(default_factory=LogOptions)
     strategy: str = "pack"  # pack, spread, balanced
+    revocation: bool = False  # take revocable slots back for requests that fit nowhere
     report_interval_ms: int = 3_000
     lost_timeout_ms: int = 15_000
     lease_default_ms: int = 30_000

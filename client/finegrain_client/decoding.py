@@ -142,6 +142,7 @@ read = Reader(
                 "expected_run_time_s": "request.expected_run_time",
                 "wait_timeout_s": "request.wait_timeout",
                 "priority": "request.priority",
+                "revocable": "request.revocable",
                 "count": Via("count", _at_least_one),
             },
             unread="token",

@@ -161,6 +161,10 @@ class SlotSpec:
             years. Then it is rejected with reason TIMED_OUT, even if this client has ended. None:
             it waits indefinitely. Members of a gang have the timeout of the gang instead.
         priority: order within the job, -100 to 100; the highest is served first.
+        revocable: if true, and if revocation is on in the cluster, the resource manager may take
+            the slot back for a request that is not revocable and fits on no executor. The tasks
+            get SIGTERM and a grace time, and the request returns to its place in the queue with
+            reason REVOKED. Not for members of gangs.
         count: number of such slots.
         allocation_id: id of the request, only with count 1; empty: the client generates an id.
     """
@@ -193,6 +197,7 @@ class SlotSpec:
     expected_run_time_s: float | None = None
     wait_timeout_s: float | None = None
     priority: int = 0
+    revocable: bool = False
     count: int = 1
     allocation_id: str = ""
 
@@ -254,6 +259,7 @@ class SlotSpec:
                 expected_run_time=duration(self.expected_run_time_s),
                 wait_timeout=duration(self.wait_timeout_s),
                 priority=self.priority,
+                revocable=self.revocable,
             )
             if not self.is_unknown:
                 self._fill(message)

@@ -205,6 +205,7 @@ class SlotRequest(google.protobuf.message.Message):
     EXPECTED_RUN_TIME_FIELD_NUMBER: builtins.int
     WAIT_TIMEOUT_FIELD_NUMBER: builtins.int
     PRIORITY_FIELD_NUMBER: builtins.int
+    REVOCABLE_FIELD_NUMBER: builtins.int
     allocation_id: builtins.str
     """Identity of the request and of the slot that will serve it. Required."""
     cpu_limit_milli: builtins.int
@@ -239,6 +240,11 @@ class SlotRequest(google.protobuf.message.Message):
     """Order of the request within its job, -100 to 100: requests with a higher priority are served first. It does not
     change the shares of groups and jobs. The RM ignores it if it serves requests in order of arrival. All members of a
     gang must have the same value.
+    """
+    revocable: builtins.bool
+    """True: the RM may take the slot back for a request that is not revocable and fits on no executor. The tasks of the slot
+    get SIGTERM and a grace time, and the request returns to its place in the queue with reason "REVOKED". Only if
+    revocation is on in the RM's configuration. Not for members of gangs.
     """
     @property
     def profile(self) -> finegrain.v1.resources_pb2.ResourceProfile:
@@ -294,9 +300,10 @@ class SlotRequest(google.protobuf.message.Message):
         expected_run_time: google.protobuf.duration_pb2.Duration | None = ...,
         wait_timeout: google.protobuf.duration_pb2.Duration | None = ...,
         priority: builtins.int = ...,
+        revocable: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["cpu_policy", b"cpu_policy", "expected_run_time", b"expected_run_time", "profile", b"profile", "time_limit", b"time_limit", "wait_timeout", b"wait_timeout"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "allow_pending", b"allow_pending", "cpu_limit_milli", b"cpu_limit_milli", "cpu_policy", b"cpu_policy", "expected_run_time", b"expected_run_time", "gang_id", b"gang_id", "pids_max", b"pids_max", "priority", b"priority", "profile", b"profile", "required_labels", b"required_labels", "restart_on_device_loss", b"restart_on_device_loss", "restart_on_loss", b"restart_on_loss", "target_address", b"target_address", "time_limit", b"time_limit", "wait_timeout", b"wait_timeout"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocation_id", b"allocation_id", "allow_pending", b"allow_pending", "cpu_limit_milli", b"cpu_limit_milli", "cpu_policy", b"cpu_policy", "expected_run_time", b"expected_run_time", "gang_id", b"gang_id", "pids_max", b"pids_max", "priority", b"priority", "profile", b"profile", "required_labels", b"required_labels", "restart_on_device_loss", b"restart_on_device_loss", "restart_on_loss", b"restart_on_loss", "revocable", b"revocable", "target_address", b"target_address", "time_limit", b"time_limit", "wait_timeout", b"wait_timeout"]) -> None: ...
 
 global___SlotRequest = SlotRequest
 
@@ -484,6 +491,7 @@ class SlotStatus(google.protobuf.message.Message):
     TIME_LIMIT_FIELD_NUMBER: builtins.int
     REUSE_NUMBER_FIELD_NUMBER: builtins.int
     USED_FIELD_NUMBER: builtins.int
+    REVOCABLE_FIELD_NUMBER: builtins.int
     allocation_id: builtins.str
     """Identity of the slot; never empty."""
     generation: builtins.int
@@ -512,6 +520,8 @@ class SlotStatus(google.protobuf.message.Message):
     """How often the slot was reused for another request, so that its time limit started again. In a report of an
     executor: the last reuse that the executor knows of. Only slots with a time limit have this number.
     """
+    revocable: builtins.bool
+    """The RM may take the slot back; see SlotRequest.revocable."""
     @property
     def profile(self) -> finegrain.v1.resources_pb2.ResourceProfile:
         """The resources of the slot. The slot of an unknown request shows the default slot profile that it got."""
@@ -574,9 +584,10 @@ class SlotStatus(google.protobuf.message.Message):
         time_limit: google.protobuf.duration_pb2.Duration | None = ...,
         reuse_number: builtins.int = ...,
         used: global___SlotUsage | None = ...,
+        revocable: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["allocated_time", b"allocated_time", "assignment", b"assignment", "isolation", b"isolation", "profile", b"profile", "time_limit", b"time_limit", "used", b"used"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allocated_time", b"allocated_time", "allocation_id", b"allocation_id", "assignment", b"assignment", "cpu_limit_milli", b"cpu_limit_milli", "cpus", b"cpus", "device_conditions", b"device_conditions", "executor_address", b"executor_address", "executor_id", b"executor_id", "generation", b"generation", "isolation", b"isolation", "job_id", b"job_id", "memory_bytes", b"memory_bytes", "pids_max", b"pids_max", "profile", b"profile", "resize_number", b"resize_number", "resizes", b"resizes", "reuse_number", b"reuse_number", "state", b"state", "time_limit", b"time_limit", "used", b"used"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocated_time", b"allocated_time", "allocation_id", b"allocation_id", "assignment", b"assignment", "cpu_limit_milli", b"cpu_limit_milli", "cpus", b"cpus", "device_conditions", b"device_conditions", "executor_address", b"executor_address", "executor_id", b"executor_id", "generation", b"generation", "isolation", b"isolation", "job_id", b"job_id", "memory_bytes", b"memory_bytes", "pids_max", b"pids_max", "profile", b"profile", "resize_number", b"resize_number", "resizes", b"resizes", "reuse_number", b"reuse_number", "revocable", b"revocable", "state", b"state", "time_limit", b"time_limit", "used", b"used"]) -> None: ...
 
 global___SlotStatus = SlotStatus
 

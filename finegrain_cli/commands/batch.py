@@ -52,6 +52,7 @@ from finegrain_cli.slot_options import (
     RdmaOption,
     RequireIsolationOption,
     ResourceOption,
+    RevocableOption,
     SlotLabelOption,
     TimeLimitOption,
     UserOption,
@@ -142,6 +143,7 @@ def batch(
     group: GroupOption = "",
     priority: PriorityOption = 0,
     after: AfterOption = [],  # noqa: B006
+    revocable: RevocableOption = False,
     timeout: Annotated[
         str,
         typer.Option(
@@ -326,6 +328,7 @@ def batch(
             near=near,
             apart=apart,
             time_limit=time_limit,
+            revocable=revocable,
             expected_run_time=expected_run_time,
             devices=DeviceOptions(
                 gpu,

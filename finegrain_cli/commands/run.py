@@ -54,6 +54,7 @@ from finegrain_cli.slot_options import (
     RequireIsolationOption,
     ResourceOption,
     RestartOnDeviceLossOption,
+    RevocableOption,
     SlotLabelOption,
     TimeLimitOption,
     UserOption,
@@ -71,6 +72,7 @@ OUTPUT_LIMIT_BYTES_MIN = 64 * 1024
 _OF_RUN = {
     Reason.STILL_WAITING: ExitCode.STILL_WAITING,
     Reason.TIME_LIMIT: ExitCode.TIME_LIMIT,
+    Reason.REVOKED: ExitCode.REVOKED,
 }
 """Exit codes for errors of `run` itself; all others are RUN_FAILED."""
 
@@ -131,6 +133,7 @@ def run(
     ] = "",
     group: GroupOption = "",
     priority: PriorityOption = 0,
+    revocable: RevocableOption = False,
     job_label: JobLabelOption = [],  # noqa: B006
     after: AfterOption = [],  # noqa: B006
     timeout: Annotated[
@@ -275,6 +278,7 @@ def run(
                 near=near,
                 apart=apart,
                 time_limit=time_limit,
+                revocable=revocable,
                 expected_run_time=expected_run_time,
                 # A gang has a separate timeout.
                 wait_timeout=wait_timeout if gang is None else "",
@@ -306,7 +310,13 @@ def run(
             stdin=stdin,
             output=output,
             output_limit_bytes=_output_limit(output_limit),
-            gang=_gang(gang, gang_placement, gang_timeout, restarts=restart_on_device_loss),
+            gang=_gang(
+                gang,
+                gang_placement,
+                gang_timeout,
+                restarts=restart_on_device_loss,
+                revocable=revocable,
+            ),
         )
         code = run_command(options)
     except FinegrainError as error:
@@ -325,10 +335,12 @@ def _output_limit(text: str) -> int:
 
 
 def _gang(
-    members: int | None, placement: str, timeout: str, *, restarts: bool
+    members: int | None, placement: str, timeout: str, *, restarts: bool, revocable: bool
 ) -> GangOptions | None:
     from finegrain_cli.run.options import GangOptions
 
+    if members is not None and revocable:
+        raise InvalidArgument("--revocable", "set", "no --gang with it")
     if members is not None and restarts:
         # Reject this: the other members are in the middle of their work, and a member that starts
         # again would meet them there.

@@ -50,6 +50,7 @@ def resource_manager_options(settings: Settings) -> ResourceManagerOptions:
         web_advertise=rm.web_advertise,
         log=_log(settings.log),
         strategy=rm.strategy,
+        revocation=rm.revocation == "on",
         report_interval_ms=rm.report_interval,
         lost_timeout_ms=rm.lost_timeout,
         lease_default_ms=rm.lease,

@@ -201,6 +201,12 @@ class RmSection(ListenSection):
         description="fill hosts in use before empty hosts (pack), load all hosts evenly (spread), "
         "or keep the free cpu and memory of each host in proportion (balanced)",
     )
+    revocation: str = Field(
+        "off",
+        pattern="^(off|on)$",
+        description="take slots that are revocable back for requests that fit on no executor (on), "
+        "or never (off)",
+    )
     report_interval: Duration = Field(
         3_000, ge=50, description="time between two reports of an executor"
     )

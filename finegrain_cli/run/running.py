@@ -137,6 +137,8 @@ async def _run_in(
         say(f"finegrain: {ended.message} [{ended.reason}]")
     await slot.release()
     report(result, options)
+    if ended is not None and ended.reason is Reason.REVOKED:
+        return ExitCode.REVOKED
     return exit_code_of_task(result)
 
 

@@ -293,6 +293,7 @@ SLOTS = (
     Column("cpu cap", lambda row: format_cpu(row["cpu_limit_milli"]), wide=True, right=True),
     Column("pids", lambda row: str(row["pids_max"] or "default"), wide=True, right=True),
     Column("time limit", _time_limit, wide=True, right=True),
+    Column("revocable", lambda row: "yes" if row["revocable"] else "-", wide=True),
     Column("class", class_text, wide=True),
     Column("cpus", cpus_text, wide=True),
     Column("numa", nodes_text, wide=True),
@@ -316,6 +317,7 @@ REQUESTS = (
     Column("executor", lambda row: str((row["slot"] or {}).get("executor_id") or "-"), wide=True),
     Column("job id", _text("job_id"), wide=True),
     Column("priority", _text("priority"), wide=True, right=True),
+    Column("revocable", lambda row: "yes" if row["revocable"] else "-", wide=True),
     Column("gang", _gang, wide=True),
     Column("cpu policy", lambda row: policy_text(row["cpu_policy"]), wide=True),
 )

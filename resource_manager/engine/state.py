@@ -50,6 +50,7 @@ from resource_manager.engine.queue.queue import WaitingQueue
 from resource_manager.engine.queue.ranges import Part, RangeLedger
 from resource_manager.engine.queue.rejection_clock import RejectionClock
 from resource_manager.engine.queue.requests import Requests
+from resource_manager.engine.queue.starvation import Waiter
 
 
 class State:
@@ -93,6 +94,8 @@ class State:
         self.new_parts: list[Part] = []
         self.elastic = Elastic(settings.provisioning)
         self.reservations = Reservations()
+        # waiters for which no slots could be revoked, and the time (monotonic) of the next search
+        self.revocation_retries: dict[Waiter, int] = {}
         # the last arrival number that the last `Decide` has considered
         self.considered_arrival = 0
         # executors that this process has answered; an answer tells an executor the epoch of this

@@ -54,6 +54,7 @@ def settings_of(
         job_scheduling_classes_max=options.job_scheduling_classes_max,
         requests_max=options.requests_max,
         infeasible_after_ms=options.infeasible_after_ms,
+        revocation=options.revocation,
         lease_default_ms=options.lease_default_ms,
         job_events_max=options.job_events_max,
         cluster_events_max=options.cluster_events_max,

@@ -64,7 +64,9 @@ SLOTS = codec(
     unstored=SLOT_RUNTIME,
 )
 
-SLOT_MOVES = move_codec(SLOTS, "cpus", "state", "allocated_time_ms", "isolation", "reuse_number")
+SLOT_MOVES = move_codec(
+    SLOTS, "cpus", "state", "allocated_time_ms", "isolation", "reuse_number", "revoked_for"
+)
 
 EXECUTORS = codec(
     tables.executors,

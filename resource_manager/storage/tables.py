@@ -141,6 +141,7 @@ requests = _table(
     _number("expected_run_time_ms", nullable=True),
     _number("wait_timeout_ms", nullable=True),
     _number("priority", server_default=text("0")),
+    _flag("revocable", server_default=false()),
 )
 # The deletion of a job finds its requests by job id.
 Index(None, requests.c.job_id)
@@ -179,6 +180,8 @@ slots = _table(
     _text("assignment", nullable=True),
     _number("time_limit_ms", nullable=True),
     _number("reuse_number", server_default=text("0")),
+    _flag("revocable", server_default=false()),
+    _text("revoked_for", server_default=text("''")),
 )
 
 executors = _table(
@@ -244,6 +247,7 @@ request_ranges = _table(
     _number("expected_run_time_ms", nullable=True),
     _number("wait_timeout_ms", nullable=True),
     _number("priority", server_default=text("0")),
+    _flag("revocable", server_default=false()),
 )
 # The deletion of a job finds its ranges by job id.
 Index(None, request_ranges.c.job_id)

@@ -66,6 +66,7 @@ class JobCommands(Commands):
             wait_timeout_ms=words.wait_timeout_ms(),
             expected_run_time_ms=words.expected_ms(),
             priority=words.number("priority"),
+            revocable=words.flag("revocable"),
         )
         requests = [replace(common, allocation_id=name) for name in words.subjects]
         yield from self._items(self.cluster.submit(*requests, job=job_id))

@@ -30,6 +30,7 @@ class RangeCommands(Commands):
             time_limit_ms=words.time_limit_ms(),
             wait_timeout_ms=words.wait_timeout_ms(),
             priority=words.number("priority"),
+            revocable=words.flag("revocable"),
             expected_run_time_ms=words.expected_ms(),
         )
         asked = RangeSpec(spec, words.number("first"), words.number("count", 1))

@@ -213,6 +213,7 @@ def everything() -> Changes:
         wait_timeout_ms=90_000,
         expected_run_time_ms=30_000,
         priority=-7,
+        revocable=True,
     )
     return Changes(
         jobs=[

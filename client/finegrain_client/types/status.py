@@ -79,6 +79,7 @@ class SlotStatus(Value):
     # longest time in seconds from `allocated_time` or the last reuse on; None: no limit
     time_limit_s: float | None = None
     reuse_number: int = 0  # how often the slot was reused; counted only with a time limit
+    revocable: bool = False  # the resource manager may take the slot back
     # None: the use is not measured yet, or the kernel does not count it. Only `Cluster` reads it
     used: SlotUsage | None = None
 
@@ -129,6 +130,7 @@ class RequestStatus(Value):
     expected_run_time_s: float | None = None  # hint for the scheduler; None: there is no hint
     wait_timeout_s: float | None = None  # longest wait for a slot in seconds; None: no limit
     priority: int = 0  # order within the job; the highest comes first
+    revocable: bool = False  # the resource manager may take the slot back
 
 
 @dataclass(frozen=True, slots=True)

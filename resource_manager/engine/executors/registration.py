@@ -75,6 +75,10 @@ def register_executor(state: State, event: ExecutorRegistered) -> RegistrationAn
             state.outbox[host.host_id] = None
         elif slot.ordered is not None:
             state.resizes.resume(slot)
+        if slot.state is not SlotState.PENDING:
+            host.to_allocate.pop(key_of(slot), None)
+    if host.to_allocate:
+        state.outbox[host.host_id] = None
     state.changes.executor(host.executor)
     # Store the number. The next leader then also recognizes a late copy of this registration.
     state.changes.counter(REGISTERED_WITH + host.host_id, event.report.report_number)

@@ -25,6 +25,7 @@ from resource_manager.engine.explain.reservations import (
     reservation_of,
 )
 from resource_manager.engine.explain.resizes import ResizeExplanation, explain_resizes
+from resource_manager.engine.explain.revocations import revocable_text, revoked_text
 from resource_manager.engine.explain.survey import Survey
 from resource_manager.engine.explain.waiting_reasons import (
     pending_reason,
@@ -136,6 +137,7 @@ def explain(
         resizes = explain_resizes(state, slot) if slot is not None else []
         number = state.journal.snapshot_number
         summary = _state_text(view, state.gangs.unconfirmed.get(request.spec.gang_id, 0))
+        summary += revoked_text(state.hosts, slot) if slot is not None else ""
         reservation = reservation_of(state, request, slot)
         more = MoreFit()
         if request.state in (RequestState.ALLOCATING, RequestState.GRANTED):
@@ -182,14 +184,14 @@ def explain(
         Reason.WAITING_RESERVATION: _reserved_text(others),
         Reason.WAITING_TOPOLOGY: _topology_text(survey),
     }
-    notice = rejection_notice(state, request)
+    notices = rejection_notice(state, request), revocable_text(state, request)
     fairness = state.settings.fairness
     in_turn = fairness.order == "fair"
     return Explanation(
         view=view,
         primary_reason=reason,
         summary="; ".join(
-            filter(None, (_waiting(reason, survey, None if in_turn else ahead, known), notice))
+            filter(None, (_waiting(reason, survey, None if in_turn else ahead, known), *notices))
         ),
         snapshot_number=state.journal.snapshot_number,
         requests_ahead=ahead,

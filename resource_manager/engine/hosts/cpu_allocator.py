@@ -395,8 +395,10 @@ def cpu_request_of(
 
 def cpus_booked(slot: Slot) -> CpuAssignment | None:
     """Returns the assignment that a slot holds on its host. While a resize is in flight, the
-    assignment covers both sizes.
+    assignment covers both sizes. A slot that is being revoked holds nothing.
     """
+    if slot.revoked_for:
+        return None
     ordered = slot.ordered.assignment if slot.ordered is not None else None
     if slot.assignment is None or ordered is None:
         return slot.assignment

@@ -113,6 +113,8 @@ class Host(CpuAllocator):
         refusals: the scheduling classes that the executor refused.
         reach: whether the resource manager can connect to the executor.
         shrunk: True if slots have booked more than the host has now.
+        revocable: the slots that may be revoked; see `Slot.revocable`.
+        revoked: the slots that are being revoked, with the request that has booked their capacity.
         reserved: capacity that is kept for the owner of a reservation; None: nothing is reserved.
         described: the registration from which the index columns were computed; None: the columns
             are outdated.
@@ -147,6 +149,8 @@ class Host(CpuAllocator):
     refusals: dict[SchedulingKey, Refusal] = field(default_factory=dict)
     reach: Reach = field(default_factory=Reach)
     shrunk: bool = False
+    revocable: dict[SlotKey, None] = field(default_factory=dict)
+    revoked: dict[SlotKey, str] = field(default_factory=dict)
     reserved: ReservedCapacity | None = None
     described: Registration | None = None
     columns_known: dict[str, int] = field(default_factory=dict)
@@ -205,6 +209,8 @@ class Host(CpuAllocator):
         slots.
         """
         registration = self.executor.registration
+        self.revocable = {key: None for key, slot in self.slots.items() if slot.revocable}
+        self.revoked = {k: slot.revoked_for for k, slot in self.slots.items() if slot.revoked_for}
         self.separate_pools = has_separate_pools(registration.total)
         self.labels = dict(registration.labels)
         self._adopt_cpus(self._cpus_now())
@@ -252,7 +258,7 @@ class Host(CpuAllocator):
         # total. The invariants accept this only while `shrunk` is set.
         self.shrunk = any(
             amount > self.total.get(name, 0) for name, amount in self.booked.items()
-        ) or bool(registration.slots_max and len(self.slots) > registration.slots_max)
+        ) or bool(registration.slots_max and self.slot_count > registration.slots_max)
 
     def start_conversation(self) -> None:
         """Drops queued commands, the command in flight and all reports. Called when the executor
@@ -262,7 +268,13 @@ class Host(CpuAllocator):
         self.unowned = ()
         self.contained_command = 0
         self.in_flight = None
-        self.to_allocate.clear()
+        # Orders that wait for the end of revoked slots were not part of a command.
+        waiting = self.slots.items() if self.revoked else ()
+        self.to_allocate = {
+            key: None
+            for key, slot in waiting
+            if slot.state is SlotState.PENDING and not slot.placed_with_command
+        }
         self.to_free.clear()
         self.to_resize.clear()
         self.frees_failed = 0
@@ -300,6 +312,8 @@ class Host(CpuAllocator):
     def drop(self, key: SlotKey) -> None:
         """Removes a slot. Its capacity is then free again."""
         slot = self.slots.pop(key)
+        self.revocable.pop(key, None)
+        self.revoked.pop(key, None)
         if self.cpus is not None:
             self.cpus.remove(key)
         if slot.policy is not None:
@@ -344,6 +358,8 @@ class Host(CpuAllocator):
         """Returns the amounts that a slot books. While a resize is in flight, the slot books the
         larger amount of both sizes in each dimension.
         """
+        if slot.revoked_for:
+            return {}
         booked = self._booking_of_size(slot)
         if slot.ordered is None:
             return booked
@@ -397,6 +413,13 @@ class Host(CpuAllocator):
             return {}
         return subtract(slot.booked, self._booking_of_size(slot))
 
+    @property
+    def slot_count(self) -> int:
+        """The number of slots. A slot that is being revoked does not count, because the request
+        that has booked its capacity has a slot here, too.
+        """
+        return len(self.slots) - len(self.revoked)
+
     def contains(self, slot: Slot) -> bool:
         """Returns True if the last report would show this slot if the executor had it."""
         key = (slot.allocation_id, slot.generation)
@@ -437,7 +460,7 @@ class Host(CpuAllocator):
     def slots_left(self) -> int:
         """Returns how many more slots the host may have."""
         limit = self.executor.registration.slots_max
-        return max(0, limit - len(self.slots)) if limit else UNLIMITED
+        return max(0, limit - self.slot_count) if limit else UNLIMITED
 
     def spare(self) -> dict[str, int]:
         """Returns the free amounts for requests without a reservation here."""

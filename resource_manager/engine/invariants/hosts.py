@@ -71,7 +71,7 @@ def _holdings(host: Host, ledger: CpuLedger) -> Iterator[str]:
             yield f"slot {key} has other cpus or NUMA nodes in the cpu ledger than in its row"
         assignment = slot.assignment
         # While a resize is in flight, the slot books the amounts of both sizes.
-        if assignment is None or not assignment.cpus or slot.ordered is not None:
+        if assignment is None or not assignment.cpus or slot.ordered or slot.revoked_for:
             continue
         booked = slot.booked.get(CPU_MILLI, 0)
         if booked != len(assignment.cpus) * MILLI_PER_CPU:
@@ -114,6 +114,8 @@ def _booking(host: Host, key: SlotKey, slot: Slot) -> Iterator[str]:
         ordered = host.booking_of(slot.ordered.profile, best_effort=best_effort)
         assignment = slot.ordered.assignment or slot.assignment
         booked = larger_of(booked, host.without_vanished(ordered, assignment))
+    if slot.revoked_for:
+        booked = {}
     if slot.booked != booked:
         yield f"slot {key} books {slot.booked}, expected {booked} by its size"
 
@@ -160,6 +162,7 @@ def slot_problems(state: State, key: SlotKey) -> Iterator[str]:
         yield f"slot {key} is not known to its executor {slot.executor_id}"
         return
     yield from _order(host, key, slot)
+    yield from _revoked(state, host, slot)
     yield from _slot(state.requests, state.slots, key, slot)
     job = state.jobs.get(slot.job_id)
     if job is not None and key not in job.slot_keys:
@@ -169,6 +172,21 @@ def slot_problems(state: State, key: SlotKey) -> Iterator[str]:
         is_queued = slot.wanted.arrival_number in state.queue.non_batchables
         if is_queued != waits:
             yield f"slot {key} waits for a resize: {waits}; in the queue: {is_queued}"
+
+
+def _revoked(state: State, host: Host, slot: Slot) -> Iterator[str]:
+    """Compares a slot with the lists of revocable and revoked slots of its host."""
+    key = (slot.allocation_id, slot.generation)
+    if (key in host.revocable) != slot.revocable or host.revoked.get(key, "") != slot.revoked_for:
+        yield f"executor {host.host_id} does not list slot {key} as revocable or revoked"
+    if not slot.revoked_for:
+        return
+    owner = state.requests.get(slot.revoked_for)
+    own = state.slots.of(owner) if owner is not None else None
+    if slot.state is not SlotState.FREEING or not slot.revocable:
+        yield f"slot {key} is {slot.state}, revocable: {slot.revocable}, and it is being revoked"
+    if own is None or own.executor_id != host.host_id or own.revocable:
+        yield f"slot {key} is revoked for {slot.revoked_for}, which has no slot on its executor"
 
 
 def superseded_problems(slots: Slots, allocation_id: str) -> Iterator[str]:
@@ -227,8 +245,8 @@ def _sums(host: Host) -> Iterator[str]:
     if over and not host.shrunk:
         yield f"{title} has booked more than its total of {sorted(over)}"
     limit = executor.registration.slots_max
-    if limit and len(host.slots) > limit and not host.shrunk:
-        yield f"{title} has {len(host.slots)} slots, but at most {limit} are allowed"
+    if limit and host.slot_count > limit and not host.shrunk:
+        yield f"{title} has {host.slot_count} slots, but at most {limit} are allowed"
     in_flight = host.in_flight
     if in_flight is not None and in_flight.number != executor.command_number:
         yield (

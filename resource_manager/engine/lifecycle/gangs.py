@@ -90,7 +90,7 @@ class GangMoves:
         # Few gangs have a member that must avoid a host. All other gangs of a kind share one list
         # of requests.
         if any(each.allocation_id in self.slots.superseded for each in waiting.members):
-            return tuple(self._by_request(waiting))
+            return tuple(self.by_request(waiting))
         return waiting.kind.member_requests
 
     def begin_to_wait(self, gang: Gang) -> None:
@@ -151,7 +151,7 @@ class GangMoves:
                 members. The caller must have checked that all members fit.
         """
         # Members with equal requests are interchangeable, so each share takes the next members.
-        groups = self._by_request(waiting)
+        groups = self.by_request(waiting)
         members = [iter(groups[request_kind]) for request_kind in requests]
         shares = list(found)
         chosen = self._chosen_together(requests, shares)
@@ -325,7 +325,7 @@ class GangMoves:
         self.gangs.stop_waiting(gang, self.queue.non_batchables)
         self.gangs.unconfirmed.pop(gang.gang_id, None)
 
-    def _by_request(self, waiting: WaitingGang) -> dict[MemberRequest, list[Request]]:
+    def by_request(self, waiting: WaitingGang) -> dict[MemberRequest, list[Request]]:
         """Groups the members by their requests and the hosts that they must avoid."""
         alike: dict[tuple[SchedulingKey, frozenset[str]], list[Request]] = {}
         for request in waiting.members:

@@ -49,6 +49,9 @@ from resource_manager.engine.queue.ranges import RangeLedger
 from resource_manager.engine.queue.rejection_clock import RejectionClock
 from resource_manager.engine.queue.requests import Requests
 
+REVOKED = "the slot was taken back for a request that is not revocable"
+"""The message of a request whose slot was revoked."""
+
 
 def key_of(slot: Slot) -> SlotKey:
     """Returns the identity of a slot."""
@@ -156,6 +159,8 @@ class RequestMoves:
             if policy.neighbor_job:
                 slot.policy = policy
                 host.labeled.add(host.host_id, policy)
+            if slot.revocable:
+                host.revocable[key] = None
             if host.cpus is not None:
                 host.cpus.add(key, assignment, slot.policy)
             # Until the command is sent, the slot can be deleted without a command to the executor.
@@ -282,6 +287,9 @@ class RequestMoves:
         key = key_of(slot)
         self.resizes.stop(slot)
         host.drop(key)
+        if slot.revoked_for:
+            # The slot of the request for which it was revoked may be ordered now.
+            self.outbox[host.host_id] = None
         self.hosts.in_use -= not host.slots
         self.unmark_superseded(slot)
         if slot.policy is not None:
@@ -296,6 +304,8 @@ class RequestMoves:
         self.usage.remove_slot(slot)
         self.changes.delete_slot(slot)
         self.hosts.touch(host)
+        for victim in [each for each, owner in host.revoked.items() if owner == key[0]]:
+            self._end_revocation(host, host.slots[victim])
         # A slot that was not FREEING was lost or declined. For such a slot, the caller writes the
         # event.
         if was_freeing:
@@ -309,6 +319,60 @@ class RequestMoves:
         self.hosts.indexes.log_growth(host, self.queue)
         # If the last such slot ended, requests that are near each other may start on any host.
         self.queue.unblock_job(policy.neighbor_job)
+
+    def revoke(self, slot: Slot, owner: Request, *, grace_ms: int) -> None:
+        """Takes a granted slot back for a request that is placed on its host in the same step.
+
+        The request of the slot returns to its place in the queue. The slot is freed, and books
+        nothing from now on: its capacity is booked for `owner`. The order for the owner's slot is
+        sent when all slots that were revoked for it have ended.
+
+        Args:
+            slot: a granted slot that is revocable, without a resize in flight.
+            owner: the request that gets the capacity.
+            grace_ms: the time that the tasks of the slot have to end.
+        """
+        request = self.requests[slot.allocation_id]
+        self.requeue(request, slot, Reason.REVOKED, REVOKED)
+        self.free(slot, grace_ms)
+        slot.revoked_for = owner.allocation_id
+        slot.revoked_until_time_ms = self.journal.at.time_ms + grace_ms
+        host = self.hosts.of(slot)
+        host.revoked[key_of(slot)] = owner.allocation_id
+        self._book_again(host, slot)
+        self.journal.slot_event(
+            "slot_revoked",
+            slot,
+            reason=Reason.REVOKED,
+            message=f"for request {owner.allocation_id} of job {owner.job_id}",
+        )
+
+    def _end_revocation(self, host: Host, slot: Slot) -> None:
+        """The request for which a slot was revoked does not need its capacity any more. If the
+        executor has no order to free the slot yet, the slot serves its request again.
+        """
+        key = key_of(slot)
+        slot.revoked_for, slot.revoked_until_time_ms = "", None
+        del host.revoked[key]
+        self._book_again(host, slot)
+        request = self.requests.get(slot.allocation_id)
+        if (
+            request is not None
+            and request.state is RequestState.PENDING
+            and request.generation == slot.generation
+            and request.job_id not in self.endings
+            and host.eligible
+            and key in host.to_free
+            and host.reported.get(key) is SlotState.ALLOCATED
+        ):
+            self.reclaim(slot)
+
+    def _book_again(self, host: Host, slot: Slot) -> None:
+        before = slot.booked
+        host.set_size(slot, slot.profile, slot.assignment, slot.ordered)
+        self.usage.rebooked([(slot, before)])
+        self.changes.slot_moved(slot)
+        self.hosts.touch(host)
 
     def requeue(self, request: Request, slot: Slot, reason: str, message: str) -> None:
         """Queues a request again at its old place, unless its job has ended.

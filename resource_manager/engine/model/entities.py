@@ -83,6 +83,8 @@ class RequestSpec:
     # longest time that the request may wait for a slot; None: it waits indefinitely
     wait_timeout_ms: int | None = None
     priority: int = 0  # order within the job; the highest comes first
+    # True: the slot may be taken back for a request that is not revocable and fits nowhere
+    revocable: bool = False
 
 
 class GangState(StrEnum):
@@ -306,7 +308,13 @@ class Slot:
     time_limit_ms: int | None = None  # the executor ends the slot after this time; None: no limit
     # how often the slot was reused; counted only with a time limit, which starts again each time
     reuse_number: int = 0
+    revocable: bool = False  # see `RequestSpec.revocable`
+    # The slot is being revoked for this request, which has booked its capacity. So the slot books
+    # nothing itself. Empty: the slot is not being revoked.
+    revoked_for: str = ""
     # runtime: these fields are never stored
+    # wall time at which the grace period of a revoked slot ends; None: unknown
+    revoked_until_time_ms: int | None = None
     booked: Amounts = field(default_factory=dict)
     cost: float = 0.0  # cost per second while the slot accrues usage
     placed_with_command: int = (
@@ -331,7 +339,7 @@ class Slot:
         return self.assignment is not None and bool(self.assignment.parked_devices)
 
 
-SLOT_RUNTIME = "booked cost placed_with_command grace_ms thread_since_ms works_for policy"
+SLOT_RUNTIME = "revoked_until_time_ms booked cost placed_with_command grace_ms thread_since_ms works_for policy"
 """Fields of a slot that are not stored."""
 
 

@@ -114,9 +114,11 @@ class Lane(NamedTuple):
 
     Attributes:
         priority: the order within the job, the highest first.
+        revocable: True: the slots may be taken back for requests that are not revocable.
     """
 
     priority: int = 0
+    revocable: bool = False
 
 
 DEFAULT_LANE = Lane()
@@ -127,7 +129,9 @@ WaitingKey = tuple[SchedulingKey, Lane]
 
 def waiting_key(spec: RequestSpec) -> WaitingKey:
     """Returns the key of the scheduling class in which a request waits."""
-    lane = Lane(spec.priority) if spec.priority else DEFAULT_LANE
+    lane = DEFAULT_LANE
+    if spec.priority or spec.revocable:
+        lane = Lane(spec.priority, spec.revocable)
     return scheduling_key(spec), lane
 
 

@@ -143,6 +143,9 @@ class EngineSettings:
     refusal_backoff_min_ms: int = 1 * SECOND_MS
     refusal_backoff_max_ms: int = 300 * SECOND_MS
 
+    # True: slots that are revocable are taken back for requests that fit nowhere.
+    revocation: bool = False
+
     # Order in which jobs are served.
     fairness: Fairness = field(default_factory=Fairness)
 

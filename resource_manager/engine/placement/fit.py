@@ -231,7 +231,7 @@ class SlotsLeft(Constraint):
     def text(self, obstacle: Obstacle, requested: Amounts, at: HostView) -> str:
         """See `Constraint`."""
         most = at.host.executor.registration.slots_max
-        return f"has {len(at.host.slots)} of at most {most} slots"
+        return f"has {at.host.slot_count} of at most {most} slots"
 
 
 class NotRefused(Constraint):

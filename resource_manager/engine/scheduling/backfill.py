@@ -91,7 +91,7 @@ class Backfill:
         freed = state.flows.placements - len(state.slots)
         for _ in range(TRIED_MAX):
             # A waiter that a maximum blocks has no owner.
-            owners = (owner_of(state, waiter) for waiter in self._in_order())
+            owners = (owner_of(state, waiter) for waiter in in_order(self._state))
             owner = next((each for each in owners if each is not None), None)
             kept = reservations.planned
             # While no slot has ended, no other hosts can have room earlier.
@@ -158,29 +158,6 @@ class Backfill:
         each.promised_ms = expected_ms if known_ms is None else min(known_ms, expected_ms)
         return each.promised_ms
 
-    def _in_order(self) -> Sequence[Waiter]:
-        """Returns waiters in the order in which they are served. They are the `COMPARED_MAX`
-        waiters that have waited longest.
-        """
-        state, flows = self._state, self._state.flows
-        fair = state.settings.fairness.order == "fair"
-        keys: dict[str, OrderKey] = {}
-        found: list[tuple[OrderKey, int, Waiter]] = []
-        for waiter in islice(state.queue.starvation.waiters(), COMPARED_MAX):
-            if isinstance(waiter, int):
-                item = state.queue.non_batchables.get(waiter)
-                place, job_id = (item.place, item.job_id) if item is not None else (0, "")
-            else:
-                job_queue = waiter[0].job_queues.get(waiter[1])
-                place = job_queue.place if job_queue is not None else 0
-                job_id = waiter[1] if job_queue is not None else ""
-            if not job_id:
-                continue
-            if fair and job_id not in keys:
-                keys[job_id] = order_key_of(flows, flows.jobs[job_id])
-            found.append((keys.get(job_id, ()), place, waiter))
-        return [waiter for *_, waiter in sorted(found, key=lambda each: each[:2])]
-
     def _room(self, opened: Iterable[Reservation]) -> Amounts:
         """Returns the amounts that are free in the whole cluster, in the units of the index. The
         amounts of opened reservations are included.
@@ -203,7 +180,7 @@ class Backfill:
         state = self._state
         owners = {each.owner.waiter for each in state.reservations.by_number.values()}
         found = 0
-        for waiter in self._in_order():
+        for waiter in in_order(self._state):
             if waiter in owners or not self._may_fit(waiter, room):
                 continue
             expected_ms = self._expected_ms(waiter)
@@ -263,3 +240,27 @@ class Backfill:
             state.queue.served(waiter[0], [request])
         placer.follow([state.hosts[name] for name in dict.fromkeys(each.host_id for each in found)])
         return True
+
+
+def in_order(state: State) -> Sequence[Waiter]:
+    """Returns waiters in the order in which they are served. They are the `COMPARED_MAX`
+    waiters that have waited longest.
+    """
+    flows = state.flows
+    fair = state.settings.fairness.order == "fair"
+    keys: dict[str, OrderKey] = {}
+    found: list[tuple[OrderKey, int, Waiter]] = []
+    for waiter in islice(state.queue.starvation.waiters(), COMPARED_MAX):
+        if isinstance(waiter, int):
+            item = state.queue.non_batchables.get(waiter)
+            place, job_id = (item.place, item.job_id) if item is not None else (0, "")
+        else:
+            job_queue = waiter[0].job_queues.get(waiter[1])
+            place = job_queue.place if job_queue is not None else 0
+            job_id = waiter[1] if job_queue is not None else ""
+        if not job_id:
+            continue
+        if fair and job_id not in keys:
+            keys[job_id] = order_key_of(flows, flows.jobs[job_id])
+        found.append((keys.get(job_id, ()), place, waiter))
+    return [waiter for *_, waiter in sorted(found, key=lambda each: each[:2])]

@@ -40,6 +40,7 @@ from resource_manager.engine.scheduling.reservations import (
     reserve_for_starved,
     serve_owners,
 )
+from resource_manager.engine.scheduling.revocation import Revocation
 from resource_manager.engine.state import State
 
 MOVES_MAX = 2_000
@@ -114,6 +115,9 @@ def decide(state: State) -> None:
     # Do this after the placements in order: it uses the capacity that they have left.
     if state.reservations.by_number:
         Backfill(state).fill()
+    # Do this after all placements: what fits without a revocation needs none.
+    if state.settings.revocation:
+        Revocation(state).run()
     # Do this after all placements, because executors are requested only for requests that fit on no
     # host.
     if state.settings.provisioning.shapes or state.provisions:

@@ -52,6 +52,8 @@ def dispatch(state: State) -> None:
 def _send_next(state: State, host: Host) -> None:
     most = state.settings.command_items_max
     executor = host.executor
+    # The executor needs the capacity of revoked slots to carve the slots that come in their place.
+    ready = host.to_allocate if not host.revoked else ()
     if host.to_free and host.frees_paused_until_ms <= state.journal.now_ms:
         keys = tuple(islice(host.to_free, most))
         executor.command_number += 1
@@ -68,10 +70,10 @@ def _send_next(state: State, host: Host) -> None:
         # `_free_failed` adds the slot again.
         for key in keys:
             del host.to_free[key]
-    elif host.to_resize and not (host.resized_last and host.to_allocate):
+    elif host.to_resize and not (host.resized_last and ready):
         host.resized_last = True
         _send_resize(state.journal, host)
-    elif host.to_allocate:
+    elif ready:
         host.resized_last = False
         _send_allocate(state.journal, state.requests, state.jobs, host, most)
 

@@ -68,8 +68,8 @@ WRITINGS = (
         {"memory_bytes": BOOKED, "cpus": FromValue(_cpus)},
         given="executor_address resizes device_conditions used",
         kept=(
-            "cpus ordered wanted booked cost placed_with_command grace_ms thread_since_ms works_for"
-            " policy"
+            "cpus ordered wanted revoked_for revoked_until_time_ms booked cost placed_with_command"
+            " grace_ms thread_since_ms works_for policy"
         ),
     ),
     Writing(

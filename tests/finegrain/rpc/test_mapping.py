@@ -76,7 +76,7 @@ class Verdict:
 
 REQUEST_UNREAD = (
     "cpu_limit_milli target_address allow_pending restart_on_loss restart_on_device_loss gang_id "
-    "cpu_policy time_limit expected_run_time wait_timeout priority"
+    "cpu_policy time_limit expected_run_time wait_timeout priority revocable"
 )
 EVENT_UNREAD = "kind executor_id job_id allocation_id reason message"
 
@@ -196,7 +196,7 @@ def test_parts_paths_properties_and_functions_when_writing() -> None:
             },
             parts="spec",
             unset="allow_pending restart_on_loss restart_on_device_loss cpu_policy time_limit"
-            " expected_run_time wait_timeout priority",
+            " expected_run_time wait_timeout priority revocable",
         )
     )
     message = write(slots_pb2.SlotRequest, View(Request("a", pids_max=4), "job"))

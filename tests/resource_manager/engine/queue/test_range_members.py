@@ -23,6 +23,7 @@ ASKED = RequestSpec(
     time_limit_ms=60_000,
     wait_timeout_ms=90_000,
     priority=5,
+    revocable=True,
     expected_run_time_ms=30_000,
 )
 

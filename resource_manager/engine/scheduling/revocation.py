@@ -1,0 +1,334 @@
+"""Takes revocable slots back for requests that fit on no executor.
+
+A request may ask for a *revocable* slot. Such a slot books like any other. If a request or gang
+that is not revocable fits on no host, the engine looks for the least costly set of revocable slots
+with whose capacity it fits: the fewest slots, and of equal numbers the slots that have received the
+least service. These slots are *revoked*: their requests return to their places in the queue, and
+their tasks get a signal and a grace time. The request is placed in the same step, so nobody else
+gets the capacity. Its slot is ordered when the revoked slots have ended. Until then, no other slot
+is ordered on the host.
+
+Slots that are not revocable are never taken, and no slot is taken for the sake of fairness: what is
+free, or becomes free by itself, is used first.
+
+Example: a host has 8 cpus, three revocable slots of 2 cpus and another slot of 2 cpus. A request
+for 4 cpus arrives. The two revocable slots that were placed last are revoked for it.
+
+One revocation per request is in flight, because a placed request does not wait any more. If the
+request ends before its executor has the order to free a revoked slot, the slot stays.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from itertools import combinations, islice
+
+from finegrain.resources import Amounts, add, fits, total_of
+from finegrain.values.states import RequestState, SlotState
+from resource_manager.engine.hosts.cpu_allocator import cpus_booked
+from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.model.entities import Request, Slot, SlotKey
+from resource_manager.engine.placement.constraint import HostView
+from resource_manager.engine.placement.fit import Fit
+from resource_manager.engine.placement.gangs import seek
+from resource_manager.engine.placement.placer import Placer
+from resource_manager.engine.queue.gangs import WaitingGang
+from resource_manager.engine.queue.non_batchable import Kind
+from resource_manager.engine.queue.scheduling_classes import SchedulingClass
+from resource_manager.engine.queue.starvation import Waiter
+from resource_manager.engine.scheduling.backfill import in_order
+from resource_manager.engine.scheduling.reservations import owner_of
+from resource_manager.engine.state import State
+
+GRACE_MS = 10_000
+"""The time that the tasks of a revoked slot have between SIGTERM and SIGKILL."""
+
+RETRY_MS = 1_000
+"""A search without result is repeated after this time."""
+
+TRIED_MAX = 32
+"""At most this many waiters are searched for in one cycle."""
+
+PLACED_MAX = 64
+"""At most this many requests of one waiter are placed in one cycle."""
+
+HOSTS_MAX = 512
+"""At most this many hosts with revocable slots are compared for one request."""
+
+SETS_MAX = 256
+"""At most this many sets of slots are compared on one host. Then the search ends with a set from
+which no slot can be left out.
+"""
+
+Found = tuple[Host, tuple[Slot, ...]]
+"""A host, and the slots to revoke on it."""
+
+
+class Revocation:
+    """Revokes slots in one scheduling cycle."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._now_ms = state.journal.now_ms
+
+    def run(self) -> None:
+        """Revokes slots for the waiters that are first in order and fit on no host."""
+        state, retry = self._state, self._state.revocation_retries
+        hosts = self._hosts()
+        if not hosts or not state.queue.starvation:
+            retry.clear()
+            return
+        for waiter in [each for each, at_ms in retry.items() if at_ms <= self._now_ms]:
+            del retry[waiter]
+        state.hosts.refresh(state.queue)
+        tried = 0
+        for waiter in in_order(state):
+            if waiter in retry or not self._is_stuck(waiter):
+                continue
+            if tried == TRIED_MAX or state.journal.is_full:
+                break
+            tried += 1
+            if not self._serve(waiter, hosts):
+                retry[waiter] = self._now_ms + RETRY_MS
+        state.hosts.refresh(state.queue)
+
+    def least_set(self, request: Request) -> Found | None:
+        """Returns the least costly set of revocable slots with whose capacity a request fits; None:
+        there is none, or the request fits without.
+        """
+        scheduling_class = self._state.queue.class_of(request.spec)
+        return self._least(scheduling_class, request, self._hosts())
+
+    def _hosts(self) -> list[Host]:
+        hosts = self._state.hosts.values()
+        return list(islice((h for h in hosts if h.revocable and h.eligible), HOSTS_MAX))
+
+    def _is_stuck(self, waiter: Waiter) -> bool:
+        """Returns True if a waiter may revoke slots, and has been tried without result."""
+        state = self._state
+        if not isinstance(waiter, int):
+            return not waiter[0].lane.revocable and state.queue.is_blocked(waiter[0])
+        item = state.queue.non_batchables.get(waiter)
+        return item is not None and item.kind is Kind.GANG and state.gangs.waiting[item.name].tried
+
+    def _serve(self, waiter: Waiter, hosts: Sequence[Host]) -> bool:
+        """Revokes slots for a waiter. Returns False if no further slots can be revoked for it."""
+        state = self._state
+        for _ in range(PLACED_MAX):
+            owner = owner_of(state, waiter)
+            if owner is None:  # nothing waits any more, or a maximum blocks it
+                return False
+            if owner.gang_id:
+                return self._serve_gang(state.gangs.waiting[owner.gang_id], hosts)
+            if isinstance(waiter, int):
+                return False
+            request = state.requests.at(owner.number)
+            found = self._least(waiter[0], request, hosts)
+            if found is None:
+                return False
+            host, victims = found
+            for slot in victims:
+                state.moves.revoke(slot, request, grace_ms=GRACE_MS)
+            state.moves.place([request], host)
+            state.queue.served(waiter[0], [request])
+            state.hosts.touch(host)
+            if state.journal.is_full:
+                return True
+        return True
+
+    # The search for one request.
+
+    def _least(
+        self, scheduling_class: SchedulingClass, request: Request, hosts: Sequence[Host]
+    ) -> Found | None:
+        fit, best = Fit(scheduling_class), None
+        older = self._state.slots.superseded.get(request.allocation_id, ())
+        avoided = {slot.executor_id for slot in older}
+        cost: tuple[int, float, str] | None = None
+        for host in hosts:
+            if host.host_id in avoided:
+                continue
+            if fit.fits(HostView.without(host, _ending(host))):
+                return None  # its capacity becomes free without a revocation
+            candidates = self._candidates(host)
+            most = len(candidates) if cost is None else min(cost[0], len(candidates))
+            victims = self._least_on(host, fit, candidates, most)
+            if victims is None:
+                continue
+            found = len(victims), sum(map(self._service, victims)), host.host_id
+            if cost is None or found < cost:
+                cost, best = found, (host, victims)
+        return best
+
+    def _least_on(
+        self, host: Host, fit: Fit, candidates: Sequence[Slot], most: int
+    ) -> tuple[Slot, ...] | None:
+        """Returns the least costly set of at most `most` slots of a host; None: there is none."""
+
+        def suffices(slots: Collection[Slot]) -> bool:
+            # Compare the amounts first, because this is much cheaper than all constraints.
+            free = add(free_now, total_of(slot.booked for slot in slots))
+            return fits(requested, free) and fit.fits(HostView.without(host, slots))
+
+        free_now: Amounts = host.free(even_without_pool=True)
+        requested = fit.requested(host)
+        if not candidates or not suffices(candidates):
+            return None
+        compared = 0
+        for count in range(1, most + 1):
+            least: tuple[float, tuple[Slot, ...]] | None = None
+            for slots in combinations(_distinct(candidates, count), count):
+                compared += 1
+                if compared > SETS_MAX:
+                    break
+                service = sum(map(self._service, slots))
+                if (least is None or service < least[0]) and suffices(slots):
+                    least = service, slots
+            if compared > SETS_MAX:
+                break
+            if least is not None:
+                return least[1]
+        if compared <= SETS_MAX:
+            return None
+        kept = list(candidates)
+        for slot in reversed(candidates):  # spare the slots that have received most
+            without = [each for each in kept if each is not slot]
+            if without and suffices(without):
+                kept = without
+        return tuple(kept) if len(kept) <= most else None
+
+    def _candidates(self, host: Host) -> list[Slot]:
+        """Returns the slots of a host that may be revoked, those with the least service first."""
+        state = self._state
+        slots = (host.slots[key] for key in host.revocable)
+        found = [
+            slot
+            for slot in slots
+            if slot.state is SlotState.ALLOCATED
+            and slot.ordered is None
+            and not slot.is_parked
+            and (request := state.requests.served_by(slot)) is not None
+            and request.state is RequestState.GRANTED
+        ]
+        return sorted(found, key=lambda each: (self._service(each), each.allocation_id))
+
+    def _service(self, slot: Slot) -> float:
+        """Returns the service that a slot has received: its cost times its time."""
+        since_ms = slot.allocated_time_ms or self._state.journal.at.time_ms
+        return slot.cost * max(0, self._state.journal.at.time_ms - since_ms)
+
+    # The search for a gang.
+
+    def _serve_gang(self, waiting: WaitingGang, hosts: Sequence[Host]) -> bool:
+        """Revokes slots for all members of a gang, or none. Returns True if the gang was placed."""
+        state, where = self._state, waiting.kind.where
+        candidates = [slot for host in hosts for slot in self._candidates(host)]
+        candidates.sort(key=self._service, reverse=True)
+        requests = state.gang_moves.current_requests(waiting)
+        trial = _Trial(state)
+        trial.take(candidates)
+        found = seek(state.hosts, where, requests)
+        if found is not None:
+            used = {share.host_id for share in found}
+            trial.spare([slot for slot in candidates if slot.executor_id not in used])
+            # Spare each slot without which the gang fits, too: first those with most service.
+            for slot in list(trial.taken.values())[:SETS_MAX]:
+                trial.spare([slot])
+                again = seek(state.hosts, where, requests)
+                if again is None:
+                    trial.take([slot])
+                found = again or found
+        taken = trial.end()
+        if found is None or not taken:
+            return False
+        # One member on each host stands for the gang: it is placed and ends with the others.
+        owners: dict[str, Request] = {}
+        groups = state.gang_moves.by_request(waiting)
+        members = [iter(groups[each]) for each in requests]
+        for share in found:
+            first, *_ = islice(members[share.request_index], share.count)
+            owners.setdefault(share.host_id, first)
+        for slot in taken:
+            if slot.executor_id in owners:
+                state.moves.revoke(slot, owners[slot.executor_id], grace_ms=GRACE_MS)
+        state.gang_moves.place_together(waiting, requests, found)
+        for host_id in owners:
+            state.hosts.touch(state.hosts[host_id])
+        return True
+
+
+class _Trial:
+    """Takes slots out of the ledgers of their hosts, to see what would fit without them."""
+
+    def __init__(self, state: State) -> None:
+        self._hosts = state.hosts
+        self._placer = Placer(state.hosts)
+        self.taken: dict[SlotKey, Slot] = {}
+
+    def take(self, slots: Iterable[Slot]) -> None:
+        """Takes slots out."""
+        for slot in slots:
+            key = (slot.allocation_id, slot.generation)
+            self.taken[key] = slot
+            self._book(self._hosts[slot.executor_id], key, slot, -1)
+        self._follow(slots)
+
+    def spare(self, slots: Iterable[Slot]) -> None:
+        """Puts slots back."""
+        for slot in slots:
+            key = (slot.allocation_id, slot.generation)
+            del self.taken[key]
+            self._book(self._hosts[slot.executor_id], key, slot, 1)
+        self._follow(slots)
+
+    def end(self) -> list[Slot]:
+        """Puts all slots back, and returns those that were out."""
+        taken = list(self.taken.values())
+        self.spare(taken)
+        self._placer.finish()
+        return taken
+
+    def _book(self, host: Host, key: SlotKey, slot: Slot, sign: int) -> None:
+        if sign < 0:
+            host.revoked[key] = slot.allocation_id
+        else:
+            del host.revoked[key]
+        # The last report contains the slot, so the available amounts grow, too.
+        for sums in (host.booked, host.unreported):
+            for name, amount in slot.booked.items():
+                sums[name] = sums.get(name, 0) + sign * amount
+                if not sums[name]:
+                    del sums[name]
+        if host.cpus is not None:
+            host.cpus.replace(key, None if sign < 0 else cpus_booked(slot))
+
+    def _follow(self, slots: Iterable[Slot]) -> None:
+        names = dict.fromkeys(slot.executor_id for slot in slots)
+        self._placer.follow([self._hosts[name] for name in names])
+
+
+def _distinct(candidates: Sequence[Slot], most: int) -> list[Slot]:
+    """Leaves out slots that cannot be better than others: of plain slots with equal bookings, only
+    the `most` slots with the least service matter. `candidates` is sorted by service.
+    """
+    seen: Counter[tuple[tuple[str, int], ...]] = Counter()
+    found = []
+    for slot in candidates:
+        assignment = slot.assignment
+        if assignment is None or not (assignment.cpus or assignment.numa or assignment.devices):
+            kind = tuple(sorted(slot.booked.items()))
+            seen[kind] += 1
+            if seen[kind] > most:
+                continue
+        found.append(slot)
+    return found
+
+
+def _ending(host: Host) -> list[Slot]:
+    """Returns slots that are being freed, and whose capacity nobody has booked."""
+    return [
+        slot
+        for slot in host.slots.values()
+        if slot.state is SlotState.FREEING and not slot.revoked_for
+    ]
