@@ -134,7 +134,7 @@ write = Writer(
             parts="spec",
             # Until a resize is confirmed, reports contain the old size.
             kept=("accepted becoming end_reason limited_since_ms spec.owner spec.target_address"),
-            unset="executor_id executor_address resizes device_conditions used",
+            unset="executor_id executor_address resizes device_conditions used revocable",
         ),
         Writing(
             NumberedState,

@@ -12,7 +12,7 @@ from tests.support.components import REPOSITORY
 TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 
 TABLES = {
-    "docs/clauses/fair-scheduling.md": [f"F{number}" for number in range(1, 28)],
+    "docs/clauses/fair-scheduling.md": [f"F{number}" for number in range(1, 29)],
     "docs/clauses/cpu-orchestration.md": [f"C{number}" for number in range(1, 68)],
     "docs/clauses/devices.md": [f"G{number}" for number in range(1, 55)],
     "docs/clauses/operators.md": [f"O{number}" for number in range(1, 19)],

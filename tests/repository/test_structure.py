@@ -18,12 +18,12 @@ from tests.support.engine_cluster.calls import JOB
 
 ENGINE = REPOSITORY / "resource_manager/engine"
 
-WHOLE_STATE_MAX = 117
+WHOLE_STATE_MAX = 118
 """Functions that take the whole state. Handlers, restoring, and the entry points of explain and
 invariants need the whole state. Other functions take the ledgers that they use.
 """
 
-WHOLE_STATE_MAX_SCHEDULING = 34
+WHOLE_STATE_MAX_SCHEDULING = 36
 """The same in the stages of the scheduling cycle."""
 
 ROOT_MODULES_MAX = 10

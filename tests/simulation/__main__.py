@@ -14,7 +14,7 @@ from collections import Counter
 from random import Random
 
 from tests.simulation.faults import FAULTS
-from tests.simulation.job_master import EARLY, PRIORITIES
+from tests.simulation.job_master import EARLY, PRIORITIES, REVOCABLE
 from tests.simulation.shrink import shrink
 from tests.simulation.world import (
     ALL_WISHES,
@@ -35,6 +35,9 @@ EARLY_SHARE = 0.2
 
 PRIORITIES_SHARE = 0.3
 """Share of the seeds in which requests and jobs have priorities."""
+
+REVOCABLE_SHARE = 0.3
+"""Share of the seeds in which slots may be revocable."""
 
 
 def main() -> int:
@@ -75,6 +78,8 @@ def _wishes(seed: int) -> frozenset[str]:
     early = Random(f"{seed}/wishes").random() < EARLY_SHARE
     if Random(f"{seed}/priorities").random() < PRIORITIES_SHARE:
         wishes |= {PRIORITIES}
+    if Random(f"{seed}/revocable").random() < REVOCABLE_SHARE:
+        wishes |= {REVOCABLE}
     return wishes | {EARLY} if early else wishes
 
 

@@ -40,6 +40,7 @@ from tests.simulation.priority_checks import PriorityChecks
 from tests.simulation.provision_checks import ProvisionChecks
 from tests.simulation.rejection_checks import RejectionChecks
 from tests.simulation.resize_checks import ResizeChecks, enforced_beyond_books, in_use
+from tests.simulation.revocation_checks import RevocationChecks
 from tests.simulation.time_checks import TimeChecks
 from tests.simulation.usage_checks import UsageChecks
 
@@ -74,6 +75,7 @@ class Checks:
         self.fair = FairChecks()
         self.priorities = PriorityChecks()
         self.times, self.jobs = TimeChecks(), JobChecks()
+        self.revocations = RevocationChecks()
         self.cpus = CpuChecks()
         self.devices = DeviceChecks()
         self.restores = 0
@@ -172,6 +174,7 @@ class Checks:
                 self.require(self.times.decided(state, effects, self.now_ms))
                 self.require(self.jobs.decided(state, changes))
                 self.require(self.priorities.decided(state, effects))
+                self.require(self.revocations.decided(state, effects))
         if self.database.leads(manager.holder, manager.epoch):
             hosts = _hosts_of(state, changes) if many else state.hosts.values()
             self.require(self._orders_without_slots(hosts))

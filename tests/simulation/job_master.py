@@ -86,6 +86,7 @@ USERS = "users"  # several users with limits, and rules that choose groups
 # A name for requests that no executor could host; they are made before the first executor exists.
 EARLY = "early requests"
 PRIORITIES = "priorities"  # requests and jobs with priorities
+REVOCABLE = "revocable"  # revocable slots, and managers that take them back
 
 RELEASES = 0.35
 RELEASES_IN_STORM = 0.06
@@ -297,11 +298,15 @@ class JobMaster(Follower):
             allow_pending=rng.random() < 0.7,
             restart_on_loss=rng.random() < 0.5,
             priority=self._priority(),
+            revocable=self._revocable(),
         )
         return self._with_cpus(self._with_times(spec))
 
     def _with_times(self, spec: RequestSpec) -> RequestSpec:
         return with_times(self.time_rng, spec) if TIMES in self.wishes else spec
+
+    def _revocable(self) -> bool:
+        return REVOCABLE in self.wishes and self.priority_rng.random() < 0.6
 
     def _priority(self) -> int:
         return self.priority_rng.choice((-3, 0, 0, 8)) if PRIORITIES in self.wishes else 0
@@ -462,6 +467,7 @@ class JobMaster(Follower):
                 allow_pending=rng.random() < 0.7,
                 restart_on_loss=rng.random() < 0.6,
                 priority=self._priority(),
+                revocable=self._revocable(),
             )
             spec = self._with_cpus(self._with_times(spec))
             self._ranges.append((spec, count))

@@ -155,7 +155,9 @@ class ResizeChecks:
 
 def _booked(host: Host) -> Iterator[str]:
     """Checks independently of the engine that the larger of both sizes is booked."""
-    real = total_of(_larger(host, slot) for slot in host.slots.values())
+    # The capacity of a revoked slot is booked for another request.
+    booking = (slot for slot in host.slots.values() if not slot.revoked_for)
+    real = total_of(_larger(host, slot) for slot in booking)
     if real != {name: amount for name, amount in host.booked.items() if amount}:
         yield f"{host.host_id} has booked {host.booked}, its slots may need {real}"
 

@@ -15,6 +15,7 @@ from tests.simulation.planted_faults import FAULTS_MISHANDLED
 from tests.simulation.planted_jobs import JOB_RULES
 from tests.simulation.planted_priorities import PRIORITIES_MISHANDLED
 from tests.simulation.planted_rejections import REJECTIONS
+from tests.simulation.planted_revocation import REVOCATION_MISHANDLED
 from tests.simulation.test_simulation import SEEDS
 from tests.simulation.world import (
     ALL_WISHES,
@@ -24,6 +25,7 @@ from tests.simulation.world import (
     WITH_DEVICES,
     WITH_EARLY,
     WITH_PRIORITIES,
+    WITH_REVOCATION,
     WITH_TIMES,
     Failed,
     Plan,
@@ -41,6 +43,7 @@ KINDS = (
     REJECTIONS,
     PRIORITIES_MISHANDLED,
     JOB_RULES,
+    REVOCATION_MISHANDLED,
 )
 WISHES_OF = {
     FAIR: ALL_WISHES,
@@ -50,6 +53,7 @@ WISHES_OF = {
     REJECTIONS: WITH_EARLY,
     PRIORITIES_MISHANDLED: WITH_PRIORITIES,
     JOB_RULES: WITH_TIMES,
+    REVOCATION_MISHANDLED: WITH_REVOCATION,
 }
 PLANTED = [plant for kind in KINDS for plant in kind]
 QUICK = {plant for kind in KINDS for plant in kind[-2:]}
@@ -144,6 +148,9 @@ FOUND_BY = {
     "backfill_ignores_run_times": 215,
     "slots_that_outlast_their_estimate_move_the_start": 206,
     "plan_does_not_count_as_a_reservation": 206,
+    "slots_are_ordered_before_revoked_slots_have_ended": 7,
+    "slots_that_are_not_revocable_are_revoked": 7,
+    "capacity_of_revoked_slots_goes_back_to_nobody": 7,
 }
 """For each bug, a seed that finds it. This makes the test fast. If the seed does not find the bug
 any more, all seeds are tried.

@@ -29,6 +29,7 @@ from tests.simulation.world import (
     WITH_DEVICES,
     WITH_EARLY,
     WITH_PRIORITIES,
+    WITH_REVOCATION,
     WITH_TIMES,
     Failed,
     Plan,
@@ -45,6 +46,7 @@ STORM_SEEDS = (33, 39)
 EARLY_SEEDS = (9, 11)
 PRIORITY_SEEDS = (2, 11)
 TIME_SEEDS = (203, 204)
+REVOCATION_SEEDS = (2, 11)
 REST = [seed for seed in SEEDS if seed not in QUICK]
 PARTS = 4
 ROOT = Path(__file__).parents[2]
@@ -108,6 +110,16 @@ def test_priorities_hold_through_the_same() -> None:
         world.run()
         overtakings += world.checks.priorities.overtakings
     assert overtakings >= 10
+
+
+@pytest.mark.full
+def test_revocation_holds_through_the_same() -> None:
+    revoked = 0
+    for seed in REVOCATION_SEEDS:
+        world = World(Plan(seed, wishes=WITH_REVOCATION, demands_work=False))
+        world.run()
+        revoked += world.checks.revocations.revoked
+    assert revoked >= 10
 
 
 @pytest.mark.full

@@ -54,6 +54,7 @@ from tests.simulation.job_master import (
     PRIORITIES,
     RANGES,
     RESIZES,
+    REVOCABLE,
     TIMES,
     USERS,
     JobMaster,
@@ -80,6 +81,7 @@ WITH_DEVICES = WITH_CPUS | {DEVICES}
 WITH_DEVICE_STORM = frozenset({RESIZES, CPUS, DEVICES, DEVICE_STORM})
 WITH_DEVICE_SHARES = WITH_DEVICE_STORM | {DEVICE_SHARES}
 WITH_EARLY = WISHES | {EARLY}
+WITH_REVOCATION = WISHES | {RANGES, REVOCABLE}
 WITH_PRIORITIES = WISHES | {RANGES, PRIORITIES}
 WITH_TIMES = ALL_WISHES | {TIMES, DEPENDENCIES, USERS}
 
@@ -163,6 +165,8 @@ class World:
         self.settings = some_settings(
             plan.is_large, self.rng, self.chance, provisioning, fair_shares
         )
+        if REVOCABLE in plan.wishes:
+            self.settings = replace(self.settings, revocation=True)
         self.calm = rng.choice((1, 2))
         drawn_hosts, drawn_jobs = rng.choice((3, 3, 3, 4, 4, 5, 5, 8, 8, 20)), rng.randint(4, 10)
         managers = rng.choice((1, 2, 2))

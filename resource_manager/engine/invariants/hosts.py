@@ -162,7 +162,7 @@ def slot_problems(state: State, key: SlotKey) -> Iterator[str]:
         yield f"slot {key} is not known to its executor {slot.executor_id}"
         return
     yield from _order(host, key, slot)
-    yield from _revoked(state, host, slot)
+    yield from _revoked(host, slot)
     yield from _slot(state.requests, state.slots, key, slot)
     job = state.jobs.get(slot.job_id)
     if job is not None and key not in job.slot_keys:
@@ -174,18 +174,18 @@ def slot_problems(state: State, key: SlotKey) -> Iterator[str]:
             yield f"slot {key} waits for a resize: {waits}; in the queue: {is_queued}"
 
 
-def _revoked(state: State, host: Host, slot: Slot) -> Iterator[str]:
+def _revoked(host: Host, slot: Slot) -> Iterator[str]:
     """Compares a slot with the lists of revocable and revoked slots of its host."""
     key = (slot.allocation_id, slot.generation)
     if (key in host.revocable) != slot.revocable or host.revoked.get(key, "") != slot.revoked_for:
         yield f"executor {host.host_id} does not list slot {key} as revocable or revoked"
     if not slot.revoked_for:
         return
-    owner = state.requests.get(slot.revoked_for)
-    own = state.slots.of(owner) if owner is not None else None
+    # The slot of the owner may be FREEING, until its executor reports that it does not exist.
+    own = next((each for key, each in host.slots.items() if key[0] == slot.revoked_for), None)
     if slot.state is not SlotState.FREEING or not slot.revocable:
         yield f"slot {key} is {slot.state}, revocable: {slot.revocable}, and it is being revoked"
-    if own is None or own.executor_id != host.host_id or own.revocable:
+    if own is None or own.revocable:
         yield f"slot {key} is revoked for {slot.revoked_for}, which has no slot on its executor"
 
 

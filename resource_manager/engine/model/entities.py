@@ -339,7 +339,10 @@ class Slot:
         return self.assignment is not None and bool(self.assignment.parked_devices)
 
 
-SLOT_RUNTIME = "revoked_until_time_ms booked cost placed_with_command grace_ms thread_since_ms works_for policy"
+SLOT_RUNTIME = (
+    "revoked_until_time_ms booked cost placed_with_command grace_ms thread_since_ms works_for"
+    " policy"
+)
 """Fields of a slot that are not stored."""
 
 

@@ -118,6 +118,8 @@ def decide(state: State) -> None:
     # Do this after all placements: what fits without a revocation needs none.
     if state.settings.revocation:
         Revocation(state).run()
+        # Owners of reservations may have been placed. The next cycle uses their capacity.
+        end_served(state)
     # Do this after all placements, because executors are requested only for requests that fit on no
     # host.
     if state.settings.provisioning.shapes or state.provisions:

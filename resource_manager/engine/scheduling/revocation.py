@@ -1,15 +1,15 @@
 """Takes revocable slots back for requests that fit on no executor.
 
 A request may ask for a *revocable* slot. Such a slot books like any other. If a request or gang
-that is not revocable fits on no host, the engine looks for the least costly set of revocable slots
-with whose capacity it fits: the fewest slots, and of equal numbers the slots that have received the
-least service. These slots are *revoked*: their requests return to their places in the queue, and
-their tasks get a signal and a grace time. The request is placed in the same step, so nobody else
-gets the capacity. Its slot is ordered when the revoked slots have ended. Until then, no other slot
-is ordered on the host.
+that is not revocable fits on no host, the engine looks for the least costly set of revocable
+slots with whose capacity it fits: the fewest slots, and of equal numbers the slots that have
+received the least service. These slots are *revoked*: their requests return to their places in
+the queue, and their tasks get a signal and a grace time. The request is placed in the same step,
+so nobody else gets the capacity. Its slot is ordered when the revoked slots have ended. Until
+then, no other slot is ordered on the host.
 
-Slots that are not revocable are never taken, and no slot is taken for the sake of fairness: what is
-free, or becomes free by itself, is used first.
+Slots that are not revocable are never taken, and no slot is taken for the sake of fairness: what
+is free, or becomes free by itself, is used first.
 
 Example: a host has 8 cpus, three revocable slots of 2 cpus and another slot of 2 cpus. A request
 for 4 cpus arrives. The two revocable slots that were placed last are revoked for it.
@@ -29,10 +29,11 @@ from finegrain.values.states import RequestState, SlotState
 from resource_manager.engine.hosts.cpu_allocator import cpus_booked
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.model.entities import Request, Slot, SlotKey
+from resource_manager.engine.placement.columns import columns_of
 from resource_manager.engine.placement.constraint import HostView
 from resource_manager.engine.placement.fit import Fit
 from resource_manager.engine.placement.gangs import seek
-from resource_manager.engine.placement.placer import Placer
+from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.queue.gangs import WaitingGang
 from resource_manager.engine.queue.non_batchable import Kind
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
@@ -71,6 +72,7 @@ class Revocation:
     def __init__(self, state: State) -> None:
         self._state = state
         self._now_ms = state.journal.now_ms
+        self._ending: list[HostView] | None = None
 
     def run(self) -> None:
         """Revokes slots for the waiters that are first in order and fit on no host."""
@@ -146,11 +148,11 @@ class Revocation:
         older = self._state.slots.superseded.get(request.allocation_id, ())
         avoided = {slot.executor_id for slot in older}
         cost: tuple[int, float, str] | None = None
+        if any(fit.fits(at) for at in self._soon() if at.host.host_id not in avoided):
+            return None  # its capacity becomes free without a revocation
         for host in hosts:
             if host.host_id in avoided:
                 continue
-            if fit.fits(HostView.without(host, _ending(host))):
-                return None  # its capacity becomes free without a revocation
             candidates = self._candidates(host)
             most = len(candidates) if cost is None else min(cost[0], len(candidates))
             victims = self._least_on(host, fit, candidates, most)
@@ -160,6 +162,23 @@ class Revocation:
             if cost is None or found < cost:
                 cost, best = found, (host, victims)
         return best
+
+    def _soon(self) -> list[HostView]:
+        """Returns the hosts with slots that are being freed, as if these slots had ended. Slots
+        whose capacity another request has booked are left out.
+        """
+        if self._ending is None:
+            ending: dict[str, list[Slot]] = {}
+            for slot in self._state.slots.values():
+                if slot.state is SlotState.FREEING and not slot.revoked_for:
+                    ending.setdefault(slot.executor_id, []).append(slot)
+            hosts = self._state.hosts
+            self._ending = [
+                HostView.without(hosts[name], slots)
+                for name, slots in ending.items()
+                if hosts[name].eligible
+            ]
+        return self._ending
 
     def _least_on(
         self, host: Host, fit: Fit, candidates: Sequence[Slot], most: int
@@ -226,7 +245,7 @@ class Revocation:
         candidates = [slot for host in hosts for slot in self._candidates(host)]
         candidates.sort(key=self._service, reverse=True)
         requests = state.gang_moves.current_requests(waiting)
-        trial = _Trial(state)
+        trial = _Trial(state.hosts)
         trial.take(candidates)
         found = seek(state.hosts, where, requests)
         if found is not None:
@@ -261,9 +280,8 @@ class Revocation:
 class _Trial:
     """Takes slots out of the ledgers of their hosts, to see what would fit without them."""
 
-    def __init__(self, state: State) -> None:
-        self._hosts = state.hosts
-        self._placer = Placer(state.hosts)
+    def __init__(self, hosts: Hosts) -> None:
+        self._hosts = hosts
         self.taken: dict[SlotKey, Slot] = {}
 
     def take(self, slots: Iterable[Slot]) -> None:
@@ -286,7 +304,6 @@ class _Trial:
         """Puts all slots back, and returns those that were out."""
         taken = list(self.taken.values())
         self.spare(taken)
-        self._placer.finish()
         return taken
 
     def _book(self, host: Host, key: SlotKey, slot: Slot, sign: int) -> None:
@@ -304,8 +321,12 @@ class _Trial:
             host.cpus.replace(key, None if sign < 0 else cpus_booked(slot))
 
     def _follow(self, slots: Iterable[Slot]) -> None:
-        names = dict.fromkeys(slot.executor_id for slot in slots)
-        self._placer.follow([self._hosts[name] for name in names])
+        strategy = self._hosts.settings.strategy
+        for name in dict.fromkeys(slot.executor_id for slot in slots):
+            columns = columns_of(self._hosts[name], strategy)
+            for index in self._hosts.indexes.all().values():
+                if index.knows(name):
+                    index.put(name, columns)
 
 
 def _distinct(candidates: Sequence[Slot], most: int) -> list[Slot]:
@@ -323,12 +344,3 @@ def _distinct(candidates: Sequence[Slot], most: int) -> list[Slot]:
                 continue
         found.append(slot)
     return found
-
-
-def _ending(host: Host) -> list[Slot]:
-    """Returns slots that are being freed, and whose capacity nobody has booked."""
-    return [
-        slot
-        for slot in host.slots.values()
-        if slot.state is SlotState.FREEING and not slot.revoked_for
-    ]

@@ -142,7 +142,7 @@ def test_members_of_enums_reach_no_driver() -> None:
     event = JobEvent("job", 1, 0, "a", RequestState.GRANTED, Reason.SLOT_BROKEN)
     slot = Slot("a", 1, "job", "host", ResourceProfile(), 0, 0, state=SlotState.FREEING)
     for row in (rows.JOB_EVENTS.encode(event), rows.SLOTS.encode(slot)):
-        assert {type(each) for each in row} <= {str, int, type(None)}
+        assert {type(each) for each in row} <= {str, int, bool, type(None)}
 
 
 def test_equal_texts_give_one_value() -> None:

@@ -1,0 +1,115 @@
+"""Tests of revocation: which slots are taken back for a request that fits nowhere."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from finegrain.resources import MIB, ResourceProfile
+from finegrain.values.states import RequestState, SlotState
+from resource_manager.engine.model.entities import RequestSpec, Slot
+from tests.support.engine_cluster import EngineCluster
+from tests.support.properties import examples
+
+CPUS = 8_000
+SIZES = st.sampled_from((1_000, 2_000, 3_000))
+SLOTS = st.lists(st.tuples(SIZES, st.booleans(), st.integers(0, 2)), min_size=1, max_size=7)
+
+
+def spec(name: str, cpu_milli: int, *, revocable: bool = False) -> RequestSpec:
+    return RequestSpec(name, ResourceProfile(cpu_milli, 64 * MIB), revocable=revocable)
+
+
+def cluster_with(slots: list[tuple[int, bool, int]], *, revocation: bool = False) -> EngineCluster:
+    """Two hosts with these slots: cpus, whether revocable, and seconds before the next slot."""
+    cluster = EngineCluster(revocation=revocation)
+    cluster.host("host-a", cpu_milli=CPUS)
+    cluster.host("host-b", cpu_milli=CPUS)
+    for number, (cpu_milli, revocable, pause_s) in enumerate(slots):
+        cluster.submit(spec(f"slot-{number}", cpu_milli, revocable=revocable))
+        cluster.settle()
+        cluster.wait(pause_s * 1_000)
+    return cluster
+
+
+def service(cluster: EngineCluster, slots: tuple[Slot, ...]) -> float:
+    now_ms = cluster.state.journal.at.time_ms
+    return sum(each.cost * (now_ms - (each.allocated_time_ms or now_ms)) for each in slots)
+
+
+def least(cluster: EngineCluster, cpu_milli: int) -> tuple[int, float] | None:
+    """Returns number and service of the least costly set, by trying all sets; None: no set."""
+    sets = (
+        (host, some)
+        for host in cluster.state.hosts.values()
+        for count in range(len(host.slots) + 1)
+        for some in combinations([s for s in host.slots.values() if s.revocable], count)
+    )
+    return min(
+        (
+            (len(some), service(cluster, some))
+            for host, some in sets
+            if host.free().get("cpu_milli", 0) + sum(each.booked["cpu_milli"] for each in some)
+            >= cpu_milli
+        ),
+        default=None,
+    )
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(SLOTS, st.sampled_from((2_000, 4_000, 6_000, 8_000)))
+def test_the_least_costly_set_is_revoked(slots: list[tuple[int, bool, int]], need: int) -> None:
+    cluster = cluster_with([*slots, (8_000, True, 0)], revocation=True)
+    state = cluster.state
+    granted = {key: slot for key, slot in state.slots.items() if slot.state is SlotState.ALLOCATED}
+    expected = least(cluster, need)
+    cluster.submit(spec("new", need))
+    revoked = [slot for key, slot in granted.items() if slot.revoked_for]
+    placed = state.requests["new"].state is RequestState.ALLOCATING
+    assert placed == (expected is not None)
+    assert all(slot.revocable and slot.revoked_for == "new" for slot in revoked)
+    assert len({slot.executor_id for slot in revoked}) <= 1
+    if expected is not None:
+        assert len(revoked) == expected[0]
+    # Slots that are being revoked book nothing, and the host is not overbooked.
+    for host in state.hosts.values():
+        assert sum(s.booked.get("cpu_milli", 0) for s in host.slots.values()) <= CPUS
+        assert host.booked.get("cpu_milli", 0) <= CPUS
+    cluster.settle()
+    assert (state.requests["new"].state is RequestState.GRANTED) == placed
+    for slot in revoked:
+        request = state.requests[slot.allocation_id]
+        assert request.state in (RequestState.PENDING, RequestState.GRANTED)
+
+
+def test_of_equal_slots_the_one_with_the_least_service_is_revoked() -> None:
+    slots = [(4_000, True, 3), (4_000, True, 3), (4_000, True, 3), (4_000, True, 3)]
+    cluster = cluster_with(slots, revocation=True)
+    cluster.submit(spec("new", 4_000))
+    revoked = [slot.allocation_id for slot in cluster.state.slots.values() if slot.revoked_for]
+    assert revoked == ["slot-3"]
+
+
+def test_a_revocable_request_revokes_nothing() -> None:
+    cluster = cluster_with([(8_000, True, 0), (8_000, True, 0)], revocation=True)
+    cluster.submit(spec("new", 4_000, revocable=True))
+    assert cluster.state.requests["new"].state is RequestState.PENDING
+
+
+def test_nothing_is_revoked_while_a_slot_ends_that_suffices() -> None:
+    cluster = cluster_with([(8_000, True, 0), (8_000, False, 0)], revocation=True)
+    cluster.release("slot-1")
+    cluster.submit(spec("new", 4_000))
+    assert cluster.state.requests["slot-0"].state is RequestState.GRANTED
+    cluster.settle()
+    assert cluster.state.requests["new"].state is RequestState.GRANTED
+    assert cluster.state.requests["slot-0"].state is RequestState.GRANTED
+
+
+def test_without_revocation_nothing_is_taken_back() -> None:
+    cluster = cluster_with([(8_000, True, 0), (8_000, True, 0)])
+    cluster.submit(spec("new", 4_000))
+    cluster.wait(5_000)
+    assert cluster.state.requests["new"].state is RequestState.PENDING
