@@ -5,8 +5,8 @@ that is not revocable fits on no host, the engine looks for the least costly set
 slots with whose capacity it fits: the fewest slots, and of equal numbers the slots that have
 received the least service. These slots are *revoked*: their requests return to their places in
 the queue, and their tasks get a signal and a grace time. The request is placed in the same step,
-so nobody else gets the capacity. Its slot is ordered when the revoked slots have ended. Until
-then, no other slot is ordered on the host.
+so no other request gets the capacity. Its slot is ordered when the revoked slots have ended.
+Until then, no other slot is ordered on the host.
 
 Slots that are not revocable are never taken, and no slot is taken for the sake of fairness: what
 is free, or becomes free by itself, is used first.
