@@ -18,7 +18,7 @@ from tests.support.engine_cluster.calls import JOB
 
 ENGINE = REPOSITORY / "resource_manager/engine"
 
-WHOLE_STATE_MAX = 118
+WHOLE_STATE_MAX = 119
 """Functions that take the whole state. Handlers, restoring, and the entry points of explain and
 invariants need the whole state. Other functions take the ledgers that they use.
 """
