@@ -44,6 +44,8 @@ QUIET_S = 1.0
 """A stream without changes sends a comment after this time. So the page soon knows that its data is
 not up to date, and proxies keep the stream open.
 """
+STALE_S = 2.0
+"""If a call has no answer after this time, the stream sends no comments until it has one."""
 STREAMS_MAX = 100
 ALONE_MAX = 20
 """If more executors have changed at once, all are read."""
@@ -93,6 +95,7 @@ class Live:
         self._epoch = 0
         self._number = 0
         self._next_event = 0
+        self._called_s: float | None = None  # when the call in progress began
         self._late: list[str] = []  # changed executors that are not read yet
         self._cluster = ""
         self._cluster_at = 0
@@ -153,7 +156,8 @@ class Live:
                     async with asyncio.timeout(QUIET_S):
                         await self._news.wait()
                 except TimeoutError:
-                    yield ": still here\n\n"
+                    if not self._is_stale:
+                        yield ": still here\n\n"
         except FinegrainError:
             return  # the client connects again, and gets the error as a response
         finally:
@@ -224,6 +228,8 @@ class Live:
                     began_s = loop.time()  # no further pause is needed
                 else:
                     names = await self._changed(refresh_s - began_s)
+                    if names is None:
+                        continue
                     began_s = loop.time()
                     if len(names) > ALONE_MAX:
                         refresh_s = min(refresh_s, began_s + STEP_S * REST)
@@ -247,25 +253,36 @@ class Live:
         """
         while True:
             reader = next(iter(self._readers))
+            self._called_s = asyncio.get_running_loop().time()
             try:
                 return await self._calls.unary(method, request, reader.certificate, reader.peer)
             except (PermissionDenied, Unauthenticated):
                 self._readers.pop(reader, None)
                 if not self._readers:
                     raise
+            finally:
+                self._called_s = None
 
-    async def _changed(self, most_s: float) -> list[str]:
-        """Waits for events, and returns the changed executors, including those that were not read
-        in time.
+    @property
+    def _is_stale(self) -> bool:
+        """True if the resource manager has not answered a call for some time."""
+        called_s = self._called_s
+        return called_s is not None and asyncio.get_running_loop().time() - called_s > STALE_S
+
+    async def _changed(self, most_s: float) -> list[str] | None:
+        """Waits for events, at most `QUIET_S`. Returns the changed executors, including those that
+        were not read in time before; None: nothing has changed.
         """
         wait = Duration()
-        wait.FromMilliseconds(1 if self._late else max(1, round(most_s * 1000)))
+        wait.FromMilliseconds(1 if self._late else max(1, round(min(most_s, QUIET_S) * 1000)))
         wanted = cluster_pb2.ListEventsRequest(from_sequence=self._next_event, wait=wait)
         try:
             page = await self._call(_EVENTS, wanted)
         except OutOfRange:  # the events are not kept any more
             page = await self._call(_EVENTS, cluster_pb2.ListEventsRequest(page_size=1))
         self._next_event = max(page.next_sequence, 1)
+        if not page.events and not self._late:
+            return None
         names = {each.executor_id for each in page.events if each.executor_id}
         return [*self._late, *sorted(names.difference(self._late))]
 
@@ -297,6 +314,7 @@ class Live:
                 await self._read_some(names)
                 found.update(names)
             self._publish()
+        self._begin_change()
         for name in self._executors.keys() - found:
             self._drop(name)
 
@@ -304,16 +322,22 @@ class Live:
         """Reads the sums, and at most `ALONE_MAX` executors."""
         names, self._late = names[:ALONE_MAX], names[ALONE_MAX:]
         cluster = await self._call(_CLUSTER, cluster_pb2.GetClusterRequest())
+        found: dict[str, Any] = {}
+        for name in names:
+            wanted = cluster_pb2.GetExecutorRequest(executor_id=name)
+            try:
+                found[name] = (await self._call(_ONE, wanted)).executor
+            except NotFound:
+                found[name] = None
+        # No stream runs between the new number and the last change with this number. Otherwise a
+        # stream would send the number too early, and miss the other changes.
         self._begin_change()
         self._keep_cluster(cluster)
-        for name in names:
-            try:
-                wanted = cluster_pb2.GetExecutorRequest(executor_id=name)
-                answer = await self._call(_ONE, wanted)
-            except NotFound:
+        for name, executor in found.items():
+            if executor is None:
                 self._drop(name)
             else:
-                self._keep(name, answer.executor)
+                self._keep(name, executor)
 
     def _begin_change(self) -> None:
         self._number += 1

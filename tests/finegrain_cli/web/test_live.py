@@ -15,12 +15,15 @@ import pytest
 
 from finegrain.rpc.local_calls import LocalCalls
 from finegrain.v1 import cluster_pb2
+from finegrain_cli.web import live
 from finegrain_cli.web.live import STEP_S
 from finegrain_cli.web.manager_page import COOKIE
 from finegrain_cli.web.page_files import TOKEN_HEADER
 from finegrain_cli.web.serving import serve_web
+from resource_manager.web_site import WebSite
 from tests.finegrain_cli.web.conftest import Web
 from tests.finegrain_cli.web.test_sessions import Browser, browser_of, client, web_of
+from tests.support.patience import PATIENCE_S
 from tests.support.rm_service import (
     ScriptedExecutor,
     ScriptedJob,
@@ -214,3 +217,52 @@ def no_reader() -> bool:
     """Returns True if no task reads the cluster for pages."""
     names = [task.get_coro().__qualname__ for task in asyncio.all_tasks()]  # type: ignore[union-attr]
     return "Live._follow" not in names
+
+
+class StoppedCalls:
+    """Calls of a resource manager that stops answering."""
+
+    def __init__(self, plain: Any) -> None:
+        self._plain = plain
+        self.answers = asyncio.Event()
+        self.answers.set()
+
+    def check(self, *given: Any) -> None:
+        self._plain.check(*given)
+
+    async def unary(self, *given: Any, **named: Any) -> Any:
+        await self.answers.wait()
+        return await self._plain.unary(*given, **named)
+
+
+async def test_a_stream_is_silent_while_the_resource_manager_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "QUIET_S", 0.05)
+    monkeypatch.setattr(live, "STALE_S", 0.1)
+    sites: list[WebSite] = []
+
+    @asynccontextmanager
+    async def keep(site: WebSite) -> AsyncIterator[str]:
+        sites.append(site)
+        yield "127.0.0.1:1"
+
+    async with running_rm(tmp_path / "rm", web=keep, web_listen="127.0.0.1:1") as rm:
+        calls = StoppedCalls(sites[0].calls)
+        certificate = rm.own("viewer/vera").credentials.certificate.encode()
+        lines = await live.Live(calls).open(certificate, "", "")
+
+        async def next_comment(patience_s: float) -> bool:
+            try:
+                async with asyncio.timeout(patience_s):
+                    while not (await anext(lines)).startswith(":"):
+                        pass
+            except TimeoutError:
+                return False
+            return True
+
+        assert await next_comment(PATIENCE_S)
+        calls.answers.clear()
+        while await next_comment(0.5):
+            pass
+        await lines.aclose()  # type: ignore[attr-defined]
