@@ -247,6 +247,7 @@ def test_an_explanation_names_the_rule_and_the_slots_in_the_way() -> None:
 
 
 LABELS = ("a=1", "a=2", "b=1")
+PLACEMENTS = (GangPlacement.ANYWHERE, GangPlacement.SAME_EXECUTOR, GangPlacement.SPREAD)
 RULES = [
     f"{kind} {labels}@{level}{strength}"
     for kind in ("near", "apart")
@@ -381,6 +382,35 @@ def test_a_gang_that_is_apart_is_placed_exactly_if_enough_hosts_have_room(
         assert all(one != other for one, other in combinations(hosts, 2))
     else:
         assert cluster.waiting() >= {f"g{at}" for at in range(members)}
+
+
+@settings(max_examples=examples(80))
+@given(st.data())
+def test_required_rules_hold_within_random_gangs(data: st.DataObject) -> None:
+    """Only a rule that selects its own slot may have no neighbor: the slot may have been first."""
+    cluster = EngineCluster.settled(
+        *(numa_host(f"host-{at}") for at in range(data.draw(st.integers(1, 3))))
+    )
+    for number in range(2):
+        members = []
+        for at in range(data.draw(st.integers(2, 4))):
+            qos = data.draw(st.sampled_from((QosClass.LS, QosClass.LSR)))
+            rules: list[str] = data.draw(st.lists(st.sampled_from(RULES), max_size=2))
+            usable = [each for each in rules if qos.is_pinned or "@host" in each]
+            labels = data.draw(st.sampled_from(("", *LABELS)))
+            cpus = data.draw(st.integers(1, 4))
+            members.append((f"g{number}-{at}", cpus, policy(labels, *usable, qos=qos)))
+        gang(cluster, data.draw(st.sampled_from(PLACEMENTS)), *members)
+        cluster.check()
+        for each in cluster.state.hosts.values():
+            assert each.cpus is not None
+            assert not list(broken_rules(each.cpus))
+        for slot in cluster.state.slots.values():
+            for rule in rules_of(slot.policy):
+                if rule.apart or not rule.required or selects(rule, slot.policy):
+                    continue
+                others = [o for o in cluster.state.slots.values() if selects(rule, o.policy)]
+                assert any(share(cluster, slot, each, rule.level) for each in others), rule
 
 
 def test_hosts_that_do_not_report_their_cores_take_slots_with_labels_only() -> None:
