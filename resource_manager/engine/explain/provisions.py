@@ -11,6 +11,8 @@ from itertools import islice
 
 from finegrain.resources import Amounts
 from finegrain.values.states import ProvidedExecutorState
+from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.lifecycle.run_times import RunTimes
 from resource_manager.engine.model.entities import Instant, Provision, Request
 from resource_manager.engine.model.settings import ExecutorShape
 from resource_manager.engine.placement.elastic import (
@@ -80,7 +82,7 @@ def providers_view(state: State) -> ProvidersView:
             _provided_view(
                 state.gangs,
                 state.started,
-                _with_end(state, each),
+                _with_end(state.run_times, state.started, state.hosts.get(each.executor_id), each),
                 planned.get(each.executor_id, Content()),
             )
             for each in state.provisions.values()
@@ -123,17 +125,18 @@ def _still_planned(gangs: GangLedger, elastic: Elastic) -> dict[str, Content]:
     return still
 
 
-def _with_end(state: State, provision: Provision) -> Provision:
+def _with_end(
+    times: RunTimes, started: Instant, host: Host | None, provision: Provision
+) -> Provision:
     """Returns a provision whose message also says when its executor will probably be empty, if the
     run times of all its slots are known. It can be given back then.
     """
-    host = state.hosts.get(provision.executor_id)
     if provision.state is not ProvidedExecutorState.REGISTERED or host is None or not host.slots:
         return provision
-    empty_ms = state.run_times.empty_ms(host)
+    empty_ms = times.empty_ms(host)
     if empty_ms is None:
         return provision
-    text = f"probably empty at {clock_at(state.started, empty_ms)}"
+    text = f"probably empty at {clock_at(started, empty_ms)}"
     return replace(provision, message=f"{provision.message}; {text}".removeprefix("; "))
 
 
