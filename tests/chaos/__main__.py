@@ -51,7 +51,7 @@ def parse(arguments: list[str]) -> Settings:
 
 
 def say(line: str) -> None:
-    """Prints a line at once."""
+    """Prints a line immediately."""
     print(line, flush=True)
 
 

@@ -1,5 +1,5 @@
-"""Decides which failures are allowed during a disturbance: only failures that the disturbance must
-cause.
+"""Decides which failures are allowed during a disturbance: only failures that the disturbance
+cannot avoid.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ RELEASED = "released"  # id
 CANCELLED = "cancelled"  # id
 JOB_LOST = "job_lost"  # ended by others: job_id, reason
 JOB_ENDED = "job_ended"  # ended by this job master: job_id
-WRONG = "wrong"  # what must never happen: message
+WRONG = "wrong"  # an error that must never happen: message
 DONE = "done"  # the last line of a job master that was asked to stop
 
 

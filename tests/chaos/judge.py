@@ -20,7 +20,7 @@ from tests.chaos.journal import read_journal
 
 ENDS = frozenset({"CANCELLED", "REJECTED", "RELEASED", "LOST"})
 TELLING_S = 120.0
-"""How long after the loss of an executor a job master may learn of it."""
+"""The time within which a job master must learn of the loss of an executor."""
 
 NEVER_LOGGED = ("invariants_broken", "batch_dropped", "writer_failed", "Traceback", "reload_failed")
 """Words that must not be in a daemon's log while its database is available."""
@@ -28,8 +28,8 @@ NEVER_LOGGED = ("invariants_broken", "batch_dropped", "writer_failed", "Tracebac
 STARVED = "terminating connection due to idle-in-transaction timeout"
 """PostgreSQL ends a transaction whose process got no cpu for a part of the lease (decision 7).
 
-This happens on a machine as busy as in these runs. Then the batch is dropped, and no client has got
-an answer.
+This happens on machines that are as busy as in these runs. Then the batch is dropped, and no client
+has got an answer.
 """
 
 
@@ -46,7 +46,7 @@ class Master:
     refused: set[str] = field(default_factory=set)
     last_state: dict[str, str] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
-    tasks: dict[str, str] = field(default_factory=dict)  # started and not ended: task to request
+    tasks: dict[str, str] = field(default_factory=dict)  # unfinished tasks: task to request
     lost: list[Mapping[str, Any]] = field(default_factory=list)
     lost_jobs: list[Mapping[str, Any]] = field(default_factory=list)
     jobs_of: dict[str, str] = field(default_factory=dict)  # request to job

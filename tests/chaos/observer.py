@@ -28,7 +28,7 @@ NO_LIMIT = 1 << 60
 
 @dataclass(frozen=True)
 class Limits:
-    """What the kernel enforces for one slot."""
+    """The limits that the kernel enforces for one slot."""
 
     cpu_milli: int
     memory_bytes: int
@@ -36,7 +36,7 @@ class Limits:
 
 @dataclass
 class Seen:
-    """What was observed; `wrong` has the violations."""
+    """The observations; `wrong` has the violations."""
 
     wrong: list[str] = field(default_factory=list)
     events: list[fg.ClusterEvent] = field(default_factory=list)

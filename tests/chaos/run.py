@@ -242,7 +242,7 @@ class Run:
             verdict.work["requests"] += len(master.acknowledged)
         lease_s = self.settings.shape.lease_s
         verdict.wrong += judge_masters(masters, self.chaos.disturbances, losses, lease_s)
-        # A process that is cut off from PostgreSQL for long finds its transaction ended.
+        # If a process is cut off from PostgreSQL for too long, the server ends its transaction.
         away = any("database" in each or each == RM_STOP for each in verdict.faults)
         on_postgresql = self.cluster.postgresql is not None
         forgiven = ("batch_dropped", "reload_failed", "Traceback") if away and on_postgresql else ()

@@ -34,7 +34,7 @@ async def test_another_placement_has_another_token(servant: Scripted, job: fg.Jo
 async def test_a_refused_token_is_replaced_and_the_call_repeated(
     servant: Scripted, slot: fg.Slot
 ) -> None:
-    """As after a change of the cluster's authority."""
+    """This is the case after a change of the cluster's authority."""
     servant.authority = "newly signed"
     servant.programs["cat"] = Program()
     task = await slot.run(["cat"])

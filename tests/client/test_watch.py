@@ -59,7 +59,7 @@ async def test_a_lost_beginning_is_replaced_by_a_snapshot(
     async with cluster.job("late") as job:
         kept, ended, unknown, other = await job.request_slots(fg.SlotSpec(count=4))
         events = job.events()
-        servant.snapshot = [  # sent in two parts
+        servant.snapshot = [  # it is sent in two parts
             servant.snapshot_of(kept.allocation_id, GRANTED),
             servant.snapshot_of(other.allocation_id, GRANTED),
         ]

@@ -125,7 +125,7 @@ class Cli:
         return found
 
     def error(self, outcome: Outcome) -> str:
-        """The one line of an error, without its hint."""
+        """Returns the one line of an error, without its hint."""
         lines = [line for line in outcome.stderr.splitlines() if line.startswith("finegrain: ")]
         assert len(lines) == 1, outcome.stderr
         assert "Traceback" not in outcome.stderr
@@ -181,8 +181,8 @@ def small_cluster(
     memory_bytes: int = 512 * fg.MIB,
     **options: Any,
 ) -> Iterator[Small]:
-    """Runs a resource manager, and executors with shares so small that every host has them. Nothing
-    is left at the end.
+    """Runs a resource manager, and executors with shares so small that every host has them. Checks
+    that nothing is left at the end.
     """
     shares = [
         ExecutorShare(
@@ -255,7 +255,7 @@ class Daemon:
         return self.process.pid
 
     def kill(self) -> None:
-        """As a crash does."""
+        """Kills the daemon, as a crash does."""
         assert self.process is not None
         self.process.kill()
         self.process.wait()

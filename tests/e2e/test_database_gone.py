@@ -89,7 +89,7 @@ async def test_while_the_database_is_away_nothing_is_acknowledged_and_then_all_g
         slot = await before.granted(PATIENCE_S)
         task = await slot.run(["sh", "-c", TICKER])
         epochs = [(await cluster.info()).rm_epoch]
-        for at_once in (False, True):  # shut down, and as a crash does
+        for at_once in (False, True):  # first an orderly stop, then a crash
             await asyncio.to_thread(server.shut_down, at_once=at_once)
             patient = asyncio.create_task(job.request_slots(SMALL))
             told = await told_meanwhile(daemons, AWAY_S)

@@ -1,8 +1,7 @@
 """A task can open the device files of its slot and no other device files, whichever way it was
 started.
 
-The devices are configured ones, with device files of their own that behave like /dev/zero and
-/dev/full.
+The devices are of a configured type. Their device files behave like /dev/zero and /dev/full.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class SmallDisk:
         shutil.rmtree(kept)
 
     def fill(self) -> None:
-        """Not one more byte fits."""
+        """Fills the file system until not one more byte fits."""
         with (self.folder / "ballast").open("wb", buffering=0) as ballast:
             for size in (1 << 16, 1 << 12, 1):
                 try:
@@ -55,7 +55,7 @@ class SmallDisk:
                     continue
 
     def make_room(self) -> None:
-        """As it was before."""
+        """Frees the space again."""
         (self.folder / "ballast").unlink(missing_ok=True)
 
     def unmount(self) -> None:

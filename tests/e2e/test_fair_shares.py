@@ -90,7 +90,7 @@ async def test_cpu_time_goes_by_weight(crowded: Small, tmp_path: Path) -> None:
         groups = {each.name: each for each in (await cluster.groups()).groups}
     crowded.cli.settle()
 
-    assert min(used.values()) > 0.5, used  # it was measured at all
+    assert min(used.values()) > 0.5, used  # the shares were measured
     # With some hundred threads, the ratio is about 4 to 1, and far from 1 to 1.
     assert 2.8 < used["medium"] / used["default"] < 5.7, used
     assert 2.8 < groups["medium"].service / groups["default"].service < 5.7

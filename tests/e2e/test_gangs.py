@@ -149,7 +149,7 @@ def test_a_gang_waits_as_a_whole_until_there_is_room(small: Small) -> None:
 
         one, *others = eventually(waiting, "the gang waits")
         assert len(others) == 3
-        assert len(small.cli.items("slots")) == 1  # it holds nothing meanwhile
+        assert len(small.cli.items("slots")) == 1  # the gang has no slot meanwhile
         explained = small.cli("explain", one).text
         assert "3 of 4 members could be placed together now" in explained
         assert "waiting for a slot" in read_error(process)

@@ -121,13 +121,13 @@ def test_a_running_command_gets_another_share_of_its_gpu(runs: GpuRuns) -> None:
         refused = runs.cli("resize", slot, "--gpu", wrong)
         assert refused.code != 0
         assert text in refused.stderr
-    # What is not named stays.
+    # Amounts that are not named stay the same.
     changed = runs.cli("resize", slot, "--gpu-core", "30")
     assert changed.code == 0, changed.stderr
     assert amounts() == {"gpu-core": 30, "gpu-memory-ratio": 50}
     assert runs.cli("resize", slot, "--gpu-memory-ratio", "40").code == 0
     assert amounts() == {"gpu-core": 30, "gpu-memory-ratio": 40}
-    # The smaller share holds for the command that runs already.
+    # The smaller share also applies to the command that is running.
     runs.plays(lines=f"process 0 {pid} {36 * 1024}\n")
     eventually(lambda: process.poll() is not None or None, "the command is ended")
     outcome = finish(process)

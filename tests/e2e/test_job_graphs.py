@@ -94,7 +94,7 @@ class Job:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """Of the command that starts the job."""
+        """Returns the arguments of the command that starts the job."""
         options = ("--state", str(self.state), "--env", f"FOLDER={self.folder}")
         return ("job", "run", str(self.file), *options)
 

@@ -169,7 +169,7 @@ def test_executors_of_the_operators_own_commands(elastic: Elastic) -> None:
 
     run = cli.start("run", "--cpu", "0.3", "--memory", "64M", "--", "sh", "-c", "echo done")
     eventually(lambda: "started" in (folder / "log").read_text(), "the start command began")
-    manager.kill()  # while it is at it
+    manager.kill()  # while the start command runs
     manager.start()
     manager.endpoint()
     outcome = finish(run)

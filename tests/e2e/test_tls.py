@@ -96,7 +96,7 @@ def test_a_denied_user_is_locked_out_until_allowed_again(joined: Network) -> Non
 
 
 def test_a_program_at_the_managers_port_learns_nothing(joined: Network) -> None:
-    """As a task could do while the resource manager is stopped."""
+    """A task could do this while the resource manager is stopped."""
     heard = joined.folder / "heard"
     assert joined.stop("rm") == 0
     listening = [*joined.inside, FINEGRAIN[0], "-c", LISTENER, HOST, "7170", str(heard)]

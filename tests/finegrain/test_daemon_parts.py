@@ -1,4 +1,4 @@
-"""The read-only port and what systemd receives."""
+"""Tests of the read-only port, and of the messages to systemd."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def test_idle_connections_do_not_close_the_port_to_health_checks() -> None
     idle = [await asyncio.open_connection(host, int(port)) for _ in range(CONNECTIONS_MAX + 1)]
     try:
         assert b" 200 OK" in await ask(address, b"GET /readyz HTTP/1.1\r\n\r\n")
-        # The oldest ones gave way.
+        # The oldest connections were closed.
         async with asyncio.timeout(10):
             assert await idle[0][0].read() == b""
     finally:

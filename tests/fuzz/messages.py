@@ -1,7 +1,7 @@
 """Makes requests of any message type from its descriptor: first plausible requests, then mutated
 requests.
 
-Plausible means that ids name things that exist, and numbers are near those that are usual. Only
+Plausible means that ids name existing objects, and that numbers are close to usual numbers. Only
 such a request gets beyond the first check of a handler.
 """
 

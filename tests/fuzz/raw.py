@@ -69,7 +69,7 @@ async def send(
     """
     host, _, port = address.rpartition(":")
     name = server.dns_name if context is not None else None
-    # The server may close the connection at any moment; that is what it should do.
+    # The server may close the connection at any moment, as it should.
     with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
         async with asyncio.timeout(PATIENCE_S):
             reader, writer = await asyncio.open_connection(

@@ -25,7 +25,7 @@ LOG_SHOWN = 4_000
 
 
 def main() -> int:
-    """0: every story holds; 1: one does not; 2: not on this host."""
+    """Returns 0 if all stories succeed, 1 if one fails, 2 if this host is not suitable."""
     parser = argparse.ArgumentParser(prog="tests.gpu_host", description=__doc__)
     known = [story.__name__ for story in STORIES]
     parser.add_argument("stories", nargs="*", choices=[[], *known], help="default: all")

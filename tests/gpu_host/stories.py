@@ -42,7 +42,9 @@ REFUSED = "Operation not permitted"
 
 
 def listed(*names: str) -> list[list[str]]:
-    """Rows of nvidia-smi, one for each GPU; empty without the program, or if it fails."""
+    """Returns the rows of nvidia-smi, one for each GPU; empty if the program is missing or
+    fails.
+    """
     program = shutil.which("nvidia-smi")
     if program is None:
         return []
@@ -54,7 +56,7 @@ def listed(*names: str) -> list[list[str]]:
 
 
 def devices_are_those_that_nvidia_smi_lists(host: Host) -> None:
-    """By UUID, PCI address and memory."""
+    """Compares GPUs by UUID, PCI address and memory."""
     with host.cluster() as cluster:
         (executor,) = cluster.devices()
     found = {
@@ -87,7 +89,7 @@ def a_slot_opens_the_files_of_its_gpu_only(host: Host) -> None:
 
 
 def cuda_sees_the_gpus_of_the_slot_only(host: Host) -> None:
-    """Its driver starts although most files are closed to it."""
+    """CUDA works in the slot, although most device files are closed."""
     with host.slots(_slot({"gpu": 100})) as (slot,):
         (uuid,) = (each["uuid"] for each in _devices(slot))
         assert _json(slot, CUDA) == [uuid.removeprefix("GPU-").replace("-", "")]
@@ -98,14 +100,14 @@ def _slot(devices: dict[str, int] | None = None) -> fg.SlotSpec:
 
 
 def _json(slot: Slot, code: str) -> Any:
-    """What a Python program prints as JSON in a task of the slot."""
+    """Returns the JSON that a Python program prints in a task of the slot."""
     done = slot.run([sys.executable, "-I", "-S", "-c", code]).wait(ANSWER_S)
     assert done.exit_code == 0, (done.stdout, done.stderr)
     return json.loads(done.stdout)
 
 
 def _devices(slot: Slot) -> list[dict[str, str]]:
-    """The devices of a slot, as its tasks find them."""
+    """Returns the devices of a slot, as its tasks find them."""
     done = slot.run(["/bin/sh", "-c", 'echo "$FINEGRAIN_DEVICES"']).wait(ANSWER_S).check()
     found: list[dict[str, str]] = json.loads(done.stdout)
     return found

@@ -22,7 +22,7 @@ EXAMPLE = REPOSITORY / "examples" / "cuda_vectors.py"
 PARKED_MIB = 10 << 10
 WATCHED_BYTES = 2 * fg.GIB
 
-# Takes more than the limit of its own process, which MPS has set, and then works within it.
+# Allocates more than the limit that MPS has set for the process, and then works within the limit.
 BEYOND = """
 import ctypes, os
 cuda = ctypes.CDLL("libcuda.so.1")
@@ -54,7 +54,7 @@ for _ in range(1_000):
 
 
 def a_cuda_job_finds_every_element_right(host: Host) -> None:
-    """On half a GPU, through the command line."""
+    """Runs a command on half a GPU."""
     said = host.cli(
         "run", "--cpu", "1", "--memory", "4G", "--gpu", "0.5", "--",
         sys.executable, str(EXAMPLE), "--mebibytes", "1024", "--rounds", "20",
@@ -93,7 +93,9 @@ def a_slot_above_its_share_is_ended(host: Host) -> None:
 
 
 def a_parked_slot_goes_on_bit_identical(host: Host) -> None:
-    """Its 10 GiB leave the GPU, another slot computes there, and they come back unchanged."""
+    """The 10 GiB of a slot leave the GPU, another slot computes there, and then the data comes back
+    unchanged.
+    """
     assert shutil.which("cuda-checkpoint"), "install NVIDIA's cuda-checkpoint"
     options = ("--mebibytes", str(PARKED_MIB), "--rounds", "40", "--pause", "0.5")
     with (

@@ -23,7 +23,7 @@ LOG_SHOWN = 4_000
 
 
 def main() -> int:
-    """0: every story holds; 1: one does not; 2: not on this host."""
+    """Returns 0 if all stories succeed, 1 if one fails, 2 if this host is not suitable."""
     parser = argparse.ArgumentParser(prog="tests.numa_host", description=__doc__)
     parser.add_argument("--i-may-break-this-host", action="store_true")
     known = [story.__name__ for story in STORIES]

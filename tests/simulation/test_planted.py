@@ -57,7 +57,7 @@ WISHES_OF = {
 }
 PLANTED = [plant for kind in KINDS for plant in kind]
 QUICK = {plant for kind in KINDS for plant in kind[-2:]}
-"""The newest two of each kind; the others need `--all`."""
+"""The quick run has the newest two bugs of each kind; the other bugs need `--all`."""
 
 FINDINGS = ("Violation", "IllegalTransition", "InvariantBroken", "KeyError")
 """A check fails, or the engine raises and would discard its state."""

@@ -49,7 +49,7 @@ async def test_every_block_of_the_guide_runs_in_order(
 ) -> None:
     names: dict[str, Any] = {}
     for blocking, whole in BLOCKS:
-        text = whole.replace("500,  # threads", "50,  # threads")  # which show the same, faster
+        text = whole.replace("500,  # threads", "50,  # threads")  # they show the same in less time
         servant.events.clear()
         if blocking:
             await asyncio.to_thread(exec, text, dict(names))

@@ -1,4 +1,4 @@
-"""Pictures of plans and their description: what must be in them, and that nothing breaks them."""
+"""Tests of pictures and descriptions of plans: their content, and that no plan breaks them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a runner stores and repeats, and which plans it refuses; without a cluster."""
+"""Tests, without a cluster, what a runner stores and repeats, and which plans it refuses."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_every_event_is_read_back(event: Event) -> None:
 
 
 def answers(state: JobState) -> list[Event]:
-    """Everything that may happen next."""
+    """Returns the events that may happen next."""
     found: list[Event] = [CancelOrdered()]
     for effect in state.outstanding():
         match effect:
@@ -121,7 +121,7 @@ def test_a_region_says_what_it_waits_for() -> None:
 
 
 def test_a_task_finds_the_hosts_of_its_input() -> None:
-    """Of a later attempt, the hosts of that attempt."""
+    """For a later attempt, they are the hosts of that attempt."""
     plan = two_regions().compile()
     state = JobState(plan, [JobStarted(), SlotsGranted(1, 1, ("a", "b"))])
     state.step(SlotLost(1))

@@ -268,7 +268,9 @@ class BooksStaySound(RuleBasedStateMachine):
     @precondition(lambda self: self.held_registrations)
     @rule(data=st.data())
     def late_registration(self, data: st.DataObject) -> None:
-        """Its sender no longer waits; it is refused if newer states were accepted."""
+        """A registration arrives late: its sender does not wait any more. It is refused if newer
+        states were accepted.
+        """
         position = data.draw(st.integers(0, len(self.held_registrations) - 1))
         event = replace(self.held_registrations.pop(position), at=self.cluster.at)
         refused = ""
@@ -498,19 +500,19 @@ class BooksStaySound(RuleBasedStateMachine):
 
 
 class BooksStaySoundSpread(BooksStaySound):
-    """The same with the other strategy."""
+    """The same test with the other strategy."""
 
     strategy = "spread"
 
 
 class BooksStaySoundInSmallRounds(BooksStaySound):
-    """The same with decisions that end after each scheduling class that does not fit."""
+    """The same test with decisions that end after each scheduling class that does not fit."""
 
     classes_tried_max = 1
 
 
 class BooksStaySoundInShortSteps(BooksStaySound):
-    """The same with steps that end after a few rows, and decisions that place one request."""
+    """The same test with steps that end after a few rows, and decisions that place one request."""
 
     short_steps = True
 

@@ -1,7 +1,7 @@
 """Random histories with many resizes, and crashes at any moment.
 
-Rules, invariants and end are those of `test_machine.py`. Here jobs have slots from the start, and
-lose them less often.
+It has the rules, the invariants and the last step of `test_machine.py`. Here jobs have slots from
+the start, and lose them less often.
 """
 
 from __future__ import annotations

@@ -50,7 +50,8 @@ def restored(stored: tuple[RequestState, int], slots: dict[int, SlotState]) -> S
 @pytest.mark.parametrize(
     ("stored", "slots", "state", "generation"),
     [
-        # Placed after it was stored, for the first time or again, carved or not.
+        # The request was placed after it was stored, for the first time or again; its slot was
+        # carved or not.
         ((R.PENDING, 0), {1: S.PENDING}, R.ALLOCATING, 1),
         ((R.PENDING, 0), {1: S.ALLOCATED}, R.GRANTED, 1),
         ((R.PENDING, 3), {5: S.ALLOCATED}, R.GRANTED, 5),

@@ -106,7 +106,9 @@ def test_a_drained_executor_frees_its_slots_in_several_steps() -> None:
 
 
 def test_a_cancellation_answers_for_what_it_came_to() -> None:
-    """Each of the gangs ends whole, and the caller asks again for the others."""
+    """Each gang ends as a whole in one step, and the caller repeats the call for the other
+    gangs.
+    """
     cluster = EngineCluster(host())
     gangs = [f"g{number}" for number in range(6)]
     for gang_id in gangs:
@@ -182,7 +184,7 @@ def test_requests_are_recorded_as_pending_even_if_a_pass_is_always_in_progress(
     for number in range(12):
         profile = ResourceProfile(10**9 + number, 64 * MIB)
         cluster.submit(f"r{number}", profile=profile, allow_pending=True)
-        cluster.host(f"host-{number}")  # looked at again by all
+        cluster.host(f"host-{number}")  # all requests try the new host
         assert cluster.state.queue.in_pass or number < 3
     assert len(cluster.state.newcomers) < 6
 

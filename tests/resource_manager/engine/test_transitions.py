@@ -56,7 +56,7 @@ from resource_manager.engine.model.state_tables import (
 from resource_manager.engine.model.transitions import Transitions, resize_state
 from tests.support.components import REPOSITORY
 
-# Written again by hand, so that an error in one of the two is found.
+# The tables are written here a second time, so that an error in one of the two copies is found.
 BY_HAND = {
     "request": """
            PLACE      CONFIRM REQUEUE RECLAIM CANCEL    RELEASE  REUSE    DECLINE  REJECT   LOSE

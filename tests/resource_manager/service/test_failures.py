@@ -334,7 +334,7 @@ async def test_a_bug_in_a_step_is_internal_and_the_books_are_read_anew(
     caplog: pytest.LogCaptureFixture,
     bug: type[Exception],
 ) -> None:
-    """The bug is where it hurts most: half of the change is made already."""
+    """The bug raises at the worst moment: half of the change has been made."""
 
     def planted(state: Any, event: Any) -> Any:
         result = step(state, event)
@@ -390,7 +390,9 @@ async def test_books_that_executors_have_overtaken_command_nothing_and_name_the_
 
 
 async def test_restarts_do_not_end_the_refusal_of_an_old_database(tmp_path: Path) -> None:
-    """Each start raises the epoch, so a supervisor's restarts once climbed past the refusal."""
+    """Each start raises the epoch, so in an earlier version, restarts by a service manager ended
+    the refusal.
+    """
     async with running_rm(tmp_path) as rm:
         newer = ScriptedExecutor(rm, rm_epoch=4, epoch_proof=rm.proof_of(4))
         await refusal(newer.register())
@@ -445,7 +447,7 @@ async def test_an_executor_that_invents_an_epoch_gets_no_slots_and_stops_nothing
             (shown,) = (
                 await rm.cluster.ListExecutors(cluster_pb2.ListExecutorsRequest())
             ).executors
-            # Epoch 1 is the present one, which it may know.
+            # Epoch 1 is the present epoch, which the executor may know.
             assert shown.draining is (claimed > 1)
             if claimed > 1:
                 assert f"it reported the epoch {claimed}" in shown.drain_reason

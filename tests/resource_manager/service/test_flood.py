@@ -223,7 +223,9 @@ def test_calls_and_signs_of_life_are_counted_apart_and_by_job() -> None:
 
 
 async def test_one_large_call_of_a_job_is_prepared_at_a_time() -> None:
-    """Even if one comes exactly when another has ended and a third is about to continue."""
+    """This is so even if a call arrives exactly when another call has ended and a third one is
+    about to continue.
+    """
     admission = JobAdmission()
     inside: list[int] = []
     most = 0

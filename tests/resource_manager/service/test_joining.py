@@ -183,7 +183,7 @@ async def test_a_server_of_another_cluster_gets_no_secret(rm: RunningRm, tmp_pat
         error = await error_of(replace(token, addresses=(elsewhere,)))
         assert error.reason is Reason.CERTIFICATE_WRONG
         assert "is no resource manager of cluster" in error.message
-    # It was not used up.
+    # The token was not used up.
     assert (await joined(token)).who.name == "alice"
 
 
@@ -232,7 +232,7 @@ async def test_a_certificate_is_renewed_with_the_same_key(rm: RunningRm) -> None
         read_certificate(each.certificate.encode()) for each in (own.credentials, renewed)
     )
     assert before.serial != after.serial
-    # It keeps the life that the first one had.
+    # The new certificate is valid for as long as the first one.
     lives_s = [each.not_after_s - each.not_before_s for each in (before, after)]
     assert abs(lives_s[0] - lives_s[1]) < 5
     async with channel_as(OwnCertificate(renewed), rm.address) as channel:

@@ -25,7 +25,9 @@ from tests.support.full_messages import full_message
 
 ITEMS = 70_000
 CALLS_MAX = 20_000
-"""Function calls while a message is decoded that must be refused. They stand for its time."""
+"""Maximum number of function calls to decode a message that must be refused. The number is a
+measure of the time.
+"""
 FIRST = {"device_hints": {"type": "gpu"}, "selector": {"name": "a"}, "functions": {"name": "a"}}
 """First items of the lists that `full_message` leaves empty."""
 SCALARS = {FieldDescriptor.TYPE_STRING: "7", FieldDescriptor.TYPE_BYTES: b"7"}

@@ -28,7 +28,9 @@ from tests.support.rm_service import eventually
 
 
 class LeasedStore(GatedStore):
-    """Leads until a test makes its leadership unsure, or another process the leader."""
+    """A store that leads until a test makes its leadership unsure, or makes another process the
+    leader.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,7 +118,9 @@ async def test_many_in_doubt_ask_the_database_once() -> None:
 
 @pytest.mark.parametrize("ask", ["a change", "a read"])
 async def test_who_was_replaced_answers_nobody_and_commands_nothing(ask: str) -> None:
-    """As after a stall: the commit was durable just in time, or there was nothing to commit."""
+    """This happens after a stall: the commit became durable just in time, or there was nothing to
+    commit.
+    """
     store = LeasedStore()
     async with started(store) as (runner, heard):
         await register(runner, "job-0")

@@ -266,7 +266,9 @@ async def test_an_outcome_that_the_books_refuse_is_dropped() -> None:
 
 
 async def test_a_stop_while_a_failed_stop_is_being_told_is_another_call() -> None:
-    """The engine learns of the failure and asks again before this side learns that it did."""
+    """The engine receives the failure and makes the next order before the service knows that the
+    engine has received it.
+    """
     async with service(Scripted(stop_outcomes=[ProviderFailed("away")])) as at:
         at.books.refusals = [Unavailable("starting")]
         at.order(STOP)

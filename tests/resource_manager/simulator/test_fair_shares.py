@@ -32,7 +32,7 @@ LOOK_MS = 1_000
 """The interval at which starved requests are checked again."""
 LARGE_MS = 5_000
 FLOOD_WEIGHTS = {"default": 1, "low": 1, "critical": 64}
-"""The weight of the flood beside the large threads' 1, by the flood's group."""
+"""The weight of the flood by its group; the large threads have weight 1."""
 
 
 @settings(max_examples=examples(20), derandomize=True)
@@ -92,8 +92,8 @@ def test_large_threads_are_served_although_small_ones_flood(
     """Small threads take every free core at once, so that two are never free.
 
     The first large thread waits at most for the timeout, and then until the slots of its reserved
-    host have ended. Later ones also wait for those before them, and until their job's share covers
-    what those before them received: nothing is reserved for a job that has had more than its share.
+    host have ended. Later threads also wait for the large threads before them, and until the job
+    has no more than its share: nothing is reserved for a job that has received more than its share.
     """
     fairness = Fairness(usage_measure="cpu", starvation_timeout_ms=STARVATION_TIMEOUT_MS)
     cluster = Cluster(equal_nodes(hosts, cpus=4), EngineSettings(fairness=fairness))

@@ -34,7 +34,7 @@ def test_the_error_is_relative_to_what_was_due_in_the_window() -> None:
     assert comparison.error("b", 0, 50) == pytest.approx(0.5)
     assert comparison.error("a", 0, 50) == pytest.approx(1 / 6)
     assert comparison.error("small", 0, 50) == pytest.approx(0.5)
-    # Over both halves each received its share.
+    # Over both halves together, each flow received its share.
     assert comparison.worst_error(0, 100) == pytest.approx(0)
     assert comparison.error("b", 25, 75) == pytest.approx(0)
 

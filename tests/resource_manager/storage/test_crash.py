@@ -51,7 +51,9 @@ def run_until(url: str, first: int, lines: int) -> tuple[int, int]:
 @pytest.mark.slow
 @pytest.mark.needs("postgresql")
 def test_a_leader_that_froze_writes_nothing_when_it_wakes_up(postgresql_url: str) -> None:
-    """It is stopped during its commits; its lease expires, another leads, then it continues."""
+    """The process is stopped during its commits. Its lease expires, another process leads, and then
+    it continues.
+    """
     process = start(postgresql_url, 0)
     assert process.stdout is not None
     assert process.stdout.readline() == "epoch 1\n"

@@ -190,7 +190,7 @@ def test_a_leader_that_freezes_in_a_transaction_is_broken_off(postgresql_url: st
 
 @on_postgresql
 def test_a_commit_sets_the_guard_against_freezing(postgresql_url: str) -> None:
-    """As seen from inside a transaction of the store."""
+    """The test reads the setting inside a transaction of the store."""
     with open_store(postgresql_url, lease_ms=1000) as store:
         store.lead("first")
         with inside(store)._writing() as connection:

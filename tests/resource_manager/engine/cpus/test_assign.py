@@ -406,7 +406,7 @@ def test_hosts_are_ranked_by_what_they_grant_and_then_by_strategy() -> None:
     assert least == sorted(least, reverse=True)
     assert least[1] >= 500 > least[2]  # there it spans two nodes
     most = [rated(taken, NumaStrategy.MOST_ALLOCATED) for taken in (2, 4, 6)]
-    # with 2 cpus taken twice, the slot fills a node that is half taken
+    # with 2 cpus taken on each node, the slot fills a half-full node
     assert most[0] > most[1] > most[2]
 
 

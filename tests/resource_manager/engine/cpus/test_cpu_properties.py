@@ -229,7 +229,8 @@ def test_a_slot_that_grows_keeps_its_cpus_and_what_is_required(
         if same_nodes and taken.cpus:
             assert layout.nodes_touched(grown.cpus) == layout.nodes_touched(taken.cpus)
     elif not same_nodes:
-        # Claims of others do not matter otherwise: the remaining cpus alone do not suit either.
+        # In all other cases, claims of other slots do not matter: the remaining cpus alone do not
+        # suit either.
         assert wish.bind_required or wish.exclusive_required
         if wish.bind is not SPREAD:
             assert isinstance(take(layout, left, claims, replace(wish, need=more)), Short)

@@ -125,7 +125,9 @@ def test_members_that_differ_are_tried_in_the_order_in_which_they_are_placed() -
 
 
 def test_members_move_on_only_to_hosts_that_suit_them() -> None:
-    """A member that fits anywhere takes the only host of another; the search corrects that."""
+    """A member that fits anywhere first takes the only host of another member; the search corrects
+    this.
+    """
     small = numa_host("host-a", cores=2)
     large = numa_host("host-b")
     cluster = EngineCluster.settled(small, large)
@@ -178,7 +180,9 @@ def test_members_wait_for_want_of_suitable_cpus() -> None:
 
 
 def test_members_that_fit_only_smallest_first_are_placed() -> None:
-    """Largest first, one of 4 cpus joins that of 6 on a host of two nodes with 8 cpus each."""
+    """The host has two nodes with 8 cpus each. If the largest member is placed first, a member of 4
+    cpus does not fit beside the member of 6 cpus on its node.
+    """
     cluster = EngineCluster.settled(numa_host(policy={"alignment": "SingleNUMANode"}))
     gang(cluster, "g", [(6_000, LSR), (4_000, LSR), (4_000, LSR)])
     assert placed(cluster, "g")

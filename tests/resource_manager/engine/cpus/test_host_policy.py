@@ -1,6 +1,7 @@
 """Tests of host policies that administrators set at runtime.
 
-Which are valid, what they change, what survives a restart, and what executors are sent.
+Tests which policies are valid, what they change, what survives a restart, and what executors
+receive.
 """
 
 from __future__ import annotations

@@ -72,7 +72,9 @@ def test_default_slots_prefer_as_well() -> None:
 
 
 def test_of_hosts_that_are_alike_one_may_have_smaller_default_slots() -> None:
-    """The default slot of one host is larger than its nodes; that of an equal host is not."""
+    """The default slot of one host is larger than its nodes; the default slot of an equal host is
+    not.
+    """
     large, small = numa_host("host-a"), numa_host("host-b")
     large.default_profile = ResourceProfile(12_000, 256 * MIB)
     cluster = EngineCluster.settled(large, small)

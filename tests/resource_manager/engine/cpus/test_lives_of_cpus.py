@@ -243,7 +243,7 @@ class Life:
             assert refused.details.get("field") or refused.reason  # noqa: PT017
 
     def nothing_is_given_twice(self) -> None:
-        """The same holds at the executors, whatever they were sent in whatever order."""
+        """The same holds at the executors, in whatever order messages arrived."""
         for executor in self.cluster.executors.values():
             taken = CpuSet()
             for key, slot in executor.slots.items():

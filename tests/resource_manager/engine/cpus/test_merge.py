@@ -83,7 +83,9 @@ def merged(case: dict[str, Any]) -> Merged:
 
 
 def agrees(found: Merged, case: dict[str, Any]) -> bool:
-    """A refusal names no nodes here; no particular nodes are all nodes there."""
+    """In finegrain, a refusal names no nodes; in the recorded cases, "no particular nodes" means
+    all nodes.
+    """
     expected = case["expect"]
     if not (found.admitted and expected["admit"]):
         return found.admitted is expected["admit"]
@@ -130,9 +132,9 @@ def test_an_overlap_that_no_resource_names_is_no_place(case: dict[str, Any]) -> 
 
 def test_which_groups_of_koordinators_vectors_are_looked_at() -> None:
     groups = {name for name, value in KOORDINATOR.items() if isinstance(value, list)}
-    # NUMA-exclusive: there a pod with a NUMA policy keeps whole nodes away from pods that span
-    # several, and the reverse. No request here asks for that: `NUMANodeLevel` keeps away only from
-    # slots that want the same, wherever others span.
+    # NUMA-exclusive: in Koordinator, a pod with a NUMA policy keeps pods that span several nodes
+    # away from its nodes, and the reverse. No request of finegrain asks for this: `NUMANodeLevel`
+    # separates only slots that have this policy, too.
     assert groups == {"merge", "exclusive"}
     left_out = [case["id"] for case in KOORDINATOR["exclusive"]]
     assert left_out == ["kexcl-03", "kexcl-04", "kexcl-08", "kexcl-09"]
@@ -140,8 +142,8 @@ def test_which_groups_of_koordinators_vectors_are_looked_at() -> None:
 
 def test_which_groups_of_the_kubelets_vectors_are_looked_at() -> None:
     groups = {name for name, value in KUBELET.items() if isinstance(value, list)}
-    # The others are steps inside the kubelet's merge: the number of nodes of its best mask that is
-    # not preferred does not affect the order here.
+    # The other groups are steps inside the kubelet's merge: in finegrain, the number of nodes of a
+    # best mask that is not preferred does not affect the order.
     assert groups == {"merge", "compare", "max_of_min", "avg_distance", "closest"}
 
 

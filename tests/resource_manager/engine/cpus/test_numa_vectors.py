@@ -69,7 +69,8 @@ def books_of(
 ) -> CpuLedger:
     """Returns the ledger of a case's host with all its allocations.
 
-    Where a NUMA node has more allocated than the cpus of its pod, the rest is a pod in the pool.
+    If more is allocated on a NUMA node than the cpus of its pod, the remaining amount counts as a
+    pod in the pool.
     """
     node = vectors["nodes"][case["node"]]
     rows = vectors["topologies"][node["topology"]]["cpus"]

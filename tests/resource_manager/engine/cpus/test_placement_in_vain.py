@@ -150,7 +150,9 @@ def test_a_host_that_did_not_suit_is_asked_again_when_it_grew_and_no_sooner(
 
 
 def frontier(scheduling_class: SchedulingClass) -> int:
-    """Of the hosts before this one, in order of name, none is asked again until it grows."""
+    """Returns the first host, in order of name, that may still be asked; a host before it is asked
+    again only after it has grown.
+    """
     return next(
         cursor.frontier
         for tier, cursor in scheduling_class.cursors.items()

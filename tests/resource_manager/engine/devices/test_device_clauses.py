@@ -146,7 +146,7 @@ def test_the_account_is_rebuilt_at_a_start() -> None:
 
 
 def test_an_unhealthy_device_gets_no_new_work_until_it_is_healthy() -> None:
-    """Health that flaps: its slots stay, and each report counts."""
+    """The health changes again and again: slots on the device stay, and each report counts."""
     healthy = made_up(1, nodes=1)
     broken = HostDevices((replace(healthy.devices[0], problem="XID 79"),))
     cluster = EngineCluster.settled(gpu_host(gpus=1, nodes=1))
@@ -211,7 +211,9 @@ def test_an_extended_resource_may_have_a_domain() -> None:
 
 
 def test_more_of_a_resource_with_a_domain_wakes_those_who_wait_for_it() -> None:
-    """Such names were taken for columns of what a host has when empty, which wake no request."""
+    """Earlier, the index took such names for columns of empty hosts, which do not wake any
+    request.
+    """
     name = "extended.example.com/queue"
     columns = CapacityIndex()
     columns.put("host-a", {"cpu_milli": 1, name: 0, f"known/{name}": 4})

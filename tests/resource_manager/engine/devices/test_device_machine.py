@@ -268,7 +268,7 @@ class DeviceMachine(RuleBasedStateMachine):
         shares = self.slots[key]
         if self.absent & {each.uuid for each in shares}:
             return
-        # As if the shares themselves had been requested.
+        # Use a request for exactly these shares.
         profile = ResourceProfile(
             1_000,
             devices=tuple(

@@ -51,7 +51,9 @@ VALIDATION = recorded("koordinator_device_request_validation")
 RETRY, REJECT = "retry", "reject"
 
 PLACED_HERE = {"dalloc-049"}
-"""Refused there, because GPUs are chosen without a look at the NICs that must be near to them."""
+"""Koordinator refuses this case, because it chooses GPUs without regard to the NICs that must be
+near them.
+"""
 
 REASONS = {
     "insufficient:gpu": {DeviceBlocker.DEVICE_NOT_ENOUGH, DeviceBlocker.NO_SUCH_DEVICE},
@@ -296,9 +298,10 @@ def test_hints_give_the_recorded_number_of_devices(case: dict[str, Any]) -> None
             f"device-{each['minor']}",
             each["minor"],
             capacity.get(each["minor"], ()),
-            # Some cases leave out the labels, since upstream does not look at them for a number.
+            # Some cases leave out the labels, because upstream ignores labels if a number is
+            # requested.
             labels=tuple(sorted((each.get("labels") or {"type": "fakeW"}).items())),
-            # A function with every label value that the cases ask for.
+            # This function has every label value that the cases ask for.
             functions=tuple(
                 VirtualFunction(f"{each['minor']}-{value}", (("type", value),))
                 for value in ("fakeC", "fakeG", "vf_cpu")
@@ -332,7 +335,7 @@ def test_equal_devices_come_in_the_order_of_their_minors(case: dict[str, Any]) -
 
 @cases(SCORING["partition_index"])
 def test_the_partitions_of_a_tier_are_those_recorded(case: dict[str, Any]) -> None:
-    """Each partition of the best tier is chosen where it is the only one that is free."""
+    """Each partition of the best tier is chosen if it is the only free one."""
     partitions = tuple(
         Partition(tuple(each["minors"]), each["allocationScore"])
         for of_size in case["table"].values()

@@ -71,7 +71,7 @@ def test_others_have_the_gpus_of_a_parked_slot_until_it_gets_them_again() -> Non
     assert cluster.slot("train").is_parked
     assert gpus_of(cluster, "train") == []
     assert gpus_of(cluster, "serve") == ["GPU-0"]
-    # It waits for the GPU that it had, and says so.
+    # The slot waits for the GPU that it had, and `explain` says so.
     unpark(cluster, "train")
     assert cluster.slot("train").is_parked
     assert why(cluster, "train") == "host-a: other slots have its former share of gpu0"
@@ -153,7 +153,8 @@ def test_while_the_executor_works_on_it_nothing_is_promised_twice() -> None:
     park(cluster, "train")
     assert why(cluster, "train") == "host-a is carrying it out (process 7 still uses the GPU)"
     assert cluster.waiting() == {"serve"}
-    # Asked again and again, over a restart of the resource manager and of the executor as well.
+    # The resource manager repeats the order, also after restarts of the resource manager and the
+    # executor.
     cluster.wait(5_000)
     cluster.settle()
     cluster.restart()

@@ -61,9 +61,9 @@ def test_the_great_majority_is_what_is_asked_for_not_all() -> None:
 
 @pytest.mark.parametrize(("longer", "recommended"), [(5, 100), (6, 400)])
 def test_95_of_100_are_to_keep_to_two_minutes(longer: int, recommended: int) -> None:
-    """Some of 100 threads take eight minutes, the others at most two.
+    """Some of 100 threads take eight minutes, and the others at most two minutes.
 
-    If more than five do, four times as many threads are needed, and the command says so unasked.
+    If more than five threads take eight minutes, the advice is four times as many threads.
     """
     advice = advise(observed(*[100] * (100 - longer), *[480] * longer))
 
@@ -80,7 +80,9 @@ def test_enough_is_enough() -> None:
 
 
 def test_threads_that_have_not_finished_count_as_threads() -> None:
-    """The job has 100 threads: with a third finished it must not look like a job of 33."""
+    """The job has 100 threads: when a third has finished, it must not count as a job of 33
+    threads.
+    """
     advice = advise(observed(*[600] * 30, running=10, waiting=60))
 
     assert advice.threads_recommended == pytest.approx(500, abs=10)
@@ -182,8 +184,8 @@ def test_split_as_advised_the_wanted_part_keeps_to_the_target(
 ) -> None:
     """Whatever the durations, the advice holds if the work is split evenly, as assumed.
 
-    The histogram is accurate to 5 %. Threads that the advice calls long are left out, and so are
-    cases where it says why it cannot help.
+    The histogram is accurate to 5 %. The check leaves out threads that the advice calls long, and
+    cases in which the advice says why it cannot help.
     """
     advice = advise(observed(*seconds), target_ms, quantile)
     wanted = advice.threads_recommended

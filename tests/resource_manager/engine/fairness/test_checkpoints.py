@@ -213,8 +213,8 @@ def test_rows_are_written_a_few_at_a_time_and_only_what_changed(
 class Lives(RuleBasedStateMachine):
     """Random histories with crashes.
 
-    Usage differs by at most one interval of accrual from a run without crashes, plus what a clock
-    that was set back hides.
+    Usage differs by at most one interval of accrual from a run without crashes, plus the usage in a
+    time that a clock hides because it was set back.
     """
 
     half_life_s = inf

@@ -173,7 +173,7 @@ def test_a_job_that_waits_has_to_be_left_before_it_is_removed() -> None:
 
 
 def compare(tree: FlowTree, found: Flow | None, expected: Flow | None) -> None:
-    """Requires the same job, or one equal to it up to rounding where they differ."""
+    """Requires the same job, or a job whose keys are equal up to rounding."""
     assert (found is None) == (expected is None)
     if found is None or expected is None:
         return

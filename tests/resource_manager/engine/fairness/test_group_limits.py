@@ -229,7 +229,7 @@ TestLimited.settings = settings(max_examples=examples(40), stateful_step_count=2
 
 
 class LimitedInSmallSteps(Limited):
-    """The same with decisions that do very little, and block queues one by one."""
+    """The same test with decisions that do very little, and block queues one by one."""
 
     def __init__(self) -> None:
         self.patches = pytest.MonkeyPatch()

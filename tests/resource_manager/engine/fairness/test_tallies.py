@@ -10,7 +10,7 @@ from tests.support.engine_cluster import EngineCluster
 
 
 def test_what_was_received_while_nobody_led_is_kept_when_some_of_it_ends_right_after() -> None:
-    """After the next restart it could not be known how long the slot had existed."""
+    """After the next restart, the manager could not know how long the slot had existed."""
     cluster = EngineCluster.settled(usage_measure="slots", half_life_ms=None)
     cluster.host("host-0")
     cluster.job("one")

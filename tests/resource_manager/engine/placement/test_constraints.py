@@ -92,7 +92,7 @@ def _with_devices(**resources: int) -> RequestSpec:
 def _shares_left(cluster: EngineCluster, host: Host) -> RequestSpec:
     shares = replace(_with_devices(gpu=50), required_labels=())
     cluster.submit(*(replace(shares, allocation_id=f"half-{number}") for number in range(2)))
-    # Sums are free, but no whole GPU.
+    # The sum of free shares is large enough, but no whole GPU is free.
     cluster.release("half-0")
     return _with_devices(gpu=100)
 
@@ -174,8 +174,8 @@ EXAMPLES: dict[str, tuple[str, list[tuple[Violate, tuple[str, ...], str]]]] = {
     ),
     "CpusSuit": ("ever", [(_scattered, ("TOPOLOGY",), "NUMA_UNALIGNED: SingleNUMANode")]),
 }
-"""For each kind of constraint whether it holds of an empty host as well, and hosts that violate it:
-how, the blockers, and a part of the message.
+"""For each kind of constraint: whether it also applies to an empty host, and hosts that violate it.
+Each such host has a function that makes it, the blockers, and a part of the message.
 """
 
 

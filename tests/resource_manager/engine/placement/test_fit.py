@@ -1,7 +1,7 @@
 """Random histories of clusters with several kinds of hosts: the scheduler does what `explain` says.
 
 The scheduling cycle finds hosts by the index, and `explain` by looking at each host. A request is
-placed only on a host of which the verdict is that it fits, and waits only if there is no such host.
+placed only on a host where it fits according to `explain`, and waits only if there is no such host.
 It is infeasible only if every host is too small for it even when empty.
 """
 

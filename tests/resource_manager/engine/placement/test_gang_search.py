@@ -262,7 +262,7 @@ def test_unequal_members_are_placed_whenever_they_fit(
 
 def test_members_that_do_not_fit_largest_first_are_placed() -> None:
     """Two hosts of 10 cpus. Largest first puts 4 and 4 on one host, and 3 and 3 on the other, so
-    that 3 and 3 are left with 2 and 4 cpus. 4 + 3 + 3 on each is the only way.
+    that 3 and 3 are left with 2 and 4 cpus. The only solution is 4 + 3 + 3 on each host.
     """
     cluster = cluster_with([(10, 40, 0, "", False, False)] * 2)
     four, three = (ResourceProfile(cpus * 1_000, 512 * MIB) for cpus in (4, 3))

@@ -182,7 +182,7 @@ def test_what_hosts_have_left_is_known_to_the_ranking_all_through_a_pass(
 @pytest.mark.parametrize("strategy", ["pack", "spread"])
 @settings(max_examples=examples(30))
 @given(described=hosts, wished=wishes)
-# Once, roundings that added up gave the last slot to another host.
+# In an earlier version, the sum of roundings moved the last slot to another host.
 @example(
     described=[
         *[(ONE_POOL, 0, False)] * 7,

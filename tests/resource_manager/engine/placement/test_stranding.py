@@ -30,7 +30,8 @@ def test_a_share_comes_from_the_gpu_with_least_left_of_all_hosts() -> None:
     cluster.place("whole", slot(4, 100))
     assert cluster.place("first", slot(4, 60)) == ("a", [1])
     assert cluster.place("small", slot(4, 30)) == ("a", [1])
-    # Too large for the rest of that GPU. The rest of another one serves the next share.
+    # The request is too large for the free part of that GPU. The free part of another GPU serves
+    # the next share.
     assert cluster.place("second", slot(4, 70)) == ("a", [2])
     assert cluster.place("last", slot(4, 30)) == ("a", [2])
 
@@ -67,7 +68,7 @@ def test_much_cpu_for_a_gpu_comes_from_hosts_that_have_much() -> None:
 
 
 def test_the_rank_never_refuses_what_fits() -> None:
-    """Compute is all given out, and a request for memory alone still fits."""
+    """All compute is allocated, but a request for memory alone still fits."""
     cluster = Placements([node("a", 8, 1)])
     compute = ResourceProfile(1_000, GIB, devices=device_requests({"gpu-core": 100}))
     memory = ResourceProfile(1_000, GIB, devices=device_requests({"gpu-memory-ratio": 40}))

@@ -51,7 +51,7 @@ def test_the_first_item_is_that_of_the_job_that_is_served_next(
             tree.advance(tree.clock.now_ms + 1_000 * number)
             order.refresh()
         elif (first := order.first()) is not None:
-            # What is placed moves its job back, as a cycle does.
+            # A placement moves the job back in the order, as in a cycle.
             tree.place(jobs[first[1]], {"cpu_milli": 100}, 1 + number, 1.0)
             order.discard(first[1])
             del jobs[first[1]]

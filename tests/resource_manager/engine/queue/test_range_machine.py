@@ -374,7 +374,9 @@ class RangesAmongTheRest(BooksStaySound):
 
     @invariant()
     def no_slot_is_carved_twice(self) -> None:
-        """A carved slot of an id and generation is the one that the engine has."""
+        """If an executor has carved a slot with an id and generation, it is the slot that the
+        engine has.
+        """
         for name, executor in self.cluster.executors.items():
             for key in executor.slots:
                 slot = self.state.slots.get(key)

@@ -21,7 +21,7 @@ JOBS = "abcde"
 def test_the_first_lines_are_those_of_who_waits_longest(
     moves: list[tuple[str, int]], most: int
 ) -> None:
-    """Whatever comes and goes between queries; and queries change nothing."""
+    """Requests are added and removed between queries, and queries change nothing."""
     queue = WaitingQueue(fair=False)
     queue.add(keeper := _request(100, "keeper"))
     (shape,) = queue.classes()

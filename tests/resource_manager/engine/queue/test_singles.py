@@ -146,7 +146,7 @@ Attempt = Callable[[State, Placer, NonBatchable], bool]
 
 
 class Line:
-    """A host, a job, and non-batchable items that behave as a test says."""
+    """A host, a job, and non-batchable items whose behavior a test chooses."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
         self.cluster = EngineCluster(host(cpu_milli=1_000, memory_bytes=GIB), **settings)

@@ -63,7 +63,7 @@ def test_while_nothing_changes_nothing_is_planned_anew(plans: list[Any]) -> None
     ask(cluster, *(f"r{number}" for number in range(9)))
     for _ in range(20):
         cluster.wait(1_000)
-    assert len(plans) == 2  # once to ask for one, once with that one pending
+    assert len(plans) == 2  # before and after the request for an executor
     ask(cluster, "one-more")
     for _ in range(20):
         cluster.wait(1_000)
@@ -396,7 +396,7 @@ def test_the_maximum_holds_for_executors_that_come_during_a_pass(small_slices: N
 
 
 def test_every_step_of_a_pass_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many requests of how many sizes are queued."""
+    """Each step is short for any number of queued requests and sizes."""
     steps: list[int] = []
 
     def advance(pass_: Steps[None], work: int) -> bool:

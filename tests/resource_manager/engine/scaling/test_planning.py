@@ -53,7 +53,9 @@ def asked(plan: Plan) -> list[tuple[int, Counts]]:
 
 
 def test_one_large_executor_is_cheaper_than_four_small_ones() -> None:
-    """By served cpus per cost the small one is better: 2 for 1, against 7 for 3."""
+    """Measured by served cpus per cost, the small executor would be better: 2 cpus for 1, compared
+    with 7 cpus for 3.
+    """
     shapes = [supply(2, cost=1), supply(8, cost=3)]
     assert asked(make_plan(Backlog([wish(1)], [(0, 7)], shapes))) == [(1, {0: 7})]
 
@@ -132,7 +134,7 @@ def test_where_limits_bind_whoever_waits_longest_is_planned() -> None:
 
 
 def test_executors_that_are_alike_share_what_is_needed_there() -> None:
-    """A separate list per executor would be as long as the backlog, a thousand times."""
+    """Otherwise each of a thousand executors would have a separate list as long as the backlog."""
     alike = [capacity(4, zone="b"), capacity(8, zone="b")]
     other = capacity(4, zone="a")
     space = Space([wish(1, zone="a"), DEFAULT], [*alike, other])

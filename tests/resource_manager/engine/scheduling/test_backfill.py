@@ -122,7 +122,7 @@ def test_the_latest_durations_of_a_job_and_class_give_the_estimate() -> None:
     estimates.append(recent.expected_ms)
     for _ in range(KEPT):
         recent.add(7)
-    assert [*estimates, recent.expected_ms] == [None, 8, 7]  # 8: the ninth of ten
+    assert [*estimates, recent.expected_ms] == [None, 8, 7]  # 8 is the ninth of ten durations
 
 
 def test_an_estimate_lets_threads_of_a_batch_backfill() -> None:

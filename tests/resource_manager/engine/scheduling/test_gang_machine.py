@@ -192,7 +192,7 @@ def standing(state: State, now: Instant) -> dict[str, Any]:
 
 
 class GangsStayWholeSpread(GangsStayWhole):
-    """The same with the other strategy, and decisions that end after each unsuccessful try."""
+    """The same test with the other strategy, and decisions that end after each unsuccessful try."""
 
     strategy = "spread"
     classes_tried_max = 1

@@ -233,7 +233,7 @@ def test_a_gang_that_is_declined_before_it_was_granted_is_placed_anew() -> None:
 
 
 def test_a_gang_is_tried_when_an_older_slot_of_it_is_gone_though_nothing_grew() -> None:
-    """Another slot took the returned capacity; there was enough beside it all the time."""
+    """Another slot took the returned capacity, but enough other capacity was free all the time."""
     cluster = cluster_of()
     executor = cluster.executors["host-00"]
     executor.frees_slowly = True
@@ -385,7 +385,9 @@ def test_as_many_are_called_placeable_as_could_be_placed(
 
 
 def test_a_gang_whose_search_is_given_up_waits_and_is_told_that_it_may_fit() -> None:
-    """Each host takes two of the members, and no sum of amounts tells that 20 do not fit."""
+    """Each host has room for two members, but no sum of amounts shows that 20 members do not
+    fit.
+    """
     cluster = EngineCluster(
         *(host(f"host-{number}", 10_000, 64 * GIB) for number in range(8)), gang_members_max=20
     )

@@ -60,7 +60,7 @@ class NothingIsHeldForNobody(GangsStayWhole):
         named = self.state.requests[asked[2]]
         if not outcome.reason:
             assert (named.state, named.reason) == ("RELEASED", "REUSED")
-            # A granted reuse, when repeated, changes nothing, whatever became of the slot.
+            # A repeated call for a granted reuse changes nothing, whatever happened to the slot.
             after = {key for key, slot in self.state.slots.items() if slot.state == "ALLOCATED"}
             assert running <= after
         before = self.answers.setdefault(asked, outcome.reason)
@@ -69,7 +69,9 @@ class NothingIsHeldForNobody(GangsStayWhole):
 
     @invariant()
     def what_came_since_takes_nothing_of_what_is_held(self) -> None:
-        """Once all slots from before a reservation have ended, all that it reserves is free."""
+        """When all slots that are older than a reservation have ended, all reserved capacity is
+        free.
+        """
         for host in self.state.hosts.values():
             if host.reserved is None or host.shrunk:
                 continue
@@ -79,7 +81,7 @@ class NothingIsHeldForNobody(GangsStayWhole):
 
 
 class NothingIsHeldForNobodySpread(NothingIsHeldForNobody):
-    """The same with the other strategy, and decisions that end after each unsuccessful try."""
+    """The same test with the other strategy, and decisions that end after each unsuccessful try."""
 
     strategy = "spread"
     classes_tried_max = 1

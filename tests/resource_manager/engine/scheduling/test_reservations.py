@@ -31,7 +31,7 @@ ENDS_EVERY_S = 2
 class Flood:
     """An endless supply of small slots: whenever one ends, another one waits already.
 
-    One ends at a time, the oldest first, so that no host ever becomes empty.
+    Only one slot ends at a time, the oldest first, so that no host ever becomes empty.
     """
 
     def __init__(
@@ -91,7 +91,8 @@ def test_with_one_it_is_placed_when_what_ran_on_its_host_has_ended() -> None:
     assert len(there) in (3, 4)
     flood.go_on(lambda: cluster.where("big"))
     assert cluster.where("big") == host
-    # No slot was placed there in the meantime, and only those that were there had to end.
+    # No slot was placed there in the meantime, and only the slots that were already there had to
+    # end.
     assert set(cluster.running(host)) == {"big"}
     assert {cluster.state_of(name) for name in there} == {"RELEASED"}
     assert not cluster.state.reservations
@@ -135,7 +136,9 @@ def test_as_many_as_may_be_hold_something_the_longest_waiting_first() -> None:
 
 
 def test_all_but_the_longest_waiting_hold_no_more_than_their_part() -> None:
-    """A quarter of 16 cores: one of the requests for 3 or 4 beside the first one, of any size."""
+    """The limit is a quarter of 16 cores. So one request for 3 or 4 cores gets a reservation beside
+    the first request, which may have any size.
+    """
     cluster = EngineCluster.settled(
         starvation_timeout_ms=1_000 * STARVING_S, reserved_part_max=0.25
     )
@@ -534,7 +537,9 @@ def test_who_has_all_that_he_asked_for_makes_nobody_look_well_served() -> None:
 
 
 def test_an_empty_host_that_is_held_is_not_given_back_as_idle() -> None:
-    """For a gang with spread placement, one host is empty long before the other."""
+    """A gang with spread placement waits for two hosts, and one of them is empty long before the
+    other.
+    """
     shape = ExecutorShape(
         "four", "test", {"cpu_milli": 4_000, "memory_bytes": 64 * GIB}, ResourceProfile(1_000, GIB)
     )

@@ -40,9 +40,9 @@ def test_growth_that_no_state_contains_yet_is_taken_off_what_the_executor_said_i
     cluster.report(executor)
     assert cluster.free_cpu() == 2_000
     cluster.resize("r", size(2_500, 256))
-    assert cluster.free_cpu() == 500  # not what the engine's bookings alone would leave
+    assert cluster.free_cpu() == 500  # less than without this resize
     held = cluster.report_of(executor)
-    cluster.report(executor, held)  # it left before the command arrived
+    cluster.report(executor, held)  # the report was sent before the command arrived
     assert cluster.free_cpu() == 500
     cluster.deliver_all()
     assert cluster.free_cpu() == 500

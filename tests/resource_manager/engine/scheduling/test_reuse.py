@@ -89,7 +89,7 @@ def test_requests_that_are_not_accepted_reuse_nothing() -> None:
 
 
 def test_two_jobs_of_one_group_take_turns() -> None:
-    """Each may keep slots up to its share, and not one more."""
+    """Each job may keep slots up to its share, and not one more."""
     cluster = EngineCluster.settled()
     cluster.host("host-0")
     cluster.job("first", "second")
@@ -175,7 +175,7 @@ def test_the_same_call_gets_the_same_answer_also_after_a_restart() -> None:
 
 
 def test_a_slot_is_agreed_to_once_it_is_asked_for_something_else() -> None:
-    """A late old call does not take the slot from the request that it serves now."""
+    """If an older call arrives late, the slot still serves its present request."""
     cluster = alone()
     assert outcome(cluster, "r0", "r4") == ""
     assert outcome(cluster, "r0", "r5") == ""
