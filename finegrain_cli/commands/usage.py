@@ -1,4 +1,4 @@
-"""Implements `finegrain usage`, which shows the measured use of an executor's host or of a slot."""
+"""Implements `finegrain usage`: what a host or a slot really uses, and what a group has."""
 
 from __future__ import annotations
 
@@ -40,6 +40,12 @@ SLOT_SAMPLES = (
     Column("cpu", SAMPLES[1].text, right=True),
     Column("memory", SAMPLES[2].text, right=True),
 )
+GROUP_SAMPLES = (
+    *SLOT_SAMPLES,
+    Column("share", lambda row: f"{row['share_now']:.1%}", right=True),
+    Column("entitled", lambda row: f"{row['share_entitled']:.1%}", right=True),
+    Column("waiting", lambda row: str(row["waiting"]), right=True),
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -65,6 +71,14 @@ def usage(
             autocompletion=completing.slots,
         ),
     ] = "",
+    group: Annotated[
+        str,
+        typer.Option(
+            metavar="GROUP",
+            help="Show what a group has instead.",
+            autocompletion=completing.groups,
+        ),
+    ] = "",
     output: OutputOption = OutputFormat.TABLE,
     manager: ManagerOption = "",
     credentials: CredentialsOption = "",
@@ -72,28 +86,34 @@ def usage(
 ) -> None:
     """Show what a host or a slot really uses, now and in the last hour.
 
-    Allocated amounts are promises; this command shows measurements. `-o wide` lists the samples of
-    the last hour.
+    Allocated amounts are promises; this command shows measurements. For a group, it shows allocated
+    amounts and shares. `-o wide` lists the samples of the last hour.
 
     \b
     Examples:
       finegrain usage web-1
       finegrain usage web-1 -o wide
       finegrain usage --slot last
+      finegrain usage --group research
     """
-    if bool(executor) == bool(slot):
-        raise InvalidArgument("EXECUTOR", executor, "an executor, or else --slot SLOT")
+    if [bool(executor), bool(slot), bool(group)].count(True) != 1:
+        allowed = "an executor, or else --slot SLOT or --group GROUP"
+        raise InvalidArgument("EXECUTOR", executor, allowed)
     enter_command(output, manager, credentials, config)
     with open_cluster() as cluster:
         if slot:
             slot_id = full_allocation_id(cluster, slot)
             history = cluster.usage(allocation_id=slot_id).to_dict()
-            data = {"allocation_id": slot_id, "now": None, **history}
+            data = {"allocation_id": slot_id, "group": "", "now": None, **history}
             text = _of_slot(slot_id, history, output)
+        elif group:
+            history = cluster.usage(group=group).to_dict()
+            data = {"allocation_id": "", "group": group, "now": None, **history}
+            text = _of_group(group, history["samples"], output)
         else:
             history = cluster.usage(executor_id=executor).to_dict()
             now = cluster.executor(executor).to_dict()
-            data = {"allocation_id": "", "now": now["used"], **history}
+            data = {"allocation_id": "", "group": "", "now": now["used"], **history}
             text = _of_executor(now, history["samples"], output)
     print_object("Usage", data, output, text)
 
@@ -148,12 +168,26 @@ def _of_slot(slot_id: str, history: Row, output: OutputFormat) -> str:
     return _text(facts, samples, SLOT_SAMPLES, "cpu_milli", output)
 
 
+def _of_group(group: str, samples: Sequence[Row], output: OutputFormat) -> str:
+    facts = {"group": group}
+    if samples:
+        last = samples[-1]
+        facts["cpu"] = f"{format_cpu(last['cpu_milli'])} allocated"
+        facts["memory"] = f"{format_bytes(last['memory_bytes'])} allocated"
+        share, entitled = last["share_now"], last["share_entitled"]
+        facts["share"] = f"{share:.1%} of all use, entitled to {entitled:.1%}"
+        facts["waiting"] = str(last["waiting"])
+    missing = "no samples; a group with slots or requests has one each minute"
+    return _text(facts, samples, GROUP_SAMPLES, "cpu_milli", output, missing)
+
+
 def _text(
     facts: Mapping[str, str],
     samples: Sequence[Row],
     shown: Sequence[Column],
     key: str,
     output: OutputFormat,
+    missing: str = "no samples yet; an executor reports every few seconds",
 ) -> str:
     """Returns the facts, one on each line. The samples follow: as a table, or as bars that show the
     value `key`.
@@ -162,7 +196,7 @@ def _text(
     steps = (round(each[key] / (highest or 1) * (len(BARS) - 1)) for each in samples)
     bars = "".join(BARS[step] for step in steps)[-BARS_MAX:]
     if not samples:
-        facts = {**facts, "last hour": "no samples yet; an executor reports every few seconds"}
+        facts = {**facts, "last hour": missing}
     elif output is not OutputFormat.WIDE:
         facts = {**facts, "last hour": f"{bars}  highest {format_cpu(highest)} cpu"}
     lines = [f"{name:<12}{fact}" for name, fact in facts.items()]

@@ -21,6 +21,7 @@ WITH_A_CLUSTER = (
     "groups",
     "users",
     "devices",
+    "usage",
 )
 
 

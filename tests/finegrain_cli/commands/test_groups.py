@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 
 from finegrain_cli.text.groups import limits_text, used_text
 from finegrain_client.types.groups import Groups
+from finegrain_client.types.status import UsageHistory, UsageSample
 from tests.support.cli import GROUPS, JOB, FakeCluster, Finegrain
 
 
@@ -27,6 +29,34 @@ def test_the_tree_shows_shares_backlog_and_limits(
     assert default.endswith("  all")
     assert legend == "usage: shares of the cluster x seconds; past usage counts half after 15m00s"
     assert "Priority 10 (Default)" in finegrain("groups", "-o", "wide").stdout
+
+
+def test_a_group_shows_what_it_had_in_the_last_hour(
+    finegrain: Finegrain, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    time = datetime(2026, 11, 28, 12, 0, tzinfo=UTC)
+    sample = UsageSample(time, 1500, 2**30, 0, 0, share_now=0.25, share_entitled=0.5, waiting=3)
+    asked: list[str] = []
+
+    def usage(*, group: str) -> UsageHistory:
+        asked.append(group)
+        return UsageHistory("", (sample,) if group == "nightly" else ())
+
+    monkeypatch.setattr(cluster, "usage", usage, raising=False)
+    text = finegrain("usage", "--group", "nightly").stdout
+    assert "cpu         1.5 allocated" in text
+    assert "25.0% of all use, entitled to 50.0%" in text
+    wide = finegrain("usage", "--group", "nightly", "-o", "wide").stdout.splitlines()
+    assert wide[-1].split() == ["12:00:00", "1.5", "1Gi", "25.0%", "50.0%", "3"]
+    empty = finegrain("usage", "--group", "default").stdout
+    assert "a group with slots or requests has one each minute" in empty
+    shown = json.loads(finegrain("usage", "--group", "nightly", "-o", "json").stdout)
+    assert (shown["kind"], shown["group"], shown["samples"][0]["waiting"]) == (
+        "Usage",
+        "nightly",
+        3,
+    )
+    assert asked == ["nightly", "nightly", "default", "nightly"]
 
 
 def test_jobs_stand_below_their_group(finegrain: Finegrain, cluster: FakeCluster) -> None:
