@@ -202,7 +202,9 @@ class World:
 
     # The runner's view.
 
-    def job(self, name: str, *, group: str, lease_s: float, priority: int) -> WorldJobHandle:
+    def job(
+        self, name: str, *, group: str, lease_s: float, after: object, priority: int
+    ) -> WorldJobHandle:
         number = next(self._ids)
         return WorldJobHandle(self, WorldJob(f"job-{number}"), new=True)
 
