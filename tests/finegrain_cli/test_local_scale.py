@@ -115,7 +115,7 @@ def test_what_lies_beside_a_cluster_is_not_left_behind_by_it(tmp_path: Path) -> 
 
 def test_what_one_that_was_killed_left_is_waited_for(state_dir: Path) -> None:
     lock = take_lock(state_dir)
-    (state_dir / "up.lock").write_text("4194999\n")  # it is gone, and its sweeper is at work
+    (state_dir / "up.lock").write_text("4194999\n")  # it has ended, and its sweeper works
     sweeper = subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=(lock,))
     os.close(lock)
     with pytest.raises(ConfigurationError, match="wait until it has ended, or name another one"):

@@ -32,7 +32,7 @@ ignores_limits N                limits of memory are accepted and not kept
 error CALL N|-1 CODE            the call fails, for GPU N or for all; CALL *: all calls
 hang CALL SECONDS               the call takes as long
 """
-"""Lines of a profile; others end the process."""
+"""The allowed lines of a profile; any other line ends the process."""
 
 _SOURCE: Final = Path(__file__).with_name("driver.c")
 _PROGRAM: Final = """

@@ -105,7 +105,7 @@ async def test_uses_by_strangers_and_slots(host: GpuHost, rm: ScriptedRM, strang
     [of_slot] = measured().slots
     assert (of_slot.allocation_id, of_slot.memory_bytes) == ("slot", 1500 * MIB)
     assert (measured().memory_bytes, measured().busy_percent) == (1600 * MIB, 55)
-    # Both come back by themselves.
+    # Both conditions end without an action of an administrator.
     host.plays(A + B)
     await host.reports_nothing("GPU-a")
 

@@ -1,4 +1,5 @@
-"""Tests of cpus that go offline or that a kubelet takes: capacity follows, slots are named."""
+"""Tests of cpus that go offline or that a kubelet takes: the capacity changes, and an event names
+the slots."""
 
 from __future__ import annotations
 
@@ -136,7 +137,7 @@ def test_what_a_host_refused_is_asked_for_again_when_its_cpus_are_others() -> No
     cluster.submit("pinned", cpu_milli=4_000, policy=LSR, allow_pending=True)
     assert cluster.state_of("pinned") == "PENDING"
     cluster.executors["host-a"].broken.clear()
-    cluster.report_cpus("host-a", offline_cpus="0")  # which it did not report when it refused
+    cluster.report_cpus("host-a", offline_cpus="0")  # it did not report this at the refusal
     cluster.settle()
     assert cluster.state_of("pinned") == "GRANTED"
     assert 0 not in cluster.assignment("pinned").cpus

@@ -169,8 +169,8 @@ def waits(flow: Flow) -> bool:
 def ahead(flow: Flow, other: Flow) -> bool:
     """Returns whether a flow is ahead of a waiting sibling by more than its last run.
 
-    The last run is one slot, or a fraction of what the flow has. Both are compared by running slots
-    per weight.
+    The last run is one slot, or a fraction of what the flow has. The two flows are compared by
+    their running slots, divided by weight.
     """
     run = max(1, flow.running // RUN_PART)
     return (flow.running - run) / flow.weight > other.running / other.weight + 1e-9

@@ -1,4 +1,5 @@
-"""Tests of sums against limits: what fits, what blocks, and what a plan may count on."""
+"""Tests of sums and limits: which requests fit, which limit blocks a request, and the capacity that
+a plan may use."""
 
 from __future__ import annotations
 
@@ -153,7 +154,7 @@ def test_whatever_is_admitted_is_within_every_limit_and_one_more_is_not(
                 group.used[name] = before + planned * amount
                 limit = group.maximum.get(name)
                 assert limit is None or group.used[name] <= max(limit, before)
-        ledger = QuotaLedger()  # what was planned is booked by now
+        ledger = QuotaLedger()  # the planned amounts are booked now
         if planned < count:
             assert quota_block(chain, need) is not None
             assert not room(chain, total_need([(need, 1)]), 1)
