@@ -329,8 +329,8 @@ class Live:
                 found[name] = (await self._call(_ONE, wanted)).executor
             except NotFound:
                 found[name] = None
-        # No stream runs between the new number and the last change with this number. Otherwise a
-        # stream would send the number too early, and miss the other changes.
+        # No stream is served between the new number and the last change with this number. Otherwise
+        # a stream would send the number too early, and miss the other changes.
         self._begin_change()
         self._keep_cluster(cluster)
         for name, executor in found.items():

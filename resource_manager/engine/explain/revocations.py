@@ -32,7 +32,9 @@ def revoked_text(hosts: Hosts, slot: Slot) -> str:
 
 
 def revocable_text(state: State, request: Request) -> str:
-    """Names the slots with whose capacity a pending request would fit, if revocation is off."""
+    """If revocation is off, names the revocable slots whose capacity a pending request would
+    need.
+    """
     spec = request.spec
     if state.settings.revocation or spec.revocable or spec.gang_id:
         return ""

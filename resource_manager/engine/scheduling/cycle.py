@@ -115,7 +115,7 @@ def decide(state: State) -> None:
     # Do this after the placements in order: it uses the capacity that they have left.
     if state.reservations.by_number:
         Backfill(state).fill()
-    # Do this after all placements: what fits without a revocation needs none.
+    # Do this after all placements, because requests that fit need no revocation.
     if state.settings.revocation:
         Revocation(state).run()
         # Owners of reservations may have been placed. The next cycle uses their capacity.

@@ -52,7 +52,7 @@ def dispatch(state: State) -> None:
 def _send_next(state: State, host: Host) -> None:
     most = state.settings.command_items_max
     executor = host.executor
-    # The executor needs the capacity of revoked slots to carve the slots that come in their place.
+    # The executor needs the capacity of the revoked slots to carve the slots that replace them.
     ready = host.to_allocate if not host.revoked else ()
     if host.to_free and host.frees_paused_until_ms <= state.journal.now_ms:
         keys = tuple(islice(host.to_free, most))

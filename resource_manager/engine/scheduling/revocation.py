@@ -1,21 +1,21 @@
 """Takes revocable slots back for requests that fit on no executor.
 
-A request may ask for a *revocable* slot. Such a slot books like any other. If a request or gang
-that is not revocable fits on no host, the engine looks for the least costly set of revocable
-slots with whose capacity it fits: the fewest slots, and of equal numbers the slots that have
-received the least service. These slots are *revoked*: their requests return to their places in
-the queue, and their tasks get a signal and a grace time. The request is placed in the same step,
-so no other request gets the capacity. Its slot is ordered when the revoked slots have ended.
-Until then, no other slot is ordered on the host.
+A request may ask for a *revocable* slot. Such a slot is booked like any other slot. If a request or
+gang that is not revocable fits on no host, the engine looks for the least costly set of revocable
+slots whose capacity is sufficient: the set with the fewest slots, and of these sets the one with
+the least service. These slots are *revoked*: their requests return to their places in the queue,
+and their tasks get a signal and a grace time. The request is placed in the same step, so no other
+request gets the capacity. Its slot is ordered when the revoked slots have ended. Until then, no
+other slot is ordered on the host.
 
-Slots that are not revocable are never taken, and no slot is taken for the sake of fairness: what
-is free, or becomes free by itself, is used first.
+Slots that are not revocable are never taken, and no slot is taken because of fairness. Capacity
+that is free, or that becomes free without a revocation, is used first.
 
 Example: a host has 8 cpus, three revocable slots of 2 cpus and another slot of 2 cpus. A request
 for 4 cpus arrives. The two revocable slots that were placed last are revoked for it.
 
-One revocation per request is in flight, because a placed request does not wait any more. If the
-request ends before its executor has the order to free a revoked slot, the slot stays.
+A request has at most one revocation in flight, because a placed request does not wait any more. If
+the request ends before its executor has the order to free a revoked slot, the slot stays.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ HOSTS_MAX = 512
 """At most this many hosts with revocable slots are compared for one request."""
 
 SETS_MAX = 256
-"""At most this many sets of slots are compared on one host. Then the search ends with a set from
-which no slot can be left out.
+"""At most this many sets of slots are compared on one host. Then the search ends with a set in
+which every slot is necessary.
 """
 
 Found = tuple[Host, tuple[Slot, ...]]
@@ -96,8 +96,8 @@ class Revocation:
         state.hosts.refresh(state.queue)
 
     def least_set(self, request: Request) -> Found | None:
-        """Returns the least costly set of revocable slots with whose capacity a request fits; None:
-        there is none, or the request fits without.
+        """Returns the least costly set of revocable slots whose capacity is sufficient for a
+        request; None: there is none, or the request fits without a revocation.
         """
         scheduling_class = self._state.queue.class_of(request.spec)
         return self._least(scheduling_class, request, self._hosts())
@@ -211,7 +211,7 @@ class Revocation:
         if compared <= SETS_MAX:
             return None
         kept = list(candidates)
-        for slot in reversed(candidates):  # spare the slots that have received most
+        for slot in reversed(candidates):  # keep the slots with the most service
             without = [each for each in kept if each is not slot]
             if without and suffices(without):
                 kept = without
@@ -251,7 +251,8 @@ class Revocation:
         if found is not None:
             used = {share.host_id for share in found}
             trial.spare([slot for slot in candidates if slot.executor_id not in used])
-            # Spare each slot without which the gang fits, too: first those with most service.
+            # Keep each slot that the gang does not need; check the slots with the most service
+            # first.
             for slot in list(trial.taken.values())[:SETS_MAX]:
                 trial.spare([slot])
                 again = seek(state.hosts, where, requests)
@@ -278,7 +279,9 @@ class Revocation:
 
 
 class _Trial:
-    """Takes slots out of the ledgers of their hosts, to see what would fit without them."""
+    """Takes slots out of the ledgers of their hosts, to find out what would fit without these
+    slots.
+    """
 
     def __init__(self, hosts: Hosts) -> None:
         self._hosts = hosts

@@ -1,5 +1,6 @@
 """Tests of cpus that go offline or that a kubelet takes: the capacity changes, and an event names
-the slots."""
+the slots.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """Tests of sums and limits: which requests fit, which limit blocks a request, and the capacity that
-a plan may use."""
+a plan may use.
+"""
 
 from __future__ import annotations
 
