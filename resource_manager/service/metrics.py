@@ -193,6 +193,11 @@ class ResourceManagerMetrics:
             "Free CPU cores that are idle because they are reserved for starved requests.",
             registry=registry,
         )
+        self.revoked_slots = Gauge(
+            "finegrain_rm_slots_being_revoked",
+            "Revocable slots that are ending for other requests.",
+            registry=registry,
+        )
         self.jobs = Gauge("finegrain_rm_jobs", "Jobs that have not ended.", registry=registry)
         self.executors = Gauge(
             "finegrain_rm_executors", "Executors by state.", ("state",), registry=registry

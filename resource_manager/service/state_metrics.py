@@ -153,6 +153,7 @@ def _observe_reservations(metrics: ResourceManagerMetrics, state: State, at: Ins
     metrics.reservations.set(len(reservations))
     metrics.oldest_reservation.set(max(0, at.time_ms - oldest_ms) / 1_000)
     metrics.reserved_executors.set(len(reservations.on_host))
+    metrics.revoked_slots.set(sum(len(host.revoked) for host in state.hosts.values()))
     held = [state.hosts[name] for name in reservations.on_host if name in state.hosts]
     # Capacity that is free but not spare is reserved.
     idle_milli = sum(

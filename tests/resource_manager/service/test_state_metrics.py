@@ -85,3 +85,21 @@ def test_devices_are_shown_in_sum_and_one_by_one() -> None:
     }
     assert any("finegrain_device_info{" in line and 'model="H100"' in line for line in shown)
     assert not [line for line in shown if 'resource="device' in line]
+
+
+def revoked(cluster: EngineCluster) -> float | None:
+    metrics = ResourceManagerMetrics("0")
+    at_once(observe_cluster(metrics, cluster.state, lambda: cluster.at))
+    return metrics.registry.get_sample_value("finegrain_rm_slots_being_revoked")
+
+
+def test_slots_that_are_being_revoked_are_counted() -> None:
+    cluster = EngineCluster(revocation=True)
+    cluster.host("host-a", cpu_milli=4_000)
+    profile = ResourceProfile(4_000, 64 * MIB)
+    cluster.submit(RequestSpec("old", profile, revocable=True))
+    cluster.settle()
+    cluster.submit(RequestSpec("new", profile))
+    assert revoked(cluster) == 1
+    cluster.settle()
+    assert revoked(cluster) == 0
