@@ -73,7 +73,7 @@ def migrate(
     """
     enter_command(output, manager, credentials, config)
     if dry_run and finish:
-        raise InvalidArgument("--dry-run", "--finish", "one of the two")
+        raise InvalidArgument("--dry-run", "given with --finish", "only one of the two")
     with open_cluster() as cluster:
         missing = [
             each.executor_id
@@ -98,8 +98,8 @@ def _finish(
     jobs = [each.job_id for each in cluster.jobs() if not each.owner]
     if missing or jobs:
         confirm(
-            f"{len(missing)} executors are forgotten ({', '.join(missing) or 'none'}), and"
-            f" {len(jobs)} jobs without an owner end, with their tasks",
+            f"this forgets {len(missing)} executors ({', '.join(missing) or 'none'}), and ends"
+            f" {len(jobs)} jobs without an owner, with their tasks",
             yes=yes,
         )
     for executor_id in missing:
