@@ -116,10 +116,10 @@ def decide(state: State) -> None:
     if state.reservations.by_number:
         Backfill(state).fill()
     # Do this after all placements, because requests that fit need no revocation.
-    if state.settings.revocation:
-        Revocation(state).run()
-        # Owners of reservations may have been placed. The next cycle uses their capacity.
+    if state.settings.revocation and Revocation(state).run():
+        # Owners of reservations may have been placed, and slots may have been larger than needed.
         end_served(state)
+        place_waiting(state)
     # Do this after all placements, because executors are requested only for requests that fit on no
     # host.
     if state.settings.provisioning.shapes or state.provisions:

@@ -74,13 +74,17 @@ class Revocation:
         self._now_ms = state.journal.now_ms
         self._ending: list[HostView] | None = None
 
-    def run(self) -> None:
-        """Revokes slots for the waiters that are first in order and fit on no host."""
+    def run(self) -> bool:
+        """Revokes slots for the waiters that are first in order and fit on no host.
+
+        Returns:
+            True if other requests may have room now.
+        """
         state, retry = self._state, self._state.revocation_retries
         hosts = self._hosts()
         if not hosts or not state.queue.starvation:
             retry.clear()
-            return
+            return False
         for waiter in [each for each, at_ms in retry.items() if at_ms <= self._now_ms]:
             del retry[waiter]
         state.hosts.refresh(state.queue)
@@ -94,6 +98,7 @@ class Revocation:
             if not self._serve(waiter, hosts):
                 retry[waiter] = self._now_ms + RETRY_MS
         state.hosts.refresh(state.queue)
+        return True
 
     def least_set(self, request: Request) -> Found | None:
         """Returns the least costly set of revocable slots whose capacity is sufficient for a
