@@ -18,6 +18,7 @@ from tests.simulation.job_master import EARLY, PRIORITIES, REVOCABLE
 from tests.simulation.shrink import shrink
 from tests.simulation.world import (
     ALL_WISHES,
+    USERS,
     WITH_CPUS,
     WITH_DEVICE_SHARES,
     WITH_DEVICES,
@@ -55,7 +56,9 @@ def main() -> int:
     begun = time.process_time()
     for seed in range(options.first, options.first + options.seeds):
         try:
-            plan = Plan(seed, hosts=options.hosts, wishes=_wishes(seed))
+            wishes = _wishes(seed)
+            # The limits of users may refuse most of the jobs.
+            plan = Plan(seed, hosts=options.hosts, wishes=wishes, demands_work=USERS not in wishes)
             results.append(World(plan).run())
         except Failed as error:
             failed.append(seed)
