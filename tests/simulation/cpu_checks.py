@@ -44,6 +44,10 @@ class CpuChecks:
             yield from _neighbors(state, host)
             held = EMPTY
             for key, slot in host.slots.items():
+                # The cpus of a slot that is being revoked are already booked for another slot,
+                # which the executor gets only later; the check of the kernel's cpus sees both.
+                if slot.revoked_for:
+                    continue
                 mine = slot.assignment.cpus if slot.assignment else EMPTY
                 if slot.ordered is not None and slot.ordered.assignment is not None:
                     mine |= slot.ordered.assignment.cpus
