@@ -1,9 +1,9 @@
 """The command provider: starts and stops executors with commands that the administrator configures.
 
 This module fills the administrator's templates, runs them and interprets their exit status. Before
-a command runs, a note on disk names its process, and says how to stop the executor. So a resource
-manager that starts after a crash can stop the process and the executor. This works even if the
-shape is not configured any more.
+a command runs, this module writes a record to disk, which the code calls a note. The note names the
+process of the command, and says how to stop the executor. So a resource manager that starts after a
+crash can stop the process and the executor, even if the shape is not configured any more.
 
     <directory>/notes/ID.json      the executor's shape and handle, and how to stop it
     <directory>/output/ID.start    the start command, its exit status and output; also .stop and
@@ -110,8 +110,8 @@ class CommandProvider:
         self._context = context
         self.directory = (settings.directory or context.state_dir / FOLDER).absolute()
         self._hanging: dict[str, Process] = {}  # status commands that could not be killed
-        # There is one thread for each command that may run at the same time. More commands wait for
-        # a thread.
+        # The number of threads is the number of commands that can run at the same time. Further
+        # commands wait for a thread.
         self._runs = ThreadPoolExecutor(settings.run_at_once_max, thread_name_prefix="command")
         self._status_threads = ThreadPoolExecutor(
             CHECKS_AT_ONCE_MAX, thread_name_prefix="command-status"
@@ -166,18 +166,19 @@ class CommandProvider:
         if own is None:
             raise ProviderFailed(f"shape {shape} is no longer configured")
         settings: CommandShape = own.settings
-        # The executor may already run, so it is stopped first. Then exactly one executor of this id
-        # runs afterwards.
+        # An executor with this id possibly runs already. It is stopped first, so that exactly one
+        # executor with this id runs afterwards.
         if again or self.owns(executor_id):
             self._stop(executor_id, shape, "", cancellation)
         note = self._fresh_note(executor_id, own)
         words = fill(settings.start, note.values)
         outcome = self._run(executor_id, "start", words, note, cancellation)
-        # A killed command may also exit with 0.
+        # A command that was killed can also exit with 0.
         if outcome.exit_code != 0 or outcome.ended_because:
             raise _failed("start", executor_id, outcome)
         note.handle = _handle(settings, executor_id, outcome)
-        # Write the note before the check below, because `stop` follows a failure and uses the note.
+        # Write the note before the check below: the resource manager calls `stop` after a failure,
+        # and `stop` uses the note.
         self._write_note(executor_id, note)
         if not note.handle:
             raise ProviderFailed(
@@ -196,7 +197,8 @@ class CommandProvider:
             fresh = self._fresh_note(executor_id, own)
             known = note.handle if note else ""
             running = note.running if note else None
-            # Only the old note has the executor's handle and a command that may still run.
+            # Only the old note has the executor's handle, and names a command that possibly still
+            # runs.
             note = replace(fresh, handle=known or fresh.handle, running=running)
         if note is None:
             raise ProviderFailed(
@@ -205,8 +207,8 @@ class CommandProvider:
                 "former value",
                 details={"executor_id": executor_id, "shape": shape},
             )
-        # A command that still runs is ended first: it could start the executor after the stop
-        # command.
+        # An earlier command that still runs is ended first. Otherwise that command could start the
+        # executor after the stop command.
         _end_running(executor_id, note)
         note.handle = handle or note.handle
         if uses_handle(note.stop) and not note.handle:
@@ -219,7 +221,8 @@ class CommandProvider:
         # `stop_gone`: exit statuses with which the command reports that there is nothing to stop.
         if outcome.ended_because or outcome.exit_code not in (0, *note.stop_gone):
             raise _failed("stop", executor_id, outcome)
-        # Delete the note only after success, because a later attempt needs it.
+        # Delete the note only after success, because after a failure the next attempt needs the
+        # note.
         self._forget(executor_id)
         return last_lines(outcome.stdout)
 
@@ -234,8 +237,8 @@ class CommandProvider:
             return Observation(Presence.UNKNOWN, f"status: process {hanging.pid} still runs")
         self._hanging.pop(executor_id, None)
         if uses_handle(settings.status) and not handle:
-            # The executor may register before the start command has returned. The resource manager
-            # then does not know the handle yet.
+            # The executor can register before the start command has ended. Until the command ends,
+            # the resource manager does not know the handle.
             note = self._note(executor_id) or self._fresh_note(executor_id, own)
             if not (handle := note.handle):
                 return Observation(Presence.UNKNOWN, "no handle is known")
@@ -261,7 +264,8 @@ class CommandProvider:
         if outcome.exit_code == 0 and (not pattern or re.search(pattern, outcome.stdout)):
             return Observation(Presence.RUNS)
         self._keep_output(executor_id, "status", outcome)
-        # Any other exit status may be an error of the command itself, such as no network.
+        # Any other exit status is possibly an error of the status command itself, such as a missing
+        # network.
         if outcome.exit_code == 0 or outcome.exit_code in settings.status_gone:
             return Observation(Presence.ENDED, f"status: {outcome.summary}")
         return Observation(Presence.UNKNOWN, f"status: {outcome.summary}")
@@ -279,8 +283,8 @@ class CommandProvider:
         Raises:
             ProviderFailed: the command cannot be started or killed, or the note cannot be written.
         """
-        # Write the note before the command starts. So `stop` works after a crash at any later
-        # moment.
+        # Write the note before the command starts. Then `stop` works even if the resource manager
+        # crashes at any later moment.
         self._write_note(executor_id, note)
 
         # `run_command` calls this function before the program runs. So the program never runs
@@ -306,7 +310,8 @@ class CommandProvider:
                 f"{error.strerror}",
                 details={"executor_id": executor_id},
             ) from None
-        except StillRuns as error:  # the note stays, because the next call must end the process
+        # the note stays on disk, because the next call must end the process that it names
+        except StillRuns as error:
             raise ProviderFailed(
                 f"the {what} command of {executor_id} took too long or is no longer needed, and "
                 f"{error}",
@@ -367,9 +372,7 @@ class CommandProvider:
             self._note_file(executor_id).unlink(missing_ok=True)
 
     def _keep_output(self, executor_id: str, what: str, outcome: Outcome) -> None:
-        """Saves the output, so that people can read it. If the output cannot be written, it is
-        dropped.
-        """
+        """Saves the output for people. If the output cannot be written, it is dropped."""
         folder = self.directory / "output"
         text = (
             f"command: {json.dumps(outcome.argv)}\n{outcome.summary}\n"
@@ -382,13 +385,14 @@ class CommandProvider:
 
 
 def _end_running(executor_id: str, note: _Note) -> None:
-    """An earlier call or resource manager may have begun a command. If it still runs, ends it.
+    """Ends the command that the note names, if that command still runs. An earlier call or an
+    earlier resource manager started the command.
 
     Raises:
         ProviderFailed: the command cannot be ended.
     """
     running = note.running
-    # After a reboot, the pid belongs to another process.
+    # After a reboot, the pid in the note belongs to another process.
     if running and running.get("boot_id") == boot_id():
         process = Process(int(running["pid"]), int(running["start_ticks"]))
         if process.is_running():
@@ -403,8 +407,8 @@ def _end_running(executor_id: str, note: _Note) -> None:
 
 
 def _handle(settings: CommandShape, executor_id: str, outcome: Outcome) -> str:
-    """Extracts the handle from the output of the start command; empty if the pattern does not
-    match.
+    """Extracts the handle from the output of the start command. The handle is empty if the pattern
+    does not match.
     """
     if settings.handle_pattern:
         match = re.search(settings.handle_pattern, outcome.stdout, re.MULTILINE)

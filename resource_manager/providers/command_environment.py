@@ -1,7 +1,7 @@
 """Builds the placeholder values and the environment of the administrator's start and stop commands.
 
-An executor that inherits this environment needs no other configuration. A variable whose name
-contains two underscores sets a key of the executor's configuration.
+An executor that inherits this environment needs no other configuration. In the environment, a
+variable whose name contains two underscores sets a key of the executor's configuration.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def clean_environment() -> dict[str, str]:
 
 
 def values_of(executor_id: str, own: ConfiguredShape, around: ProviderContext) -> dict[str, str]:
-    """Returns the values of all placeholders. The handle is empty, because it is not known yet.
+    """Returns the values of all placeholders. The handle is empty, because it is known only after
+    the start command.
 
     Args:
         executor_id: the id of the executor that the command starts.
@@ -66,9 +67,9 @@ def environment_of(values: Mapping[str, str], own: ConfiguredShape | None) -> di
     """Returns the complete environment of a command.
 
     Args:
-        values: the values of the placeholders, as `values_of` returns them. The handle is included
-            if it is known.
-        own: the shape of the executor; None: the shape is not configured any more.
+        values: the values of the placeholders, as `values_of` returns them, with the handle if it
+            is known.
+        own: the shape of the executor, or None if the shape is not configured any more.
     """
     # `clean_environment` removes the FINEGRAIN_ variables of the resource manager. So the executor
     # receives no FINEGRAIN_ variables except those that are set here.

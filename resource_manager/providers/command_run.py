@@ -1,8 +1,8 @@
 """Runs one command of the administrator: without a shell, with bounded time and bounded output.
 
-A command has ended when its first process has ended. A background process may still have its output
-open. The beginning and the end of each output stream are kept. The code blocks. So it runs in a
-thread, and needs no event loop.
+A command has ended when its first process has ended, even if a background process still has the
+command's output open. The beginning and the end of each output stream are kept. The functions
+block. So their callers run them in threads, and no event loop is needed.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _RUN_AFTER_INPUT = 'read -r _ && exec "$@" < /dev/null'
 
 
 class StillRuns(Exception):
-    """A command cannot be killed: it runs as another user (sudo), or hangs in the kernel.
+    """A command cannot be killed, because it runs as another user (sudo) or hangs in the kernel.
 
-    `process` is the leader of its process group.
+    `process` is the leader of the command's process group.
     """
 
     def __init__(self, process: Process) -> None:
@@ -54,8 +54,8 @@ class Kept:
         """Appends the next part of the stream."""
         self.length += len(data)
         room = KEPT_BYTES - len(self.head)
-        # After the head, only the tail is kept. So memory is limited even if a command prints very
-        # much.
+        # Only the head and the tail are kept. So the used memory is limited even if a command
+        # prints very much.
         self.head += data[:room]
         self.tail += data[room:]
         del self.tail[:-KEPT_BYTES]
@@ -72,8 +72,8 @@ class Kept:
 class Outcome:
     """The end of a command.
 
-    `exit_code` is as in subprocess: negative for a signal. `ended_because` is the reason why the
-    provider killed the command; empty: the command ended by itself.
+    `exit_code` is as in subprocess: negative if a signal ended the command. `ended_because` is the
+    reason why the provider killed the command. It is empty if the command ended by itself.
     """
 
     argv: tuple[str, ...]
@@ -106,25 +106,26 @@ def run_command(
     started: Callable[[Process], None] = lambda _process: None,
     secret: str = "",
 ) -> Outcome:
-    """Runs a command until it ends. The caller is blocked in this time.
+    """Runs a command, and blocks until the command ends.
 
     Args:
         argv: the program, found in PATH, and its arguments.
         environment: the complete environment of the command.
         timeout_s: time limit, after which the command's process group is killed.
-        cancellation: the process group is also killed when the cancellation is set.
-        started: called with the new process, which runs the program only after this call. If the
-            resource manager stops during the call, the program never runs.
-        secret: a text that is replaced in the kept output, because a command may print it (`set
-            -x`).
+        cancellation: when it is set, the command's process group is killed, too.
+        started: called with the new process, which runs the program only after `started` has
+            returned. If the resource manager stops before `started` has returned, the program never
+            runs.
+        secret: a text that is replaced in the kept output, because the command possibly prints it
+            (`set -x`).
 
     Raises:
         OSError: the command cannot be started.
         StillRuns: the command had to be killed, but still runs.
     """
     began = time.monotonic()
-    # The program is checked here, because the shell would only print the error and exit with 126 or
-    # 127.
+    # Check the program before the start, because the shell would only print the error and exit with
+    # 126 or 127.
     _check_program(argv[0], environment)
     # The shell waits for a line before it runs the program. So `started` can first write a note.
     child = subprocess.Popen(
@@ -136,15 +137,16 @@ def run_command(
         cwd="/",
         start_new_session=True,  # a separate process group; so the whole group can be killed
     )
-    # The process may have ended already. No process has start time 0, so this process counts as
-    # ended.
+    # The process possibly has ended already. No process has start time 0, so `Process(child.pid,
+    # 0)` counts as ended.
     process = this_process(child.pid) or Process(child.pid, 0)
     try:
         started(process)
         _let_run(child)
         kept, ended_because = _follow(child, began + timeout_s, cancellation)
     except BaseException:
-        # End the group also after an error in `started`: the program must not run without a note.
+        # An error in `started` ends the process group, too, because the program must not run
+        # without a note.
         end_group(child.pid)
         _reap(child, process)
         raise
@@ -191,8 +193,8 @@ def _without(secret: str, text: str) -> str:
 
 
 def _reap(child: subprocess.Popen[bytes], process: Process) -> int:
-    """Returns the exit status. The wait has a limit: if a process cannot be killed, this thread
-    must not block indefinitely.
+    """Returns the exit status of the child. Waits only for a limited time: a process that cannot be
+    killed must not block this thread indefinitely.
     """
     try:
         return child.wait(END_WAIT_S)
@@ -206,7 +208,7 @@ _TIMEOUT, _CANCELLED = "timeout", "it was stopped because it is no longer needed
 def _follow(
     child: subprocess.Popen[bytes], deadline: float, cancellation: Cancellation
 ) -> tuple[tuple[Kept, Kept], str]:
-    """Reads both streams until the child has ended, and then at most for `DRAIN_WAIT_S`."""
+    """Reads both streams until the child has ended, and then for at most `DRAIN_WAIT_S` more."""
     assert child.stdout is not None  # noqa: S101 - asked for
     assert child.stderr is not None  # noqa: S101
     kept = {child.stdout.fileno(): Kept(), child.stderr.fileno(): Kept()}
@@ -221,21 +223,23 @@ def _follow(
         poll.register(end, select.POLLIN)
         poll.register(cancellation.fileno(), select.POLLIN)
         while kept or child.poll() is None:
-            # The time left is computed in each iteration, because the end of the child shortens the
-            # deadline.
+            # Compute the remaining time in each iteration, because the end of the child brings the
+            # deadline forward.
             left_s = deadline - time.monotonic()
             ready = {descriptor for descriptor, _ in poll.poll(max(0.0, left_s) * 1000)}
             for descriptor in ready & kept.keys():
                 if not _read(descriptor, kept[descriptor]):
                     poll.unregister(descriptor)
                     del kept[descriptor]
-            if end in ready:  # a background process may keep the output open
+            # the child has ended, but a background process possibly keeps the output open
+            if end in ready:
                 poll.unregister(end)
                 deadline = min(deadline, time.monotonic() + DRAIN_WAIT_S)
             cancelled = cancellation.fileno() in ready
             if not cancelled and time.monotonic() < deadline:
                 continue
-            # The child may have ended by itself before the deadline, with its output still open.
+            # If the child ended by itself and only its output is still open, there is no reason to
+            # report.
             if child.poll() is None:
                 ended_because = _CANCELLED if cancelled else _TIMEOUT
                 end_group(child.pid)
@@ -258,8 +262,8 @@ def _read(descriptor: int, into: Kept) -> bool:
 
 
 def end_group(group: int) -> None:
-    """Ends a process group: SIGTERM, then SIGKILL if a process still runs after
-    `TERMINATE_WAIT_S`.
+    """Ends a process group with SIGTERM. If a process still runs after `TERMINATE_WAIT_S`, sends
+    SIGKILL.
     """
     # SIGTERM lets the command clean up. SIGKILL ends the processes that are left.
     for number, wait_s in ((signal.SIGTERM, TERMINATE_WAIT_S), (signal.SIGKILL, TERMINATE_WAIT_S)):
@@ -271,8 +275,8 @@ def end_group(group: int) -> None:
 
 
 def _group_is_running(group: int) -> bool:
-    """Returns whether any process of the group still runs. A leader that is a zombie does not
-    count.
+    """Returns whether any process of the group still runs. A leader that is a zombie does not count
+    as running.
     """
     try:
         os.killpg(group, 0)
@@ -280,7 +284,8 @@ def _group_is_running(group: int) -> bool:
         pass  # the group exists, and all its processes run as another user
     except OSError:
         return False
-    # A zombie keeps the group in existence. Then only other members count.
+    # A leader that is a zombie keeps the group in existence. In this case only the other members
+    # count.
     leader = this_process(group)
     if leader is not None and not leader.is_running():
         return _others(group)

@@ -32,7 +32,7 @@ def read_template(table: ConfigTable, key: str, *, with_handle: bool) -> tuple[s
     Args:
         table: the shape's table.
         key: the template's key in this table.
-        with_handle: True: the placeholder {handle} is allowed.
+        with_handle: whether the placeholder {handle} is allowed.
 
     Raises:
         ConfigurationError: the value is not a list of words, or has an unknown placeholder.
@@ -60,13 +60,15 @@ def fields_of(word: str) -> list[str]:
     """Returns the names of the placeholders in a word.
 
     Raises:
-        ValueError: braces do not match, or a pair of braces contains more than a name.
+        ValueError: an opening or closing brace is missing, or a pair of braces contains more than a
+            name.
     """
     names = []
     for _, name, form, conversion in string.Formatter().parse(word):
         if name is None:
             continue
-        # Format options could change a value, such as a width that pads an id.
+        # Format options are not allowed, because they could change a value. For example, a width
+        # would pad an id.
         if form or conversion:
             raise ValueError("a placeholder has only a name")
         names.append(name)

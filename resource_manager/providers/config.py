@@ -1,4 +1,5 @@
-"""Reads the providers' file, which has the shapes of executors, their providers, and all limits.
+"""Reads the providers' file, which has the shapes of executors, the providers of these shapes, and
+all limits.
 
 The result has two parts: the settings that the engine needs (`engine/model/settings.py:
 Provisioning`), and the settings of each provider, decoded by the provider's kind.
@@ -46,10 +47,10 @@ class ProvidersConfiguration:
     """The decoded file. Without shapes, no executors are requested.
 
     Attributes:
-        file: the path of the file; None: there is no file.
+        file: the path of the file, or None if there is no file.
         provisioning: settings for the engine.
-        managers: addresses at which executors register; empty: the address of this resource
-            manager.
+        managers: addresses at which executors register. If it is empty, they register at the
+            address of this resource manager.
         look_interval_ms: interval at which the resource manager gets the status of executors from
             providers.
         common: for each provider, the decoded table that its shapes share.
@@ -68,7 +69,7 @@ def read_providers(file: Path) -> ProvidersConfiguration:
     """Reads and checks the whole file.
 
     Raises:
-        ConfigurationError: the file cannot be read or has an invalid value. The error names the
+        ConfigurationError: the file cannot be read or has an invalid value. The error describes the
             first problem, with file, field, value and the expected values.
     """
     top = ConfigTable(_content(file), file)
@@ -81,8 +82,8 @@ def read_providers(file: Path) -> ProvidersConfiguration:
     look_interval_ms = top.duration_ms("look_interval", LOOK_INTERVAL_MS, least_ms=100)
     kinds = built_in_kinds()
     shapes = _shapes(top, kinds)
-    # The tables of the kinds are read after the shapes, because `_shapes` adds the kinds of
-    # installed providers to `kinds`.
+    # Decode the common tables after the shapes, because `_shapes` adds the kinds of installed
+    # providers to `kinds`.
     common = {name: kind.read_common(top.table(name)) for name, kind in kinds.items()}
     provisioning = _limits(top.table("limits"), tuple(each.shape for each in shapes))
     top.end()
@@ -91,8 +92,8 @@ def read_providers(file: Path) -> ProvidersConfiguration:
     }
     for name, kind in kinds.items():
         own = {each.shape.name: each.settings for each in by_provider[name]}
-        # Call `check` last, because it may inspect the host, and errors in the file itself must
-        # come first.
+        # Call `check` last, because it can inspect the host, and errors in the file itself must be
+        # reported first.
         kind.check(common[name], own, file)
     return ProvidersConfiguration(
         file, provisioning, managers, look_interval_ms, common, by_provider
@@ -100,9 +101,9 @@ def read_providers(file: Path) -> ProvidersConfiguration:
 
 
 def no_providers() -> ProvidersConfiguration:
-    """Returns the configuration without a file: no executors are requested."""
+    """Returns the configuration for the case that there is no file: no executors are requested."""
     nothing = ConfigTable({}, Path())
-    # Let each kind decode an empty table. So its defaults are in only one place.
+    # Each kind decodes an empty table, so that its defaults are in only one place.
     common = {
         name: kind.read_common(nothing.table(name)) for name, kind in built_in_kinds().items()
     }
@@ -110,9 +111,10 @@ def no_providers() -> ProvidersConfiguration:
 
 
 def make_providers(read: ProvidersConfiguration, context: ProviderContext) -> dict[str, Provider]:
-    """Creates all providers of the file. The key is the name of the provider.
+    """Creates all providers of the file. Returns them by name.
 
-    Always create the built-in providers. So they can stop executors of an earlier configuration.
+    The built-in providers are always created, so that they can stop executors of an earlier
+    configuration.
 
     Raises:
         ConfigurationError: a provider cannot work on this host.
@@ -150,9 +152,11 @@ def _shapes(top: ConfigTable, kinds: dict[str, ProviderKind]) -> list[Configured
             )
         if any(each.shape.name == name for each in shapes):
             table.wrong("name", name, "each name only once")
-        # From here on, errors name the shape. This helps more than its number in the file.
+        # The errors of the code below name the shape, because the name helps people more than the
+        # shape's number in the file.
         table.path = f"shape {name}"
-        # Each provider decodes a separate table. All other keys are the same for every provider.
+        # Each provider decodes its own table. All other keys of a shape have the same meaning for
+        # every provider.
         provider = table.choice("provider", installed_names())
         kind = kinds.get(provider) or kinds.setdefault(provider, find_kind(provider))
         own = table.table(provider, path=f"shape {name}.{provider}")
@@ -176,13 +180,14 @@ def _shape(table: ConfigTable, name: str, provider: str, read: ReadShape) -> Con
     if "count_max" in table and not count_max:  # 0 looks like "none", but would mean "no limit"
         table.wrong("count_max", 0, "1 or more; without it there is no limit")
     if read.count_max:
-        # The provider cannot exceed its limit, such as the number of shares. The administrator may
-        # only lower this limit.
+        # The provider cannot exceed its own limit, such as the number of shares. The administrator
+        # can only lower this limit.
         count_max = min(count_max or read.count_max, read.count_max)
-    # executors also read the fraction as a decimal: 0.1 is exactly a tenth
+    # executors also read the fraction as a decimal number, so 0.1 is exactly a tenth
     exact = Fraction(str(fraction))
     default = ResourceProfile(
-        # Round down in the same way as the executor. So the plan matches the registered profile.
+        # Round down in the same way as the executor, so that the planned profile is equal to the
+        # registered profile.
         cpu_milli=int(total.get(CPU_MILLI, 0) * exact),
         task_heap_memory_bytes=round_down(
             int(total.get(MEMORY_BYTES, 0) * exact), MEMORY_GRAIN_BYTES
@@ -209,7 +214,8 @@ def _total(table: ConfigTable, read: ReadShape) -> Amounts:
     elif "total" in table:
         total = _amounts(table.table("total"), required=True)
         extended = {k: v for k, v in total.items() if k.startswith(EXTENDED_PREFIX)}
-        # Countable resources may be added to a total that the provider determines.
+        # The administrator is allowed to add countable resources to a total that the provider
+        # determines.
         if total != {**read.total, **extended}:
             table.wrong(
                 "total",
@@ -240,10 +246,10 @@ def _amounts(table: ConfigTable, *, required: bool = False) -> dict[str, int]:
 def _fraction(table: ConfigTable, total: Amounts) -> float:
     """Returns the default slot's fraction of an executor, computed as the executor does.
 
-    The default is one slot per whole core. So the planned size does not depend on the number of
-    threads per core.
+    The default is one slot per whole core, so that the planned size does not depend on the number
+    of threads per core.
     """
-    # A machine with less than one core has one default slot.
+    # An executor with less than one core has one default slot.
     whole_cores = max(1, total.get(CPU_MILLI, 0) // 1000)
     per_core = 1 / whole_cores
     # Round up if the float is below the exact fraction. Otherwise 1/3 of 3000 milli would become

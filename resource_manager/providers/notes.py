@@ -1,5 +1,5 @@
-"""Writes and reads small files of providers. Some are notes that must survive a crash. Others
-contain output that only people read.
+"""Writes and reads small files of providers. Some of these files are notes: records that must
+survive a crash. The other files contain output that only people read.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ def write_durably(path: Path, text: str) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    # Write in the same directory, because a rename is atomic only within a file system.
+    # Write the new file in the same directory, because a rename is atomic only within a file
+    # system.
     fresh = path.with_name(f".{path.name}.new")
     with fresh.open("w", encoding="utf-8") as file:
-        # Set the mode before writing. Otherwise another user could read the content.
+        # Set the mode before the content is written. Otherwise another user could read the content.
         os.fchmod(file.fileno(), 0o600)
         file.write(text + "\n")
         file.flush()
-        # Sync before the rename. Otherwise a power loss could leave the new name with empty
-        # content.
+        # Sync the content before the rename. Otherwise the file could be empty after a power loss.
         os.fsync(file.fileno())
     fresh.rename(path)
     sync_directory(path.parent)  # otherwise a power loss could undo the rename
@@ -62,7 +62,9 @@ def keep_newest(folder: Path, count: int) -> None:
 
 
 def tail(path: Path, length: int = 8192) -> str:
-    """Returns the last `length` bytes of a file as text; empty: the file cannot be read."""
+    """Returns the last `length` bytes of a file as text. The text is empty if the file cannot be
+    read.
+    """
     try:
         with path.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - length))

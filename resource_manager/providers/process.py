@@ -1,8 +1,8 @@
 """The process provider: runs executors on this host, each with a separate share of the host.
 
 This module gives a share to each executor and writes the executor's configuration. All records are
-on disk (see `process_executor`). So a resource manager that starts after a crash finds every
-executor again. Executors outlive the resource manager.
+on disk (see `process_executor`). A resource manager that starts after a crash reads these records,
+and so finds every executor again. Executors continue to run when the resource manager stops.
 
 If a resource manager never returns, the executors of its process provider continue to run. To stop
 all these executors, call `stop_everything(directory)`, or run
@@ -10,7 +10,8 @@ all these executors, call `stop_everything(directory)`, or run
     python -m resource_manager.providers.process_sweep DIRECTORY
 
 The directory is `[process] directory` of the providers' file, by default `provided/process` in the
-resource manager's state directory. The command needs no resource manager and may be repeated.
+resource manager's state directory. The command works without a resource manager, and can be
+repeated.
 """
 
 from __future__ import annotations
@@ -71,7 +72,9 @@ _log = get_logger("finegrain.rm.providers.process")
 
 @dataclass(frozen=True, slots=True)
 class ProcessSettings:
-    """The table [process]. `executor` has keys for the executors' own configuration."""
+    """The table [process]. `executor` holds the keys that go into the configuration of every
+    executor.
+    """
 
     directory: Path | None
     program: tuple[str, ...]
@@ -139,7 +142,8 @@ class ProcessKind:
         Raises:
             ConfigurationError: a standby has no explicit directory.
         """
-        # A standby takes over the running executors, so it must find the same notes as the leader.
+        # A standby that becomes the leader takes over the running executors. So it must read the
+        # records of the earlier leader, which are in the directory of the process provider.
         if context.standby and shapes and common.directory is None:
             raise ConfigurationError(
                 "a standby finds the executors of the leader's process provider only in the same "
@@ -198,10 +202,13 @@ class ProcessProvider:
         environment = {PROVIDED_AS_VARIABLE: shape}
         own = self._shapes.get(shape)
         keys = self._keys(own) if own else self._settings.executor
-        # Tasks then run as this process's user, who must not share /tmp with other users.
+        # If this process is not root, or if `task_user` is "self", tasks run as the user of this
+        # process. The scratch files of these tasks must not be in /tmp, which other users can
+        # access.
         if os.geteuid() != 0 or keys.get("task_user") == "self":
             path = self.directory / "executors" / executor_id / "tmp"
-            environment["TMPDIR"] = str(path)  # only this user has access to this directory
+            # only the user of this process can access this directory
+            environment["TMPDIR"] = str(path)
         return ExecutorDirectory(self.directory, executor_id, self._settings.program, environment)
 
     def _keys(self, own: ConfiguredShape) -> dict[str, Any]:
@@ -214,10 +221,11 @@ class ProcessProvider:
             raise ProviderFailed(f"shape {shape} is no longer configured")
         executor = self._executor(executor_id, shape)
         try:
-            # An existing executor keeps its share. After a crash, its front may be missing.
+            # An executor whose directory exists keeps its share, even if its front does not run
+            # after a crash.
             if not executor.exists():
                 self._claim(executor, own)
-            # The front may run already: `start` is repeated after a crash.
+            # `start` is repeated after a crash, so the front possibly runs already.
             front = executor.front() or executor.start()
         except OSError as error:
             raise ProviderFailed(
@@ -237,14 +245,14 @@ class ProcessProvider:
     def _status(self, executor_id: str, shape: str, handle: str) -> Observation:
         executor = self._executor(executor_id, shape)
         if not executor.exists():
-            # Without a directory, only the handle can say whether the executor was started on this
-            # host.
+            # Without the executor's directory, only the handle shows whether the executor was
+            # started on this host.
             if self._elsewhere(handle):
                 return Observation(Presence.UNKNOWN, f"it was started on another host: {handle}")
             if executor.front() is not None:
                 return Observation(Presence.RUNS, f"its directory {executor.path} was deleted")
             return Observation(Presence.ENDED, "it has no directory and no process")
-        # the output is bounded here, because `_status` runs every few seconds
+        # this method limits the size of the output file, because it runs every few seconds
         executor.bound_output()
         if executor.front() is not None:
             return Observation(Presence.RUNS)
@@ -255,15 +263,16 @@ class ProcessProvider:
         try:
             executor.start()
         except ProviderFailed as error:
-            # The result is UNKNOWN: the next check tries again, as often as `may_restart` allows.
+            # UNKNOWN makes the resource manager check again. Each check tries a restart, as often
+            # as `may_restart` allows.
             return Observation(Presence.UNKNOWN, error.message)
         return Observation(Presence.RUNS, "it was killed and was started again")
 
     def _claim(self, executor: ExecutorDirectory, own: ConfiguredShape) -> None:
         """Books a share that overlaps with no share in use, and creates the directory.
 
-        A share is in use until the directory of its executor is removed. It stays in use even if
-        the executor does not run any more.
+        A share is in use until the directory of its executor is removed, even if the executor does
+        not run any more.
 
         Raises:
             ProviderFailed: no share is free, or it is not known which shares are in use.
@@ -273,13 +282,15 @@ class ProcessProvider:
         # and the new claim.
         with self._claiming():
             claims = {path.name: read_claim(path) for path in executor_paths(self.directory)}
-            # No share that may be in use may be given to a second executor.
+            # A share that is possibly in use must not be given to a second executor. An executor
+            # whose claim is unreadable uses an unknown share, so no share is given out.
             if unreadable := [name for name, claim in claims.items() if claim is None]:
                 raise ProviderFailed(
                     f"the share of {', '.join(unreadable)} cannot be read in {self.directory}; "
                     "stop that executor, or remove its directory if none of its processes runs"
                 )
-            # The shares of live fronts whose directories were deleted are unknown.
+            # If the directory of a live front was deleted, the share of this executor is unknown,
+            # too.
             homeless = {path.parent.name for path in fronts_below(self.directory)} - claims.keys()
             if homeless:
                 raise ProviderFailed(
@@ -290,8 +301,8 @@ class ProcessProvider:
             given = [claim.share for claim in claims.values() if claim is not None]
             names = {share.name for share in given}
             shares: tuple[Share, ...] = own.settings.shares
-            # Compare both the names and the cpus: the cpus of a share may have changed since it was
-            # claimed.
+            # Compare both the names and the cpus: the administrator can change the cpus of a share
+            # after an executor has claimed the share.
             free = (s for s in shares if s.name not in names and not overlap([*given, s]))
             share = next(free, None)
             if share is None:
@@ -307,8 +318,8 @@ class ProcessProvider:
         """Takes the lock for claims, and releases it when the context ends. All processes that use
         this directory share the lock.
 
-        The wait has a limit: an earlier leader may have been stopped by SIGSTOP while it had the
-        lock.
+        The wait has a limit, because an earlier leader that was suspended by SIGSTOP can still have
+        the lock.
         """
         path = self.directory / "lock"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -343,8 +354,7 @@ class ProcessProvider:
             "listen": "127.0.0.1:0",
             "metrics_listen": "127.0.0.1:0",
             "advertise": "",
-            # The administrator's keys come here. They override the keys above, but not the keys
-            # below.
+            # The administrator's keys override the keys above, but not the keys below.
             **self._keys(own),
             "executor_id": executor.executor_id,
             "provided_as": shape.name,
@@ -363,7 +373,7 @@ class ProcessProvider:
             },
             "slots_max": shape.slots_max,
             "default_slot_fraction": own.default_slot_fraction,
-            # The tasks must end with the executor, because another executor may get the share
+            # The tasks must end with the executor, because another executor can get the share
             # afterwards.
             "stop_tasks_on_exit": True,
             "reserved_cpus": "",
@@ -389,8 +399,8 @@ class ProcessProvider:
         )
 
     def _check_here(self, executor_id: str, handle: str) -> None:
-        # A record in this directory shows that the executor belongs here. So a different handle
-        # does not matter.
+        # If the provider's directory has a record of the executor, this provider manages the
+        # executor, whatever the handle is.
         if self._elsewhere(handle) and not self.owns(executor_id):
             raise ProviderFailed(
                 f"executor {executor_id} was started as {handle}, but this resource manager "

@@ -1,19 +1,19 @@
 """Manages one executor of the process provider: creates and removes its directory and processes.
 
-    executors/ID/claim.json      the executor's share; written before anything is started
+    executors/ID/claim.json the executor's share; written before a process is started
     executors/ID/executor.toml   the executor's configuration; the path also identifies the
                                  front's process
-    executors/ID/front.json      the front that was started last, and the number of starts
+    executors/ID/front.json the front that was started last, and the number of fronts started so far
     executors/ID/output          the executor's output
     executors/ID/output.earlier  the output before the last truncation
     executors/ID/state/          the executor's own state directory
     executors/ID/tmp/            scratch directories of tasks that run as this process's user
     output/ID.log                output of removed executors; only the newest files are kept
 
-A directory appears by a rename, complete with its claim. It disappears by another rename, before
-its content is deleted. So after a crash between any two steps, there are two possibilities: there
-is no directory, or there is a directory that claims its share and identifies its processes. The
-functions of this module block, and need no resource manager.
+The directory of an executor appears by a rename, complete with its claim. The directory disappears
+by another rename, before its content is deleted. So a crash between any two steps leaves either no
+directory, or a directory that claims the executor's share and identifies its processes. The
+functions of this module block, and work without a resource manager.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ class ExecutorDirectory:
         program: Sequence[str],
         environment: Mapping[str, str],
     ) -> None:
-        directory = directory.absolute()  # processes are found by the absolute path
+        # processes are found by the absolute path in their command lines
+        directory = directory.absolute()
         self.path = directory / EXECUTORS_FOLDER / executor_id
         self.executor_id = executor_id
         self._kept_output = directory / OUTPUT_FOLDER
@@ -116,7 +117,9 @@ class ExecutorDirectory:
         return self.path / "state"
 
     def exists(self) -> bool:
-        """Returns whether the directory exists. If it does, processes may exist, too."""
+        """Returns whether the directory exists. If the directory exists, processes of the executor
+        possibly exist, too.
+        """
         return self.path.is_dir()
 
     def make(self, claim: Claim, configuration: str) -> None:
@@ -127,7 +130,7 @@ class ExecutorDirectory:
             OSError: the files cannot be written.
         """
         fresh = self.path.with_name(f"{HIDDEN}{self.path.name}.new")
-        shutil.rmtree(fresh, ignore_errors=True)  # a crash may have left this directory
+        shutil.rmtree(fresh, ignore_errors=True)  # an earlier crash possibly left this directory
         fresh.mkdir(mode=0o700, parents=True)
         (fresh / "tmp").mkdir(mode=0o700)
         note = {"shape": claim.shape, "share": asdict(claim.share)}
@@ -139,30 +142,32 @@ class ExecutorDirectory:
         sync_directory(self.path.parent)
 
     def front(self) -> Process | None:
-        """Returns the live front. Its process is in the note, or is found by the command line.
+        """Returns the live front. The front is found in the note or, if the note is missing, by its
+        command line.
 
-        If a front was started just before a crash, it may have no note.
+        A crash just after the start of a front can leave the front without a note.
         """
         note = self._note()
-        # After a reboot, the pid belongs to another process.
+        # After a reboot, the pid in the note belongs to another process.
         if note.get("boot_id") == boot_id():
             noted = Process(int(note["pid"]), int(note["start_ticks"]))
             if noted.is_running():
                 return noted
-            noted.reap()  # the process is a child of this process, and would stay a zombie
+            noted.reap()  # a front that is a child of this process would otherwise stay a zombie
         return front_of(self.config_file)
 
     def start(self, *, only_to_end: bool = False) -> Process:
         """Starts the front, detached from this process.
 
         Args:
-            only_to_end: True: the front must not register, so the resource manager places no slots
-                on it.
+            only_to_end: whether the front is started only to end the executor. Such a front must
+                not register, so that the resource manager places no slots on it.
 
         Raises:
             ProviderFailed: the program cannot be run.
         """
-        # The starts are counted on disk. So a restarted resource manager does not count from zero.
+        # The starts are counted on disk, so that a restarted resource manager does not count from
+        # zero.
         starts = int(self._note().get("starts", 0)) + 1
         to_end = {_MANAGER_VARIABLE: NOBODY_LISTENS} if only_to_end else {}
         command = [*self._program, "executor", "serve", "--config", str(self.config_file)]
@@ -170,7 +175,8 @@ class ExecutorDirectory:
             with (self.path / OUTPUT_FILE).open("ab") as output:
                 child = subprocess.Popen(
                     command,
-                    # The front outlives this process, so it must not use pipes of this process.
+                    # The front continues to run when this process ends, so it must not use pipes of
+                    # this process.
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
@@ -186,19 +192,19 @@ class ExecutorDirectory:
         child.returncode = 0  # Popen need not wait for the process, because `Process.reap` waits
         front = this_process(child.pid) or Process(child.pid, 0)
         note = {"boot_id": boot_id(), "starts": starts, **asdict(front)}
-        # if the disk is full, the front can still be found by its command line
+        # a full disk is no error, because the front can also be found by its command line
         with suppress(OSError):
             write_durably(self.path / FRONT_FILE, json.dumps(note))
         return front
 
     def served(self) -> bool:
-        """Returns True if a front served and did not shut down cleanly afterwards. In this case,
-        its tasks may still run.
+        """Returns True if a front served and did not shut down cleanly afterwards. Tasks of such a
+        front possibly still run.
         """
         return (self.state_dir / "endpoint.json").exists()
 
     def may_restart(self) -> bool:
-        """Returns True if a front that was killed may be restarted."""
+        """Returns True if a front was killed and can be restarted."""
         # If there is no endpoint file, the front shut down cleanly, or never served.
         return self.served() and int(self._note().get("starts", 0)) <= RESTARTS_MAX
 
@@ -206,9 +212,9 @@ class ExecutorDirectory:
         """If the output file is larger than `OUTPUT_BYTES_MAX`, truncates it and keeps the newest
         part.
 
-        An executor writes a line for each task and may run for a long time. Output that the
-        executor writes during the truncation is lost: its open descriptor cannot be moved to
-        another file.
+        An executor writes a line for each task, so the file grows without limit. Output that the
+        executor writes during the truncation is lost: the file is truncated in place, because the
+        executor keeps it open.
         """
         with suppress(OSError), (self.path / OUTPUT_FILE).open("r+b") as output:
             if os.fstat(output.fileno()).st_size > OUTPUT_BYTES_MAX:
@@ -218,8 +224,8 @@ class ExecutorDirectory:
                 output.truncate(0)
 
     def last_words(self) -> str:
-        """Returns the last line of the executor's output, for people. If it is a log line in JSON,
-        returns its message.
+        """Returns the last line of the executor's output, for people. If that line is a log line in
+        JSON, returns only the message of the log line.
         """
         lines = (tail(self.path / OUTPUT_FILE) or tail(self.path / EARLIER_FILE)).splitlines()
         line = next((line for line in reversed(lines) if line.strip()), "")
@@ -233,32 +239,34 @@ class ExecutorDirectory:
         """Ends front, tasks, slots and helper, saves the output and removes the directory.
 
         Args:
-            timeout_s: the time in which the front can stop cleanly; after this time it is killed.
+            timeout_s: the time in which the front can stop cleanly. If it still runs after this
+                time, it is killed.
             cancellation: when the cancellation is set, the call ends at its next wait. A later call
-                begins from the start.
+                starts from the beginning.
 
         Returns:
-            A message for people about how the executor ended; empty: it ended cleanly.
+            A message for people about how the executor ended. The message is empty if the executor
+            ended cleanly.
 
         Raises:
             ProviderFailed: a process or control group is left, or the attempt was cancelled. The
                 directory stays, so the share stays claimed.
         """
-        # The processes are found by command line, because they may run although the directory was
-        # deleted.
+        # The processes are found by their command lines, because they can run even if the directory
+        # was deleted.
         processes = processes_of(self.path)
         if not self.exists() and not processes:
             self._remove_hidden()
             return ""
-        # Search the groups while processes still run: the helper's note of its groups may be
-        # missing.
+        # Search for the control groups while processes still run, because the helper's note of its
+        # groups is possibly missing.
         groups = groups_around(processes, self.executor_id)
         how = self._end(timeout_s, cancellation)
         left = self._left(groups)
-        # Use the groups that were found before: a group without processes can only be found by its
-        # path.
+        # The groups that were found above must be ended, too: without processes, `groups_around`
+        # could not find them any more.
         if left:
-            # The helper may have written its note in the meantime.
+            # The helper possibly wrote its note in the meantime.
             groups += control_groups(self.state_dir)
             end_forcibly(processes_of(self.path), groups, KILL_WAIT_S)
             how = "it was killed"
@@ -271,10 +279,10 @@ class ExecutorDirectory:
             )
         if not self.exists():
             return how
-        # Save the output before the rename, because it is in the directory.
+        # Save the output before the rename, because the output file is in this directory.
         self._keep_output()
         try:
-            # The rename frees the share, even if the content cannot be deleted afterwards.
+            # After the rename the share is free, even if the content cannot be deleted.
             self.path.rename(self.path.with_name(f"{HIDDEN}{self.path.name}.gone"))
             sync_directory(self.path.parent)
         except OSError as error:
@@ -288,9 +296,9 @@ class ExecutorDirectory:
     def _end(self, timeout_s: float, cancellation: Cancellation | None) -> str:
         """Ends the executor, cleanly if possible. Returns a message for people, as `stop` does.
 
-        If a front did not stop cleanly, its helper, slots and tasks may be left. This function then
-        starts another front. The new front finds the slots and tasks, and frees them when it
-        receives SIGTERM.
+        If a front did not stop cleanly, its helper, slots and tasks are possibly left. In this
+        case, this function starts another front. The new front finds the slots and tasks, and ends
+        them when it receives SIGTERM.
         """
         front = self.front()
         if front is not None:
@@ -313,7 +321,7 @@ class ExecutorDirectory:
             return ""
         again = self.start(only_to_end=True)
         deadline = time.monotonic() + SERVE_WAIT_S
-        # Wait until the front serves. Only then can it free the slots that it finds.
+        # Wait until the front serves. Before this moment, it cannot end the slots that it finds.
         while again.is_running() and not self._serves(again) and time.monotonic() < deadline:
             _go_on(cancellation)
             time.sleep(_PAUSE_S)
@@ -326,8 +334,8 @@ class ExecutorDirectory:
         return "slots or tasks were left, and were ended"
 
     def _leaves(self) -> bool:
-        """A helper ends later than its front. So this method waits up to `LEAVE_WAIT_S` until
-        nothing is left. Returns whether nothing is left.
+        """Waits up to `LEAVE_WAIT_S` until no process and no control group is left. The wait is
+        needed, because a helper ends later than its front. Returns whether nothing is left.
         """
         deadline = time.monotonic() + LEAVE_WAIT_S
         while self._left():
@@ -349,17 +357,15 @@ class ExecutorDirectory:
         return read_json(self.path / FRONT_FILE)
 
     def _keep_output(self) -> None:
-        """Saves the output, so that people can read it. If the output cannot be saved, it is
-        dropped.
-        """
+        """Saves the output for people. If the output cannot be saved, it is dropped."""
         with suppress(OSError):
             self._kept_output.mkdir(mode=0o700, exist_ok=True)
             (self.path / OUTPUT_FILE).replace(self._kept_output / f"{self.executor_id}.log")
         keep_newest(self._kept_output, OUTPUTS_KEPT_MAX)
 
     def _remove_hidden(self) -> None:
-        # Remove both names, because a crash may have happened during the creation or during the
-        # removal.
+        # Remove both names: a crash during the creation leaves the one name, and a crash during the
+        # removal leaves the other name.
         for end in ("new", "gone"):
             hidden = self.path.with_name(f"{HIDDEN}{self.path.name}.{end}")
             shutil.rmtree(hidden, ignore_errors=True)
@@ -367,13 +373,14 @@ class ExecutorDirectory:
 
 def _go_on(cancellation: Cancellation | None) -> None:
     """Raises if the attempt was cancelled; the next call of `stop` starts from the beginning."""
-    # Called after each long wait. Between two steps `stop` can be interrupted and called again.
+    # `_end` calls this function after each long wait, because `stop` can be interrupted between any
+    # two steps and called again.
     if cancellation is not None and cancellation.is_set:
         raise ProviderFailed("the stop of this executor was interrupted")
 
 
 def read_claim(path: Path) -> Claim | None:
-    """Returns the claim in an executor's directory; None if it is missing or invalid."""
+    """Returns the claim in an executor's directory, or None if the claim is missing or invalid."""
     note = read_json(path / CLAIM_FILE)
     try:
         return Claim(note["shape"], Share(**note["share"]))
@@ -382,7 +389,7 @@ def read_claim(path: Path) -> Claim | None:
 
 
 def executor_paths(directory: Path) -> list[Path]:
-    """Returns the directories of all executors, sorted. Processes of these executors may run."""
+    """Returns the directories of all executors whose processes possibly run, sorted."""
     try:
         found = list((directory / EXECUTORS_FOLDER).iterdir())
     except OSError:

@@ -1,9 +1,9 @@
-"""Shares: the parts of this host that the process provider gives to executors. At most one executor
-has a share at a time.
+"""Shares: the parts of this host that the process provider gives to executors. Each share belongs
+to at most one executor at a time.
 
-An executor gets exactly the cpus and the memory of its share, and at most its cpu time. The cpus of
-two shares must be disjoint or equal. If they are equal, the cpu time of all these shares together
-must fit on the cpus.
+An executor gets exactly the cpus and the memory of its share, and at most the cpu time of the
+share. The cpus of two shares must be disjoint or equal. If several shares have the same cpus, these
+cpus must provide the cpu time of all these shares together.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ MEMORY_BYTES_MIN = 64 * MEMORY_GRAIN_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One part of this host; `name` is unique across all shapes ("small#2").
+    """One part of this host. `name`, such as "small#2", is unique across all shapes.
 
-    `cpus` is a list of cpus in the kernel's format. `cpu_milli` limits the cpu time; None: only the
-    number of cpus limits it.
+    `cpus` is a list of cpus in the kernel's format. `cpu_milli` limits the cpu time. If it is None,
+    only the number of cpus limits the cpu time.
     """
 
     name: str
@@ -52,7 +52,8 @@ class Share:
 
 
 def read_shares(table: ConfigTable, shape: str) -> tuple[Share, ...]:
-    """Decodes the shares of one shape ([[shape.process.share]]). All must have the same size.
+    """Decodes the shares of one shape ([[shape.process.share]]). All shares of a shape must have
+    the same size.
 
     Raises:
         ConfigurationError: a value is invalid, there are no shares, or their sizes differ.
@@ -79,7 +80,8 @@ def read_shares(table: ConfigTable, shape: str) -> tuple[Share, ...]:
         shares.append(Share(f"{shape}#{number}", str(cpu_set), cpu_milli, memory_bytes))
     if not shares:
         table.wrong("share", "missing", "one [[shape.process.share]] or more, with cpus and memory")
-    # The plan assumes one size for all executors of a shape, whichever share they get.
+    # The planning of new executors assumes one size for all executors of a shape, so all shares of
+    # the shape must have this size.
     if any(share.total != shares[0].total for share in shares):
         table.wrong(
             "share",
@@ -90,8 +92,8 @@ def read_shares(table: ConfigTable, shape: str) -> tuple[Share, ...]:
 
 
 def overlap(shares: Sequence[Share]) -> str:
-    """Returns the reason why these shares cannot be used at the same time, as a text for people;
-    empty: they can be used.
+    """Returns the reason why these shares cannot be used at the same time, as a text for people.
+    The text is empty if they can be used at the same time.
 
     Cost: quadratic in the number of shares.
     """
@@ -100,7 +102,8 @@ def overlap(shares: Sequence[Share]) -> str:
         common = one.cpu_set & other.cpu_set
         if not common:
             continue
-        # None means all time of the cpus, so no other share can use these cpus.
+        # A share without a limit (None) takes all time of its cpus, so no other share can use these
+        # cpus.
         if one.cpu_set != other.cpu_set or None in (one.cpu_milli, other.cpu_milli):
             return f"{one.name} ({one.cpus}) and {other.name} ({other.cpus}) share cpus {common}"
     together: dict[str, int] = {}
@@ -114,10 +117,10 @@ def overlap(shares: Sequence[Share]) -> str:
 
 
 def missing_here(shares: Sequence[Share]) -> str:
-    """Returns the things that these shares need and this host lacks, as a text for people; empty:
-    the host lacks nothing.
+    """Returns what these shares need and this host lacks, as a text for people. The text is empty
+    if the host lacks nothing.
     """
-    # Executors inherit the cpu affinity of this process.
+    # Executors inherit the cpu affinity of this process, so they cannot use other cpus.
     allowed = CpuSet(os.sched_getaffinity(0))
     for share in shares:
         if absent := share.cpu_set - allowed:

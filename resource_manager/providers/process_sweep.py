@@ -3,7 +3,8 @@
     python -m resource_manager.providers.process_sweep DIRECTORY
 
 If an executor cannot be stopped, the other executors are stopped anyway. The administrator must
-make sure that no resource manager runs any more, because it would start new executors.
+first make sure that no resource manager runs any more, because a running resource manager would
+start new executors.
 """
 
 from __future__ import annotations
@@ -20,14 +21,17 @@ AT_A_TIME_MAX = 16
 
 
 def stop_everything(directory: Path, *, timeout_s: float = STOP_TIMEOUT_MS / 1000) -> list[str]:
-    """Stops all executors of a process provider and removes their directories; may be repeated.
+    """Stops all executors of a process provider and removes their directories. The call can be
+    repeated.
 
     Args:
         directory: the directory of the provider (see `process`).
-        timeout_s: the time in which each executor can stop cleanly; after this time it is killed.
+        timeout_s: the time in which each executor can stop cleanly. An executor that still runs
+            after this time is killed.
 
     Returns:
-        One message for people for each executor that could not be stopped; empty: nothing is left.
+        One message for people for each executor that could not be stopped. The list is empty if all
+        executors were stopped.
     """
 
     def stop(path: Path) -> str:
@@ -40,7 +44,7 @@ def stop_everything(directory: Path, *, timeout_s: float = STOP_TIMEOUT_MS / 100
             return f"{path}: {error.strerror}"
         return ""
 
-    # Stop several at the same time, because each may take its whole timeout.
+    # Stop several executors at the same time, because each stop can take the whole timeout.
     with ThreadPoolExecutor(AT_A_TIME_MAX) as threads:
         messages = list(threads.map(stop, executor_paths(directory)))
     return [message for message in messages if message]

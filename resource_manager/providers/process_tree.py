@@ -1,8 +1,9 @@
 """Finds the processes and control groups that belong to a directory, and ends them.
 
-An executor's processes (front, helper, supervisors) have paths of its directory in their command
-lines. Its helper writes a note of the control groups that it creates. This module reads command
-lines and notes each time and stores nothing, so it also works after a crash.
+An executor's processes (front, helper, supervisors) have paths of the executor's directory in their
+command lines. The helper writes a note: a file that lists the control groups that it creates. This
+module reads command lines and notes in each call and stores nothing, so it also works after a
+crash.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ class Process:
         return found is not None and found[1] == self.start_ticks and found[0] not in "ZX"
 
     def signal(self, number: int) -> None:
-        """Sends a signal to this process, never to a later process with the same pid.
+        """Sends a signal to this process, and never to a later process with the same pid.
 
-        The pidfd is opened first, and then the start time is checked. So the pid cannot be reused
-        in between.
+        The pidfd is opened first, and the start time is checked afterwards. So the pid cannot be
+        reused between the check and the signal.
         """
         with suppress(OSError):
             descriptor = os.pidfd_open(self.pid)
@@ -54,22 +55,23 @@ class Process:
                 os.close(descriptor)
 
     def wait(self, timeout_s: float, cancellation: Cancellation | None = None) -> bool:
-        """Waits until the process has ended. If it is a child of this process, also reaps it.
+        """Waits until the process has ended. If the process is a child of the calling process, also
+        reaps it.
 
         Args:
             timeout_s: the longest wait.
-            cancellation: when it is set, the wait ends early.
+            cancellation: when it is set, the wait ends before the timeout.
 
         Returns:
-            True: the process has ended.
+            Whether the process has ended.
         """
         try:
             descriptor = os.pidfd_open(self.pid)
         except OSError:  # the process ended and was reaped
             return not self.is_running()
         try:
-            # Check the process after the descriptor is open. So the pid cannot be reused between
-            # the two steps.
+            # Check the process only after the descriptor is open, so that the pid cannot be reused
+            # between these two steps.
             if self.is_running():
                 ended = select.poll()
                 ended.register(descriptor, select.POLLIN)
@@ -84,16 +86,16 @@ class Process:
         return True
 
     def reap(self) -> None:
-        """Reaps the process if it is a zombie and a child of this process."""
+        """Reaps the process if it is a zombie and a child of the calling process."""
         found = _stat(self.pid)
         if found is not None and found[1] == self.start_ticks and found[0] in "ZX":
-            # WNOHANG: another thread may have reaped it.
-            with suppress(OSError):  # the process is not a child of this process
+            # WNOHANG prevents a wait if another thread has reaped the process.
+            with suppress(OSError):  # the zombie is not a child of the calling process
                 os.waitpid(self.pid, os.WNOHANG)
 
 
 def this_process(pid: int) -> Process | None:
-    """Returns the process that has this pid now; None: there is no such process."""
+    """Returns the process that has this pid now, or None if there is no such process."""
     found = _stat(pid)
     return Process(pid, found[1]) if found else None
 
@@ -114,7 +116,7 @@ def command_lines() -> Iterator[tuple[Process, list[str]]]:
             words = (entry / "cmdline").read_bytes()
         except OSError:
             continue
-        # Threads of the kernel have no command line.
+        # Threads of the kernel have no command line, so they are skipped.
         if words and (process := this_process(int(entry.name))) is not None:
             yield process, os.fsdecode(words).split("\0")
 
@@ -133,12 +135,13 @@ def executor_processes(directory: Path) -> list[tuple[Process, list[str]]]:
     """
     path = f"{directory.absolute()}/"
     either = "|".join(re.escape(each) for each in (path, json.dumps(path)[1:-1]))
-    # A path in the middle of a longer path belongs to another cluster's directory.
+    # If the directory's path is only the middle of a longer path, the longer path belongs to
+    # another cluster.
     mark = re.compile(rf"(?:^|[\"'=:, ])(?:{either})")
     return [
         (process, words)
         for process, words in command_lines()
-        # The cheap test comes first, because few processes belong to executors.
+        # This cheap test comes first, because few processes belong to executors.
         if _serves(words) or any("task_executor" in word for word in words)
         if any(mark.search(word) for word in words) and process.is_running()
     ]
@@ -153,19 +156,20 @@ def front_of(config_file: Path) -> Process | None:
 
 
 def control_groups(state_dir: Path) -> list[Path]:
-    """Returns the existing control groups that the note of the executor's helper lists."""
+    """Returns those control groups in the note of the executor's helper that exist."""
     try:
         note = json.loads((state_dir / "helper" / "helper.json").read_text(encoding="utf-8"))
         paths = [Path(path) for path in dict.fromkeys(note["base"].values())]
     except (OSError, ValueError, KeyError, AttributeError, TypeError):
         return []
-    # The caller removes these directories, so accept no other paths from the note.
+    # The caller removes these directories, so ignore all paths in the note that are outside the
+    # cgroup file system.
     return [path for path in paths if str(path).startswith(_CGROUPS) and path.is_dir()]
 
 
 def fronts_below(directory: Path) -> Iterator[Path]:
-    """Yields the paths of live fronts' configuration files below a directory. The files may have
-    been deleted.
+    """Yields the paths of live fronts' configuration files below a directory, even if the files
+    were deleted.
     """
     for process, words in command_lines():
         if _serves(words) and process.is_running():
@@ -173,17 +177,16 @@ def fronts_below(directory: Path) -> Iterator[Path]:
 
 
 def groups_around(processes: Iterable[Process], executor_id: str) -> list[Path]:
-    """Returns the control groups of an executor that contain the given processes.
-
-    The control groups are found even if the helper's note is missing.
+    """Returns the control groups of an executor that contain the given processes, even if the
+    helper's note is missing.
     """
     mark, found = f"/finegrain/{executor_id}/", dict[Path, None]()
     for process in processes:
         with suppress(OSError):
             for line in (_PROC / str(process.pid) / "cgroup").read_text().splitlines():
                 _, controllers, path = line.split(":", 2)
-                # Only the executor's group and all groups below may be removed. The groups above do
-                # not belong to the executor.
+                # The caller removes the returned group and all groups below it. So return the
+                # executor's own group: the groups above it do not belong to the executor.
                 above, within, _ = f"{path}/".partition(mark)
                 if within:
                     top = Path(_CGROUPS, controllers.removeprefix("name="))

@@ -1,23 +1,23 @@
 """The interface of a provider: the component that starts and stops executors on request.
 
 The engine (`engine/scaling`) decides when to start an executor, with which shape, and when to stop
-it. `service/provisioning.py` passes these decisions to a provider, which carries them out. Two
-providers come with finegrain: `process` (executors on this host) and `command` (the administrator's
-own command templates). To write another provider, implement `Provider` and `ProviderKind`, and
-register the kind as an entry point of the group "finegrain.providers". docs/providers.md shows an
-example.
+it. `service/provisioning.py` passes these decisions to a provider, which carries them out.
+finegrain has two built-in providers: `process` (executors on this host) and `command` (the
+administrator's own command templates). To write another provider, implement `Provider` and
+`ProviderKind`, and register the kind as an entry point of the group "finegrain.providers".
+docs/providers.md shows an example.
 
 Every provider must guarantee the following, even if the resource manager is killed at any moment:
 
-- An executor is identified only by its id. A resource manager may not know whether `start` had an
-  effect. It then calls `start` again for the same id, with `again`. Afterwards exactly one executor
-  of this id runs.
-- `stop` may be called at any time. The executor may still be starting, may never have started, or
-  may have stopped already. `stop` returns only when nothing of the executor is left. If the
+- An executor is identified only by its id. If a resource manager does not know whether `start` had
+  an effect, it calls `start` again for the same id, with `again`. Afterwards exactly one executor
+  with this id runs.
+- `stop` can be called at any time: while the executor starts, after it has stopped, and even if it
+  was never started. `stop` returns only when no process and no file of the executor is left. If the
   provider does not know whether something is left, `stop` raises an error.
-- A provider needs data on disk for these guarantees. It writes the data before it starts anything,
+- A provider needs data on disk for these guarantees. It writes the data before it starts a process,
   unless it can determine the data later.
-- Executors outlive the resource manager; `close` stops no executor.
+- Executors continue to run when the resource manager stops. `close` stops no executor.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from finegrain.resources import Amounts
 from resource_manager.engine.model.settings import ExecutorShape
 
 PROVIDED_AS_VARIABLE = "FINEGRAIN_PROVIDED_AS"
-"""The environment variable with the shape of an executor. The executor sends the shape when it
-registers.
+"""The environment variable with the shape of an executor. The executor sends the name of the shape
+when it registers.
 """
 
 
 class ProviderFailed(FinegrainError):
-    """A provider could not carry out a request; the message is for the administrator."""
+    """A provider could not carry out a request. The error's message is for the administrator."""
 
 
 class Presence(StrEnum):
-    """A provider's knowledge about an executor: does the executor run?"""
+    """What a provider knows about an executor: whether it runs."""
 
     RUNS = "RUNS"  # the executor runs, or is starting
     # the executor ended by itself; `stop` removes its remaining processes and files
@@ -64,7 +64,7 @@ class Observation:
 class Started:
     """Result of a successful start.
 
-    The provider needs `handle` to stop the executor. People see the handle, too.
+    The provider needs `handle` to stop the executor. The handle is also shown to people.
     """
 
     handle: str = ""
@@ -75,9 +75,9 @@ class Started:
 class ProviderContext:
     """Data about the resource manager that a provider works for."""
 
-    state_dir: Path  # state directory; each provider has a folder in it for its files
+    state_dir: Path  # state directory; each provider has a folder for its files in this directory
     managers: tuple[str, ...]  # addresses at which executors register
-    standby: bool = False  # another resource manager may have led before, on another host
+    standby: bool = False  # an earlier leader possibly ran on another host
     log_level: str = "info"
 
     def token_file(self, executor_id: str) -> Path:
@@ -89,7 +89,7 @@ class ProviderContext:
         return (self.state_dir / "join-tokens" / f"{executor_id}.token").absolute()
 
     def token(self, executor_id: str) -> str:
-        """Returns the join token of an executor; empty if there is no file."""
+        """Returns the join token of an executor. The token is empty if there is no file."""
         try:
             return self.token_file(executor_id).read_text(encoding="ascii").strip()
         except (OSError, UnicodeDecodeError):
@@ -101,8 +101,9 @@ class ReadShape:
     """The part of a shape's configuration that belongs to the provider, as the provider's kind
     decoded it.
 
-    `total`: the capacity of one executor, if the provider determines it instead of the
-    administrator. `count_max`: the maximum number that can exist at a time; 0: no limit.
+    `total` is the capacity of one executor, if the provider determines the capacity instead of the
+    administrator. `count_max` is the maximum number of executors of this shape at a time; 0 means
+    no limit.
     """
 
     settings: Any
@@ -122,42 +123,44 @@ class ConfiguredShape:
 class Provider(Protocol):
     """Starts and stops executors.
 
-    Calls for one executor never overlap, but calls for different executors may overlap.
+    Calls for one executor never overlap, but calls for different executors can overlap.
 
-    A call may be cancelled, because the resource manager stops or no longer needs its result. The
-    call then raises CancelledError, but only after all work that it began has ended.
+    The resource manager can cancel a call, because it stops or no longer needs the result. A
+    cancelled call raises CancelledError, but only after all work that the call began has ended.
     """
 
     async def start(self, executor_id: str, shape: str, *, again: bool) -> Started:
-        """Starts an executor that will register as `executor_id`. Does not wait for the
+        """Starts an executor that must register as `executor_id`. Does not wait for the
         registration.
 
-        After a failure the provider need not undo anything, because `stop` follows.
+        After a failure the provider need not undo anything, because the resource manager calls
+        `stop`.
 
         Args:
             executor_id: the id with which the executor must register.
             shape: name of the shape.
-            again: True: an earlier call may have started the executor.
+            again: whether an earlier call possibly started the executor.
 
         Raises:
             ProviderFailed: the executor could not be started; the message says why.
         """
 
     async def stop(self, executor_id: str, shape: str, handle: str) -> str:
-        """Stops an executor, and removes all parts of it. Returns only when no part is left.
+        """Stops an executor, and removes its processes and files. Returns only when none of them is
+        left.
 
         Args:
             executor_id: the executor to stop.
-            shape: name of its shape, which may no longer be configured.
-            handle: the handle that `start` returned; empty: the resource manager does not know the
-                handle.
+            shape: name of the executor's shape, which is possibly no longer configured.
+            handle: the handle that `start` returned, or empty if the resource manager does not know
+                the handle.
 
         Returns:
-            A message for people; empty if there is nothing to say.
+            A message for people. It is empty if there is nothing to say.
 
         Raises:
-            ProviderFailed: something of the executor may be left. The resource manager tries again
-                later.
+            ProviderFailed: processes or files of the executor are possibly left. The resource
+                manager tries again later.
         """
 
     async def status(self, executor_id: str, shape: str, handle: str) -> Observation:
@@ -168,33 +171,36 @@ class Provider(Protocol):
         """
 
     def owns(self, executor_id: str) -> bool:
-        """Returns True if the provider has a record of an executor. The shape of the executor need
-        not be configured any more.
+        """Returns whether the provider has a record of an executor, even if the executor's shape is
+        not configured any more.
         """
 
     def noted(self) -> list[str]:
-        """Returns the ids of all executors that the provider has a record of. May block briefly.
+        """Returns the ids of all executors that the provider has a record of. The call can block
+        briefly.
 
-        After a restore from a backup, the resource manager's state may lack some of these
-        executors. The resource manager stops the executors that stay unknown for some time.
+        After a restore from a backup, some of these executors are possibly missing in the resource
+        manager's state. The resource manager stops executors that stay unknown for some time.
         """
 
     async def close(self) -> None:
-        """Frees the provider's resources in this process. Executors continue to run."""
+        """Releases the provider's resources in this process. Executors continue to run."""
 
 
 class ProviderKind(Protocol):
     """Decodes the configuration of one kind of provider and creates the provider."""
 
     def read_common(self, table: ConfigTable) -> Any:
-        """Decodes the table [NAME] of the file, which all shapes of this provider share.
+        """Decodes the table [NAME] of the file, where NAME is the provider's name. All shapes of
+        this provider share this table.
 
         Raises:
             ConfigurationError: a value is invalid; see `ConfigTable`.
         """
 
     def read_shape(self, table: ConfigTable, name: str) -> ReadShape:
-        """Decodes the provider's own table [shape.NAME] of the shape `name`.
+        """Decodes the provider's own table [shape.NAME] of the shape `name`. NAME is the provider's
+        name.
 
         Raises:
             ConfigurationError: a value is invalid; see `ConfigTable`.
@@ -206,7 +212,7 @@ class ProviderKind(Protocol):
         Args:
             common: the result of `read_common`.
             shapes: settings of each shape, by the shape's name.
-            file: the configuration file, for errors.
+            file: the providers' file, which errors name.
 
         Raises:
             ConfigurationError: shapes exclude each other, or this host cannot provide them.
@@ -219,7 +225,7 @@ class ProviderKind(Protocol):
 
         Args:
             common: the result of `read_common`.
-            shapes: the shapes of this provider. Even without shapes, the provider is needed to stop
+            shapes: the shapes of this provider, possibly none. A provider without shapes stops
                 executors of an earlier configuration.
             context: the resource manager that the provider works for.
 

@@ -34,7 +34,7 @@ def find_kind(name: str) -> ProviderKind:
     for each in entry_points(group=ENTRY_POINTS, name=name):
         try:
             kind: ProviderKind = each.load()()
-        except Exception as error:  # code of other authors may raise any error
+        except Exception as error:  # code of other authors can raise any error
             raise ConfigurationError(
                 f"the provider {name!r} ({each.value}) cannot be loaded: {error!r}",
                 details={"provider": name},

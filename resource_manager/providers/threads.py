@@ -1,6 +1,6 @@
-"""Runs blocking work of providers in threads. So callers can cancel the work.
+"""Runs blocking work of providers in threads, so that callers can cancel the work.
 
-A cancelled call returns only after its work has ended, so two calls for one executor never overlap.
+A cancelled call ends only after its work has ended, so two calls for one executor never overlap.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ T = TypeVar("T")
 
 
 class Cancellation:
-    """Tells work in a thread to end.
+    """A request to end the work in a thread.
 
-    The pipe is created when `fileno` is first called. Calls that still wait for a thread need no
-    descriptors, and there may be many.
+    The pipe is created when `fileno` is first called. So the calls that still wait for a thread,
+    which can be many, need no descriptors.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Cancellation:
         with self._lock:
             if self._pipe is None:
                 self._pipe = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-                # The cancellation may have been set before the pipe existed.
+                # The cancellation was possibly set before the pipe existed.
                 self._tell()
             return self._pipe[0]
 
@@ -44,7 +44,9 @@ class Cancellation:
             self._tell()
 
     def close(self) -> None:
-        """Closes the descriptors. The caller must call it when the work has ended."""
+        """Closes the descriptors. The caller of the work must call this method when the work has
+        ended.
+        """
         # The lock keeps `set` from writing to a descriptor that was closed and reused.
         with self._lock:
             for descriptor in self._pipe or ():
@@ -58,18 +60,19 @@ class Cancellation:
 
 
 async def in_thread(threads: ThreadPoolExecutor, work: Callable[[Cancellation], T]) -> T:
-    """Runs `work` in one of the threads. Waits for a thread if all are busy.
+    """Runs `work` in one of the threads. Waits for a free thread if all threads are busy.
 
     If the caller is cancelled, the function sets the work's cancellation, and raises CancelledError
     only after the work has ended.
     """
     cancellation = Cancellation()
     began = threads.submit(work, cancellation)
-    # Wrap the future. So the wait does not block the event loop.
+    # Wrap the future, so that the wait does not block the event loop.
     future = asyncio.wrap_future(began)
     cancelled: asyncio.CancelledError | None = None
     try:
-        # A cancelled caller continues to wait. The caller may be cancelled several times.
+        # A cancelled caller must also wait until the work has ended. The loop is needed, because
+        # the caller can be cancelled several times.
         while not future.done():
             try:
                 await asyncio.wait([future])
@@ -80,7 +83,7 @@ async def in_thread(threads: ThreadPoolExecutor, work: Callable[[Cancellation], 
         if cancelled is not None:
             if not future.cancelled():
                 future.exception()  # marks the exception as retrieved, or asyncio logs it
-            # The work has ended, so the next call for this executor may begin.
+            # The work has ended, so the next call for this executor can begin.
             raise cancelled
         return future.result()
     finally:
