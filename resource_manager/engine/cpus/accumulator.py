@@ -1,34 +1,34 @@
 """Takes free cpus for one slot in Koordinator's order: whole cores, or threads spread over cores.
 
 The algorithm is the cpu accumulator of Koordinator's scheduler (`takeCPUs` in the plug-in
-nodenumaresource, commit a7a1b76). It is limited to cpus that are never shared. This module uses
-Koordinator's names for the lists:
+nodenumaresource, commit a7a1b76). This module uses the algorithm only for cpus that no two slots
+share. The lists have Koordinator's names:
 
 - A and B: whole free cores, per NUMA node and per package
 - C and D: free cpus, per NUMA node and per package
 - E: all free cpus
 
-The smallest kind of group that is large enough is tried first: nodes, then packages, then the whole
-host. The strategy orders the groups of one kind: LeastAllocated begins with the group with the most
-free cpus. MostAllocated begins with the group with the fewest free cpus.
+Small groups of cpus are tried before large groups: first nodes, then packages, then the whole host.
+The strategy orders the groups of one kind: LeastAllocated begins with the group with the most free
+cpus. MostAllocated begins with the group with the fewest free cpus.
 
 Example: one package with two NUMA nodes of four cores with two threads each. Node 0 has cpus 0-3
-and 8-11, node 1 has 4-7 and 12-15; cpu n and cpu n + 8 share a core. Cpus 0, 1 and 8 are taken, so
-node 0 has two whole free cores, 2 and 3, and node 1 has four.
+and 8-11, node 1 has 4-7 and 12-15; cpu n and cpu n + 8 share a core. Cpus 0, 1 and 8 are taken. So
+node 0 has two whole free cores (2 and 3), and node 1 has four whole free cores.
 
     need                  list   LeastAllocated    MostAllocated
     4 in whole cores      A      4-5, 12-13        2-3, 10-11
     4 spread              C      4-7               4-7
     10 in whole cores     B      2-6, 10-14        2-6, 10-14
 
-In the second row, node 0 offers only one thread of each core, which is three cpus (2, 3 and 9). So
-both strategies take node 1. In the third row, no node has ten free cpus, so the cpus come from the
-whole package.
+In the second row, only one thread of each core is offered. So node 0 offers three cpus (2, 3 and
+9), and both strategies take node 1. In the third row, no node has ten free cpus, so the cpus come
+from the whole package.
 
 There are two differences from Koordinator. First, a slot may have to use NUMA nodes that other
 slots claim. The slot then still avoids the claimed cores on these nodes. Second, cores may have
 different numbers of threads. So a number such as "cpus per node" is the number of the largest node,
-and not the average. On regular hosts, the largest node equals the average.
+not the average over all nodes. On regular hosts, the two numbers are equal.
 
 The caller must pass only cpus that all required policies allow, because this module does not check
 the required policies.
@@ -45,8 +45,8 @@ from resource_manager.engine.cpus.packed import bits_of
 
 
 class _Pass(NamedTuple):
-    """One attempt with list C or D. It consists of the cpus that must not be taken, and of a flag.
-    If the flag is set, only one thread of each core is offered.
+    """One attempt with list C or D. The cpus in `barred` are not taken. If `one_per_core` is set,
+    only one thread of each core is offered.
     """
 
     barred: int = 0
@@ -54,7 +54,8 @@ class _Pass(NamedTuple):
 
 
 class Accumulator:
-    """Takes cpus for one slot. Counts the free cpus, and the cpus that the slot still needs.
+    """Takes cpus for one slot. The object keeps the free cpus, and the number of cpus that the slot
+    still needs.
 
     `core_claimed` contains the cpus of other slots that claim their cores. `node_claimed` contains
     the cpus of other slots that claim their NUMA nodes (see `ExclusivePolicy`).
@@ -82,10 +83,10 @@ class Accumulator:
         self._taken = 0
 
     def take(self, need: int, whole_cores: bool) -> int:
-        """Takes `need` cpus, and returns them. At least `need` cpus must be free."""
+        """Takes `need` cpus, and returns the cpus. At least `need` cpus must be free."""
         self._need = need
         layout = self._layout
-        # Without SMT, each core is one cpu, so lists A and B are also right for threads.
+        # Without SMT, each core is one cpu, so lists A and B can be used for single threads, too.
         if (whole_cores or layout.per_core == 1) and self._take_whole_cores():
             return self._taken
         # If whole cores are preferred but missing, lists C and D are skipped.
@@ -99,8 +100,8 @@ class Accumulator:
         return self._taken
 
     def take_whole_cores_only(self, need: int) -> int | None:
-        """Returns free whole cores of the host that together have exactly `need` threads; None:
-        there are no such cores.
+        """Returns the cpus of free whole cores of the host that together have exactly `need`
+        threads. The result is None if there are no such cores.
         """
         cores = [
             core for group in self._packages_of_whole_cores() for core in _largest_first(group)
@@ -126,8 +127,8 @@ class Accumulator:
         return self._take_whole_groups()
 
     def _take_whole_groups(self) -> bool:
-        """Takes whole packages if the slot needs more cpus than each group has. Then it takes
-        single cores of the smallest remaining package.
+        """Takes all whole cores of one package after the other while the slot needs at least that
+        many cpus. Then it takes single cores of the smallest remaining package.
         """
         left = []
         by_size = sorted(self._packages_of_whole_cores(), key=_size, reverse=True)
@@ -139,11 +140,11 @@ class Accumulator:
                     self._take(core)
                 if not self._need:
                     return True
-        # The smallest remaining package is broken up first. So larger packages keep their whole
-        # cores.
+        # Single cores are taken from the smallest remaining package first, so that larger packages
+        # keep their whole cores.
         for group in sorted(left, key=_size):
             for core in group:
-                # A core with more threads would give more cpus than needed.
+                # A core with more threads than the remaining need would give too many cpus.
                 if core.bit_count() <= self._need:
                     self._take(core)
             if not self._need:
@@ -280,13 +281,13 @@ class Accumulator:
             cores = left
 
     def _cores_in_order(self, free: int) -> list[int]:
-        """Returns the free threads of each core. The cores of one package come first: the package
-        that has given the slot the most cpus so far.
+        """Returns the free threads of each core. Cores of the package that has given the slot the
+        most cpus so far come first.
         """
         layout, sign, taken = self._layout, self._sign, self._taken
         of_package = [
-            # The number is negative: packages that gave the most cpus must come first. This keeps
-            # the slot's cpus close together.
+            # The number is negative, so that packages that gave the most cpus come first. This
+            # order keeps the slot's cpus close together.
             (-(taken & package.mask).bit_count(), sign * (free & package.mask).bit_count())
             for package in layout.packages
         ]
@@ -330,10 +331,10 @@ class Accumulator:
 
 
 def whole_cores_of(cores: Sequence[int], need: int) -> int | None:
-    """Returns the cpus of some cores that together have exactly `need` threads; None: no choice of
-    cores has this number of threads. Cores that come early in `cores` are preferred.
+    """Returns the cpus of some cores that together have exactly `need` threads. The result is None
+    if no choice of cores has this number of threads. Cores near the start of `cores` are preferred.
 
-    This is the subset-sum problem, solved by dynamic programming. A set of possible sums is an
+    The function solves the subset-sum problem by dynamic programming. A set of possible sums is an
     integer with one bit for each sum.
     """
     # Bit n of sums[i] is set if some of the cores at positions >= i have n cpus together.

@@ -4,8 +4,8 @@ Before this module is called, `resolve.py` has resolved the policies, and `pinni
 candidate cpus. A mask is a set of nodes. This module tries the masks that the NUMA policy admits,
 the best mask first. It stops at the first mask that works.
 
-Example: a slot would need one NUMA node of the empty host. Now neither node alone has enough, but
-both nodes together have enough.
+Example: a slot would need one NUMA node of the empty host. At present, neither of two nodes alone
+has enough, but both nodes together have enough.
 
     SingleNUMANode, Restricted (required)    refused: NUMA_UNALIGNED
     the same, only preferred                 on both nodes, with a note
@@ -13,8 +13,8 @@ both nodes together have enough.
     any but SingleNUMANode, and the empty    on both nodes, without a note, because one node is
     host would need two nodes                never enough
 
-If a preferred policy cannot be met, BestEffort is tried instead. If this fails, too, the slot is
-not aligned.
+If a preferred policy cannot be met, BestEffort is tried instead. If BestEffort fails, too, the slot
+is placed without alignment.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Case:
         self._ledger = ledger
         self._request = request
         self._resolved = resolved
-        self._candidates = candidates  # cpus to choose from; None: the slot runs in shared pools
+        self._candidates = candidates  # cpus to choose from; None if the slot runs in shared pools
         # set if only devices were missing on some nodes
         self._without_devices: HostRefusal | None = None
 
@@ -83,7 +83,9 @@ class Case:
         return replace(found, devices=devices)
 
     def _devices_on(self, nodes: Sequence[int] | None) -> tuple[DeviceShare, ...] | HostRefusal:
-        """Chooses devices that are attached to the nodes at these positions; None: any nodes."""
+        """Chooses devices that are attached to the nodes at these positions. None stands for any
+        nodes.
+        """
         if not self._request.devices:
             return ()
         known = self._ledger.layout.nodes
@@ -94,8 +96,8 @@ class Case:
     def _pinned(
         self, candidates: int, notes: tuple[str, ...], devices: tuple[DeviceShare, ...]
     ) -> CpuAssignment | HostRefusal:
-        """Assigns dedicated cpus: on the nodes of the devices if these nodes have enough cpus, or
-        else on any nodes.
+        """Assigns dedicated cpus. The cpus are on the nodes of the devices if these nodes have
+        enough cpus, and on any nodes otherwise.
         """
         nodes = self._nodes_of(devices)
         near = pick_on(self._ledger, self._resolved, candidates, nodes) if nodes else None
@@ -135,8 +137,8 @@ class Case:
 
     def _burst_nodes(self) -> list[int]:
         """Returns the nodes with a shared pool that is large enough. The pool must have at least as
-        many cpus as the slot's limit, and enough cpu that is not promised to other slots. The
-        smallest pool comes first (best fit).
+        many cpus as the slot's limit, and enough cpu that is not promised to other slots. The node
+        with the smallest pool comes first (best fit).
         """
         ledger = self._ledger
         limit, booked = self._burst_limit(), self._request.cpu_milli
@@ -155,14 +157,14 @@ class Case:
 
     def aligned(self) -> CpuAssignment | HostRefusal:
         """Assigns NUMA nodes by the resolved policy. If the policy is only preferred and cannot be
-        met, the method tries BestEffort, and at last no alignment.
+        met, the method tries BestEffort, and then no alignment.
         """
         resolved = self._resolved
         found = self._aligned_by(resolved.numa)
         if not isinstance(found, HostRefusal):
             return found
-        # BestEffort demands nothing. So a slot may be placed without alignment even if it requires
-        # BestEffort.
+        # BestEffort excludes no placement. So a slot that requires BestEffort can also be placed
+        # without alignment.
         if resolved.numa_required and resolved.numa is not NumaPolicy.BEST_EFFORT:
             return found
         note = f"NUMA policy {resolved.numa} was preferred: {found.text}"
@@ -190,8 +192,8 @@ class Case:
         return self._on_nodes(policy, self.needs(), (note,))
 
     def needs(self, nodes: Sequence[int] | None = None) -> Quantities:
-        """Returns the amounts that the slot needs, and the amounts that `nodes` have (None: all
-        nodes).
+        """Returns the amounts that the slot needs, and the amounts that `nodes` have. None stands
+        for all nodes.
         """
         ledger, resolved, candidates = self._ledger, self._resolved, self._candidates
         preferred = None if candidates is None else preferred_cpus(ledger, resolved, candidates)
@@ -217,12 +219,12 @@ class Case:
                 found = self._on_one_of(policy, needs, masks, smallest or size, notes)
             if found is not None:
                 break
-        # If one node of a mask has no free amount of a dimension, the mask is no hint. But all
-        # nodes together may still have enough, and BestEffort admits this mask.
+        # A mask is no hint if one of its nodes has no free amount of a dimension. But all nodes
+        # together can still have enough, and BestEffort admits the mask of all nodes.
         if found is None and policy is NumaPolicy.BEST_EFFORT:
             found = self.assigned_on(needs, needs.nodes, notes)
         if found is None:
-            # If only devices were missing on some nodes, the refusal names them.
+            # If only devices were missing on some nodes, the refusal names the missing devices.
             return self._without_devices or unaligned(policy, needs, smallest)
         return self._noted(found, smallest)
 
@@ -244,7 +246,9 @@ class Case:
         preferred_size: int,
         notes: tuple[str, ...],
     ) -> CpuAssignment | None:
-        """Assigns the slot to the best mask of one size that works; None: no mask works."""
+        """Assigns the slot to the best mask that works among masks of one size. The result is None
+        if no mask works.
+        """
         provider = hints(needs, masks, preferred_size)
         # Masks are ranked by amounts only. If no suitable cpus can be chosen on a mask, the next
         # mask is tried.
@@ -275,8 +279,8 @@ class Case:
 
     @cached_property
     def _whole_cores(self) -> list[Mapping[int, int]]:
-        """For each node, how many of the candidates are whole cores, by number of threads per
-        core.
+        """For each node, the number of whole cores whose threads are all candidates, by number of
+        threads per core.
         """
         layout, candidates = self._ledger.layout, self._candidates or 0
         return [whole_widths(cores, candidates) for cores in layout.cores_of_node]
@@ -284,7 +288,7 @@ class Case:
     def assigned_on(
         self, needs: Quantities, nodes: Sequence[int], notes: tuple[str, ...]
     ) -> CpuAssignment | None:
-        """Assigns exactly these nodes to the slot; None: the nodes cannot serve the slot.
+        """Assigns exactly these nodes to the slot. None if the nodes cannot serve it.
 
         Args:
             needs: the amounts that the slot needs of nodes.

@@ -1,8 +1,8 @@
 """Decides whether one host can serve a slot, and chooses the slot's cpus, NUMA nodes and devices.
 
-This module serves slots of all kinds. A slot may have dedicated cpus, be aligned to NUMA nodes, be
-bound to the shared pool of one node, have devices, or have none of these. The caller has checked
-the amounts of the host as a whole.
+This module serves slots of all kinds: slots with dedicated cpus, slots that are aligned to NUMA
+nodes, slots that are bound to the shared pool of one node, slots with devices, and slots with none
+of these. The caller has already checked the amounts of the host as a whole.
 
 Every assignment meets all required policies. A slot is never refused because of a policy that is
 only preferred. If such a policy cannot be met, the assignment has a note about it.
@@ -45,8 +45,8 @@ def assign(ledger: CpuLedger | None, request: CpuRequest) -> CpuAssignment | Hos
     The result depends only on the request and on the present assignments of slots.
 
     Args:
-        ledger: the cpu ledger of the host. None: the host does not report its cores and nodes. Such
-            a host serves only slots without needs for particular cpus or nodes.
+        ledger: the cpu ledger of the host. None if the host does not report its cores and nodes.
+            Such a host serves only slots that need no particular cpus or nodes.
         request: the needs of the slot.
     """
     if request.policy.neighbor_job:
@@ -56,12 +56,12 @@ def assign(ledger: CpuLedger | None, request: CpuRequest) -> CpuAssignment | Hos
 
 def _among_neighbors(ledger: CpuLedger | None, request: CpuRequest) -> CpuAssignment | HostRefusal:
     """Returns the assignment that meets all required rules about neighbors, and as many preferred
-    rules as possible; or why there is none.
+    rules as possible. If there is no such assignment, the result is the refusal.
     """
     rules = request.policy.neighbors
     preferred = [rule for rule in rules if not rule.required]
-    # A slot that has only labels needs no check on a host with unknown cores: no slot with rules is
-    # placed there.
+    # A slot that has labels but no rules needs no check on a host with unknown cores, because no
+    # slot with required rules is placed there.
     if ledger is None:
         if len(preferred) < len(rules):
             return NO_NEIGHBORS_KNOWN
@@ -73,7 +73,8 @@ def _among_neighbors(ledger: CpuLedger | None, request: CpuRequest) -> CpuAssign
             if not isinstance(found, HostRefusal):
                 return _noted(found, dropped, refusal)
             refusal = found
-    # The last try dropped all preferred rules, so its refusal is about what is required.
+    # The last attempt dropped all preferred rules, so its refusal is about the required rules and
+    # policies.
     return refusal or NO_NEIGHBORS_KNOWN
 
 
@@ -107,8 +108,8 @@ def _noted(
 def _assign(
     ledger: CpuLedger | None, request: CpuRequest, zone: Zones | None
 ) -> CpuAssignment | HostRefusal:
-    """Chooses cpus, nodes and devices. `zone` has the only cpus that the slot may have; None: any
-    cpus.
+    """Chooses cpus, nodes and devices. The slot may have only the cpus in `zone`. If `zone` is
+    None, the slot may have any cpus.
     """
     if ledger is None:
         return NO_DEVICES_KNOWN if request.devices else without_topology(request.policy)
@@ -129,7 +130,7 @@ def _assign(
                 return HostRefusal(zone.blocker, f"{left}: {zone.rules}")
         candidates = cpus
     elif refusal := empty_pool(ledger, resolved):
-        # A slot in a pool needs at least one cpu in the pool, even if it books very little.
+        # A slot in a pool needs at least one cpu in the pool, even if it books less than one cpu.
         return refusal
     case = Case(ledger, request, resolved, candidates)
     return case.aligned() if resolved.numa.aligns else case.anywhere(())
@@ -172,8 +173,9 @@ def assign_together(
     together, and not for one slot after the other. The function does not change the ledger.
 
     Returns:
-        The assignments. None: there are no GPUs to choose together, or `assign_many` meets more of
-        the preferred policies. In both cases, the caller uses `assign_many`.
+        The assignments. The result is None if there are no GPUs to choose together, if some slot
+        cannot be assigned in this way, or if `assign_many` meets more of the preferred policies. In
+        all three cases, the caller uses `assign_many`.
     """
     sets = gpus_together(ledger.devices, [each.devices for each in requests])
     if sets is None:
@@ -201,7 +203,8 @@ def _scratch_key(number: int) -> SlotKey:
 
 def fits_empty(ledger: CpuLedger | None, request: CpuRequest) -> HostRefusal | None:
     """Returns the reason why this host, with its present settings, could not serve the request even
-    if it were empty; None: it could serve the request. Equal hosts share a cached result.
+    if the host were empty. The result is None if the host could serve the request. Equal hosts
+    share a cached result.
     """
     found = (
         assign(None, request) if ledger is None else _assigned_empty(HostKind.of(ledger), request)
@@ -214,12 +217,12 @@ def score(ledger: CpuLedger | None, request: CpuRequest, assignment: CpuAssignme
     better.
 
     A host that meets all preferred policies gets at least half of `SCORE_MAX`. Any other host gets
-    at most half. Each note after the first note halves the score again. Between hosts with equally
-    many notes, the score of the NUMA strategy decides. It is computed over the slot's nodes. If the
-    slot is bound to no node, it is computed over all cpus.
+    at most half of `SCORE_MAX`. Each note after the first note halves the score again. Between
+    hosts with equally many notes, the score of the NUMA strategy decides. This score is computed
+    over the slot's nodes, or over all cpus of the host if the slot is bound to no node.
 
     Args:
-        ledger: the cpu ledger of the host; None: the host does not report its cores and nodes.
+        ledger: the cpu ledger of the host. None if the host does not report its cores and nodes.
         request: the needs of the slot.
         assignment: the result of `assign`.
     """
@@ -233,8 +236,8 @@ def score(ledger: CpuLedger | None, request: CpuRequest, assignment: CpuAssignme
         value = needs.score(nodes)
     else:
         cpus = ledger.pinnable.bit_count()
-        # Slots may still have cpus that are not pinnable any more, for example because these cpus
-        # were reserved later. Such cpus do not count.
+        # Some slots possibly have cpus that are no longer pinnable, for example because an
+        # administrator reserved these cpus later. Such cpus do not count.
         taken = (ledger.pinned & ledger.pinnable).bit_count()
         value = share_score(strategy, cpus * MILLI, taken * MILLI + request.cpu_milli)
     unmet = len(assignment.notes)

@@ -56,9 +56,9 @@ def empty_ledger(kind: HostKind) -> CpuLedger:
     """Returns the cpu ledger of a host of this kind without slots. All hosts of the kind share it,
     so callers must not change it.
     """
-    # Offline cpus and cpus of a kubelet are left out, because slots cannot have them on an empty
-    # host. All devices are usable here, because a device that gets no new slots now may get new
-    # slots later.
+    # Offline cpus and cpus of a kubelet are left out, because slots cannot have these cpus even on
+    # an empty host. All devices are usable in this ledger, because a device that gets no new slots
+    # now can get new slots later.
     ledger = CpuLedger(
         kind.layout,
         kind.policy,
@@ -77,8 +77,8 @@ def empty_ledger(kind: HostKind) -> CpuLedger:
 
 @lru_cache(ANSWERS_KNOWN_MAX)
 def fewest_nodes_when_empty(kind: HostKind, request: CpuRequest) -> int | None:
-    """Returns the number of NUMA nodes that a slot would need on the empty host; None: all nodes
-    together are not enough.
+    """Returns the number of NUMA nodes that a slot would need on the empty host. The result is None
+    if all nodes together would not be enough.
     """
     ledger = empty_ledger(kind)
     resolved = resolve(request.policy, request.cpu_milli, kind.policy, ledger.layout)
@@ -98,7 +98,7 @@ def fewest_nodes_when_empty(kind: HostKind, request: CpuRequest) -> int | None:
             choose_devices(ledger.devices, request.devices, ids), HostRefusal
         ):
             return False
-        # If all cores are equal, it is sufficient that there are enough cpus.
+        # If all cores have equally many threads, nodes with enough cpus always work.
         if candidates is None or ledger.layout.uniform_cores:
             return True
         return pick_on(ledger, resolved, candidates, nodes) is not None

@@ -1,12 +1,12 @@
 """Computes NUMA hints: the sets of nodes that could serve a slot, each with a score.
 
 A hint is a mask: an integer whose bit n stands for the node at position n of the layout. A mask is
-a hint if its nodes together have enough of each amount that the slot needs. Cpus are only counted
-here. The cpus are chosen later, on the mask that the merge selects (`merge.py`).
+a hint if its nodes together have enough of each amount that the slot needs. This module only counts
+cpus. Particular cpus are chosen later, on the mask that the merge selects (`merge.py`).
 
 Example: two nodes have 8 cpus and 16 GiB each, and the strategy is LeastAllocated. Node 0 has 3
 cpus and 16 GiB free, node 1 has 8 cpus and 4 GiB free. A slot needs 3 cpus and 2 GiB. On the empty
-host one node could give this, so masks of one node are preferred.
+host, one node would be enough, so masks of one node are preferred.
 
     mask   preferred   score for cpu   for memory   mean
     0b01   yes         0 (8 of 8)      875          437
@@ -16,8 +16,8 @@ host one node could give this, so masks of one node are preferred.
 The score is the part that remains free after the slot is placed, in thousandths. The merge takes
 mask 0b01. Preferred masks come first, then masks with fewer nodes, then nodes that are close to
 each other. The score decides last. If the slot needed 4 cpus and 6 GiB, only mask 0b11 would be a
-hint, but not a preferred hint. BestEffort would take it, but Restricted and SingleNUMANode would
-refuse the slot.
+hint, and it would not be preferred. BestEffort would take this mask, but Restricted and
+SingleNUMANode would refuse the slot.
 """
 
 from __future__ import annotations
@@ -52,9 +52,11 @@ class Quantities:
         strategy: the host's NUMA strategy.
         need: needed amount by dimension. Dimensions that no node reports are left out.
         available: amount that each node can still give, by dimension and position of the node.
-        capacity: amount that each node has for slots, whether taken or not, in the same form.
+        capacity: total amount that each node has for slots, including taken amounts, in the form of
+            `available`.
         nodes: positions of the nodes that can give cpus.
-        preferred_cpus: cpus that also meet the preferred policies; None: all cpus meet them.
+        preferred_cpus: cpus that also meet the preferred policies. None if all cpus meet these
+            policies.
     """
 
     layout: CpuLayout
@@ -66,8 +68,8 @@ class Quantities:
     preferred_cpus: int | None = None
 
     def of(self, dimension: str, nodes: Iterable[int]) -> list[tuple[int, int]]:
-        """Returns the nodes that give a dimension if the slot's cpus are on `nodes`. The result has
-        pairs of position and available amount.
+        """Returns the nodes that give a dimension if the slot's cpus are on `nodes`, as pairs of
+        position and available amount.
         """
         available = self.available[dimension]
         return [(at, available[at]) for at in self.places(dimension, nodes)]
@@ -81,8 +83,8 @@ class Quantities:
         return tuple(nodes)
 
     def lacking(self, nodes: Sequence[int]) -> str | None:
-        """Returns the first dimension of which these nodes together have too little; None: they
-        have enough of every dimension.
+        """Returns the first dimension of which these nodes together have too little. The result is
+        None if the nodes have enough of every dimension.
         """
         for dimension, need in self.need.items():
             if sum(has for _, has in self.of(dimension, nodes)) < need:
@@ -90,13 +92,13 @@ class Quantities:
         return None
 
     def score(self, nodes: Sequence[int]) -> int:
-        """Returns a score from 0 to `SCORE_MAX`. It says how well these nodes would meet the
-        strategy after the slot was placed on them.
+        """Returns a score from 0 to `SCORE_MAX` that says how well these nodes would meet the
+        strategy if the slot were placed on them.
 
-        The score is a mean over the dimensions: of the free part (LeastAllocated,
-        DistributeEvenly), or of the taken part (MostAllocated). If only some cpus meet the
-        preferred policies, nodes with enough such cpus get the upper half of the range, and other
-        nodes the lower half.
+        With LeastAllocated and DistributeEvenly, the score is the mean of the free parts of all
+        dimensions. With MostAllocated, the score is the mean of the taken parts. If only some cpus
+        meet the preferred policies, nodes with enough such cpus get the upper half of the range,
+        and other nodes the lower half.
         """
         total = 0
         for dimension, need in self.need.items():
@@ -151,11 +153,11 @@ def quantities(
         ledger: the cpu ledger of the host.
         amounts: the amounts of the slot, as `aligned_amounts` returns them.
         strategy: the host's NUMA strategy.
-        candidate_cpus: the cpus that a slot with dedicated cpus can choose from; None: the slot has
-            no dedicated cpus.
-        nodes: positions of the nodes to try; None: all nodes with usable cpus.
-        preferred_cpus: the candidates that also meet the preferred policies; None: preferred
-            policies do not affect the score.
+        candidate_cpus: the cpus that a slot with dedicated cpus can choose from. None if the slot
+            has no dedicated cpus.
+        nodes: positions of the nodes to try. None stands for all nodes with usable cpus.
+        preferred_cpus: the candidates that also meet the preferred policies. If it is None,
+            preferred policies do not affect the score.
     """
     layout = ledger.layout
     every = range(len(layout.nodes))
@@ -164,7 +166,8 @@ def quantities(
         if name == CPU_MILLI and candidate_cpus is not None:
             need[name] = amount
             available[name] = [_milli(node.mask & candidate_cpus) for node in layout.nodes]
-            # The capacity includes taken cpus, because the score is a part of the whole capacity.
+            # The capacity includes taken cpus, because the score is computed as a part of the whole
+            # capacity.
             capacity[name] = [_milli(node.mask & ledger.pinnable) for node in layout.nodes]
         elif ledger.reports(name):
             need[name] = amount
@@ -187,7 +190,7 @@ def hints(needs: Quantities, masks: Iterable[int], preferred_size: int) -> dict[
     order of `masks`.
 
     If one node has no free amount of a dimension, a mask with this node is no hint for the
-    dimension. This applies even if the other nodes of the mask have enough.
+    dimension, even if the other nodes of the mask have enough.
 
     Args:
         needs: the amounts that the slot needs.
@@ -213,12 +216,12 @@ def hints(needs: Quantities, masks: Iterable[int], preferred_size: int) -> dict[
 
 
 def fewest_nodes(needs: Quantities, works: Callable[[Sequence[int]], bool]) -> int | None:
-    """Returns the size of the smallest mask that is a hint for every dimension; None: there is no
-    such mask.
+    """Returns the size of the smallest mask that is a hint for every dimension. The result is None
+    if there is no such mask.
 
     Args:
         needs: the amounts that the slot needs.
-        works: checks whether nodes with enough of all amounts can really serve the slot.
+        works: returns True if nodes that have enough of all amounts can really serve the slot.
     """
     for _, masks in masks_by_size(needs.layout, needs.nodes):
         for mask in masks:
@@ -274,8 +277,8 @@ def remoteness(layout: CpuLayout, mask: int) -> int:
     return sum(
         layout.nodes[one].distances[other]
         for one in nodes
-        # A node counts as 0 if some of its distances are missing, because incomplete distances
-        # cannot be compared.
+        # The distances of a node are left out if some of them are missing, because incomplete
+        # distances cannot be compared.
         if len(layout.nodes[one].distances) == len(layout.nodes)
         for other in nodes
     )

@@ -1,12 +1,12 @@
 """Describes the layout of one host's cpus: cores, NUMA nodes and packages.
 
-`Core.mask` has the threads of a core that are online and that the executor may use. A core may have
-any number of threads. Reserved threads stay in the mask of their core. So a core with a reserved
-thread is never a *whole* core for a slot.
+`Core.mask` has those threads of a core that are online and that the executor is allowed to use. A
+core may have any number of threads. Reserved threads stay in the mask of their core. So a core with
+a reserved thread is never a *whole* core for a slot.
 
-A layout never changes. Equal hosts share one layout object, so it can be the key of caches. A set
-of cpus is an integer whose bit n stands for cpu n. So a choice among hundreds of cpus takes
-microseconds.
+A layout never changes. Equal hosts share one layout object, so the object can be the key of caches.
+A set of cpus is an integer whose bit n stands for cpu n. With such sets, a choice among hundreds of
+cpus takes only microseconds.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from finegrain.cpuset import CpuSet
 LAYOUTS_KNOWN_MAX: Final = 1_024  # number of cached layouts; a cluster has few different layouts
 
 Row = tuple[int, int, int, int] | tuple[int, int, int, int, int]
-"""A cpu with its core, NUMA node and package. The optional last number is the group of cpus that
-share a last-level cache.
+"""The number of a cpu, of its core, of its NUMA node and of its package. The optional last number
+is that of the group of cpus that share a last-level cache.
 """
 
 _ONLY: Final = PoolName(0, 0)
@@ -40,14 +40,14 @@ class Core:
     node: int
     # number of the core's kind; the kind with the lowest cpu has the number 0
     kind: int = 0
-    cache: int = -1  # label of the core's last-level cache; -1: unknown
+    cache: int = -1  # label of the core's last-level cache; -1 if the cache is unknown
     place: PoolName = _ONLY  # the shared pool that the core's cpus belong to
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One NUMA node. `mask` is empty if the node has only memory, or only cpus that the executor
-    may not use.
+    """One NUMA node. `mask` is empty if the node has no cpus, or only cpus that the executor is not
+    allowed to use.
     """
 
     id: int
@@ -114,7 +114,7 @@ class CpuLayout:
 
     @cached_property
     def smt(self) -> bool:
-        """True: at least one core has more than one thread."""
+        """True if at least one core has more than one thread."""
         return self.per_core > 1
 
     @cached_property
@@ -209,8 +209,8 @@ class CpuLayout:
         """Returns the layout without the offline cpus. The cores of offline cpus have fewer
         threads, or are left out.
 
-        If no cpu or every cpu is offline, the method returns this layout, because a layout needs at
-        least one cpu.
+        If no cpu is offline, the method returns this layout. It also returns this layout if every
+        cpu is offline, because a layout needs at least one cpu.
         """
         lost = offline & self.cpus
         return _without(self, lost) if lost and lost != self.cpus else self
@@ -224,13 +224,13 @@ class CpuLayout:
 
 @lru_cache(LAYOUTS_KNOWN_MAX)
 def layout_of(topology: str, host_cpus: str = "{}") -> CpuLayout | None:
-    """Returns the layout that a host reported; None: the host reports no cores, or slots cannot
-    have any of its cpus.
+    """Returns the layout that a host reported. The result is None if the host reports no cores, or
+    if slots cannot have any of its cpus.
 
     Args:
         topology: `HostTopology` as JSON text, in the form that registrations store.
-        host_cpus: `HostCpus` as JSON text. If it is empty, all allowed cpus can be pinned and each
-            node offers all its memory.
+        host_cpus: `HostCpus` as JSON text. If the JSON object is empty, all allowed cpus can be
+            pinned, and each node offers all its memory.
 
     Raises:
         InvalidArgument: a cpu list cannot be parsed.
@@ -353,8 +353,8 @@ def _with_unnamed_nodes(parts: Sequence[_Part], nodes: Sequence[Node]) -> list[N
     named = {part[2] for part in parts if part[2] >= 0} - known
     if not known and not named:
         named = {0}
-    # Distances are known only between reported nodes. So all distances are dropped if a node is
-    # added.
+    # Distances are known only between reported nodes. If a node is added, the distances would be
+    # incomplete, so all distances are dropped.
     kept = nodes if not named else [_without_distances(node) for node in nodes]
     return sorted([*kept, *(Node(node, 0) for node in named)], key=lambda node: node.id)
 
@@ -364,8 +364,9 @@ def _without_distances(node: Node) -> Node:
 
 
 def _memory_node(at: int, nodes: Sequence[Node], with_cpus: set[int]) -> int:
-    """Returns the position of the node whose memory serves the cpus of a node: the node itself, or
-    else the nearest node with memory. Among equally near nodes, a node with cpus comes first.
+    """Returns the position of the node whose memory serves the cpus of a node. It is the node
+    itself if the node has memory, and the nearest node with memory otherwise. Among equally near
+    nodes, a node with cpus comes first.
     """
     home = nodes[at]
     # If no node reports memory, each node counts as if it used its own memory.
@@ -412,7 +413,7 @@ def _nodes(reported: Iterable[Mapping[str, Any]], offered: Mapping[str, Any]) ->
 
 
 def _kept_back(offered: Mapping[str, Any]) -> int:
-    # Strictly reserved cpus are in no pool. So none of them is in `kept_back`.
+    # Strictly reserved cpus are in no pool, so they are not kept back.
     policy = {} if offered.get("policy", {}).get("reserved_strict") else offered.get("policy", {})
     return _bits(offered, "reserved_cpus") & _bits(policy, "reserved_cpus")
 

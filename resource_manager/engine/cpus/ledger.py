@@ -24,8 +24,8 @@ from resource_manager.engine.model.entities import SlotKey
 
 @dataclass(frozen=True, slots=True)
 class PinRoom:
-    """Numbers of free cpus and cores for slots with dedicated cpus. These numbers allow a quick
-    comparison, but not a final decision.
+    """Numbers of free cpus and cores for slots with dedicated cpus. These numbers can quickly show
+    that a slot does not fit, but not that it fits.
     """
 
     cpus: int  # free cpus
@@ -51,11 +51,12 @@ class CpuLedger:
         claimed_nodes: cpus of slots that claim their NUMA nodes (`NUMANodeLevel`).
         shared_count: number of slots in shared pools.
         best_effort_count: number of best-effort slots.
-        holdings: the assignment of each slot; None: the slot runs in the whole shared pool.
+        holdings: the assignment of each slot. It is None for a slot that runs in the whole shared
+            pool.
         neighbors: the policies of slots that have labels or rules about neighbors.
         devices: the ledger of devices, with the shares of the same slots.
-        time_shared: True: other programs use the cpus, too, so slots get no particular cpus.
-        version: rises with every change.
+        time_shared: True if other programs use the cpus, too. Slots then get no particular cpus.
+        version: a number that increases with every change.
     """
 
     __slots__ = (
@@ -99,12 +100,13 @@ class CpuLedger:
 
         Args:
             layout: the layout that the host reported, with offline cpus.
-            policy: the host's settings; None: the built-in settings.
+            policy: the host's settings. None stands for the built-in settings.
             best_effort_milli: the cpu that the host announced for best-effort slots, in
-                thousandths. This amount covers all cpus that the host's configuration leaves to
-                slots (pinnable and kept back). None: 1,000 for each of these cpus.
+                thousandths. The amount is for all cpus that the host's configuration leaves to
+                slots (pinnable and kept back). None stands for 1,000 for each of these cpus.
             devices: the layout of the host's devices.
-            time_shared: True: other programs use the cpus, too, so slots get no particular cpus.
+            time_shared: True if other programs use the cpus, too. Slots then get no particular
+                cpus.
         """
         self.layout = self.reported_layout = layout
         self.policy = policy or EffectivePolicy()
@@ -120,7 +122,7 @@ class CpuLedger:
         self._derive()
         self._recount()
 
-    _pin_room: PinRoom | None  # None: the numbers must be computed again
+    _pin_room: PinRoom | None  # None if the numbers must be computed again
 
     def _derive(self) -> None:
         """Computes the cpus that slots can have: all cpus except reserved cpus, offline cpus and
@@ -130,8 +132,8 @@ class CpuLedger:
         self.layout = base.without(self._offline)
         policy = self.policy
         unavailable = self._offline | self._kubelet
-        # Reserved cpus are not dedicated to slots. Only strictly reserved cpus are also removed
-        # from the pools.
+        # Reserved cpus are never dedicated to slots. Strictly reserved cpus are also removed from
+        # the pools.
         self.pinnable = base.pinnable & ~unavailable & ~policy.reserved_cpus.bits
         offered = base.pinnable | base.kept_back
         self.pool_cpus = (
@@ -155,7 +157,7 @@ class CpuLedger:
         if policy != self.policy:
             self.policy = policy
             self._settings_changed()
-        self.policy = policy  # an equal policy may have come from another source
+        self.policy = policy  # an equal policy can still differ in the source of its settings
 
     def set_unavailable(
         self,
@@ -172,7 +174,7 @@ class CpuLedger:
             kubelet: cpus that a kubelet on the same host gave to its own containers.
             kubelet_memory: bytes that the kubelet gave to these containers, by id of the NUMA node.
         """
-        # Most reports change nothing here. Such reports must not raise the version, because a new
+        # Most reports do not change these values. Then the version must not increase, because a new
         # version makes all cached results invalid.
         circumstances = (offline.bits, kubelet.bits, tuple(sorted(kubelet_memory)))
         if circumstances != (self._offline, self._kubelet, self._kubelet_memory):
@@ -220,20 +222,21 @@ class CpuLedger:
 
     @property
     def best_effort_milli(self) -> int | None:
-        """The cpu that the host announced for best-effort slots, in thousandths; None: the host
+        """The cpu that the host announced for best-effort slots, in thousandths. None if the host
         announced no such cpu.
         """
         return self._announced_best_effort
 
     def capacity(self, node: int, dimension: str) -> int:
-        """Returns the amount that a node (a position) has for slots, whether taken or not. For cpu,
-        it is the amount that shared pools could have if no cpu were dedicated.
+        """Returns the total amount that a node has for slots, including amounts that slots hold.
+        The node is given by its position. For cpu, the result is the amount that shared pools could
+        have if no cpu were dedicated.
         """
         return self._capacities[node].get(dimension, 0)
 
     def reports(self, dimension: str) -> bool:
-        """Returns True if some node has a capacity of this dimension. Other dimensions are not
-        bound to nodes.
+        """Returns True if some node has a capacity of this dimension. Dimensions without such a
+        node are not bound to nodes.
         """
         return any(dimension in capacities for capacities in self._capacities)
 
@@ -244,20 +247,21 @@ class CpuLedger:
     def available(self, node: int, dimension: str) -> int:
         """Returns the amount of a node that slots in shared pools can still get; at least 0."""
         if dimension == CPU_MILLI:
-            # Pools also contain cpus that are both reserved and shared. But only the other cpus are
-            # promised to slots.
+            # Pools also contain reserved cpus that are not strictly reserved. These cpus are not
+            # promised to slots, so they are not counted.
             shared = self.shared_cpus & self.pinnable & self.layout.nodes[node].mask
             return max(shared.bit_count() * MILLI - self.used(node, dimension), 0)
         pool_is_empty = not self.best_effort_cpus & self.layout.nodes[node].mask
         if dimension == BEST_EFFORT_CPU_MILLI and pool_is_empty:
             return 0
-        # The result is at least 0. After a host has become smaller, its slots may hold more than
-        # its capacity.
+        # `max` keeps the result at 0 or more: if a host has become smaller, its slots can hold more
+        # than its capacity.
         return max(self.capacity(node, dimension) - self.used(node, dimension), 0)
 
     def pool_spare(self, node: int, qos: QosClass) -> int:
         """Returns how many cpus of a node's shared pool can be dedicated to slots of a QoS class.
-        The remaining cpus are promised to slots that are bound to the pools of the node.
+        The remaining cpus of the pool are promised to slots that are bound to the pools of the
+        node.
         """
         mask = self.layout.nodes[node].mask
         used = self._used[node]
@@ -271,7 +275,9 @@ class CpuLedger:
         return max(spare, 0)
 
     def pools(self, node: int) -> tuple[PoolName, ...]:
-        """Returns the shared pools that the cpus of a node (a position) belong to."""
+        """Returns the shared pools to which the cpus of a node belong. The node is given by its
+        position.
+        """
         cores = self.layout.cores
         return tuple(sorted({core.place for core in cores if core.node == node}))
 
@@ -295,8 +301,10 @@ class CpuLedger:
 
         Args:
             key: the slot.
-            assignment: its cpus, nodes and devices; None: it runs in the whole shared pool.
-            policy: the policy of its request; None: it has no labels and no rules about neighbors.
+            assignment: the slot's cpus, nodes and devices. None if the slot runs in the whole
+                shared pool.
+            policy: the policy of the slot's request. None if the slot has no labels and no rules
+                about neighbors.
 
         Raises:
             ValueError: the ledger already has the slot.
@@ -318,15 +326,15 @@ class CpuLedger:
         """
         assignment = self.holdings.pop(key)
         self.neighbors.pop(key, None)
-        if self._overlapping:  # other slots may hold the same cpus
+        if self._overlapping:  # other slots possibly hold the same cpus
             self._recount()
         else:
             self._uncount(assignment)
         if assignment is not None and assignment.devices:
             self.devices.remove(assignment.devices)
         self._changed()
-        # Only amounts that still exceed the capacity stay tolerated. Other amounts must not exceed
-        # the capacity again.
+        # Only amounts that still exceed the capacity stay tolerated. If another amount exceeds the
+        # capacity later, `problems` reports this amount.
         if self._overdrawn:
             self._overdrawn &= self.overcommitted()
 
@@ -339,7 +347,7 @@ class CpuLedger:
         if self.holdings[key] == assignment:
             self.holdings[key] = assignment  # the assignments are equal, but their notes may differ
             return
-        # The tolerance is stored here, because `remove` may end it while the slot is missing.
+        # `remove` can end the tolerance while the slot is missing, so the tolerance is saved first.
         tolerated, policy = self._overdrawn, self.neighbors.get(key)
         self.remove(key)
         self.holdings[key] = assignment
@@ -355,8 +363,8 @@ class CpuLedger:
         """Returns a copy that the caller may change, for example to try an assignment."""
         copy = CpuLedger.__new__(CpuLedger)
         for name in CpuLedger.__slots__:
-            # The values are shared, except for the copies below. Shared values are never changed in
-            # place.
+            # The copy shares all values with this ledger, except for the values that are copied
+            # below. Shared values are never changed in place.
             setattr(copy, name, getattr(self, name))
         copy.holdings = dict(self.holdings)
         copy.neighbors = dict(self.neighbors)
@@ -397,7 +405,7 @@ class CpuLedger:
             self.shared_count += 1
             return
         cpus = assignment.cpus.bits
-        # The overlap is checked before the bits of this slot are set. Otherwise the slot would
+        # The overlap must be checked before the bits of this slot are set. Otherwise the slot would
         # overlap with itself.
         self._overlapping |= bool(self.pinned & cpus)
         self.pinned |= cpus
@@ -430,9 +438,9 @@ class CpuLedger:
                 del used[name]
 
     def _shares(self, assignment: CpuAssignment) -> Iterator[tuple[dict[str, int], str, int]]:
-        """Yields the amounts that a slot holds on each node, without its dedicated cpus. Each
-        amount comes with the dict that counts it. Nodes that the host no longer reports are left
-        out.
+        """Yields the amounts that a slot holds on each node, without its dedicated cpus. Each item
+        has the dict that counts the amount, the dimension and the amount. Nodes that the host no
+        longer reports are left out.
         """
         position: Mapping[int, int] = self.layout.position_of_node
         for share in assignment.numa:
@@ -440,13 +448,13 @@ class CpuLedger:
             if at is None:
                 continue
             for name, amount in share.amounts:
-                # Dedicated cpus are counted by `pinned`.
+                # `pinned` already counts dedicated cpus.
                 if not (assignment.cpus and name == CPU_MILLI):
                     yield self._used[at], name, amount
 
     def tolerate(self) -> None:
-        """Accepts that the slots hold more than the capacity. This happens if the host has become
-        smaller after the slots were placed.
+        """Accepts that the slots now hold more than the capacity. Slots can do so if the host has
+        become smaller after their placement.
         """
         self._overdrawn = self.overcommitted()
         self.devices.tolerate()
@@ -460,7 +468,8 @@ class CpuLedger:
             f"cpus {CpuSet.from_bits(twice)} belong to slot {key} and to another slot"
             for key, twice in self._assigned_twice()
         ]
-        # If a host becomes smaller, its slots keep their capacity. This is not an inconsistency.
+        # If a host becomes smaller, its slots keep their amounts. Such tolerated amounts are not an
+        # inconsistency.
         for node, name in sorted(self.overcommitted() - self._overdrawn):
             numa_node = self.layout.nodes[node].id
             used, has = self.used(node, name), self._present(node, name)

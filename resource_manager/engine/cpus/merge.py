@@ -3,8 +3,9 @@
 Source: the Topology Manager of the kubelet (`HintMerger` in
 pkg/kubelet/cm/topologymanager/policy.go of Kubernetes) and its copy in Koordinator. Both try all
 combinations of hints, and intersect the masks of each combination. In this module, a mask is a
-candidate only if every resource has a hint for exactly this mask or for any nodes. All resources of
-the slot must be on the nodes of the mask, so an intersection of two masks could be too small.
+candidate only if every resource has a hint for exactly this mask or for any nodes. The reason is
+that all resources of the slot must be on the nodes of the mask, and an intersection of two masks
+can be too small.
 
 Candidates are ordered by these keys: preferred masks first, then fewer nodes, then closer nodes,
 then the higher score, then the lower bits of the mask.
@@ -16,9 +17,9 @@ Example: a host with two nodes has these hints.
     0b10   preferred, score 375       preferred, score 600
     0b11   not preferred, score 500   not preferred, score 300
 
-Mask 0b01 is no candidate: there is no memory hint for this mask. The result is 0b10 (score 975),
-which both resources prefer. The next best mask is 0b11: BestEffort admits this mask, but Restricted
-and SingleNUMANode admit only preferred masks.
+Mask 0b01 is no candidate, because there is no memory hint for this mask. The result is mask 0b10
+(score 975), which both resources prefer. The next best mask is 0b11. BestEffort admits this mask,
+but Restricted and SingleNUMANode admit only preferred masks.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class Hint(NamedTuple):
 
 
 Provider: TypeAlias = Mapping[str, Sequence[Hint] | None]
-"""Hints by resource. None: any nodes can serve the resource; empty: no nodes can serve it."""
+"""Hints by resource. None means that any nodes can serve the resource, and an empty sequence means
+that no nodes can serve the resource.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,7 @@ class Merged:
     """The result of a merge."""
 
     admitted: bool
-    mask: int | None = None  # None: the slot is not bound to nodes, or is not admitted
+    mask: int | None = None  # None if the slot is not bound to nodes, or is not admitted
     preferred: bool = False  # every resource prefers the mask
     unserved: tuple[str, ...] = ()  # resources that no mask can serve
 
@@ -57,7 +60,7 @@ class _Choice(NamedTuple):
     """The best scores of one resource for one mask."""
 
     score: int
-    preferred_score: int | None  # None: the resource does not prefer the mask
+    preferred_score: int | None  # None if the resource does not prefer the mask
 
 
 class _Resource(NamedTuple):
@@ -68,7 +71,7 @@ class _Resource(NamedTuple):
 
     def choice_for(self, mask: int | None) -> _Choice | None:
         """Returns the better of two choices: the choice for this mask, and the choice for any
-        nodes. None: the mask cannot serve the resource.
+        nodes. The result is None if the mask cannot serve the resource.
         """
         found = None if mask is None else self.masks.get(mask)
         if found is None or self.anywhere is None:
@@ -86,12 +89,13 @@ def merge(
     number of their combinations.
 
     Args:
-        policy: the NUMA policy. None and Default admit every slot, and bind it to no nodes.
-            BestEffort admits every slot. Restricted admits masks that all resources prefer.
-            SingleNUMANode admits such masks only if they have one node.
+        policy: the NUMA policy. The policies None and Default admit every slot, and bind the slot
+            to no nodes. BestEffort admits every slot. Restricted admits a mask only if all
+            resources prefer the mask. SingleNUMANode also requires that the mask has only one node.
         providers: the hints of each provider, by resource.
         remoteness: returns a measure of how far apart the nodes of a mask are, such as the sum of
-            their distances. The merge compares only masks of equal size by this number.
+            their distances. The merge compares two masks by this number only if they have equally
+            many nodes.
     """
     return merge_ranked(policy, providers, remoteness=remoteness)[0]
 
@@ -104,8 +108,9 @@ def merge_ranked(
 ) -> Sequence[Merged]:
     """Returns all admitted masks, the best first.
 
-    The first result equals the result of `merge`. Each further result equals the result of `merge`
-    without the masks before it. Callers need the further results if the first mask does not work.
+    The first result equals the result of `merge`. Each further result is what `merge` would return
+    if the masks before this result did not exist. Callers need the further results if the first
+    mask does not work.
 
     Args:
         policy: see `merge`.
@@ -113,7 +118,7 @@ def merge_ranked(
         remoteness: see `merge`.
 
     Returns:
-        The list has at least one result. Only the first result may be a refusal.
+        A list with at least one result. Only the first result can be a refusal.
     """
     # A policy without alignment binds no slot to nodes. So the hints do not matter.
     if not policy.aligns:
@@ -140,7 +145,7 @@ def merge_ranked(
 
 
 def _ranked(resources: list[_Resource], remoteness: Callable[[int], int]) -> list[Merged]:
-    """Returns the candidates, the best first. A candidate without a mask (None: any nodes) is
+    """Returns the candidates, the best first. The candidate None, which stands for any nodes, is
     ranked as if it had more nodes than every mask.
     """
     found: list[tuple[tuple[bool, int, int, int, int], Merged]] = []
@@ -182,9 +187,10 @@ _WIDEST = 1 << 30  # more than any number of nodes
 def _candidates(resources: list[_Resource]) -> Iterable[int | None]:
     """Returns the masks for which all resources may have hints.
 
-    A mask must be among the masks of each resource that has hints only for particular masks. So if
-    there are such resources, the masks of the resource with the fewest masks are returned.
-    Otherwise all masks are returned, and None for any nodes.
+    Some resources have hints only for particular masks. A candidate must be among the masks of each
+    such resource. So the function returns the masks of that resource among them which has the
+    fewest masks. If there is no such resource, the function returns all masks, and None for any
+    nodes.
     """
     demanding = [resource.masks for resource in resources if resource.anywhere is None]
     if demanding:
@@ -197,7 +203,8 @@ def _resource(hints: Sequence[Hint]) -> _Resource:
     anywhere: _Choice | None = None
     for mask, preferred, score in hints:
         choice = _Choice(score, score if preferred else None)
-        # A hint for any nodes describes no mask, so it does not change the score of masks.
+        # A hint for any nodes is about no particular mask, so its score must not change the scores
+        # of masks.
         if mask is None:
             choice = _Choice(0, 0 if preferred else None)
             anywhere = choice if anywhere is None else _better(anywhere, choice)

@@ -1,13 +1,13 @@
 """Applies the rules about neighbors to one host: which of its cpus a slot may have.
 
-A required rule counts in both directions: a slot goes neither near a slot that it must be apart
-from, nor near a slot that must be apart from it. A slot without dedicated cpus and without NUMA
-nodes counts as on all cpus of the host.
+A required rule `apart` counts in both directions. A slot does not go near slots that its own rules
+exclude, and not near slots whose rules exclude it. A slot without dedicated cpus and without NUMA
+nodes counts as if it were on all cpus of the host.
 
 Example: node 0 has cpus 0-7, node 1 has cpus 8-15. Slot `a` has the label app=db and cpus 0-1. A
 slot that must be near app=db at level numa may have cpus 0-7. A slot that must be apart from app=db
-at this level may have cpus 8-15. At level host, the first slot may have all cpus, and the second
-slot has no place on the host.
+at this level may have cpus 8-15. At level host, the slot that must be near may have all cpus, and
+the slot that must be apart has no place on the host.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ SLOTS_NAMED_MAX = 3
 
 @dataclass(frozen=True, slots=True)
 class Zones:
-    """The cpus that the rules of a slot leave.
+    """The cpus that a slot may have according to the rules about neighbors.
 
     Attributes:
-        masks: sets of cpus; all cpus of the slot must be in one of them.
+        masks: sets of cpus. All cpus of the slot must be in the same set.
         blocker: the reason for a refusal if no set has enough suitable cpus.
-        rules: the rules that exclude some cpus, for people; empty: no cpu is excluded.
+        rules: a text for people about the rules that exclude some cpus. It is empty if no cpu is
+            excluded.
     """
 
     masks: tuple[int, ...]
@@ -55,7 +56,8 @@ def zones_of(
     request: CpuRequest,
     dropped: Collection[NeighborRule] = (),
 ) -> Zones | HostRefusal:
-    """Returns the cpus that the rules leave, or why the rules exclude the host.
+    """Returns the cpus that the slot may have according to the rules, or why the rules exclude the
+    host.
 
     Args:
         ledger: the cpu ledger of the host.
@@ -75,7 +77,7 @@ def zones_of(
             continue
         keys = _matching(ledger, policy, rule)
         if not keys:
-            # The first slots of a job that are near each other have no neighbor yet.
+            # The first of several slots that must be near each other has no neighbor yet.
             if rule in request.without_neighbor:
                 continue
             return HostRefusal(CpuBlocker.NOT_NEAR, f"has no slot that {_text(rule)}")
@@ -120,7 +122,9 @@ def growth_zone(ledger: CpuLedger, key: SlotKey, policy: CpuPolicy, current: int
 
 
 def broken_rules(ledger: CpuLedger) -> Iterator[tuple[SlotKey, NeighborRule]]:
-    """Yields each slot with a required rule `apart` that the present slots of the host break."""
+    """Yields each slot with each required rule `apart` of the slot that other slots of the host
+    break.
+    """
     for key, policy in ledger.neighbors.items():
         here = _position(ledger, key)
         for rule in policy.neighbors:
@@ -132,8 +136,8 @@ def broken_rules(ledger: CpuLedger) -> Iterator[tuple[SlotKey, NeighborRule]]:
 
 
 def domains(layout: CpuLayout, level: Level) -> tuple[int, ...]:
-    """Returns the cpus of each part of a host at a level. Cores without a known cache are one
-    part, so that slots are never said to be apart without evidence.
+    """Returns the cpus of each part of a host at a level. At level l3, all cores without a known
+    cache are one part. So two slots count as apart only if their caches are known to differ.
     """
     match level:
         case Level.HOST:
@@ -149,8 +153,9 @@ def domains(layout: CpuLayout, level: Level) -> tuple[int, ...]:
 def _apart(
     ledger: CpuLedger, policy: CpuPolicy, dropped: Collection[NeighborRule]
 ) -> Iterator[tuple[NeighborRule, list[SlotKey], str]]:
-    """Yields the rules that keep the slot apart from present slots, with these slots and a text:
-    rules of the slot, and required rules of the present slots.
+    """Yields the rules that keep the slot apart from present slots. These are rules of the slot,
+    and required rules of present slots. Each item has the rule, the present slots and a text for
+    people.
     """
     for rule in policy.neighbors:
         if rule.apart and rule not in dropped and (keys := _matching(ledger, policy, rule)):

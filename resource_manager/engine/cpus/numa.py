@@ -1,9 +1,9 @@
-"""Computes the capacities of NUMA nodes, and splits an amount over several nodes.
+"""Computes the capacities of NUMA nodes, and divides an amount among several nodes.
 
 Nodes are given by their positions in the layout. Only three kinds of amounts belong to nodes: cpu,
 memory, and countable resources that the host reports for a node, such as huge pages. Cpus of a node
 without memory use the memory of the nearest node with memory. A node without cpus serves slots only
-in this case: it is the nearest node with memory of some cpus.
+if it is the nearest node with memory for the cpus of another node.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ MILLI = 1000
 
 
 def aligned_amounts(booking: Amounts) -> dict[str, int]:
-    """Returns the amounts of a booking in the dimensions of NUMA nodes: the memory parts are added
-    up.
+    """Returns the amounts of a booking in the dimensions of NUMA nodes. The memory parts of the
+    booking are added up.
     """
     amounts: dict[str, int] = {}
     for name, amount in booking.items():
@@ -59,8 +59,8 @@ def node_capacities(
     for at, node in enumerate(layout.nodes):
         amounts = {
             CPU_MILLI: (node.mask & cpus).bit_count() * MILLI,
-            # Round down the amount of each node. So all nodes together promise no more than the
-            # total.
+            # The amount of each node is rounded down, so that all nodes together promise no more
+            # than the total.
             BEST_EFFORT_CPU_MILLI: best_effort_milli * (node.mask & pool).bit_count() // count,
             MEMORY_BYTES: max(node.memory_bytes - memory_taken.get(at, 0), 0),
         }
@@ -89,16 +89,16 @@ def positions(mask: int) -> tuple[int, ...]:
 def split(
     amount: int, available: Sequence[tuple[int, int]], unit: int = 1
 ) -> dict[int, int] | None:
-    """Splits an amount over nodes as evenly as possible; None: the nodes together do not have
-    enough.
+    """Divides an amount among nodes as evenly as possible. The result is None if the nodes together
+    do not have enough.
 
     Example: an even split of 10 over nodes with 2 and 20 would be 5 and 5. The first node has only
     2, so the parts are 2 and 8.
 
     Args:
         amount: the amount to split.
-        available: position and available amount of each node. (The upstream code uses the rank in
-            this list instead of the position, which is a bug.)
+        available: position and available amount of each node. (Koordinator has a bug here: it uses
+            the index in this list instead of the position.)
         unit: if all amounts are multiples of this unit, all parts are multiples of the unit, too.
 
     Source: `tryBestToDistributeEvenly` of Koordinator's nodenumaresource.

@@ -2,23 +2,26 @@
 of Kubernetes 1.33 and later). The cpus are packed, or distributed evenly over as few NUMA nodes as
 possible.
 
-Packed (`takeByTopologyNUMAPacked`): groups of cpus that are partly in use are filled first. The
-kubelet's options to spread over cores and to align with last-level caches are here, too.
+Packed (`takeByTopologyNUMAPacked`): groups of cpus that are partly in use are filled first. This
+module also has the kubelet's options to spread cpus over cores and to align them with last-level
+caches.
 
 Distributed (`takeByTopologyNUMADistributed`, the option distribute-cpus-across-numa): the kubelet
 tries all combinations of nodes, and all choices of the nodes that give the remainder. The kubelet
 chooses the result that leaves the most equal numbers of free cpus on the nodes (the lowest standard
 deviation). This result always uses the nodes with the most free cpus, because a cpu from such a
 node lowers the sum of squares most. So this module chooses the nodes with the most free cpus
-directly. If several nodes have equally many, it chooses the earlier nodes.
+directly. If several nodes have equally many free cpus, the module chooses the earlier nodes.
 
-There is one difference. Here each node gives at most one group of the remainder, so the numbers of
-two nodes differ by at most one group. The kubelet loops over the nodes, so one node may give two
-groups or more. If no node has a group left, the kubelet's loop does not end. The results differ for
-1.2 % of random requests, always for this reason (decision 14 has the numbers).
+There is one difference. In this module, each node gives at most one group of the remainder, so the
+numbers of cpus of two nodes differ by at most one group. The kubelet loops over the nodes, so one
+node can give two or more groups of the remainder. If no node has a group left, the kubelet's loop
+does not end. The results differ for 1.2 % of random requests, always for this reason (decision 14
+has the numbers).
 
-Example: 10 cpus in groups of 2 from two free nodes with 8 cpus each. These are 5 groups: each node
-gives 2 groups, and the first node also gives the remaining group. So the nodes give 6 and 4 cpus.
+Example: 10 cpus in groups of 2 from two free nodes with 8 cpus each. The 10 cpus are 5 groups. Each
+node gives 2 groups, and the first node also gives the remaining group. So the first node gives 6
+cpus, and the second node gives 4 cpus.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ from resource_manager.engine.cpus.layout import CpuLayout
 def take_packed(
     layout: CpuLayout, free: int, need: int, *, spread: bool = False, align_caches: bool = False
 ) -> int | None:
-    """Takes `need` free cpus, and returns them; None if fewer cpus are free.
+    """Takes `need` free cpus, and returns the cpus. The result is None if fewer cpus are free.
 
     The function first takes NUMA nodes and packages that are completely free and not larger than
     the need. Then it takes whole cores, then single threads. Among groups of one kind, the group
@@ -41,11 +44,12 @@ def take_packed(
     Args:
         layout: the host.
         free: the cpus to choose from.
-        need: number of cpus; no cpus are taken if it is below 1.
-        spread: True: takes single threads in the order of their numbers instead of whole cores. The
-            threads of one core usually have numbers that are far apart, so the slot gets several
-            cores.
-        align_caches: True: prefers whole groups of cpus that share a last-level cache.
+        need: number of cpus. No cpus are taken if the number is below 1.
+        spread: if True, the function takes single threads in the order of their numbers instead of
+            whole cores. The threads of one core usually have numbers that are far apart, so the
+            slot gets several cores.
+        align_caches: if True, the function prefers whole groups of cpus that share a last-level
+            cache.
     """
     free &= layout.cpus
     if need < 1:
@@ -68,7 +72,7 @@ class NodeShare(NamedTuple):
 
     node: int  # the node's cpus, as bits
     even: int  # the part that every node gives
-    more: int  # the node's part of the remainder: one group or no cpus, taken after `even`
+    more: int  # the node's part of the remainder (one group or no cpus), taken after `even`
 
 
 def take_share(layout: CpuLayout, free: int, share: NodeShare) -> int:
@@ -80,7 +84,8 @@ def take_share(layout: CpuLayout, free: int, share: NodeShare) -> int:
         share: the node, and the number of cpus that it gives.
     """
     free &= share.node
-    # The caller has checked that the node has enough, so `or 0` is never needed.
+    # `even_shares` has checked that the node has enough free cpus. `or 0` is only for the type
+    # checker.
     even = take_packed(layout, free, share.even) or 0
     return even | (take_packed(layout, free & ~even, share.more) or 0)
 
@@ -88,8 +93,8 @@ def take_share(layout: CpuLayout, free: int, share: NodeShare) -> int:
 def even_shares(
     layout: CpuLayout, free: int, need: int, group: int
 ) -> tuple[NodeShare, ...] | None:
-    """Returns the number of cpus that each NUMA node gives; None: even shares are impossible. The
-    counts differ by at most `group`.
+    """Returns the number of cpus that each NUMA node gives. The numbers of two nodes differ by at
+    most `group`. The result is None if such even shares are impossible.
 
     Args:
         layout: the host.
@@ -105,8 +110,8 @@ def even_shares(
     # The sort is stable: on a tie, the first node in the order of packing comes first.
     freest = sorted(range(len(nodes)), key=lambda at: -nodes[at])
     groups = need // group
-    # The quotient is rounded up: fewer nodes cannot have enough groups, even if all their cpus were
-    # free.
+    # The quotient is rounded up, because fewer nodes would not have enough groups even if all their
+    # cpus were free.
     fewest = -(-groups // max(layout.per_node // group, 1))
     for size in range(fewest, min(groups, len(nodes)) + 1):
         members = freest[:size]
@@ -129,7 +134,7 @@ def bits_of(mask: int) -> Iterator[int]:
 
 
 class _Packing:
-    """Takes cpus. Counts the free cpus, and the cpus that are still needed."""
+    """Takes cpus. The object keeps the free cpus, and the number of cpus that are still needed."""
 
     def __init__(self, layout: CpuLayout, free: int, need: int) -> None:
         self._layout = layout
@@ -199,7 +204,8 @@ class _Packing:
     def _take_whole(self, groups: Sequence[int]) -> None:
         """Takes each group that is completely free, unless the group is larger than the need."""
         for group in groups:
-            # Other groups are skipped here. Later stages take smaller units of the skipped groups.
+            # Groups that are larger or not completely free are skipped. Later stages take smaller
+            # units of the skipped groups.
             if not group & ~self._free and group.bit_count() <= self._need:
                 self._take(group)
 
@@ -260,7 +266,7 @@ class _Packing:
 
 
 def _without_repeats(groups: Iterable[int]) -> list[int]:
-    """Removes repeated groups. They occur on irregular hosts, where a package has parts of several
-    nodes and a node has parts of several packages.
+    """Removes repeated groups. Groups are repeated only on irregular hosts, where a package has
+    parts of several nodes and a node has parts of several packages.
     """
     return list(dict.fromkeys(groups))

@@ -34,8 +34,8 @@ _BLOCKERS: Final = {
     ShortOf.CORES: CpuBlocker.DISTINCT_CORES_NOT_ENOUGH,
     ShortOf.UNSHARED_CORES: CpuBlocker.EXCLUSIVE_UNMET,
     ShortOf.UNSHARED_NODES: CpuBlocker.EXCLUSIVE_UNMET,
-    # `resolve` has checked that some whole cores have this number of threads, but no free whole
-    # cores have this number.
+    # `resolve` has checked that some whole cores of the host have exactly this number of threads.
+    # So only free whole cores are missing.
     ShortOf.ALIGNMENT: CpuBlocker.WHOLE_CORES_NOT_ENOUGH,
 }
 
@@ -43,16 +43,16 @@ _BLOCKERS: Final = {
 def candidate_cpus(ledger: CpuLedger, resolved: Resolved) -> int | HostRefusal:
     """Returns the cpus from which a slot can choose, or a refusal if there are too few cpus.
 
-    With any choice of these cpus, slots in shared pools keep the cpus that they were promised. Cpus
-    that a required policy excludes are left out.
+    Whichever of these cpus the slot takes, slots in shared pools keep the cpus that they were
+    promised. Cpus that a required policy excludes are left out.
     """
     found = suitable(
         ledger.layout, ledger.free, exclusive_claims(ledger), demand_of(resolved, resolved.count)
     )
     if isinstance(found, Short):
         return shortage(found, resolved)
-    # The order matters: cpus that are promised on single nodes are removed first. The step for the
-    # last cpus of a pool depends on the result.
+    # The order matters. Cpus that are promised on single nodes must be removed first, because
+    # `_without_last_pool_cpus` depends on the remaining cpus.
     left = _without_promised_cpus(ledger, resolved, found)
     if left.bit_count() < resolved.count:
         return _promised_to_pools(resolved, left)
@@ -110,8 +110,8 @@ def pick_on(ledger: CpuLedger, resolved: Resolved, cpus: int, nodes: Sequence[in
         nodes: positions of the nodes.
 
     Returns:
-        The cpus; None: the required policies cannot be met there. If cores have different numbers
-        of threads, the result may be None even if enough cpus are free.
+        The cpus. The result is None if the required policies cannot be met on these nodes. If cores
+        have different numbers of threads, the result can be None although enough cpus are free.
     """
     layout = ledger.layout
     here = 0
@@ -140,7 +140,7 @@ def _pick_split(
         if isinstance(found, Short):
             return None
         taken |= found.cpus
-    # If whole cores are required, the parts may not add up to the need.
+    # If whole cores are required, the sum of the parts can differ from the need.
     if taken.bit_count() != resolved.count:
         return None
     return Taken(taken, reached(layout, taken, claims, resolved.exclusive))
@@ -149,8 +149,8 @@ def _pick_split(
 def _cpus_per_node(
     layout: CpuLayout, resolved: Resolved, cpus: int, nodes: Sequence[int]
 ) -> dict[int, int] | None:
-    """Returns how many cpus each node gives. If whole cores are preferred and enough are free, each
-    part is a number of whole cores.
+    """Returns how many cpus each node gives. If whole cores are preferred and enough whole cores
+    are free, each node gives only whole cores.
     """
     masks = [(at, layout.nodes[at].mask & cpus) for at in nodes]
     unit = layout.per_core
@@ -160,8 +160,8 @@ def _cpus_per_node(
         counts = [(at, (mask & whole).bit_count()) for at, mask in masks]
         if resolved.count % unit == 0 and (parts := split(resolved.count, counts, unit)):
             return parts
-    # There are not enough whole cores, so single threads are split. The caller checks whether the
-    # policies allow this.
+    # There are not enough whole cores, so the parts are numbers of single threads. The caller
+    # checks whether the policies allow such parts.
     return split(resolved.count, [(at, mask.bit_count()) for at, mask in masks])
 
 
@@ -246,9 +246,9 @@ def _without_promised_cpus(ledger: CpuLedger, resolved: Resolved, cpus: int) -> 
 
 
 def _least_needed(layout: CpuLayout, resolved: Resolved, cpus: int, count: int) -> int:
-    """Returns `count` or more cpus that are least useful for the slot. Single threads come first,
-    so that cores stay whole. Then come the highest cpus. If the slot takes only whole cores, whole
-    cores are returned.
+    """Returns the cpus that are least useful for the slot: `count` cpus, or a few more. Threads of
+    cores that are not whole come first, so that other cores stay whole. The highest cpus come next.
+    If the slot takes only whole cores, the result has all cpus of each core.
     """
     whole = layout.whole(cpus)
     back = 0

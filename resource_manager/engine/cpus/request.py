@@ -21,9 +21,10 @@ class CpuRequest:
     policy: CpuPolicy
     # the amounts that the slot books, sorted; memory parts are added up
     amounts: tuple[tuple[str, int], ...]
-    cpu_limit_milli: int = 0  # the cpu that the slot may use; 0: no more than it books
+    cpu_limit_milli: int = 0  # the cpu that the slot may use; 0 if it may use only what it books
     devices: tuple[DeviceRequest, ...] = ()
-    among: int | None = None  # bits of the GPUs that whole GPUs must come from; None: any GPUs
+    # the set of GPUs that whole GPUs must come from, as bits; None allows any GPUs
+    among: int | None = None
     # rules `near` that the slot meets without a neighbor
     without_neighbor: tuple[NeighborRule, ...] = ()
 
@@ -41,8 +42,8 @@ class CpuRequest:
         Args:
             policy: the CPU policy of the slot.
             booking: the amounts that the slot books on the host; see `finegrain.resources.booking`.
-            cpu_limit_milli: the cpu that the slot may use, in thousandths; 0: no more than it
-                books.
+            cpu_limit_milli: the cpu that the slot may use, in thousandths. It is 0 if the slot may
+                use only what it books.
             devices: the devices that the slot requests.
             without_neighbor: rules `near` that the slot meets without a neighbor.
         """
@@ -59,7 +60,7 @@ class CpuRequest:
 
 class CpuBlocker(HostBlocker):
     """The reason why a host refuses a slot. Reasons of the first group do not change while request,
-    host and settings are the same. Reasons of the second group may disappear when other slots end.
+    host and settings are the same. Reasons of the second group can disappear when other slots end.
     """
 
     NO_CPU_TOPOLOGY = "NO_CPU_TOPOLOGY"  # the host does not report its cores and NUMA nodes
@@ -71,8 +72,9 @@ class CpuBlocker(HostBlocker):
     CPU_NOT_ENOUGH = "CPU_NOT_ENOUGH"  # too few free cpus that can be dedicated
     WHOLE_CORES_NOT_ENOUGH = "WHOLE_CORES_NOT_ENOUGH"
     DISTINCT_CORES_NOT_ENOUGH = "DISTINCT_CORES_NOT_ENOUGH"
-    NOT_NEAR = "NOT_NEAR"  # no slot that a rule `near` selects, or too few free cpus near it
-    NOT_APART = "NOT_APART"  # slots that must be apart are on the host, or leave too few cpus
+    # the host has no slot that a rule `near` selects, or too few free cpus near such a slot
+    NOT_NEAR = "NOT_NEAR"
+    NOT_APART = "NOT_APART"  # a slot that must be apart is on the host, or leaves too few cpus
     EXCLUSIVE_UNMET = "EXCLUSIVE_UNMET"  # other slots claim the same cores or nodes
     SHARED_POOL_EMPTY = "SHARED_POOL_EMPTY"  # the pool has, or would have, no cpu for its slots
     # the best-effort pool has, or would have, no cpu for its slots
@@ -82,7 +84,7 @@ class CpuBlocker(HostBlocker):
     # all nodes together have too little cpu that is not promised to slots in pools
     NUMA_NOT_ENOUGH_CPU = "NUMA_NOT_ENOUGH_CPU"
     NUMA_NOT_ENOUGH_MEMORY = "NUMA_NOT_ENOUGH_MEMORY"
-    # a countable resource, such as huge pages
+    # all nodes together have too little of a countable resource, such as huge pages
     NUMA_NOT_ENOUGH_RESOURCE = "NUMA_NOT_ENOUGH_RESOURCE"
 
     @property

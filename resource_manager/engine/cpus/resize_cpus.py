@@ -2,12 +2,12 @@
 that a slot gives back when it shrinks.
 
 A slot that grows keeps all its cpus, and gets more cpus close to them. A slot that shrinks gets no
-new cpus. Afterwards, all cpus of the slot must meet its required policies. The caller checks the
-other amounts.
+new cpus. After the resize, all cpus of the slot must meet its required policies. The caller checks
+amounts other than cpu.
 
 Example: each of the cores 0 to 3 has two threads, n and n + 4. A slot with whole cores has cpus 0
-and 4. If it grows to 4 cpus, it gets core 1: cpus 0, 1, 4 and 5. Then it shrinks to 2 cpus: it
-gives back the last core, and has cpus 0 and 4 again.
+and 4. If the slot grows to 4 cpus, it gets core 1, too, and has cpus 0, 1, 4 and 5. If the slot
+then shrinks to 2 cpus, it gives back core 1, and has cpus 0 and 4 again.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def grow(
     Args:
         layout: the host.
         current: the cpus that the slot has now.
-        available: the cpus to choose from; `current` need not be among them.
+        available: the cpus to choose from. They do not have to include `current`.
         claims: cpus that other slots with an exclusive policy claim.
         request: the policies, and the number of cpus after the resize, including the current cpus.
-        same_nodes: True: the slot is bound to its NUMA nodes, so new cpus must come from these
+        same_nodes: True if the slot is bound to its NUMA nodes. New cpus then must come from these
             nodes.
 
     Raises:
@@ -61,7 +61,7 @@ def grow(
     if more < 0:
         raise ValueError(f"a slot with {current.bit_count()} cpus cannot grow to {request.need}")
     free = available & layout.pinnable & ~current
-    # The slot's memory is on these nodes, and stays there.
+    # The slot's memory stays on the slot's nodes, so new cpus must come from these nodes.
     if same_nodes:
         free &= layout.nodes_touched(current)
     if more > free.bit_count():
@@ -71,11 +71,11 @@ def grow(
         return unclaimed
     free, added = unclaimed, 0
     if request.whole_cores:
-        # First take the free threads of cores that the slot has in part.
+        # First take the free threads of cores of which the slot already has some threads.
         added = _rest_of_current_cores(layout, current, free, more)
     elif request.bind is BindPolicy.SPREAD_BY_PCPUS:
-        # Cores without a cpu of the slot come first. If there are too few, the other cpus may share
-        # a core.
+        # Cores without a cpu of the slot come first. If there are too few such cores, the remaining
+        # new cpus may share cores with cpus of the slot.
         apart = free & ~layout.cores_touched(current)
         cores = layout.first_threads(apart)
         if cores.bit_count() >= more:
@@ -100,10 +100,10 @@ def shrink(
 ) -> Taken | Short:
     """Chooses `request.need` of the current cpus. The slot gives back the other cpus.
 
-    The slot gives back whole cores first, then single threads. Under SpreadByPCPUs it first gives
-    back second threads of cores. It gives back cpus on the NUMA node where it has the fewest cpus.
-    So it uses fewer nodes in the end. With `DistributeEvenly`, the slot gives back cpus on the node
-    where it has the most cpus.
+    The slot gives back whole cores first, then single threads. With SpreadByPCPUs, the slot first
+    gives back the second threads of its cores. The slot gives back cpus on the NUMA node where it
+    has the fewest cpus, so that it uses fewer nodes. With `DistributeEvenly`, the slot instead
+    gives back cpus on the node where it has the most cpus.
 
     Args:
         layout: the host.
@@ -134,8 +134,8 @@ def shrink(
 
 
 def _rest_of_current_cores(layout: CpuLayout, current: int, free: int, more: int) -> int:
-    """Returns up to `more` free threads of cores that the slot has in part. Cores of which the slot
-    then has all threads come first.
+    """Returns up to `more` free threads of cores of which the slot has some threads. Cores whose
+    missing threads are all free come first.
     """
     rests = [
         core & ~current
@@ -143,7 +143,7 @@ def _rest_of_current_cores(layout: CpuLayout, current: int, free: int, more: int
         if core & current and core & ~current and core & free & ~current
     ]
     added = 0
-    # False sorts first: cores whose missing threads are all free.
+    # False sorts first, so cores whose missing threads are all free come first.
     for rest in sorted(rests, key=lambda rest: bool(rest & ~free)):
         for cpu in bits_of(rest & free):
             if added.bit_count() < more:
@@ -154,8 +154,8 @@ def _rest_of_current_cores(layout: CpuLayout, current: int, free: int, more: int
 def _near(
     layout: CpuLayout, current: int, free: int, claims: ExclusiveClaims, request: CpuDemand
 ) -> int | Short:
-    """Returns `request.need` more cpus: from the slot's nodes if possible, or from its packages, or
-    from any node.
+    """Returns `request.need` more cpus. They come from the slot's nodes if possible, otherwise from
+    the slot's packages if possible, and otherwise from any node.
     """
     if not request.need:
         return 0
@@ -184,8 +184,8 @@ def _near(
 def _balanced_over_nodes(
     layout: CpuLayout, current: int, free: int, claims: ExclusiveClaims, request: CpuDemand
 ) -> int | None:
-    """Adds one group of cpus at a time, always on the node where the slot has the fewest cpus;
-    None: the slot's nodes have too few free cpus.
+    """Returns more cpus for the slot, chosen one group at a time, always on the node where the slot
+    has the fewest cpus. The result is None if the slot's nodes have too few free cpus.
     """
     group = layout.per_core if request.whole_cores else 1
     if request.need % group:  # whole cores do not add up to this number
@@ -202,7 +202,7 @@ def _balanced_over_nodes(
             least = min(open_nodes, key=lambda node: (node & (current | added)).bit_count())
             taken = take(layout, left & least, claims, one)
             if isinstance(taken, Short):
-                # The next offer has more cpus, and may work.
+                # The next set of cpus from `offers` has more cpus, and is possibly enough.
                 break
             added |= taken.cpus
         else:
@@ -257,9 +257,9 @@ def _without_whole_cores(layout: CpuLayout, current: int, surplus: int, request:
 
 
 def _without_threads(layout: CpuLayout, current: int, surplus: int, request: CpuDemand) -> int:
-    """Gives back single threads. Threads of cores that the slot has only in part come first."""
+    """Gives back single threads. Threads of cores of which the slot lacks a thread come first."""
     cores = list(_order_of_return(layout, current, request))
-    # False sorts first: cores that the slot has only in part.
+    # False sorts first, so cores of which the slot lacks a thread come first.
     for core in sorted(cores, key=lambda core: not core & ~current):
         while surplus and core & current:
             current &= ~_highest(core & current)

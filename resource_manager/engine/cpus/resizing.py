@@ -2,10 +2,11 @@
 
 A resize does not move a slot. A slot that grows keeps its cpus. A slot that shrinks gives some cpus
 back. A slot that is bound to shared pools or NUMA nodes grows in the same pools or on the same
-nodes. A slot that is not bound to nodes stays unbound, even if the host now aligns new slots.
+nodes. A slot that is not bound to nodes stays unbound, even if the host's settings have changed and
+the host now aligns new slots.
 
-Example: node 0 has cpus 0-7 and 8 GiB, without SMT. A slot is bound to node 0, with cpus 0-1 and 2
-GiB. Other slots there have cpus 2-3 and 4 GiB.
+Example: node 0 has cpus 0-7 and 8 GiB, without SMT. A slot is bound to node 0, and has cpus 0-1 and
+2 GiB. Other slots on node 0 have cpus 2-3 and 4 GiB.
 
     new size        result
     4 cpus, 4 GiB   cpus 0-1 and 4-5; node 0 gives 4 cpus and 4 GiB
@@ -78,7 +79,7 @@ def fits_alone(
     ledger: CpuLedger, key: SlotKey, current: CpuAssignment, request: CpuRequest
 ) -> HostRefusal | None:
     """Returns the reason why a slot could not have the requested size even if the host had no other
-    slot; None: it could have the size.
+    slot. The result is None if the slot could have the size.
 
     Args:
         ledger: the cpu ledger of the slot's host.
@@ -103,7 +104,7 @@ def together(before: CpuAssignment, after: CpuAssignment) -> CpuAssignment:
         here = most.setdefault(node, {})
         for name, amount in amounts:
             here[name] = max(amount, here.get(name, 0))
-    # Other slots must respect an exclusive policy of either assignment.
+    # Other slots must respect the exclusive policy, whichever of the two assignments has it.
     claims = before if before.exclusive is not ExclusivePolicy.NONE else after
     return replace(
         after,
@@ -183,7 +184,8 @@ class _ResizeCase:
         more = count - current.bit_count()
         scratch = ledger.scratch()
         if more > 0:
-            # The slot's own exclusive claim must not exclude cpus that are close to it.
+            # The exclusive claim of the slot itself must not exclude cpus on the same cores or
+            # nodes.
             unclaimed = replace(self._current, exclusive=ExclusivePolicy.NONE)
             scratch.replace(self._key, unclaimed)
             free = candidate_cpus(scratch, replace(resolved, count=more))
@@ -198,8 +200,8 @@ class _ResizeCase:
                 ledger.layout, current, free, exclusive_claims(scratch), whole, same_nodes=bound
             )
         else:
-            # Remove the slot first. Otherwise its own claim would count as the claim of another
-            # slot.
+            # The slot must be removed first. Otherwise its exclusive claim would count as the claim
+            # of another slot.
             scratch.remove(self._key)
             # Cpus that the slot can no longer use are given back first.
             current = _without_lost(ledger, current, -more)
@@ -230,8 +232,8 @@ class _ResizeCase:
                 return found
             for at in parts.keys() | found.keys():
                 here = parts.setdefault(at, {})
-                # Remove the old amounts first, because a node that gives none of this amount now
-                # must have no entry.
+                # The old amount is removed first, because a node that now gives none of the
+                # dimension must have no entry for it.
                 here.pop(name, None)
                 if found.get(at):
                     here[name] = found[at]
@@ -251,7 +253,7 @@ class _ResizeCase:
     ) -> dict[int, int] | HostRefusal:
         has = {at: amounts.get(name, 0) for at, amounts in parts.items() if amounts.get(name, 0)}
         more = need - sum(has.values())
-        # The amount does not grow. So all of it stays on its present nodes.
+        # The amount does not grow, so the slot needs no amounts of other nodes.
         if more <= 0:
             return split(need, list(has.items())) or {}
         nodes: Iterable[int] = parts
@@ -300,13 +302,15 @@ class _ResizeCase:
 
 
 _BLOCKERS_FOR_NEW_SLOTS = (CpuBlocker.BIND_POLICY_CONFLICT, CpuBlocker.NUMA_POLICY_MISMATCH)
-"""Refusals because of host settings. These settings apply only to new slots, and not to resizes."""
+"""Reasons of refusals that come from host settings for new slots. These settings do not apply to
+resizes.
+"""
 
 
 def _without_lost(ledger: CpuLedger, current: int, surplus: int) -> int:
     """Gives back up to `surplus` cpus that the slot can no longer use. Offline cpus come first,
-    then cpus that are now reserved or belong to a kubelet. The other cpus of the same cores come
-    last.
+    then cpus that are now reserved or belong to a kubelet. The other cpus of the cores of these
+    cpus come last.
     """
     there = ledger.layout.cpus
     lost = current & ~ledger.pinnable
@@ -329,7 +333,7 @@ def _cpus_by_node(layout: CpuLayout, cpus: int) -> dict[int, int]:
 
 
 def _shares(parts: dict[int, dict[str, int]]) -> tuple[NodeShare, ...]:
-    """Returns the amounts as shares in order of node ids. Nodes that give nothing are left out."""
+    """Returns the amounts as shares, sorted by node id. Nodes that give nothing are left out."""
     return tuple(
         NodeShare(node, tuple(sorted(amounts.items())))
         for node, amounts in sorted(parts.items())

@@ -1,13 +1,13 @@
 """Resolves a request's cpu policies against a host's settings.
 
 - A policy of the request has priority over the host's defaults.
-- A policy that the host demands is required for every slot.
+- A bind policy or alignment that the host demands is required for every slot.
 - If request and host require different policies, the slot is refused on this host.
 - A policy that is only preferred is dropped if it conflicts with a setting of the host. The slot
   then gets a note.
 
-Only the QoS class decides whether a slot has dedicated cpus. The settings of a host never decide
-this.
+Only the QoS class decides whether a slot has dedicated cpus. The settings of a host have no effect
+on this.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Resolved:
     """The policies that apply to one slot on one host. No policy is Default."""
 
     qos: QosClass
-    count: int  # number of dedicated cpus; 0: the slot runs in a shared pool
+    count: int  # number of dedicated cpus; 0 if the slot runs in a shared pool
     bind: BindPolicy
     bind_required: bool
     exclusive: ExclusivePolicy
@@ -48,7 +48,7 @@ class Resolved:
     numa: NumaPolicy
     numa_required: bool
     strategy: NumaStrategy
-    # True: the request itself names the bind policy; False: the policy is a default
+    # True if the request itself names a bind policy, and False if `bind` is a default
     bind_requested: bool = False
     notes: tuple[str, ...] = ()  # notes about preferred policies that the host's settings override
 
@@ -74,7 +74,8 @@ def resolve(
     without pinning by host policy. The choice between preferred and required NUMA policies was
     added here.
     """
-    # The service accepts pinned slots only with whole cpus, so this division has no remainder.
+    # The service accepts pinned slots only with whole numbers of cpus, so this division has no
+    # remainder.
     count = cpu_milli // MILLI if policy.qos.is_pinned else 0
     bind = _bind(policy, host, layout) if count else _pool_bind(policy)
     if isinstance(bind, HostRefusal):
@@ -109,8 +110,9 @@ _DEMANDED = {
 
 
 def _bind(policy: CpuPolicy, host: EffectivePolicy, layout: CpuLayout) -> _Bind | HostRefusal:
-    """Returns the bind policy of a slot with dedicated cpus. The policy that the host demands comes
-    first, then the request's policy, then the host's default.
+    """Returns the bind policy of a slot with dedicated cpus. A policy that the host demands has
+    priority over the request's policy, and the request's policy has priority over the host's
+    default.
     """
     requested = policy.bind
     wanted = host.default_bind if requested is BindPolicy.DEFAULT else requested
@@ -127,7 +129,7 @@ def _bind(policy: CpuPolicy, host: EffectivePolicy, layout: CpuLayout) -> _Bind 
                 CpuBlocker.BIND_POLICY_CONFLICT,
                 f"the request requires {wanted}, but the host demands {host.bind}",
             )
-        # Defaults need no note, because the request did not name them.
+        # A policy that the request did not name needs no note.
         if requested not in (BindPolicy.DEFAULT, BindPolicy.NONE) and not notes:
             notes = (f"{wanted} was preferred: the host demands {host.bind}",)
     # Without SMT, any cpus meet a demand for whole cores or for different cores.
@@ -182,8 +184,8 @@ def _pool_exclusive(policy: CpuPolicy) -> _Exclusive:
 
 
 def _numa(policy: CpuPolicy, host: EffectivePolicy) -> _Numa | HostRefusal:
-    """Returns the NUMA policy. The host's alignment applies to all its slots of all QoS classes. If
-    the host aligns by BestEffort, a policy that the request requires has priority.
+    """Returns the NUMA policy. The host's alignment applies to its slots of all QoS classes. Only
+    if the host aligns by BestEffort, a policy that the request requires has priority.
     """
     requested, aligned = policy.numa, host.alignment
     # BestEffort admits everything, so it demands nothing of a request.

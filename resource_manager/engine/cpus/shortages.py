@@ -22,8 +22,8 @@ from resource_manager.engine.model.host_refusal import HostRefusal
 
 
 def amount_text(dimension: str, amount: int) -> str:
-    """Returns an amount for people, such as "2.5 cpus" or "12Gi memory". Memory is in whole GiB if
-    possible, or else in MiB.
+    """Returns an amount for people, such as "2.5 cpus" or "12Gi memory". Memory is given in whole
+    GiB if possible, and in MiB otherwise.
     """
     if dimension in (CPU_MILLI, BEST_EFFORT_CPU_MILLI):
         kind = "best-effort cpu" if dimension == BEST_EFFORT_CPU_MILLI else "cpu"
@@ -46,14 +46,14 @@ NO_NEIGHBORS_KNOWN = HostRefusal(
 
 
 def unaligned(policy: NumaPolicy, needs: Quantities, smallest: int | None) -> HostRefusal:
-    """Returns the refusal if none of the node sets that the policy admits has enough of all
+    """Returns the refusal for a slot if no set of nodes that the policy admits has enough of all
     amounts.
 
     Args:
         policy: the NUMA policy of the slot.
         needs: the amounts that the slot needs, and the amounts that nodes have.
-        smallest: number of nodes that the slot would need on the empty host; None: even all nodes
-            are not enough.
+        smallest: number of nodes that the slot would need on the empty host. It is None if even all
+            nodes together would not be enough.
     """
     layout = needs.layout
     free = "; ".join(
@@ -78,7 +78,7 @@ def unaligned(policy: NumaPolicy, needs: Quantities, smallest: int | None) -> Ho
 
 
 def not_enough(needs: Quantities, lacking: str) -> HostRefusal:
-    """Returns the refusal if all nodes together have too little of a dimension."""
+    """Returns the refusal for a slot if all nodes together have too little of one dimension."""
     blocker = {
         CPU_MILLI: CpuBlocker.NUMA_NOT_ENOUGH_CPU,
         BEST_EFFORT_CPU_MILLI: CpuBlocker.NUMA_NOT_ENOUGH_CPU,
@@ -100,7 +100,7 @@ def not_enough(needs: Quantities, lacking: str) -> HostRefusal:
 
 
 def no_suitable_pool(ledger: CpuLedger, request: CpuRequest, limit_milli: int) -> HostRefusal:
-    """Returns the refusal if no node's shared pool is large enough for the slot's cpu limit.
+    """Returns the refusal for a slot if no node's shared pool is large enough for its cpu limit.
 
     Args:
         ledger: the cpu ledger of the host.
@@ -123,9 +123,7 @@ def no_suitable_pool(ledger: CpuLedger, request: CpuRequest, limit_milli: int) -
 
 
 def empty_pool(ledger: CpuLedger, resolved: Resolved) -> HostRefusal | None:
-    """Returns a refusal if the shared pool of the slot's QoS class is empty; None: the pool is not
-    empty.
-    """
+    """Returns a refusal if the shared pool of the slot's QoS class is empty, and None otherwise."""
     if resolved.qos is QosClass.BE:
         if ledger.best_effort_cpus:
             return None

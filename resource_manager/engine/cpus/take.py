@@ -7,13 +7,13 @@ never refused because of a policy that is only preferred.
 Cpus are tried in the order of Koordinator's accumulator (`takeCPUs` of its plug-in
 nodenumaresource, see `accumulator.py`), with these exceptions:
 
-- If the exclusive policy `NUMANodeLevel` cannot be met, it is replaced by `PCPULevel`. If this
-  level cannot be met either, there is no exclusive policy.
+- If a preferred exclusive policy `NUMANodeLevel` cannot be met, `PCPULevel` is tried instead. If
+  this level cannot be met either, the slot gets no exclusive policy.
 - `DistributeEvenly` distributes cpus like the kubelet (see `packed.py`). If no even distribution
-  exists, cpus are packed, or spread if the bind policy is SpreadByPCPUs.
+  exists, cpus are packed. If the bind policy is SpreadByPCPUs, they are spread instead.
 - Cores may have different numbers of threads. `FullPCPUs` then searches for cores whose threads add
-  up exactly to the need. Cores of one kind are preferred to a mixture of kinds; the kind with the
-  lowest cpu comes first.
+  up exactly to the need. Cores of one kind are preferred to a mixture of kinds. The kind that
+  contains the lowest cpu comes first.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from resource_manager.engine.cpus.whole_cores import adds_up, aligned
 
 @dataclass(frozen=True, slots=True)
 class ExclusiveClaims:
-    """Cpus of slots with an exclusive policy, by the exclusive level of these slots."""
+    """Cpus of slots with an exclusive policy, separately for the two exclusive levels."""
 
     core_level: int = 0
     node_level: int = 0
@@ -59,7 +59,7 @@ class CpuDemand:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The chosen cpus, and the exclusive level that they have."""
+    """The chosen cpus, and the exclusive level that the slot reaches with these cpus."""
 
     cpus: int
     exclusive: ExclusivePolicy = ExclusivePolicy.NONE
@@ -78,8 +78,8 @@ class ShortOf(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Short:
-    """The reason why no cpus can be taken: the slot needs `needed` of the resource `of`, but only
-    `suitable` of it exist.
+    """The reason why no cpus can be taken. The slot needs the amount `needed` of the resource `of`,
+    but only the amount `suitable` exists.
     """
 
     of: ShortOf
@@ -90,7 +90,7 @@ class Short:
 def take(
     layout: CpuLayout, available: int, claims: ExclusiveClaims, request: CpuDemand
 ) -> Taken | Short:
-    """Chooses cpus for a slot. The same input always has the same result.
+    """Chooses cpus for a slot. Equal arguments always give the same result.
 
     Args:
         layout: the host.
@@ -133,14 +133,15 @@ def suitable(
     if isinstance(unclaimed, Short):
         return unclaimed
     free = unclaimed
-    # A preferred policy only affects the order in which cpus are taken. So it is not checked here.
+    # A policy that is only preferred affects just the order in which cpus are taken. So only a
+    # required policy is checked.
     if request.bind_required:
         short_of = ShortOf.CPUS
         if request.bind is BindPolicy.FULL_PCPUS:
             free = layout.whole(free)
             short_of = ShortOf.WHOLE_CORES
-            # Cores with different numbers of threads may not add up to the need. This check avoids
-            # a search without result.
+            # The threads of cores with different numbers of threads possibly do not add up to the
+            # need. This check avoids a search without result.
             enough = not layout.uniform_cores and need <= free.bit_count()
             if not (adds_up(layout, free, need) if enough else aligned(layout, need)):
                 return Short(ShortOf.ALIGNMENT, need, free.bit_count())
@@ -196,7 +197,7 @@ def holds(layout: CpuLayout, cpus: int, bind: BindPolicy) -> bool:
 def reached(
     layout: CpuLayout, cpus: int, claims: ExclusiveClaims, wanted: ExclusivePolicy
 ) -> ExclusivePolicy:
-    """Returns the exclusive level that the cpus of a slot have, at most `wanted`.
+    """Returns the exclusive level that a slot reaches with these cpus, at most `wanted`.
 
     Args:
         layout: the host.
@@ -219,16 +220,16 @@ def reached(
 def _preferred_first(
     layout: CpuLayout, free: int, claims: ExclusiveClaims, request: CpuDemand
 ) -> int | None:
-    """Takes as many preferred cpus as possible, then other cpus. If the result would violate a
-    required policy, all cpus are taken in one step. Returns None if this step fails, too.
+    """Takes as many preferred cpus as possible, then other cpus. If these two steps fail, all cpus
+    are taken in one step without a preference. Returns None if this step fails, too.
     """
     preferred = request.preferred & free
     # A part of a core would violate the required bind policy.
     if request.bind_required and request.bind is BindPolicy.FULL_PCPUS:
         preferred = layout.whole(preferred)
     count = min(request.need, preferred.bit_count())
-    # First, the preferred cpus and the other cpus are taken separately. This may fail if whole
-    # cores do not add up to the need in one of the two parts.
+    # First, the preferred cpus and the other cpus are taken separately. Both parts must succeed. A
+    # part fails if its whole cores do not add up to the need of the part.
     if preferred:
         first = _of_one_kind(layout, preferred, claims, replace(request, need=count))
         rest = replace(request, need=request.need - count)
@@ -245,7 +246,7 @@ def _of_one_kind(
     if layout.kinds == 1:
         return _by_strategy(layout, free, claims, request)
     best: tuple[tuple[int, bool], int] | None = None
-    # Tries each kind, and at last the mixture (all cores together).
+    # Try each kind, and then the mixture (all cores together).
     for kind in (*layout.cores_of_kind, layout.cpus):
         cpus = _by_strategy(layout, free & kind, claims, request)
         if cpus is not None:
@@ -277,8 +278,8 @@ def _by_strategy(
     # Even shares may split cores, so a required policy is checked afterwards.
     if cpus is None or not _keeps_required(layout, cpus, request):
         cpus = _accumulator(layout, free, claims, request).take(request.need, request.whole_cores)
-    # If cores have different numbers of threads, the accumulator may split a core. Then this code
-    # searches for cores whose threads add up to the need.
+    # If cores have different numbers of threads, the accumulator can split a core. If whole cores
+    # are required, search for cores whose threads add up to the need.
     if not _keeps_required(layout, cpus, request):
         return _accumulator(layout, free, claims, request).take_whole_cores_only(request.need)
     return cpus
@@ -304,9 +305,9 @@ def _keeps_required(layout: CpuLayout, cpus: int, request: CpuDemand) -> bool:
 def _evenly(
     layout: CpuLayout, free: int, claims: ExclusiveClaims, request: CpuDemand
 ) -> int | None:
-    """Takes even shares from as few nodes as possible, or else packs the cpus. Cpus that meet the
-    preferred policies are tried first. None: no even shares exist, and the bind policy is
-    SpreadByPCPUs.
+    """Takes even shares from as few nodes as possible. If there are no even shares, the cpus are
+    packed. Cpus that meet the preferred policies are tried first. The result is None if there are
+    no even shares and the bind policy is SpreadByPCPUs.
     """
     group = layout.per_core if request.whole_cores else 1
     offered_sets = list(offers(layout, free, claims, request))
@@ -332,8 +333,8 @@ def _evenly(
 def offers(
     layout: CpuLayout, free: int, claims: ExclusiveClaims, request: CpuDemand
 ) -> Iterator[int]:
-    """Yields sets of the free cpus. The first set has only cpus that meet all preferred policies.
-    Later sets drop one preference after the other.
+    """Yields sets of free cpus. The first set has only cpus that meet all preferred policies. Each
+    later set ignores more of these policies.
 
     Args:
         layout: the host.

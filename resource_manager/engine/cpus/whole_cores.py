@@ -1,8 +1,8 @@
 """Checks whether some whole cores of a host together have exactly a given number of threads.
 
 If each core has 2 threads, every even number is possible. Cores may also have different numbers of
-threads, for example because threads are offline. Example: cores with 1, 4 and 4 threads can give 1,
-4, 5, 8 or 9 threads. The number of threads of a core is called its width.
+threads, for example because threads are offline. Example: three cores with 1, 4 and 4 threads can
+give 1, 4, 5, 8 or 9 threads. The number of threads of a core is called its width.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def aligned(layout: CpuLayout, need: int) -> bool:
 
 
 def adds_up(layout: CpuLayout, cpus: int, need: int) -> bool:
-    """Returns True if some cores, with all their threads in `cpus`, together have exactly `need`
-    threads.
+    """Returns True if some cores together have exactly `need` threads. Only cores count whose
+    threads are all in `cpus`.
 
     Args:
         layout: the host.
@@ -56,8 +56,8 @@ def sums_to(widths: Mapping[int, int], need: int) -> bool:
     """
     sums = 1  # bit n is set if some of the cores have n threads together
     for width, count in widths.items():
-        # The steps are 1, 2, 4, ... and the remaining cores. Every number of cores is a sum of some
-        # steps.
+        # The count is divided into steps of 1, 2, 4, ... cores, and a last step with the remaining
+        # cores. Every number of cores up to the count is a sum of some steps.
         step = 1
         while (left := count - step + 1) > 0:
             sums |= sums << width * min(step, left)
