@@ -1,12 +1,12 @@
-"""Runs all checks that the ledgers agree with each other. The other modules of this package contain
-the checks.
+"""Runs all checks of this package. A check tests whether ledgers agree with each other.
 
 Each finding is one sentence that names the entity. The checks read the whole state and never change
-it. `findings` can pause after each entity. So the service can check a large state in short slices
-between its batches. Tests and the simulator check everything without a pause.
+it. `findings` can pause after each entity, so that the service can check a large state in short
+slices between its batches. Tests and the simulator check everything without a pause.
 
-A sum over many entries may pause, too. If a counted entry changes during a pause, the sum may be
-wrong, so it is not compared. The next sweep computes the sum again (`sweep.add_up`).
+A check can also pause within a sum over many entries. If an entry changes during the pause, the sum
+is possibly wrong, so the check does not compare the sum with its counter. The next sweep computes
+the sum again (`sweep.add_up`).
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ from resource_manager.engine.state import State
 
 
 def findings(state: State, *, ended: bool = True) -> Iterator[Finding]:
-    """Yields a text for each problem, and None at each point where the sweep may pause.
+    """Yields a text for each problem, and None at each point where the sweep can pause.
 
     Index entries are compared only for hosts that have not changed since the last scheduling cycle.
 
     Args:
-        state: the engine's state. `step` may change the state while the sweep pauses.
-        ended: if true, requests that have ended are checked, too. Most requests have ended, and
-            they no longer change.
+        state: the engine's state. `step` is allowed to change the state while the sweep pauses.
+        ended: if true, requests that have ended are checked, too. In most states they are the
+            majority, and they no longer change.
     """
     for check in _checks(state, ended=ended):
         yield from check
-        yield None  # one more pause, because some checks never pause
+        yield None  # pause after each check, because some checks never pause themselves
 
 
 def _checks(state: State, *, ended: bool) -> Iterator[Iterator[Finding]]:
@@ -66,8 +66,8 @@ def _checks(state: State, *, ended: bool) -> Iterator[Iterator[Finding]]:
     queue, ranges, gangs, endings = state.queue, state.ranges, state.gangs, state.endings
     flows, groups, items = state.flows, state.groups, state.queue.non_batchables
     provisions, elastic = state.provisions, state.elastic
-    # These keys are not copied: the numbers are read one at a time from lists that change only at
-    # their end.
+    # The arrival numbers of requests are not copied. The generator reads them one at a time from
+    # lists that change only at their end.
     numbers = numbers_of_requests(jobs, requests, ended=ended)
     yield each(numbers, partial(request_problems, state))
     yield each(list(jobs), partial(job_problems, state))
@@ -110,7 +110,8 @@ def check_touched(
 ) -> list[str]:
     """Returns the problems of these requests and executors.
 
-    This is cheap enough for every step of a simulation with a large state.
+    The cost depends only on the given requests and executors. So a simulation with a large state
+    can call this function after every step.
 
     Args:
         state: the engine's state.

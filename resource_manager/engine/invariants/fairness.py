@@ -1,4 +1,5 @@
-"""Checks the groups of the fairness tree and the order of their children; part of `all.py`.
+"""Checks the groups of the fairness tree and the order of their children. `all.py` runs these
+checks.
 
 The flows of jobs are checked in `jobs.py`.
 """
@@ -27,7 +28,8 @@ def group_problems(flows: FlowTree, groups: dict[str, Group], name: str) -> Iter
         return
     flow = flows.groups.get(name)
     above = flows.groups.get(group.parent) if group.parent else flows.root
-    # The flow is missing or below a wrong parent, so comparing its children would be misleading.
+    # If the flow is missing or below a wrong parent, findings about its children would be
+    # misleading.
     if flow is None or flow.parent is not above:
         yield f"the flow of group {name} is missing or below a wrong parent: {flow}"
         return
@@ -39,7 +41,9 @@ def group_problems(flows: FlowTree, groups: dict[str, Group], name: str) -> Iter
 
 
 def tree_problems(flows: FlowTree, groups: dict[str, Group]) -> Iterator[Finding]:
-    """Yields problems of the root, and groups that only the tree has."""
+    """Yields problems of the root and of limited users. Also reports if the tree and the state have
+    different groups.
+    """
     if flows.groups.keys() != groups.keys():
         yield f"the tree has groups {sorted(flows.groups)}, but the groups are {sorted(groups)}"
     yield from _users(flows)
@@ -82,7 +86,8 @@ def _children(flows: FlowTree, flow: Flow) -> Iterator[Finding]:
         waiting += child.waiting
         rate += child.rate
         active += child.active > 0
-        # Compare the first child here, and not after the sum: it may change during a pause.
+        # Compare this child with the first child now, and not after the sum, because the first
+        # child can change during a pause.
         problems.extend(_order(flows, flow, child))
 
     children = list(flow.children.by_id.values())
@@ -116,17 +121,16 @@ def _order(flows: FlowTree, flow: Flow, child: Flow) -> Iterator[str]:
     below_minimum = not reached
     if below_minimum != child.below_minimum or below_minimum > first.below_minimum:
         yield f"{flow.id} has {first} first, but {child} is below its minimum: {below_minimum}"
-    # A flow below its minimum and a flow above its minimum cannot be compared by virtual time.
+    # Virtual times are compared only if both flows are below their minimum, or both are above it.
     if below_minimum != first.below_minimum:
         return
     _, first_level, least, _ = flows.sort_key(first)
     if level < first_level:
         yield f"{flow.id} has {first} first, but {child} has a higher priority"
-    # Jobs with different priorities are not compared by virtual time.
+    # Virtual times are compared only between jobs with the same priority.
     if level != first_level:
         return
-    # The numbers are equal up to rounding, because sums of floats depend on the order of the
-    # addends.
+    # Rounding differences do not count: sums of floats depend on the order of the addends.
     if least > virtual_time and not isclose(least, virtual_time, rel_tol=CLOSE, abs_tol=CLOSE):
         yield (
             f"{flow.id} has {first} first, with the virtual time {least},"

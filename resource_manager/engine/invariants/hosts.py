@@ -1,5 +1,5 @@
 """Checks each host against its slots, including their cpus and resizes. Also checks the capacity
-indexes against the hosts. Part of `all.py`.
+indexes against the hosts. `all.py` runs these checks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MILLI_PER_CPU = 1_000
 def cpu_problems(host: Host) -> Iterator[str]:
     """Yields problems of the cpus of a host: its ledger, settings, and assignments to slots."""
     title, ledger = f"executor {host.host_id}", host.cpus
-    # The host has not reported its topology, so there is nothing more to compare.
+    # Without a ledger, the host has not reported its topology, and only `aligning` can be checked.
     if ledger is None:
         if host.aligning:
             yield f"{title} aligns all slots, but its cpus are unknown"
@@ -41,7 +41,8 @@ def cpu_problems(host: Host) -> Iterator[str]:
         yield f"{title}: {problem}"
     yield from _holdings(host, ledger)
     for key, rule in broken_rules(ledger):
-        # Rules of lower levels may break if the host registers with another topology.
+        # Only rules of the level HOST always hold. A host that registers with another topology can
+        # break rules of lower levels.
         if rule.level is Level.HOST:
             yield f"{title}: slot {key} must be {rule}, but such a slot is on the same host"
 
@@ -70,7 +71,8 @@ def _holdings(host: Host, ledger: CpuLedger) -> Iterator[str]:
         if assigned.pop(key) != cpus_booked(slot):
             yield f"slot {key} has other cpus or NUMA nodes in the cpu ledger than in its row"
         assignment = slot.assignment
-        # While a resize is in flight, the slot books the amounts of both sizes.
+        # While a resize is in flight, the slot books the larger amounts of both sizes. A revoked
+        # slot books nothing.
         if assignment is None or not assignment.cpus or slot.ordered or slot.revoked_for:
             continue
         booked = slot.booked.get(CPU_MILLI, 0)
@@ -97,8 +99,8 @@ def size_problems(host: Host) -> Iterator[str]:
 
 
 def is_waiting_in_queue(host: Host, slot: Slot) -> bool:
-    """Returns True if a slot has a waiting resize that must be in the queue. It must be in the
-    queue if no other resize is ordered, and if the slot's resizes are not in back-off.
+    """Returns True if the waiting resize of a slot must be in the queue: the slot is ALLOCATED, no
+    other resize of the slot is ordered, and its resizes are not in back-off.
     """
     key = (slot.allocation_id, slot.generation)
     backoff = host.resize_backoffs.get(key)
@@ -134,7 +136,7 @@ def _resize_order(host: Host, key: SlotKey, slot: Slot) -> Iterator[str]:
     sent = command is not None and command.resizes and key in command.keys
     backoff = host.resize_backoffs.get(key)
     pauses = backoff is not None and backoff.active
-    # `ordered` stays set while a slot is being freed, but the order is not sent again.
+    # `slot.ordered` stays set while the slot is being freed, but the resize is not sent again.
     due = slot.ordered is not None and slot.state is SlotState.ALLOCATED
     if due and not (queued or sent or pauses):
         yield f"the ordered resize of slot {key} is not queued, in flight or in back-off"
@@ -181,7 +183,8 @@ def _revoked(host: Host, slot: Slot) -> Iterator[str]:
         yield f"executor {host.host_id} does not list slot {key} as revocable or revoked"
     if not slot.revoked_for:
         return
-    # The slot of the owner may be FREEING, until its executor reports that it does not exist.
+    # The slot for which this slot is revoked can be FREEING, until its executor reports that the
+    # slot does not exist.
     own = next((each for key, each in host.slots.items() if key[0] == slot.revoked_for), None)
     if slot.state is not SlotState.FREEING or not slot.revocable:
         yield f"slot {key} is {slot.state}, revocable: {slot.revocable}, and it is being revoked"
@@ -190,7 +193,7 @@ def _revoked(host: Host, slot: Slot) -> Iterator[str]:
 
 
 def superseded_problems(slots: Slots, allocation_id: str) -> Iterator[str]:
-    """Yields superseded slots of a request that do not exist."""
+    """Yields the superseded slots of a request that are listed, but do not exist."""
     for slot in slots.superseded.get(allocation_id, ()):
         if (slot.allocation_id, slot.generation) not in slots:
             yield f"superseded slot {slot.allocation_id}/{slot.generation} does not exist"
@@ -216,7 +219,7 @@ def index_problems(hosts: Hosts, labels: Labels) -> Iterator[str]:
 def indexed_problems(hosts: Hosts, host_id: str) -> Iterator[str]:
     """Compares a host with its entries in the capacity indexes."""
     host = hosts.get(host_id)
-    # A touched host has changed after the last update of the indexes.
+    # Skip touched hosts: they have changed since the last update of the indexes.
     if host is None or host_id in hosts.touched:
         return
     # The index stores no zeros.
@@ -241,7 +244,8 @@ def _sums(host: Host) -> Iterator[str]:
         yield f"{title} counts {host.unreported} as not reported, expected {unreported}"
     total = host.total
     over = {name for name, amount in host.booked.items() if amount > total.get(name, 0)}
-    # If a host has become smaller, its slots may have booked more than its total.
+    # The slots of a host that has become smaller (`shrunk`) are allowed to have booked more than
+    # its total.
     if over and not host.shrunk:
         yield f"{title} has booked more than its total of {sorted(over)}"
     limit = executor.registration.slots_max
@@ -267,22 +271,27 @@ def _slot(requests: Requests, slots: Slots, key: SlotKey, slot: Slot) -> Iterato
 
 
 def _order(host: Host, key: SlotKey, slot: Slot) -> Iterator[str]:
-    """Checks the order for a slot that starts or is being freed: it must be queued or in flight."""
+    """Checks the order for a slot that starts or is being freed: the order must be queued or in
+    flight.
+    """
     if (slot.allocation_id, slot.generation) != key:
         yield f"slot {slot.allocation_id}/{slot.generation} is stored under {key}"
-    # When an executor that is not active registers, its orders are created again.
+    # If the executor is not active, nothing is checked: its orders are created again when it
+    # registers.
     if host.executor.state is not ExecutorState.ACTIVE:
         return
     command = host.in_flight
     if slot.state is SlotState.PENDING:
         queued = key in host.to_allocate
         sent = command is not None and command.number == slot.placed_with_command
-        # the executor already frees the slot; its next report or answer will show that
+        # The executor already frees the slot: its next report or answer shows that the slot has
+        # ended.
         ends = host.reported.get(key) is SlotState.FREEING
         if queued == sent and not (ends and not queued):
             yield f"slot {key} is PENDING; its order queued: {queued}, in flight: {sent}"
-    # A queued order, a command in flight, or a report of the executor leads to the deletion of the
-    # slot. If none of these three exists, the slot is never deleted.
+    # Three things lead to the deletion of the slot: a queued order, a command in flight, or a
+    # report of the executor that the slot is FREEING. If none of these three exists, the slot is
+    # never deleted.
     if slot.state is SlotState.FREEING and not (
         key in host.to_free
         or (command is not None and key in command.keys)

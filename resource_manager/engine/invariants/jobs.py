@@ -1,4 +1,4 @@
-"""Checks each job's counters against its requests, slots and queues; part of `all.py`."""
+"""Checks each job's counters against its requests, slots and queues. `all.py` runs these checks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def job_problems(state: State, job_id: str) -> Iterator[Finding]:
     job = state.jobs.get(job_id)
     if job is None:
         return
-    # Both numbers may be equal, because all events may be trimmed.
+    # If all events were trimmed, both numbers are equal.
     if not job.trimmed_sequence <= job.last_sequence:
         yield (
             f"job {job_id} trimmed events up to {job.trimmed_sequence},"
@@ -58,8 +58,8 @@ def _dependencies(dependencies: JobDependencies, job: Job, flow: Flow | None) ->
 def _awaited(
     dependencies: JobDependencies, jobs: dict[str, Job], endings: Container[str], job: Job
 ) -> Iterator[str]:
-    """Checks the jobs for which a job waits. Each of them has not ended, or its end was not handled
-    yet.
+    """Checks the jobs for which `job` waits: each of them exists, and either has not ended or its
+    end was not handled yet.
     """
     for awaited_id in dependencies.awaited(job.job_id):
         other = jobs.get(awaited_id)
@@ -87,14 +87,14 @@ def job_sums(jobs: dict[str, Job], live_jobs: int, requests: Requests) -> Iterat
 def unknown_jobs(
     jobs: dict[str, Job], flows: FlowTree, queue: WaitingQueue, gangs: GangLedger
 ) -> Iterator[str]:
-    """Yields jobs that are in a ledger, but do not exist."""
+    """Yields the ids of jobs that have a flow, a queue or a gang, but do not exist."""
     for owners, what in ((flows.jobs, "flow"), (queue.by_job, "queue"), (gangs.by_job, "gang")):
         if unknown := owners.keys() - jobs.keys():
             yield f"jobs {sorted(unknown)} have a {what}, but do not exist"
 
 
 def _queued(queue: WaitingQueue, gangs: GangLedger, job: Job, flow: Flow | None) -> Iterator[str]:
-    """Compares counters with the job's queues, gangs and waiting resizes."""
+    """Compares the counters of a job with its queues, gangs and waiting resizes."""
     job_queues = queue.by_job.get(job.job_id, {})
     items = queue.non_batchables.of_job(job.job_id)
     waiting = sum(len(each.numbers) for each in job_queues) + sum(item.count for item in items)
@@ -113,7 +113,7 @@ def _queued(queue: WaitingQueue, gangs: GangLedger, job: Job, flow: Flow | None)
 
 
 def _active(queue: WaitingQueue, job: Job, flow: Flow | None) -> Iterator[str]:
-    """Compares counts of active queues with the job's queues."""
+    """Compares the counts of active queues with the queues of the job."""
     job_queues = queue.by_job.get(job.job_id, {})
     active = sum(each.position != INACTIVE for each in job_queues)
     # All queues of a job share one counter, so it is enough to check one queue.
@@ -128,15 +128,15 @@ def _active(queue: WaitingQueue, job: Job, flow: Flow | None) -> Iterator[str]:
 def _requests(
     requests: Requests, queue: WaitingQueue, job: Job, flow: Flow | None, *, over: bool
 ) -> Iterator[Finding]:
-    """Compares counters with the states of the job's requests."""
+    """Compares the counters of a job with the states of its requests."""
     living = pending = 0
     missing = False
 
     def add_request(number: int) -> None:
         nonlocal living, pending, missing
         request = requests.by_arrival.get(number)
-        # Missing requests are reported below, because a generator cannot yield from inside this
-        # function.
+        # `_requests` reports missing requests after the sum, because this inner function cannot
+        # yield findings for it.
         missing |= request is None
         if request is not None and request.state not in ENDED_REQUEST_STATES:
             living += 1
@@ -146,18 +146,18 @@ def _requests(
         nonlocal living, pending
         living += part.live
         job_queue = queue.queue_of(part.spec.request, job.job_id)
-        if job_queue is not None:  # `part_problems` compares these numbers with the members
+        if job_queue is not None:  # `part_problems` compares the queue with the members
             pending += job_queue.numbers.count_within(
                 part.row.arrival_number, part.last_arrival + 1
             )
 
     def version() -> object:
-        # When a job ends, its requests first leave the queue (this changes `moves`), and end later
-        # (this changes `live_requests`).
+        # When a job ends, its requests first leave the queue, which changes `moves`. The requests
+        # end later, which changes `live_requests`.
         return flow and flow.moves, job.live_requests, len(job.arrivals)
 
-    # The sums may pause. They are compared only if `version` shows that nothing changed during the
-    # pauses.
+    # The sweep can pause within these sums. The sums are compared only if `version` shows that
+    # nothing changed during the pauses.
     complete = yield from add_up(job.arrivals, add_request, version)
     if missing:
         yield f"job {job.job_id} has the arrival number of a request that does not exist"
@@ -174,7 +174,7 @@ def _requests(
 
 
 def _slots(slots: Slots, job: Job, flow: Flow | None) -> Iterator[Finding]:
-    """Compares counters with the job's slots."""
+    """Compares the counters of a job with its slots."""
     used: Counter[str] = Counter()
     running, rate = 0, 0.0
     unknown: list[SlotKey] = []

@@ -1,4 +1,4 @@
-"""Checks provisions and the last plan for new executors; part of `all.py`."""
+"""Checks provisions and the last plan for new executors. `all.py` runs these checks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _provision(hosts: Hosts, elastic: Elastic, provision: Provision) -> Iterator
         yield f"{title} has number {provision.number}, but the last number was {elastic.number}"
     if provision.state in PENDING and host is not None:
         yield f"{title} is {provision.state}, but its executor has registered"
-    # A STOPPING executor may end at any time, so no slot may be placed on it.
+    # A STOPPING executor can end at any time, so no slot must be placed on it.
     if (
         provision.state is ProvidedExecutorState.STOPPING
         and host is not None
@@ -72,7 +72,7 @@ def _needed(capacity: Capacity, content: Content) -> dict[str, int]:
     sums: dict[str, int] = {}
     for scheduling_class, count in content.classes.items():
         need = needs_of(scheduling_class).amounts[capacity.separate]
-        # A default slot books the default of the executor shape, and counts as one slot.
+        # A default slot books the default profile of the executor shape, and one slot.
         if DEFAULT_SLOTS in need:
             need = {**capacity.default, SLOTS: 1}
         for dimension, amount in need.items():

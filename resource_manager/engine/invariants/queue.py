@@ -1,5 +1,5 @@
-"""Checks that the queue agrees with the pending requests, and that its parts agree with each other;
-part of `all.py`.
+"""Checks that the queue agrees with the pending requests, and that the parts of the queue agree
+with each other. `all.py` runs these checks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def class_problems(
     """Checks that a class is in exactly one list of the queue, and compares its counters with its
     job queues.
     """
-    # the class lost its last request after the sweep began
+    # The class lost its last request after the sweep began.
     if not queue.is_pending(scheduling_class):
         return
     title = f"scheduling class {scheduling_class.number}"
@@ -40,7 +40,7 @@ def class_problems(
         yield f"{title} has room, but {len(scheduling_class.inactive)} inactive queues"
     if not scheduling_class.inactive.keys() <= set(scheduling_class.job_queues.values()):
         yield f"{title} has inactive queues that do not exist"
-    # The sums over the job queues below may pause.
+    # The sweep can pause within the following sums over the job queues.
     waiting, first = 0, None
     problems: list[str] = []
 
@@ -86,7 +86,7 @@ def _job_queue(
     ]
     if places.count(True) != 1:
         yield f"{title} is active, inactive, blocked by a quota: {places}; expected one"
-    # The position may be before the first number of the queue, but never after it.
+    # The position can be before the first number of the queue, but never after this number.
     if job_queue.position != INACTIVE and job_queue.position > job_queue.place:
         first = job_queue.place
         yield f"{title} has the position {job_queue.position}, after its first request {first}"

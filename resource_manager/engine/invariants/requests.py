@@ -1,6 +1,7 @@
-"""Checks requests, gangs and ranges against jobs, slots and the queue; part of `all.py`.
+"""Checks requests, gangs and ranges against jobs, slots and the queue. `all.py` runs these checks.
 
-The cost of ranges grows with the number of intervals of members, not with the number of members.
+The cost of checking a range grows with the number of intervals of its members, not with the number
+of members.
 """
 
 from __future__ import annotations
@@ -28,17 +29,19 @@ from resource_manager.engine.state import State
 
 
 def numbers_of_requests(jobs: dict[str, Job], requests: Requests, *, ended: bool) -> Iterator[int]:
-    """Yields the arrival numbers of all requests, job by job, then of materialized range members.
+    """Yields the arrival numbers of all requests outside of ranges, job by job. Then yields the
+    arrival numbers of materialized range members (members that have a `Request` object, see
+    `lifecycle/members.py`).
 
-    The state may change between two numbers.
+    The state of the engine is allowed to change after each number that this generator yields.
 
     Args:
         jobs: all jobs.
         requests: all requests.
-        ended: if true, numbers of ended requests are included.
+        ended: if true, the numbers of ended requests outside of ranges are included.
     """
     for job in list(jobs.values()):
-        for number in job.arrivals:  # a list that grows and shrinks only at its end
+        for number in job.arrivals:  # numbers are only added and removed at its end
             request = requests.by_arrival.get(number)
             if ended or request is None or request.state not in ENDED_REQUEST_STATES:
                 yield number
@@ -49,7 +52,7 @@ def request_problems(state: State, number: int) -> Iterator[str]:
     """Yields problems of the request with this arrival number."""
     request = state.requests.known_at(number)
     if request is None:
-        return  # the range member has ended; `job_problems` reports missing requests
+        return  # a range member that has ended; `job_problems` reports other missing requests
     name = request.allocation_id
     title = f"request {name}"
     if state.requests.get(name) is not request or request.arrival_number != number:
@@ -59,7 +62,7 @@ def request_problems(state: State, number: int) -> Iterator[str]:
     yield from _job(job, request, title, is_member=is_member, over=request.job_id in state.endings)
     yield from _slot(state.slots, request, title)
     gang_id = request.spec.gang_id
-    # A gang that is not known is reported below.
+    # If the gang is not known, the next check reports this.
     if gang_id and (gang := state.gangs.by_id.get(gang_id)) and name not in gang.members:
         yield f"{title} is no member of its gang {gang_id}"
     if gang_id and gang_id not in state.gangs.by_id:
@@ -91,7 +94,8 @@ def _job(
 
 def _slot(slots: Slots, request: Request, title: str) -> Iterator[str]:
     slot = slots.get((request.allocation_id, request.generation))
-    # A gang is granted as a whole. So a carved slot may have to wait for the other members.
+    # The members of a gang become GRANTED together. Until then, a member with a carved slot is
+    # still ALLOCATING.
     in_gang = bool(request.spec.gang_id)
     carved = slot is not None and slot.state is SlotState.ALLOCATED and in_gang
     if request.state is RequestState.ALLOCATING and not (
@@ -125,7 +129,7 @@ def gang_problems(
         requests: all requests.
         slots: all slots.
         gangs: all gangs.
-        items: queued gangs and resizes, which are not in job queues.
+        items: the queued gangs and resizes; job queues do not contain them.
         endings: jobs that are ending.
     """
     gang = gangs.by_id.get(gang_id)
@@ -146,7 +150,7 @@ def gang_problems(
 
 
 def gang_ledger_problems(ledger: GangLedger) -> Iterator[str]:
-    """Yields gangs that do not exist although the ledger lists them as waiting or unconfirmed."""
+    """Yields gangs that the ledger lists as waiting or unconfirmed, but that do not exist."""
     for name in (ledger.waiting.keys() | ledger.unconfirmed.keys()) - ledger.by_id.keys():
         yield f"gang {name} waits or is being confirmed, but does not exist"
 
@@ -165,10 +169,11 @@ def _gang(
     if any(each.job_id != gang.job_id or each.spec.gang_id != gang.gang_id for each in members):
         yield f"{title} has members of another job or gang"
     states = {each.state for each in members}
-    # True: the job has ended, so some members may have left the queue already
+    # If `over` is true, the job has ended, so some members have possibly left the queue already.
     over = gang.job_id in endings
-    # Until the grant, all members change state together. If a member loses its slot, only this
-    # member ends, or all members change state.
+    # All living members are in the same state. Until the grant, they change state together. If a
+    # member loses its slot after the grant, this member ends alone, or all members become PENDING
+    # together.
     if len(states) > 1:
         yield f"{title} has members in the states {sorted(states)}; expected one state"
     waiting = ledger.waiting.get(gang.gang_id)
@@ -206,7 +211,8 @@ def part_problems(
     """Yields problems of a part of a range."""
     ranges = requests.ranges
     if ranges.at(part.row.arrival_number) is not part:
-        # the part was deleted after the sweep began, or the lookup is wrong
+        # Either the part was deleted after the sweep began, or the lookup by arrival number is
+        # wrong.
         if part in ranges.by_job.get(part.row.job_id, ()):
             yield f"part {part.id_of(part.first)} of a range is not at its arrival number"
         return
@@ -228,8 +234,8 @@ def member_problems(ranges: RangeLedger, number: int) -> Iterator[str]:
 
 
 def _queued(queue: WaitingQueue, endings: dict[str, Ending], part: Part) -> Iterator[str]:
-    """Checks that the queue has no ended members. If the job is not ending, the queue must have all
-    waiting members.
+    """Checks that no ended member of the part is queued. If the job is not ending, also checks that
+    all waiting members are queued.
     """
     job_queue = queue.queue_of(part.spec.request, part.row.job_id)
     first, end = part.row.arrival_number, part.last_arrival + 1
@@ -241,8 +247,8 @@ def _queued(queue: WaitingQueue, endings: dict[str, Ending], part: Part) -> Iter
     )
     if waiting != len(part.waiting) and part.row.job_id not in endings:
         yield f"has {len(part.waiting)} waiting members, but {waiting} of them are queued"
-    # A member that lost its slot is queued, too. But it has an object (it is materialized), so it
-    # does not count as a waiting index.
+    # A member that lost its slot is queued, too. But this member is materialized (it has a
+    # `Request` object), so `part.waiting` does not contain its index.
     placed_before = sum(
         job_queue is not None and part.arrival_of(index) in job_queue.numbers
         for index in part.materialized
@@ -252,12 +258,12 @@ def _queued(queue: WaitingQueue, endings: dict[str, Ending], part: Part) -> Iter
 
 
 def _members(requests: Requests, ranges: RangeLedger, part: Part) -> Iterator[str]:
-    """Checks that each member is in exactly one place: waiting, materialized or ended."""
+    """Checks that each member is in exactly one of three sets: waiting, materialized and ended."""
     places = [part.waiting, part.materialized, *part.row.ended.values()]
     everywhere = IntervalSet(run for place in places for run in place.runs())
     if everywhere != IntervalSet([(part.first, part.end)]):
         yield "has members that are neither waiting, materialized nor ended"
-    # The union has the same size as the sum only if no member is in two places.
+    # The sum of the sizes equals the size of the union only if no member is in two sets.
     if len(everywhere) != sum(map(len, places)):
         yield "has members that are two of waiting, materialized and ended"
     for index in part.materialized:

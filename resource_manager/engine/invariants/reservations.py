@@ -1,4 +1,4 @@
-"""Checks reserved capacity against reservations and their owners; part of `all.py`."""
+"""Checks reserved capacity against reservations and their owners. `all.py` runs these checks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def reservations(state: State) -> Iterator[str]:
     for number, each in reservations.by_number.items():
         if each.owner.number != number:
             yield f"a reservation for {each.owner.title} is stored under {number}"
-        # A job may have only one reservation, so that no job can reserve most of the cluster.
+        # Each job is allowed one reservation, so that no job can reserve most of the cluster.
         if each.owner.job_id in jobs:
             yield f"job {each.owner.job_id} has another reservation beside {each.owner.title}"
         jobs.add(each.owner.job_id)
@@ -29,8 +29,8 @@ def reservations(state: State) -> Iterator[str]:
             yield f"executor {name} is reserved for {each.owner.title} and for another owner"
         reserved.update(each.hosts)
         yield from _one(state, each)
-    # The objects are compared by identity, because the host and the reservation must share one
-    # object.
+    # The host and the reservation must share one `ReservedCapacity` object, so the objects are
+    # compared by identity.
     for name, host in state.hosts.items():
         if host.reserved is not reserved.get(name):
             yield f"executor {name} has reserved {host.reserved}, expected {reserved.get(name)}"

@@ -1,7 +1,7 @@
 """Runs checks over many entities, with pauses. One sweep runs all checks once.
 
-A check yields one sentence for each problem, and None at each point where it may pause. The state
-may change during a pause. After a pause, a check reads the values again. Or it first checks that
+A check yields one sentence for each problem, and None at each point where it can pause. The state
+can change during a pause. After a pause, a check either reads the values again, or makes sure that
 the values have not changed.
 """
 
@@ -11,10 +11,10 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import TypeVar
 
 Finding = str | None
-"""A problem in one sentence; None: the check may pause here."""
+"""One problem as a sentence, or None at a point where the check can pause."""
 
 PART = 500
-"""Number of entries after which a sum may pause."""
+"""A sum can pause each time after this number of entries."""
 
 _Key = TypeVar("_Key")
 _Entry = TypeVar("_Entry")
@@ -24,8 +24,8 @@ def each(keys: Iterable[_Key], check: Callable[[_Key], Iterator[Finding]]) -> It
     """Checks many entities, with a pause after each entity.
 
     Args:
-        keys: keys of the entities. The state may change in a pause. So the keys must be a copy, or
-            come from a list to which entries are only appended.
+        keys: keys of the entities. The state can change in a pause. So the keys must be a copy, or
+            come from a list that changes only at its end.
         check: checks one entity. The function must accept the key of an entity that was deleted
             during a pause.
     """
@@ -37,16 +37,17 @@ def each(keys: Iterable[_Key], check: Callable[[_Key], Iterator[Finding]]) -> It
 def add_up(
     entries: Iterable[_Entry], add: Callable[[_Entry], None], version: Callable[[], object]
 ) -> Generator[None, None, bool]:
-    """Adds up a sum, with pauses.
+    """Adds up entries, with pauses.
 
     Args:
-        entries: the entries to add up. If they change in a pause, `version` must change, too.
+        entries: the entries to add up. If an entry changes in a pause, the result of `version` must
+            change, too.
         add: adds one entry.
-        version: returns a value that changes whenever the sum may have changed.
+        version: returns a value that changes whenever the sum can have changed.
 
     Returns:
-        True if the sum is complete. False if the version changed in a pause. The sum may then be
-        wrong, and the next sweep computes it again.
+        True if the sum is complete. False if the version changed in a pause: the sum is possibly
+        wrong, and the next sweep computes the sum again.
     """
     before = version()
     for at, entry in enumerate(entries, start=1):
