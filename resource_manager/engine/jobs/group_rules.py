@@ -1,4 +1,4 @@
-"""Chooses the group of a job that names no group, and changes the rules for it.
+"""Chooses the group of a job that names no group, and changes the rules for this choice.
 
 A rule belongs to the group that it chooses, and is stored with this group. The rules of all groups
 have one common order, and the first rule that matches decides.
@@ -26,8 +26,8 @@ rules.
 
 ORDER_MAX = 1_000_000
 ORDER_STEP = 10
-"""If a rule is added without an order, its order is this much higher than that of the last rule. So
-other rules fit in between.
+"""A rule that is added without an order gets the order of the last rule plus this number. So other
+rules fit between the two rules.
 """
 
 
@@ -64,10 +64,10 @@ def change_group_rules(
         event: the change.
 
     Raises:
-        NotFound: no group has this name, or no rule of the group has an order that should be
+        NotFound: no group has this name, or the group has no rule with an order that should be
             removed.
         InvalidArgument: a rule has no pattern, or its order is not allowed.
-        AlreadyExists: another rule has the order.
+        AlreadyExists: another rule already has the order.
         ResourceExhausted: the groups would have too many rules.
     """
     group = known_group(groups, event.name)
@@ -108,7 +108,9 @@ def change_group_rules(
 def _placed(
     rule: GroupRule, kept: Iterable[GroupRule], taken: dict[int, str]
 ) -> Iterable[GroupRule]:
-    """Returns a new rule with its order; nothing if the group has an equal rule."""
+    """Returns a new rule with its order. Returns an empty result if the group already has an equal
+    rule.
+    """
     if not (rule.job or rule.user or rule.labels):
         raise InvalidArgument("rule", "no pattern", "a pattern for the job, the user or a label")
     if not 0 <= rule.order <= ORDER_MAX:

@@ -1,4 +1,5 @@
-"""Decides who may register jobs in a resource group, and changes these rights.
+"""Decides which identities are allowed to register jobs in a resource group, and changes these
+rights.
 
 A right covers the group and all groups below it. Administrators (role `operator`) may use every
 group. A revoked right ends no job.
@@ -20,8 +21,8 @@ from resource_manager.engine.model.entities import Group
 from resource_manager.engine.model.events import GroupUsersChanged
 
 RIGHTS_MAX = 20_000
-"""The largest number of rights in all groups together, because each list of groups has all of
-them.
+"""The largest number of rights in all groups together. There is a limit because each list of groups
+contains all rights.
 """
 
 _NAMED_MAX = 20
@@ -34,7 +35,7 @@ _ANY_CLUSTER = "any"  # identities are written without the name of the cluster
 
 
 def check_may_use(groups: Mapping[str, Group], name: str, identity: str) -> None:
-    """Checks that an identity may register jobs in a group.
+    """Checks that an identity is allowed to register jobs in a group.
 
     Args:
         groups: all groups.
@@ -43,7 +44,7 @@ def check_may_use(groups: Mapping[str, Group], name: str, identity: str) -> None
 
     Raises:
         PermissionDenied: GROUP_NOT_ALLOWED. The message names the command with which an
-            administrator can allow this.
+            administrator can give this right.
     """
     if _may_use(groups, name, identity):
         return

@@ -68,10 +68,10 @@ def set_group(state: State, event: GroupSet) -> Group:
     """Creates a group, or changes the given fields of an existing group.
 
     Raises:
-        InvalidArgument: the name, the weight, a limit or a text is invalid. Or the minimum is above
-            the maximum, the parent is the group itself or below it, or there would be too many
-            levels.
-        NotFound: no such parent.
+        InvalidArgument: the name, the weight, a limit or a text is invalid; the minimum is above
+            the maximum; the parent is the group itself or below the group; or there would be too
+            many levels.
+        NotFound: the parent does not exist.
         FailedPrecondition: the parent would change, but the group has live jobs.
         ResourceExhausted: the maximum number of groups is reached.
     """
@@ -178,14 +178,14 @@ def changed_group(event: GroupSet, group: Group) -> Group:
 def changed_limits(
     field: str, amounts: Amounts, changes: Mapping[str, int | None], *also: str
 ) -> dict[str, int]:
-    """Returns the limits with changes: an amount sets the limit of a dimension, and None removes
-    it.
+    """Returns the limits after the changes: an amount sets the limit of a dimension, and None
+    removes the limit.
 
     Args:
         field: the name of the field, for errors.
         amounts: the present limits.
         changes: the changes.
-        also: limits that are allowed beside those of quotas.
+        also: names of limits that are allowed in addition to the dimensions of quotas.
 
     Raises:
         InvalidArgument: a dimension or an amount is not valid.
@@ -225,22 +225,24 @@ def _check_parent(groups: dict[str, Group], group: Group) -> None:
     if group.name in levels:
         expected = f"a group that is neither {group.name} nor part of it"
         raise InvalidArgument("parent", group.parent, expected)
-    # If the group moves, all levels below it move, too.
+    # If the parent of a group changes, all levels below the group get the new parent, too.
     if len(levels) + _height(groups, group.name) > DEPTH_MAX:
         expected = f"a group with which there are at most {DEPTH_MAX} levels"
         raise InvalidArgument("parent", group.parent, expected)
 
 
 def _height(groups: dict[str, Group], name: str) -> int:
-    """Returns the number of levels in a group's subtree; 1: the group has no children, or does not
-    exist yet.
+    """Returns the number of levels in a group's subtree. The result is 1 if the group has no
+    children or does not exist yet.
     """
     own = sum(1 for _ in above(groups, name))
     return max(1, *(1 + sum(1 for _ in above(groups, each)) - own for each in below(groups, name)))
 
 
 def _live_job_in(jobs: dict[str, Job], groups: dict[str, Group], name: str) -> Job | None:
-    """Returns a live job in the group or below it; None: there is no live job."""
+    """Returns a live job of the group or of a group below it. Returns None if there is no
+    live job.
+    """
     names = below(groups, name)
     # All jobs are scanned, because groups change rarely, and an index would need work for every
     # job.

@@ -1,7 +1,7 @@
 """Registers jobs, keeps them alive, ends them and deletes them.
 
 A job ends on request, or when its lease expires. The requests of a large job end in several steps
-(`Journal.is_full`). So other jobs do not have to wait.
+(`Journal.is_full`), so that other jobs do not have to wait.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def register_job(state: State, event: JobRegistered) -> Job:
     """Registers a job. Repeating the same call renews the lease.
 
     Raises:
-        AlreadyExists: the id exists with other values or another owner.
+        AlreadyExists: a job with this id exists, with other values or another owner.
         InvalidArgument: a dependency of the job is not allowed.
         NotFound: the job's resource group, or a job on which it depends, does not exist.
         PermissionDenied: the owner may not use the group.
@@ -108,7 +108,7 @@ def request_job_end(state: State, event: JobEndRequested) -> Job:
         NotFound: no job has this id.
     """
     job = known_job(state.jobs, event.job_id)
-    # An administrator ends only jobs whose work is not done.
+    # If an administrator ends a job, the job has failed, because its work is not done.
     outcome = event.outcome if event.reason == Reason.ENDED else JobOutcome.FAILED
     end_job(state, job, event.reason, event.grace_ms, outcome=outcome)
     return job
@@ -123,7 +123,7 @@ def end_job(
     outcome: JobOutcome = JobOutcome.FAILED,
 ) -> None:
     """Ends a job: cancels queued requests and releases slots. The ids of the job and of its
-    requests stay reserved for a while.
+    requests cannot be used again during the retention time.
 
     If the step becomes full, the next scheduling cycles end the remaining requests
     (`continue_ending`).
@@ -132,7 +132,8 @@ def end_job(
         state: the state.
         job: the job.
         reason: the reason why the job ends. It is shown in the job's events and in the history.
-        grace_ms: the time that tasks in the job's slots have to end; None: the executor's default.
+        grace_ms: the time that tasks in the job's slots have until they must end; None means the
+            executor's default.
         outcome: whether the work of the job succeeded.
     """
     if job.state is JobState.ENDED:  # the job's requests are being ended, or have ended
@@ -151,11 +152,11 @@ def end_job(
 
 
 def continue_ending(state: State) -> None:
-    """Ends more of the remaining requests of ended jobs.
+    """Ends some of the remaining requests of ended jobs.
 
-    First it removes the job queues of these jobs. So none of their requests can be placed. The cost
-    of this removal depends on the number of scheduling classes and not on the number of requests.
-    Then it handles jobs that waited for other jobs: those whose awaited jobs have ended.
+    First, this function removes the job queues of these jobs, so that none of their requests can be
+    placed. The cost of this removal depends on the number of scheduling classes and not on the
+    number of requests. At the end, this function handles jobs that wait for an ended job.
     """
     left = DEQUEUED_AT_ONCE
     for job_id in state.endings:
@@ -172,12 +173,13 @@ def continue_ending(state: State) -> None:
 def _continue_ending(state: State, job: Job) -> None:
     """Ends requests of an ended job until the step is full.
 
-    After the last request, the job is finished: its usage is stored and the retention timer starts.
+    After the end of the last request, the usage of the job is stored, and the retention timer
+    starts.
     """
     ending = state.endings[job.job_id]
     message = f"its job ended: {job.end_reason}"
-    # Most requests may have ended already. A request that has ended changes no row, so it does not
-    # use up the limit of changed rows. The number of examined requests therefore has a limit, too.
+    # If most requests have already ended, examining them changes no rows, so the step would never
+    # become full. Therefore the number of examined requests has a separate limit.
     until = min(ending.given_up + EXAMINED_AT_ONCE, len(job.arrivals))
     while job.live_requests and ending.given_up < until and not state.journal.is_full:
         request = state.requests.by_arrival[job.arrivals[ending.given_up]]
@@ -204,13 +206,13 @@ def _continue_ending(state: State, job: Job) -> None:
     state.journal.cluster_event(
         "job_ended", job_id=job.job_id, reason=job.end_reason, message=job.name
     )
-    # Jobs that wait for this one may form a long chain. So the next `Decide` handles them.
+    # The jobs that wait for this job can form a long chain. So the next `Decide` handles them.
     state.dependencies.note_end(job.job_id)
 
 
 def _dequeue(state: State, job_id: str, most: int) -> int:
     """Removes up to `most` job queues and gangs of an ended job from the queue. Returns the number
-    removed.
+    of removed job queues and gangs.
     """
     taken = state.queue.remove_job(job_id, most)
     items = state.queue.non_batchables.of_job(job_id)
@@ -226,14 +228,15 @@ def lease_timer_fired(state: State, job_id: str) -> None:
     """Ends a job whose lease has expired."""
     timers = state.timers
     job = state.jobs.get(job_id)
-    # The job has ended meanwhile, or has no lease.
+    # Nothing expires if the job has ended meanwhile, or has no lease.
     if job is None or job.state is JobState.ENDED or job.lease_ms is None:
         return
     # While this process was stopped, it could receive no keep-alives. So the job gets a full lease
     # from the time when the process continued.
     until_ms = max(job.lease_until_ms, timers.listening_since_ms + job.lease_ms)
     if not job.owner:
-        # The job master has an earlier version and no certificate. So it cannot renew the lease.
+        # The job master has an earlier version and no certificate. So it cannot renew the lease
+        # until the wait for executors without certificates ends.
         until_ms = max(until_ms, state.awaited.until_ms)
     if state.journal.now_ms < until_ms:
         timers.arm(Timer.LEASE, job_id, until_ms)
@@ -244,9 +247,9 @@ def lease_timer_fired(state: State, job_id: str) -> None:
 def retention_timer_fired(state: State, job_id: str) -> None:
     """Deletes an ended job with its requests after the retention time.
 
-    Until all slots of the job are deleted, the job is kept. On a lost executor this can take long.
-    If the job were deleted earlier, a new request with the same id could be taken for the owner of
-    an old slot. The job is also kept while another job waits for its outcome.
+    The job is kept until all its slots are deleted, which can take long on a lost executor. If the
+    job were deleted earlier, a new request with the same id could seem to be the owner of an old
+    slot. The job is also kept while another job waits for its outcome.
     """
     job = state.jobs.get(job_id)
     if job is None or job.state is not JobState.ENDED:
@@ -268,7 +271,7 @@ def retention_timer_fired(state: State, job_id: str) -> None:
         state.changes.delete_request(request)
         if (gang := state.gangs.forget(request)) is not None:
             state.changes.delete_gang(gang)
-    # If some entries are still there, the next `Decide` continues. The job's row is deleted last,
+    # If requests or ranges are left, the next `Decide` continues. The job's row is deleted last,
     # because other rows refer to this row.
     if job.arrivals or job_id in state.ranges.by_job:
         state.timers.put_off(Timer.RETENTION, job_id)
@@ -289,7 +292,7 @@ def _renew(timers: Timers, job: Job, now_ms: int) -> None:
 def _same(job: Job, event: JobRegistered) -> bool:
     return (
         job.name == event.name
-        # The rules may have changed since the first call.
+        # The rules have possibly changed since the first call, so an empty group is not compared.
         and event.group in ("", job.group)
         and job.lease_ms == event.lease_ms
         and job.owner == event.owner

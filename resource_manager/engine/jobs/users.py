@@ -21,7 +21,7 @@ _ANY_CLUSTER = "any"  # identities are written without the name of the cluster
 def set_user_limits(
     users: Users, changes: ChangeTracker, journal: Journal, event: UserLimitsSet
 ) -> None:
-    """Sets limits of a user. A change stops no slot and ends no job.
+    """Sets limits of a user. A change never ends slots or jobs.
 
     Args:
         users: the limits of all users.
@@ -61,7 +61,7 @@ def set_user_limits(
 def delete_user_limits(
     users: Users, changes: ChangeTracker, journal: Journal, event: UserLimitsDeleted
 ) -> None:
-    """Deletes the separate limits of a user. The limits of all users then apply to this user.
+    """Deletes the separate limits of a user. From then on, the limits of "*" apply to this user.
 
     Args:
         users: the limits of all users.

@@ -16,10 +16,11 @@ class AuditEntry:
     """One entry of the audit log.
 
     Attributes:
-        sequence: number of the entry: 1, 2, 3, ... for as long as the database exists.
+        sequence: number of the entry: 1, 2, 3, and so on. The numbers never start again within one
+            database.
         time_ms: the time at which the entry was written, in milliseconds since 1970.
-        actor: identity of the caller, for example "operator/ann"; "unknown": the caller has no
-            identity.
+        actor: identity of the caller, for example "operator/ann"; "unknown" means that the caller
+            has no identity.
         method: name of the called method.
         object: the object that the call changes, for example an executor id.
         outcome: "ok", or the reason code of the refusal.
@@ -39,20 +40,23 @@ class AuditEntry:
 
 @dataclass(frozen=True, slots=True)
 class ChainLink:
-    """The sequence number and the digest of one entry; the default is before the first entry."""
+    """The sequence number and the digest of one entry. The default values are the link to which the
+    first entry is chained.
+    """
 
     sequence: int = 0
     digest: str = ""
 
     @property
     def text(self) -> str:
-        """The link as text, which is stored in the database."""
+        """The text form of the link, which is stored in the database."""
         return f"{self.sequence}:{self.digest}"
 
     @classmethod
     def parse(cls, text: str | None) -> ChainLink:
-        """Reads `text`. None is the link before the first entry. A malformed text gives a link that
-        matches no entry; only a person can have written such a text.
+        """Parses the text form of a link. None gives the link before the first entry. A malformed
+        text gives a link that matches no entry. This program never writes a malformed text, so a
+        person has changed it.
         """
         if text is None:
             return cls()

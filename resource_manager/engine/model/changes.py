@@ -20,44 +20,50 @@ from resource_manager.engine.model.entities import (
 )
 
 GENERATION_FLOOR = "generation_floor"
-"""Counter that is raised when an older backup is restored. New slots get generations above this
-counter. So a new slot never has the same generation as a slot that was placed after the backup.
+"""Name of a counter that is raised when an older backup is restored. New slots get generations
+above this counter. So a new slot never has the same generation as a slot that was placed after the
+backup was made.
 """
 
 CONTESTED_EPOCH = "contested_epoch"
-"""Counter. If the last leader stopped because an executor had seen a higher epoch, the counter is
-this epoch; otherwise it is 0. While the counter is set, no resource manager serves from this
-database. `finegrain db raise-epoch` and `finegrain db restore` set it to 0.
+"""Name of a counter. If the last leader stopped because an executor had seen a higher epoch, the
+counter has this higher epoch; otherwise the counter is 0. While the counter is not 0, no resource
+manager serves from this database. `finegrain db raise-epoch` and `finegrain db restore` set the
+counter to 0.
 """
 
 REGISTERED_WITH = "registered_with/"
-"""Prefix of counters: the number of the report with which an executor last registered. With this
-number, every leader recognizes a late copy of an earlier registration.
+"""Prefix of the names of counters, one for each executor: the number of the report with which the
+executor last registered. With this number, every leader recognizes a late copy of an earlier
+registration.
 """
 
 AWAITED = "awaited/"
-"""Prefix of counters: 1 while an executor is awaited (see lifecycle/awaited.py), 0 afterwards."""
+"""Prefix of the names of counters, one for each executor: 1 while the executor is awaited (see
+`lifecycle/awaited.py`), 0 afterwards.
+"""
 
 AWAITED_UNTIL = "awaited_until_time_ms"
-"""Counter: when the wait for executors ends, as wall time in milliseconds."""
+"""Name of a counter: the time when the wait for executors ends, as wall time in milliseconds."""
 
 HOST_SETTING_NUMBER = "host_setting_number"
-"""Number of the last change by an administrator to the settings of any host."""
+"""Name of a counter: the number of the last change by an administrator to the settings of any host.
+"""
 
 FORGOTTEN = "forgotten_registration_number"
-"""The highest registration number of all deleted executors."""
+"""Name of a counter: the highest registration number of all deleted executors."""
 
 ARRIVAL_NUMBER = "arrival_number"
-"""The last used arrival number; jobs and requests share the numbers."""
+"""Name of a counter: the last used arrival number; jobs and requests share the numbers."""
 
 
 class ChangeTracker:
     """Collects changed rows, by id, until `take` is called. So each row is stored once per batch,
-    with its state at that time.
+    with its state at the time of `take`.
 
     Attributes:
-        noted: number of changed rows and log entries so far. It counts only the kinds of rows that
-            one step may change in large numbers. `take` does not reset it.
+        noted: number of changed rows and log entries so far. Only those kinds of rows count that
+            one step can change in large numbers. `take` does not reset the number.
     """
 
     def __init__(self) -> None:
@@ -96,7 +102,7 @@ class ChangeTracker:
         self._counters: dict[str, int] = {}
 
     def job(self, job: Job) -> None:
-        """Notes that a job is new or changed."""
+        """Records that a job is new or changed."""
         self._jobs[job.job_id] = job
 
     def request(self, request: Request) -> None:
@@ -208,7 +214,7 @@ class ChangeTracker:
         self._deleted_gangs[gang.gang_id] = None
 
     def delete_provision(self, provision: Provision) -> None:
-        """Notes that a provision is deleted: nothing is left of its executor."""
+        """Records that a provision is deleted, because nothing is left of its executor."""
         self._provisions.pop(provision.executor_id, None)
         self._deleted_provisions[provision.executor_id] = None
 
@@ -298,8 +304,9 @@ class ChangeTracker:
 
 
 class Numbers:
-    """The stored counters. Some count numbers that are used only once. Others are lower bounds that
-    are still needed after entities were deleted.
+    """The stored counters. Some counters are the last number of a sequence whose numbers are used
+    only once. The other counters are lower bounds that are still needed after entities were
+    deleted.
 
     Attributes:
         arrival: last used arrival number; jobs and requests share the numbers.
@@ -323,7 +330,8 @@ class Numbers:
 
     def keep_registration(self, number: int) -> None:
         """Records the registration number of an executor that is deleted. If the executor registers
-        again, it gets a higher number. So it cannot mistake new commands for old commands.
+        again, it gets a higher number. So the executor cannot mistake new commands for old
+        commands.
         """
         self.forgotten_registration = max(self.forgotten_registration, number)
         self._changes.counter(FORGOTTEN, self.forgotten_registration)

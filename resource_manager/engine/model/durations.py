@@ -2,8 +2,8 @@
 quantiles have a relative error of at most 5 %.
 
 Source: Masson, Rim, Lee, "DDSketch: a fast and fully-mergeable quantile sketch with relative-error
-guarantees", VLDB 2019. The bounds of buckets grow by a constant factor. All durations in a bucket
-count as one value. This value has the same relative error at both ends of the bucket.
+guarantees", VLDB 2019. The bounds of buckets grow by a constant factor. One value represents all
+durations of a bucket. The relative error of this value is the same at both ends of the bucket.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Durations:
     total_ms: int = 0
     shortest_ms: int = 0
     longest_ms: int = 0
-    handed_on: int = 0  # slots that were reused for the next thread; they are not in the histogram
+    handed_on: int = 0  # number of slots that were reused for the next thread
     buckets: dict[int, int] = field(default_factory=dict)
 
     def add(self, duration_ms: int) -> None:
@@ -70,11 +70,11 @@ class Durations:
         return self.total_ms / self.count if self.count else 0.0
 
     def quantile_ms(self, quantile: float) -> float:
-        """Returns the quantile: the fraction `quantile` of all durations is at most this long.
+        """Returns a duration such that the fraction `quantile` of all durations is not longer.
         Returns 0 if there are no durations.
 
-        The quantile is the duration at the nearest rank, within `RELATIVE_ERROR`. Example: for 20
-        durations, the quantile 0.95 is the 19th shortest.
+        The result is the duration at the nearest rank, with an error of at most `RELATIVE_ERROR`.
+        Example: for 20 durations, the quantile 0.95 is the 19th shortest.
         """
         if not self.count:
             return 0.0
@@ -111,8 +111,8 @@ class Durations:
         return found
 
     def beyond(self, limit_ms: float) -> tuple[int, float]:
-        """Returns the number of durations above `limit_ms`, and their sum in ms. Both numbers have
-        the precision of the buckets.
+        """Returns the number of durations above `limit_ms`, and the sum of these durations in ms.
+        The number and the sum have the precision of the buckets.
         """
         long = {at: count for at, count in self.buckets.items() if _value_of(at) > limit_ms}
         total = sum(count * self._within(_value_of(at)) for at, count in long.items())
@@ -130,7 +130,7 @@ class Durations:
     @classmethod
     def from_text(cls, text: str) -> Durations:
         """Reads the text that `to_text` wrote. An invalid text, or a text of another version, gives
-        an empty histogram, because lost durations must not prevent a start.
+        an empty histogram: the resource manager must be able to start without the durations.
         """
         if not text:
             return cls()
@@ -171,7 +171,7 @@ def _bucket_of(duration_ms: int) -> int:
 
 
 def _value_of(bucket: int) -> float:
-    """Returns the value in a bucket whose relative distance to both ends of the bucket is the
-    same.
+    """Returns the value that represents a bucket. Its relative distance to both ends of the bucket
+    is the same.
     """
     return 2 * _GROWTH**bucket / (_GROWTH + 1)

@@ -1,6 +1,6 @@
 """Effects: actions that `step` returns, and that the caller performs after the state is stored.
 
-An effect may be performed more than once: its ids and numbers make it idempotent. Rows to store are
+An effect can be performed more than once: its ids and numbers make it idempotent. Rows to store are
 not effects: `State.changes.take()` returns the changed rows of a batch.
 """
 
@@ -110,8 +110,8 @@ class StartExecutor:
     """Tell a provider to start an executor of a shape with this id. The result arrives as
     ProvisionStarted or ProvisionFailed.
 
-    If `again` is true, the provider may have received this order before, and may have started the
-    executor.
+    If `again` is true, the provider has possibly received this order before, and has possibly
+    started the executor.
     """
 
     executor_id: str
@@ -122,7 +122,7 @@ class StartExecutor:
 @dataclass(frozen=True, slots=True)
 class StopExecutor:
     """Tell a provider to stop an executor. The provider must also remove all parts of the executor.
-    The executor may be running, have ended, or never have started. The result arrives as
+    The executor is possibly running, has ended, or was never started. The result arrives as
     ProvisionEnded or ProvisionStopFailed.
     """
 
@@ -156,8 +156,8 @@ class Changes:
     """All changed rows of a batch, which are stored in one transaction.
 
     Rows in `moved_requests` and `moved_slots` are already in the store. Only some of their columns
-    are stored again. Of a request: state, reason, message, generation and end. Of a slot: state,
-    time, cpus and isolation.
+    are stored again. For a request, these are state, reason, message, generation and end. For a
+    slot, these are state, time, cpus and isolation.
     """
 
     jobs: list[Job] = field(default_factory=list)
@@ -195,7 +195,7 @@ class Changes:
     counters: dict[str, int] = field(
         default_factory=dict
     )  # name of the counter: "arrival_number", "cluster_sequence", ...
-    # The service adds the rest: the engine does not know it.
+    # The service adds the values below, which the engine does not know.
     audit: list[AuditEntry] = field(default_factory=list)
     trimmed_audit: int | None = None  # last sequence that is deleted
     metas: dict[str, str | None] = field(default_factory=dict)  # None deletes a value

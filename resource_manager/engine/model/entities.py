@@ -2,8 +2,8 @@
 
 Stored fields come first in each class. Fields below the comment "runtime" are never stored. After a
 restart, they are computed from the stored fields. Times named `_time_ms` are wall-clock
-milliseconds since 1970, mostly for people. Times named `_at_ms` are monotonic milliseconds of this
-process. Decisions use only monotonic times.
+milliseconds since 1970, mostly for people. Times named `_at_ms`, `_since_ms` or `_until_ms` are
+monotonic milliseconds of this process. Decisions use only monotonic times.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class JobState(StrEnum):
     """The state of a job."""
 
     ACTIVE = "ACTIVE"  # the job may request slots
-    ENDED = "ENDED"  # the rows of the job are kept for some time, so its ids are still known
+    ENDED = "ENDED"  # the rows of the job are kept for some time, so that its ids stay known
 
 
 ENDED_REQUEST_STATES = frozenset(
@@ -80,17 +80,17 @@ class RequestSpec:
     time_limit_ms: int | None = None
     # hint: the probable duration of the work in the slot; None: it is not known
     expected_run_time_ms: int | None = None
-    # longest time that the request may wait for a slot; None: it waits indefinitely
+    # longest time that the request waits for a slot; None: the request waits indefinitely
     wait_timeout_ms: int | None = None
     priority: int = 0  # order within the job; the highest comes first
-    # True: the slot may be taken back for a request that is not revocable and fits nowhere
+    # if true, the slot can be taken back for a request that is not revocable and fits nowhere
     revocable: bool = False
 
 
 class GangState(StrEnum):
     """The state of a gang as a whole."""
 
-    WAITING = "WAITING"  # the gang is queued, or will end with its job
+    WAITING = "WAITING"  # the gang is queued, or its job has ended and the gang ends soon
     # All members have slots, but some executors have not confirmed their slots yet.
     ALLOCATING = "ALLOCATING"
     # the members are now independent, until one of them must be placed again
@@ -109,12 +109,14 @@ class GangSpec:
 
 
 EQUAL_IN_GANG = ("restart_on_loss", "restart_on_device_loss", "priority")
-"""Attributes of requests, and fields of their messages, that all members of a gang must share."""
+"""Attributes of requests that must have the same value for all members of a gang. The fields of the
+messages have the same names.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class RangeSpec:
-    """Many equal requests from a job master, after their validation.
+    """A range: many equal requests from a job master, after their validation.
 
     `request.allocation_id` is the id of the range. The member with number `index` has the id
     `<range_id>.<index>`.
@@ -126,7 +128,7 @@ class RangeSpec:
 
     @property
     def range_id(self) -> str:
-        """Id of the range; a range may have several parts."""
+        """Id of the range; a range can have several parts."""
         return self.request.allocation_id
 
 
@@ -145,30 +147,30 @@ class RequestRange:
 
 @dataclass(slots=True)
 class Group:
-    """A resource group. A dimension that is missing in `minimum` or `maximum` has no such limit."""
+    """A resource group. A dimension that is missing in `minimum` has no guaranteed amount, and a
+    dimension that is missing in `maximum` has no limit.
+    """
 
     name: str
     parent: str = ""  # name of the parent group; empty: the group has no parent
     weight: float = 1.0
-    # guaranteed amounts: the group is served first until its slots have booked this much
+    # guaranteed amounts: the group is served first until its slots have booked these amounts
     minimum: Amounts = field(default_factory=dict)
-    # largest amounts that the group's slots may book
+    # largest amounts that the group's slots may book together
     maximum: Amounts = field(default_factory=dict)
     description: str = ""
     create_time_ms: int = 0
-    # identities that may use the group and the groups below it; "*": all users
+    # identities that may use the group and the groups below it; "*" means all users
     users: tuple[str, ...] = ()
-    # rules that put jobs into this group, by order
+    # rules that choose this group for jobs, sorted by their order
     rules: tuple[GroupRule, ...] = ()
 
 
 @dataclass(slots=True)
 class UserLimits:
-    """The limits of all jobs of an identity together. A dimension that is missing is not
-    limited.
-    """
+    """The limits of all jobs of an identity together. A dimension that is missing has no limit."""
 
-    user_id: str  # identity such as "user/alice"; "*": each user without separate limits
+    user_id: str  # identity such as "user/alice"; "*" means each user without separate limits
     maximum: Amounts = field(default_factory=dict)
 
 
@@ -179,7 +181,7 @@ class UsageRecord:
     flow_id: str  # id of the flow: "group/NAME" or "job/ID"
     measure: str  # the unit of `service`, see `Measure`
     service: float  # the usage, decayed until `time_ms`
-    # the amount by which the flow was raised, decayed; it counts in addition to `service`
+    # the amount by which the flow was raised, decayed; this amount counts in addition to `service`
     raised: float
     time_ms: int  # the time of these values, by the wall clock
     durations: str = ""  # for a job: the durations of its threads, as JSON text
@@ -212,7 +214,7 @@ class Resize:
     number: int  # increases by 1 with every resize of the slot
     profile: ResourceProfile
     cpu_limit_milli: int
-    # effect if the tasks use more than the new size; True: the resize waits; False: it is refused
+    # if the tasks use more than the new size, the resize waits (true) or is refused (false)
     wait_for_use: bool = False
     arrival_number: int = 0  # determines the place of the resize in the queue
     # the new assignment, set when the resize is ordered; None: the assignment does not change
@@ -241,8 +243,8 @@ class Job:
     last_sequence: int = 0  # sequence number of the last event in the job's log
     trimmed_sequence: int = 0  # events up to this number were deleted
     specified: bool | None = (
-        # True: its requests have profiles; False: its requests have no profiles; None: no request
-        # yet.
+        # True if the job's requests have profiles, and False if they have none. None until the
+        # first request.
         None
     )
     witness_allocation_id: str = ""  # the first request, which decided `specified`
@@ -274,7 +276,7 @@ class Request:
     generation: int = 0
     end_time_ms: int | None = None
     # runtime: these fields are never stored
-    # Monotonic; None: there is no timeout, or it is not computed yet.
+    # monotonic time; None: there is no timeout, or the deadline is not computed yet
     waiting_until_ms: int | None = None
 
     @property
@@ -299,8 +301,8 @@ class Slot:
     allocated_time_ms: int | None = None
     isolation: Isolation | None = None  # the isolation that the executor reported
     resize_number: int = 0  # number of the last requested resize
-    # the ordered resize: it was sent to the executor or is part of the next command, and is not
-    # confirmed yet
+    # the ordered resize: a resize that is not confirmed yet, and that was sent to the executor or
+    # is part of the next command
     ordered: Resize | None = None
     # the waiting resize: it is queued, in back-off, or waits for the end of `ordered`
     wanted: Resize | None = None
@@ -309,8 +311,8 @@ class Slot:
     # how often the slot was reused; counted only with a time limit, which starts again each time
     reuse_number: int = 0
     revocable: bool = False  # see `RequestSpec.revocable`
-    # The slot is being revoked for this request, which has booked its capacity. So the slot books
-    # nothing itself. Empty: the slot is not being revoked.
+    # Id of the request for which the slot is being revoked. That request has booked the capacity,
+    # so the slot books nothing. Empty if the slot is not being revoked.
     revoked_for: str = ""
     # runtime: these fields are never stored
     # wall time at which the grace period of a revoked slot ends; None: unknown
@@ -324,9 +326,11 @@ class Slot:
     grace_ms: int | None = None  # grace period in the next command that frees the slot
     # monotonic time when the thread in the slot began; None: unknown
     thread_since_ms: int | None = None
-    # id of the request for which the slot was last reused; empty: not reused, or not known
+    # id of the request for which the slot was last reused; empty: the slot was not reused, or the
+    # id is not known
     works_for: str = ""
-    policy: CpuPolicy | None = None  # the request's policy, if it has labels or rules of neighbors
+    # the request's CPU policy; None: the request has no labels or rules about neighbors
+    policy: CpuPolicy | None = None
 
     @property
     def best_effort(self) -> bool:
@@ -335,7 +339,7 @@ class Slot:
 
     @property
     def is_parked(self) -> bool:
-        """True if the slot has given up its GPUs, but its processes stay."""
+        """True if the slot has given up its GPUs, and its processes still exist."""
         return self.assignment is not None and bool(self.assignment.parked_devices)
 
 
@@ -365,14 +369,14 @@ class Registration:
     boot_id: str = ""
     protocol_version: str = ""
     software_version: str = ""
-    # shape with which a provider started the executor; empty: no provider started it
+    # shape with which a provider started the executor; empty: no provider started the executor
     provided_as: str = ""
     host_cpus: str = "{}"  # HostCpus as compact JSON text, to save memory
 
 
 @dataclass(slots=True)
 class Provision:
-    """An executor that was requested from a provider. The row exists until the provider reports
+    """An executor that was requested from a provider. The row is deleted when the provider reports
     that no part of the executor is left.
     """
 
@@ -384,10 +388,10 @@ class Provision:
     state: ProvidedExecutorState = ProvidedExecutorState.ASKED
     handle: str = ""  # the provider's id of the executor; needed to stop the executor
     message: str = ""  # reason of the last state change, for people
-    # runtime
+    # runtime: these fields are never stored
     # the executor is stopped if it has not registered before this time
     deadline_at_ms: int | None = None
-    # monotonic time since which the executor has no slots; None: it has slots, or has not
+    # monotonic time since which the executor has no slots; None: the executor has slots, or has not
     # registered
     idle_since_ms: int | None = None
     stop_failures: int = 0
@@ -406,8 +410,8 @@ class Cordon:
 
 @dataclass(slots=True)
 class HostSetting:
-    """Settings that an administrator made at runtime, for one host or for the cluster. The host
-    need not exist yet.
+    """Settings that an administrator made at runtime, for one host or for the cluster. An
+    administrator can make settings for a host before the host exists.
     """
 
     executor_id: str  # id of the executor; empty: the setting is for the whole cluster
@@ -423,7 +427,7 @@ NOTHING_SET = HostPolicy()
 
 @dataclass(frozen=True, slots=True)
 class CpuState:
-    """The current state of a host's cpus, from a report of its executor; see CpuState in
+    """The current state of a host's cpus, as its executor reports it; see CpuState in
     cpus.proto.
     """
 
@@ -443,7 +447,7 @@ NO_CPU_STATE = CpuState()
 
 @dataclass(slots=True)
 class Executor:
-    """An executor. It has the state that the resource manager knows."""
+    """An executor, as the resource manager knows it."""
 
     registration: Registration
     registration_number: int
@@ -451,7 +455,7 @@ class Executor:
     drain_reason: str = ""
     drain_deadline_time_ms: int | None = None
     first_seen_time_ms: int = 0
-    lost: bool = False  # True: `state` is LOST; this flag is stored, and `state` is not
+    lost: bool = False  # true if `state` is LOST; this flag is stored, and `state` is not stored
     # runtime: these fields are never stored
     state: ExecutorState = ExecutorState.UNCONFIRMED
     report_number: int = 0
@@ -471,7 +475,9 @@ class Executor:
 
 @dataclass(frozen=True, slots=True)
 class JobEvent:
-    """One entry of a job's event log. GRANTED is the slot offer and carries `slot`."""
+    """One entry of a job's event log. An entry with the state GRANTED is the slot offer and has
+    `slot`.
+    """
 
     job_id: str
     sequence: int
@@ -482,13 +488,13 @@ class JobEvent:
     message: str = ""
     # the result of `slot_to_dict` in `engine/lifecycle/journal.py`
     slot: dict[str, object] | None = None
-    count: int = 1  # number of range members: the named member and the next members by index
+    count: int = 1  # number of described range members: the named one and the next ones by index
 
 
 @dataclass(slots=True)
 class ClusterEvent:
     """One entry of the cluster's history. The service adds the actor: the identity whose call
-    caused it.
+    caused the entry.
     """
 
     sequence: int

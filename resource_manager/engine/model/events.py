@@ -53,7 +53,8 @@ class JobRegistered:
 
 @dataclass(frozen=True, slots=True)
 class JobKeptAlive:
-    """A job master is alive: it made a call, or has an open stream. Renews the lease.
+    """A job master has shown that it runs: it made a call, or has an open stream. The event renews
+    the job's lease.
 
     Answer: the `Job`.
     """
@@ -65,7 +66,9 @@ class JobKeptAlive:
 
 @dataclass(frozen=True, slots=True)
 class JobEndRequested:
-    """A job master (reason ENDED) or administrator (TERMINATED) ends a job. Answer: the `Job`."""
+    """A job master (reason ENDED) or an administrator (reason TERMINATED) ends a job. Answer: the
+    `Job`.
+    """
 
     at: Instant
     job_id: str
@@ -78,9 +81,9 @@ class JobEndRequested:
 class RequestsSubmitted:
     """A job master submits slot requests. Answer: list[ItemOutcome] in the order sent.
 
-    A large call is split into several events. The first event checks the limits for all these
-    events. In the first event, `following` has the requests of the later events. In the later
-    events, `admitted` is True.
+    A large call is split into several events. The first event checks the limits for all events of
+    the call, so its `following` has the requests of the later events. In the later events,
+    `admitted` is True.
     """
 
     at: Instant
@@ -89,7 +92,7 @@ class RequestsSubmitted:
     following: tuple[RequestSpec, ...] = ()
     admitted: bool = False
     gangs: tuple[GangSpec, ...] = ()  # gangs with members in `requests`; a gang is never split
-    # Queued after `requests`; in the answer, their outcomes come last.
+    # Ranges are queued after `requests`; in the answer, their outcomes come last.
     ranges: tuple[RangeSpec, ...] = ()
     following_ranges: tuple[RangeSpec, ...] = ()  # ranges of the later events
 
@@ -110,7 +113,7 @@ class RequestsCancelled:
 
 @dataclass(frozen=True, slots=True)
 class SlotsReleased:
-    """A job master or an administrator (`job_id` is None) gives slots back.
+    """A job master or an administrator (`job_id` is None) gives slots of a job back.
 
     A slot is (id, generation); generation 0 means the current slot of the request. If a request has
     no slot yet, it is cancelled. The answer is the same as for `RequestsCancelled`.
@@ -125,11 +128,11 @@ class SlotsReleased:
 
 @dataclass(frozen=True, slots=True)
 class SlotsReuseRequested:
-    """A job master reports that the work of some slots is done. The job master wants to reuse these
-    slots for other, pending requests of the job.
+    """A job master reports that the work in some slots is done, and wants to reuse these slots for
+    pending requests of the job.
 
-    Each item is (id, generation, id of the pending request). A slot that may not be reused is given
-    back. Answer: list[ItemOutcome], first of the ranges, then of the slots. An outcome without a
+    Each item is (id, generation, id of the pending request). A slot that cannot be reused is given
+    back. Answer: list[ItemOutcome], first for the ranges, then for the slots. An outcome without a
     reason means that the slot is reused.
     """
 
@@ -137,7 +140,7 @@ class SlotsReuseRequested:
     job_id: str
     slots: tuple[tuple[str, int, str], ...]
     grace_ms: int | None = None
-    ranges: tuple[RangeSpec, ...] = ()  # queued before the slots are judged
+    ranges: tuple[RangeSpec, ...] = ()  # queued before the engine decides which slots are reused
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +148,7 @@ class GroupSet:
     """An administrator adds or changes a resource group. Answer: the `Group`.
 
     A field that is None does not change. In `minimum` and `maximum`, only the named dimensions
-    change. The value None removes the limit of a dimension.
+    change. The value None removes the amount of a dimension.
     """
 
     at: Instant
@@ -223,7 +226,9 @@ class HostPolicySet:
 
 @dataclass(frozen=True, slots=True)
 class DeviceCordoned:
-    """An administrator stops new work on a device. Answer: the `Cordon`."""
+    """An administrator cordons a device, so that no new slot gets the device. Answer: the
+    `Cordon`.
+    """
 
     at: Instant
     executor_id: str
@@ -233,7 +238,9 @@ class DeviceCordoned:
 
 @dataclass(frozen=True, slots=True)
 class DeviceUncordoned:
-    """An administrator allows new work on a device again. Answer: None."""
+    """An administrator ends the cordon of a device, so that new slots get the device again. Answer:
+    None.
+    """
 
     at: Instant
     executor_id: str
@@ -255,7 +262,7 @@ class ResizeRequested:
     profile: ResourceProfile
     cpu_limit_milli: int = 0
     wait_for_use: bool = False
-    park: bool = False  # the profile may lack the slot's GPUs
+    park: bool = False  # if true, a profile without the slot's GPUs is allowed and parks the slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,8 +276,8 @@ class ExecutorRegistered:
 
 @dataclass(frozen=True, slots=True)
 class RegistrationAnswer:
-    """The answer to an executor: its registration number, and slots (id, generation) that the
-    resource manager does not know.
+    """The answer to an executor: its registration number, and those of its slots (id, generation)
+    that the resource manager does not know.
     """
 
     registration_number: int
@@ -321,8 +328,8 @@ class CommandAnswered:
 
 @dataclass(frozen=True, slots=True)
 class CommandRefused:
-    """An executor refused the command in flight as a whole (stale epoch or registration, or out of
-    order).
+    """An executor refused the command in flight as a whole: its epoch or registration number is
+    stale, or the command is out of order.
 
     The resource manager then treats the executor as unconfirmed until it registers again.
     Answer: None.
@@ -337,7 +344,8 @@ class CommandRefused:
 
 @dataclass(frozen=True, slots=True)
 class CommandUndelivered:
-    """The outcome of the command in flight is unknown (deadline, connection lost).
+    """The outcome of the command in flight is unknown, because its deadline has passed or the
+    connection was lost.
 
     The command is sent again. `cause` says why the outcome is unknown, for people. Answer: None.
     """
@@ -351,8 +359,8 @@ class CommandUndelivered:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorProbed:
-    """The result of probing an unreachable executor at this address. `cause` is empty if the
-    executor answered.
+    """The result of a probe: whether an unreachable executor has answered at this address. `cause`
+    is empty if it has answered.
 
     Answer: None.
     """
@@ -387,8 +395,8 @@ class ProvisionFailed:
 
 @dataclass(frozen=True, slots=True)
 class ProvisionEnded:
-    """A provider reports that nothing is left of an executor: the provider stopped it, or it ended
-    by itself.
+    """A provider reports that nothing is left of an executor: the provider has stopped the
+    executor, or the executor has ended by itself.
 
     Answer: None.
     """
@@ -423,8 +431,8 @@ class ExecutorsAwaited:
 
 @dataclass(frozen=True, slots=True)
 class DrainRequested:
-    """An administrator drains an executor. It then gets no new slots. If there is a deadline, its
-    slots end then.
+    """An administrator drains an executor: the executor gets no new slots. If there is a deadline,
+    the remaining slots end at the deadline.
 
     Answer: the `Executor`.
     """
@@ -437,7 +445,7 @@ class DrainRequested:
 
 @dataclass(frozen=True, slots=True)
 class UndrainRequested:
-    """An administrator ends a drain. The executor may then get new slots again. Answer: the
+    """An administrator ends a drain, so that the executor can get new slots again. Answer: the
     `Executor`.
     """
 
@@ -455,14 +463,14 @@ class ForgetRequested:
 
 @dataclass(frozen=True, slots=True)
 class Ticked:
-    """Time has passed, so timers may be due: leases, lost executors, drain deadlines, retries of
-    commands, retention.
+    """Time has passed, so timers are possibly due: for leases, lost executors, drain deadlines,
+    retries of commands, and retention.
 
     Answer: None.
 
     Attributes:
         after_stall: true if this process, or its host, was stopped until just now. The process
-            could receive no messages during that time. So the timeouts of executors and leases
+            could not receive messages while it was stopped. So the timeouts of executors and leases
             start again now, as after a restart.
     """
 

@@ -1,9 +1,9 @@
 """Limits the cluster's history to a maximum number of events and a maximum age.
 
-The store has the events; this module has only sequence numbers and times. The age of an event is
-computed from a few stored marks. A mark is a pair of time and sequence number, so the age is also
-known after a restart. Some events are kept for longer than the maximum age, by at most the time
-between two marks.
+The events are in the store; this module has only sequence numbers and times. The age of an event is
+computed from a few marks. A mark is a pair of time and sequence number. Marks are stored, so that
+the age is known after a restart. Some events are kept for longer than the maximum age, by at most
+the time between two marks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ _MARKS = 8
 
 
 class History:
-    """The last sequence number of the cluster's history, and its last trimmed number."""
+    """The sequence numbers of the last event and of the last trimmed event in the cluster's
+    history.
+    """
 
     def __init__(self, settings: EngineSettings) -> None:
         self._settings = settings

@@ -22,7 +22,7 @@ class HostRefusal:
     """The refusal of one request by one host."""
 
     blocker: HostBlocker
-    text: str  # one sentence without a full stop: the needed amount and the present amount
+    text: str  # one sentence without a full stop, with the needed and the present amount
     numbers: tuple[tuple[str, int], ...] = ()  # the counts in the sentence, such as ("free", 3)
 
     @property
@@ -31,5 +31,5 @@ class HostRefusal:
         return self.blocker.lasting
 
     def number(self, name: str) -> int:
-        """Returns one of the numbers; 0: the refusal has no such number."""
+        """Returns one of the numbers; 0 if the refusal has no number with this name."""
         return dict(self.numbers).get(name, 0)

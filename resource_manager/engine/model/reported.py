@@ -27,7 +27,7 @@ class ReportedSlot:
     isolation: Isolation | None = None
     resize_number: int = 0  # number of the last resize that the executor has carried out
     assignment: CpuAssignment | None = None
-    reuse_number: int = 0  # last reuse for which the executor has started the time limit again
+    reuse_number: int = 0  # number of the last reuse for which the time limit was started again
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,5 +52,6 @@ class Report:
     available: Amounts = field(default_factory=dict)
     ended: tuple[EndedSlot, ...] = ()
     cpu_state: CpuState | None = None  # None: there is nothing to report, or nothing has changed
-    # devices whose condition is not the announced condition; left out if `unchanged` is set
+    # devices whose condition differs from the condition that the executor registered; empty if
+    # `unchanged` is set
     device_conditions: tuple[DeviceCondition, ...] = ()

@@ -2,8 +2,8 @@
 next threads.
 
 Only the latest `KEPT` durations count, so the estimate follows a job whose threads become longer or
-shorter. The estimate is a high quantile. If it were too low, other work would be planned for a time
-at which the thread still runs.
+shorter. The estimate is a high quantile. If the estimate were too low, other work would be planned
+for a time at which the thread still runs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ KEPT = 200
 """Number of durations that are kept."""
 
 NEEDED = 10
-"""With fewer durations there is no estimate."""
+"""If fewer durations than this are known, there is no estimate."""
 
 QUANTILE = 0.9
 """The estimate is this quantile of the kept durations."""

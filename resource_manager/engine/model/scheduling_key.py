@@ -25,14 +25,14 @@ Labels = tuple[tuple[str, str], ...]
 """Pairs of name and value, sorted."""
 
 SLOTS = "slots"
-"""Index column: the number of slots that a host may get in addition."""
+"""Index column: the number of additional slots that a host can get."""
 
 DEFAULT_SLOTS = "default_slots"
 """Index column: how many more default slots fit on a host."""
 
 IN_USE = "in_use"
-"""Index column: 1 if the host has slots. A host may get its first slots in a placement pass. It
-then has the value 0 in this column and in `EMPTY` until the pass ends.
+"""Index column: 1 if the host has slots. If a host gets its first slots in a placement pass, this
+column and `EMPTY` are both 0 for the host until the pass ends.
 """
 
 EMPTY = "empty"
@@ -51,18 +51,19 @@ _MEMORY = frozenset({MEMORY_BYTES, *MEMORY_PARTS})
 
 
 class Needs(NamedTuple):
-    """The lowest value that a host must have in each column of the index to serve one request.
+    """The lowest values that a host must have in the columns of the index to serve one request.
 
-    A host with a lower value cannot serve the request. If a host has all these values, it can serve
-    the request. There is one exception: a `topology_constrained` request needs more checks.
+    A host with a lower value in one column cannot serve the request. A host that has at least these
+    values in all columns can serve the request. There is one exception: a `topology_constrained`
+    request needs more checks.
 
     Attributes:
         pooled: the columns for a host with one memory pool.
         separate: the columns for a host with a pool for each memory part.
         amounts: the columns of `pooled` and `separate` that are amounts. Amounts can be added up
             over hosts. They are also known for executors that have not started yet.
-        preferred: for each preferred policy, the columns with which a host meets the policy; empty:
-            the index has no such column.
+        preferred: for each preferred policy, the columns and values with which a host meets the
+            policy; empty for a policy without a column in the index.
         never_met: number of preferred policies that no host can meet.
         kinds: see `kinds_of`.
     """
@@ -76,15 +77,15 @@ class Needs(NamedTuple):
 
 
 def kinds_of(pooled: dict[str, int], separate: dict[str, int]) -> list[dict[str, int]]:
-    """Returns the needs for the two kinds of hosts (`Needs`). The result has one item if both needs
-    are equal, and otherwise two.
+    """Returns the needs for the two kinds of hosts (`Needs`). The result has one item if the needs
+    are equal for the two kinds, and otherwise two items.
     """
     return [pooled] if pooled == separate else [pooled, separate]
 
 
 CpuKey = tuple[CpuPolicy, int]
-"""The CPU policy of a request, and its cpu limit; the limit is 0 if it does not matter for the
-choice of a host.
+"""The CPU policy of a request, and its cpu limit. The limit is 0 if the choice of a host does not
+depend on the limit.
 """
 
 SchedulingKey = tuple[ResourceProfile | None, Labels, CpuKey | None]
@@ -114,7 +115,7 @@ class Lane(NamedTuple):
 
     Attributes:
         priority: the order within the job, the highest first.
-        revocable: True: the slots may be taken back for requests that are not revocable.
+        revocable: if true, the slots can be taken back for requests that are not revocable.
     """
 
     priority: int = 0
@@ -140,8 +141,9 @@ PRIORITY_STEP = 1 << 48
 
 
 def place_of(number: int, priority: int) -> int:
-    """Returns the place of a request or item in its job. The lowest place is served first: first by
-    priority, then by arrival number. With priority 0, the place is the arrival number.
+    """Returns the place of a request or non-batchable item in its job. The lowest place is served
+    first. Places are ordered by priority, the highest first, and then by arrival number. With
+    priority 0, the place is the arrival number.
     """
     return number - priority * PRIORITY_STEP
 

@@ -17,8 +17,9 @@ Strategy = Literal["pack", "spread", "balanced"]
 """The way in which one of several suitable hosts is chosen; see `placement/policies.py`."""
 
 Order = Literal["fair", "arrival"]
-"""The order of service. "fair": lowest usage per weight first. "arrival": first come, first served;
-groups do not matter.
+"""The order in which waiting requests are served. With "fair", the flow with the lowest virtual
+time comes first. With "arrival", requests are served in the order of their arrival, and groups do
+not matter.
 """
 
 Measure = Literal["dominant", "slots", "cpu"]
@@ -48,8 +49,8 @@ class ExecutorShape:
 
 @dataclass(frozen=True, slots=True)
 class Provisioning:
-    """Settings of autoscaling. Totals include all executors that are not lost, and all requested
-    executors that have not registered.
+    """Settings for starting and stopping executors automatically. Totals include all executors that
+    are not lost, and all requested executors that have not registered.
     """
 
     shapes: tuple[ExecutorShape, ...] = ()
@@ -74,18 +75,20 @@ class Fairness:
 
     order: Order = "fair"
     usage_measure: Measure = "dominant"
-    # usage of this age counts half; None: usage does not decay
+    # usage that is this old counts half; None: usage does not decay
     half_life_ms: int | None = 900 * SECOND_MS
-    # in the virtual time, each running slot counts as if it had run for this additional time
+    # for the virtual time, each running slot counts as if it had already run for this additional
+    # time
     lookahead_ms: int = 30 * SECOND_MS
     usage_interval_ms: int = 10 * SECOND_MS  # longest time between two writes of a changing usage
     # if a request waits for this time while other requests are placed, capacity is reserved for it
     starvation_timeout_ms: int = 300 * SECOND_MS
-    # capacity is also reserved after this many placements of other requests; 0: no such limit
+    # capacity is also reserved after this many placements of other requests; 0: placements do not
+    # matter
     starvation_placements: int = 0
     reservations_max: int = 8  # largest number of reservations at a time; 0: no reservations
-    # largest part of each resource that may be reserved; the longest starved request has no such
-    # limit
+    # largest part of each resource that may be reserved; the limit does not apply to the request
+    # that has been starved for the longest time
     reserved_part_max: float = 0.1
     slots_max: int = 0  # largest number of slots in the whole cluster at a time; 0: no limit
 
@@ -99,11 +102,11 @@ class EngineSettings:
     lost_timeout_ms: int = 15 * SECOND_MS
 
     # Placement. "pack" takes hosts in use before empty hosts. Among the first `pack_candidates`
-    # hosts by name, it takes the host that suits the request best. "spread" takes the least loaded
-    # host. "balanced" takes the host whose free cpu and memory are nearest to their usual
-    # proportion.
+    # suitable hosts by name, "pack" takes the host that suits the request best. "spread" takes the
+    # least loaded host. "balanced" takes the host whose free cpu and memory are nearest to their
+    # usual proportion.
     strategy: Strategy = "pack"
-    pack_candidates: int = 8  # "pack" compares at most this many hosts; 1 is first fit
+    pack_candidates: int = 8  # "pack" compares at most this many hosts; 1 means first fit
     label_indexes_max: int = 64  # largest number of label selectors with their own index
     # one `Decide` tries at most this many scheduling classes without success; the next `Decide`
     # tries the other classes
@@ -117,7 +120,7 @@ class EngineSettings:
     job_requests_max: int = 1_000_000  # live requests of one job
     job_scheduling_classes_max: int = 10_000  # scheduling classes among a job's pending requests
     requests_max: int = 2_000_000  # live requests of all jobs; each takes about 1 KiB of memory
-    # if no executor could host a request for this time, even when empty, the request is rejected
+    # if for this time no executor could host a request, even when empty, the request is rejected
     infeasible_after_ms: int = 30 * SECOND_MS
 
     # Jobs.
@@ -131,19 +134,20 @@ class EngineSettings:
     command_retry_max_ms: int = 5 * SECOND_MS
     command_items_max: int = 1_000
 
-    # If an executor reports but does not receive commands, it counts as unreachable after one of
-    # these two limits. Then it gets no new slots, and it is probed at growing intervals.
-    unreachable_after_ms: int = 10 * SECOND_MS  # deliveries of one command fail for this long
+    # An executor that sends reports but does not receive commands counts as unreachable after one
+    # of these two limits. An unreachable executor gets no new slots, and is probed at growing
+    # intervals.
+    unreachable_after_ms: int = 10 * SECOND_MS  # one command was undeliverable for this time
     refused_commands_max: int = 5  # refused commands in a row
     probe_min_ms: int = 1 * SECOND_MS
     probe_max_ms: int = 30 * SECOND_MS
 
-    # If a host refused a slot of a scheduling class, it gets no slot of the class for this time.
-    # The time ends earlier if the state of the host changes.
+    # A host that has refused a slot of a scheduling class gets no slot of this class for a time
+    # between these two limits. The time ends earlier if the state of the host changes.
     refusal_backoff_min_ms: int = 1 * SECOND_MS
     refusal_backoff_max_ms: int = 300 * SECOND_MS
 
-    # True: slots that are revocable are taken back for requests that fit nowhere.
+    # If true, revocable slots are taken back for requests that are not revocable and fit nowhere.
     revocation: bool = False
 
     # Order in which jobs are served.
@@ -152,15 +156,16 @@ class EngineSettings:
     # Gangs.
     gang_members_max: int = 1_000
 
-    # A resize that an executor could not carry out is tried again after this time.
+    # A resize that an executor could not carry out is tried again after a time between these two
+    # limits.
     resize_retry_min_ms: int = 1 * SECOND_MS
     resize_retry_max_ms: int = 30 * SECOND_MS
 
-    # The settings of all hosts that neither an administrator nor the executor nor a kubelet has
-    # made. Cpus are reserved host by host, so this policy has none.
+    # Default settings of all hosts. A setting from an administrator, the executor or a kubelet has
+    # precedence. Cpus are reserved host by host, so this policy reserves no cpus.
     cluster_policy: HostPolicy = field(default_factory=HostPolicy)
 
-    # Executors that are started and stopped automatically.
+    # Settings for executors that are started and stopped automatically.
     provisioning: Provisioning = field(default_factory=Provisioning)
 
     # Retention: how long entries and ended jobs are kept.

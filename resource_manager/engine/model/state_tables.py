@@ -2,21 +2,21 @@
 listed is a bug and raises `IllegalTransition`.
 
 - A request is pending (PENDING), then placed (ALLOCATING), then confirmed by its executor
-  (GRANTED), and then it ends. When a placement fails, the request becomes PENDING again.
-- A slot is one placement of a request. A slot begins when its capacity is booked. It ends when its
-  processes on the executor have certainly ended. If its request ends or loses the slot before that,
-  the slot is FREEING.
-- A resize of a slot waits, is ordered from the executor, and is confirmed or refused. While a
-  resize is ordered, the next resize may wait.
+  (GRANTED), and then it ends. If the placement fails, the request becomes PENDING again.
+- A slot is one placement of a request. A slot begins when its capacity is booked. A slot ends when
+  its processes on the executor have certainly ended. If its request ends or loses the slot earlier,
+  the slot is FREEING until its processes have ended.
+- A resize of a slot first waits, is then ordered from the executor, and is then confirmed or
+  refused. While one resize is ordered, the next resize can wait.
 - A gang moves as a whole until all its slots are granted. Then its members move independently. But
   members that must be placed again are queued together.
 - An executor has three state machines. The first says whether it has registered and reports, the
   second whether it is drained, and the third whether the resource manager can connect to it.
 
-Every table also lists the states in which a row may be restored. `invariants/all.py` checks rules
-that tables cannot express: a request and its slot move together, and every pending request is
-queued.
-Reservations have no states. The table of provisions is in `lifecycle/provisions.py`.
+Every table also lists the states in which an entity can be restored after a restart. Tables cannot
+express some rules: a request and its slot move together, and every pending request is queued.
+`invariants/all.py` checks these rules. Reservations have no states. The table of provisions is in
+`lifecycle/provisions.py`.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class StateTable(Generic[StateT, InputT]):
         states: all states.
         inputs: all inputs.
         initial: the state of a new entity.
-        moves: next state by state and input; None: the entity is deleted.
-        restored: states in which an entity may be restored after a restart.
+        moves: the next state for each pair of state and input; None: the entity is deleted.
+        restored: states in which an entity can be restored after a restart.
     """
 
     title: str
@@ -59,7 +59,8 @@ class RequestInput(StrEnum):
 
     PLACE = "PLACE"  # capacity was booked for the request
     CONFIRM = "CONFIRM"  # the executor has carved the slot
-    # the placement failed or the slot was lost: back to its old place in the queue
+    # the placement failed or the slot was lost, so the request returns to its old place in the
+    # queue
     REQUEUE = "REQUEUE"
     # a lost executor returned with the slot before the request was placed again
     RECLAIM = "RECLAIM"
@@ -67,7 +68,7 @@ class RequestInput(StrEnum):
     RELEASE = "RELEASE"  # the granted slot was given back
     REUSE = "REUSE"  # another slot of the job is reused for the work of this request
     DECLINE = "DECLINE"  # the executor's direct offer was not accepted
-    REJECT = "REJECT"  # the request must no longer wait, for example because it is infeasible
+    REJECT = "REJECT"  # the request must not wait any longer, for example if it is infeasible
     LOSE = "LOSE"  # the granted slot was lost, and the request does not want another slot
 
 
@@ -213,7 +214,7 @@ class RegistrationInput(StrEnum):
     """The inputs of the state machine of an executor's registration."""
 
     REGISTER = "REGISTER"  # the executor registers, with its capacity and slots
-    # commands do not arrive, or are refused; the executor must register again
+    # commands do not arrive or are refused, so the executor must register again
     DISTRUST = "DISTRUST"
     FALL_SILENT = "FALL_SILENT"  # the executor has sent no message for too long, or has ended
 
@@ -237,16 +238,20 @@ REGISTRATION = StateTable(
 
 
 class DrainState(StrEnum):
-    """Whether an executor takes new slots. Administrators and the scaling change this."""
+    """Whether an executor gets new slots. Administrators and the automatic scaling change this
+    state.
+    """
 
     OPEN = "OPEN"
     DRAINING = "DRAINING"
 
 
 class DrainInput(StrEnum):
-    """The inputs of the state machine of drains; from administrators and from scaling."""
+    """The inputs of the state machine of drains. They come from administrators and from the
+    automatic scaling.
+    """
 
-    DRAIN = "DRAIN"  # may be repeated with another reason or deadline
+    DRAIN = "DRAIN"  # can be repeated with another reason or deadline
     UNDRAIN = "UNDRAIN"
 
 

@@ -14,7 +14,9 @@ from finegrain.resources import (
 from finegrain.units import format_bytes_exactly, format_cpu
 
 WHOLE_GPUS = f"{DEVICE_PREFIX}gpu"
-"""The dimension of GPUs in texts, in hundredths of a GPU: equal shares of compute and memory."""
+"""The dimension that texts use for GPUs, in hundredths of a GPU, if the shares of compute and
+memory are equal.
+"""
 
 
 def profile_text(profile: ResourceProfile | None) -> str:
@@ -31,11 +33,13 @@ def amounts_text(amounts: Amounts) -> str:
 
 
 def largest_text(requested: Amounts, largest: Amounts) -> str:
-    """Returns the dimensions that are short, such as "cpu: requested 64, largest executor 2".
+    """Returns a text about the dimensions of which no executor has enough, such as "cpu: requested
+    64, largest executor 2".
 
     Args:
         requested: the amounts of the request.
-        largest: the largest amount of one executor, for each dimension that is short.
+        largest: the largest amount of one executor, for each dimension of which no executor has
+            enough.
     """
     largest = _with_whole_gpus(largest)
     return "; ".join(

@@ -1,8 +1,8 @@
 """A queue of timers. Each timer names an entity to check at a time. `step.py` calls the handlers.
 
-A timer may fire too early. So its handler compares the time with the entity's actual deadline, and
-arms the timer again if the deadline is later. So a lease that is renewed 1,000 times needs only one
-entry.
+A timer can fire too early. So its handler compares the time with the entity's actual deadline, and
+arms the timer again if the deadline is later. Therefore a lease that is renewed 1,000 times needs
+only one entry.
 """
 
 from __future__ import annotations
@@ -19,32 +19,33 @@ class Timer(StrEnum):
     slot.
     """
 
-    LEASE = "LEASE"  # a job's lease may have expired
-    RETENTION = "RETENTION"  # an ended job may be deleted
-    SILENCE = "SILENCE"  # an executor may be lost
-    DRAIN = "DRAIN"  # an executor's drain deadline may have passed
-    COMMAND = "COMMAND"  # a command may be sent again
-    PROBE = "PROBE"  # an unreachable executor may be probed again
-    REFUSAL = "REFUSAL"  # slots of a class that an executor refused may be placed there again
-    INFEASIBLE = "INFEASIBLE"  # requests that no executor could host may have to be rejected
-    GANG = "GANG"  # a gang may have waited for too long
-    REQUEST = "REQUEST"  # a request may have waited for too long
-    RANGE = "RANGE"  # the members of a part of a range may have waited for too long
-    RESIZE = "RESIZE"  # a refused resize may be tried again
-    PLAN = "PLAN"  # new executors may be needed
-    PROVISION = "PROVISION"  # the order to stop a provisioned executor may be sent again
-    STARVATION = "STARVATION"  # a request may be starved
-    USAGE = "USAGE"  # usage of flows is stored
-    HISTORY = "HISTORY"  # old cluster events may be deleted
+    LEASE = "LEASE"  # a job's lease has possibly expired
+    RETENTION = "RETENTION"  # an ended job can possibly be deleted
+    SILENCE = "SILENCE"  # an executor is possibly lost
+    DRAIN = "DRAIN"  # an executor's drain deadline has possibly passed
+    COMMAND = "COMMAND"  # a command must possibly be sent again
+    PROBE = "PROBE"  # an unreachable executor can be probed again
+    REFUSAL = "REFUSAL"  # an executor that refused a class can get slots of this class again
+    INFEASIBLE = "INFEASIBLE"  # requests that no executor could host must possibly be rejected
+    GANG = "GANG"  # a gang has possibly waited for too long
+    REQUEST = "REQUEST"  # a request has possibly waited for too long
+    RANGE = "RANGE"  # the members of a part of a range have possibly waited for too long
+    RESIZE = "RESIZE"  # a refused resize can be tried again
+    PLAN = "PLAN"  # new executors are possibly needed
+    PROVISION = "PROVISION"  # a provider must possibly get an order to stop an executor again
+    STARVATION = "STARVATION"  # a request is possibly starved
+    USAGE = "USAGE"  # usage of flows must be stored
+    HISTORY = "HISTORY"  # old cluster events must possibly be deleted
 
 
 class Timers:
     """A lazy priority queue with at most one valid entry per timer and id.
 
     Attributes:
-        left_over: due timers that the next `Decide` handles, because the work of a step is limited.
-        listening_since_ms: monotonic time since which the process can receive messages. Silence of
-            an executor counts only from then on.
+        left_over: timers that are already due and that the next `Decide` handles, because the work
+            of a step is limited.
+        listening_since_ms: monotonic time since which the process can receive messages. The silence
+            of an executor counts only from this time on.
     """
 
     def __init__(self) -> None:
@@ -72,10 +73,10 @@ class Timers:
         self.left_over[timer, entity_id] = None
 
     def due(self, now_ms: int) -> Iterator[tuple[Timer, str]]:
-        """Yields all due timers, each once: first the left-over timers, then the other timers in
-        order of time.
+        """Yields each due timer once: first the left-over timers, then the other timers in order of
+        time.
 
-        If the caller stops early, the remaining timers are left over.
+        If the caller does not read all timers, the remaining timers are left over.
         """
         while self._heap and self._heap[0][0] <= now_ms:
             at_ms, timer, entity_id = heapq.heappop(self._heap)
@@ -88,8 +89,8 @@ class Timers:
             yield each
 
     def next_due_ms(self) -> int | None:
-        """Returns the time when the next timer may fire. Outdated entries are included; None: the
-        queue is empty.
+        """Returns the time of the first entry, which is possibly outdated. So no timer fires before
+        this time. Returns None if the queue is empty.
         """
         return self._heap[0][0] if self._heap else None
 

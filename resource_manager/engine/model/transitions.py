@@ -40,7 +40,9 @@ if TYPE_CHECKING:
     from resource_manager.engine.model.entities import Executor, Gang, GangState, Job, Request, Slot
 
 HISTORY_LENGTH = 4_000
-"""The latest moves of all entities that are stored for the message of an `IllegalTransition`."""
+"""This number of the latest moves of all entities is stored for the message of an
+`IllegalTransition`.
+"""
 
 HISTORY_SHOWN = 8
 """An error message shows at most this many moves of its entity."""
@@ -81,12 +83,12 @@ class Transitions:
 
     @contextmanager
     def moving_resize(self, slot: Slot, what: ResizeInput) -> Iterator[None]:
-        """Moves a slot's resizes. The body of the `with` statement must change the slot. The new
-        state must be the next state in the table.
+        """Moves a slot's resizes. The body of the `with` statement must change the slot, so that
+        its new state is the next state in the table.
 
         Raises:
-            IllegalTransition: the slot has another state afterwards, or the table does not list the
-                move.
+            IllegalTransition: the body has given the slot another state, or the table does not list
+                the move.
         """
         name = f"{slot.allocation_id}/{slot.generation}"
         due = self._moved(RESIZE, name, resize_state(slot), what)
