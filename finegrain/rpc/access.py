@@ -212,7 +212,7 @@ def current_caller() -> Caller:
 
 def enter_call(caller: Caller) -> None:
     """Sets the caller for the remaining time of the current asyncio task. Only the server and tests
-    use this.
+    call this function.
     """
     _caller.set(caller)
 

@@ -51,7 +51,7 @@ def check_page_address(text: str, field: str = "rm.web_advertise") -> str:
     """Returns the address of a web page unchanged, if it has the form "https://HOST[:PORT]".
 
     Raises:
-        InvalidArgument: it has another form.
+        InvalidArgument: the text has another form.
     """
     scheme, colon, rest = text.partition("://")
     host = rest if re.search(r":[0-9]+$", rest) else f"{rest}:443"

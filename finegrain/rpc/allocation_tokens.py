@@ -74,7 +74,8 @@ class TokenSigner:
     def tokens(self, claims: Sequence[AllocationClaims]) -> list[bytes]:
         """Returns a token for each of the claims. All tokens have the same signature.
 
-        Most of the time is spent on the signature, so tokens that are made together take less time.
+        Most of the time is spent on the signature, so one call for many tokens is faster than many
+        calls.
 
         Args:
             claims: what the tokens state; they may have the same owner or different owners.
@@ -94,7 +95,7 @@ class TokenSigner:
         common = AllocationToken(
             certificate=own.certificate, signature=signature_of(self._key, text)
         ).SerializeToString()
-        # The fields of a message may come in any order and in several parts.
+        # Join the bytes of two messages to one: parsers accept a message's fields in any order.
         return [
             AllocationToken(claims=each, path=path).SerializeToString() + common
             for each, path in zip(stated, paths, strict=True)

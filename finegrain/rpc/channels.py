@@ -1,4 +1,5 @@
-"""Opens gRPC channels, with transport settings for both ends, identities and deadlines.
+"""Opens gRPC channels with identities and deadlines, and defines the transport settings of both
+ends.
 
 The settings were measured on grpcio 1.85. With these settings, a channel soon notices a failed
 peer, and soon reconnects to a restarted peer. Callers use the generated stubs on the channels that
@@ -50,9 +51,9 @@ HANDSHAKE_TIMEOUT_MS = 10_000
 """If a connection has not completed its handshake after this time, the server closes it."""
 
 CONNECTION_AGE_MAX_MS = 3_600_000
-"""After this time, a server asks a client to open a new connection. The time varies by ±10 %. So
-not all clients return together. So if a certificate was renewed or has expired, the server soon
-sees this.
+"""After this time, a server asks a client to open a new connection. The time varies by ±10 %, so
+that not all clients reconnect at the same time. With the new connection, the server sees whether
+the client's certificate was renewed or has expired.
 """
 CONNECTION_AGE_GRACE_MS = 600_000
 """After a connection has become too old, its open calls may continue for this time. Streams that
@@ -61,7 +62,9 @@ are open then end with UNAVAILABLE, and their callers resume them.
 CONNECTION_IDLE_MAX_MS = 900_000
 """After this time without a call, a server closes a connection; the next call opens another."""
 CONNECTIONS_MAX = 16_384
-"""Most connections to one port. It is less if the process may not open enough files."""
+"""Maximum number of connections to one port. It is lower if the process is not allowed to open
+enough files.
+"""
 
 CONNECT_TIME_MAX_MS = 20_000
 """Time limit of one attempt to connect, if there is only one address."""
@@ -98,9 +101,10 @@ SERVER_OPTIONS: tuple[tuple[str, int | str], ...] = (
 
 
 def connections_max() -> int:
-    """Returns how many connections one port of this process takes.
+    """Returns how many connections one port of this process accepts.
 
-    A quarter of the process's files is left for everything else: files, other ports, databases.
+    A quarter of the files that the process is allowed to open is left for other ports, databases
+    and files.
     """
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return CONNECTIONS_MAX if files < 0 else min(CONNECTIONS_MAX, files * 3 // 4)
@@ -123,7 +127,7 @@ SERVICE_CONFIG = json.dumps(
     {
         "methodConfig": [
             {
-                # All unary calls may be repeated: the ids in them make them idempotent.
+                # All unary calls can be repeated: the ids in them make them idempotent.
                 "name": [{"service": service} for service in _SERVICES],
                 "retryPolicy": {
                     "maxAttempts": 4,
@@ -151,7 +155,7 @@ CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.max_receive_message_length", ANSWER_BYTES_MAX),
     ("grpc.max_send_message_length", ANSWER_BYTES_MAX),  # the server rejects larger messages
     ("grpc.enable_http_proxy", 0),
-    ("grpc.use_local_subchannel_pool", 1),  # then the backoff of one channel does not delay others
+    ("grpc.use_local_subchannel_pool", 1),  # so one channel's backoff does not delay others
     ("grpc.enable_retries", 1),
     ("grpc.service_config", SERVICE_CONFIG),
 )
@@ -197,7 +201,8 @@ def _options(
         "grpc.ssl_target_name_override": server.dns_name,
     }
     if leave_frozen_after_s is not None:
-        # gRPC sends the ping after half of the time. The answer must arrive within the second half.
+        # gRPC sends the ping after half of the given time. The answer must arrive within the other
+        # half.
         half_ms = max(2 * PING_INTERVAL_MS_MIN, round(leave_frozen_after_s * 500))
         options |= {
             "grpc.keepalive_time_ms": half_ms,

@@ -26,8 +26,8 @@ def connect_failure(text: str, address: str = "") -> Unavailable:
     return Unavailable(f"{where} cannot be reached; {NOT_RUNNING}", details=details)
 
 
-# Texts of gRPC 1.66 to 1.85 with BoringSSL. The first text of this table that occurs decides. A
-# server that refuses the client's certificate only closes the connection.
+# Texts of gRPC 1.66 to 1.85 with BoringSSL. The first entry of this table whose text occurs
+# decides. A server that refuses the client's certificate closes the connection without a reason.
 _FAILURES: tuple[tuple[str, str, Reason], ...] = (
     (
         "Hostname Verification Check failed",

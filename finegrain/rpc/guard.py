@@ -5,9 +5,9 @@ its message. Then the wrapper reads the message as raw bytes, checks the number 
 the message. Last, it runs the handler, and converts an error of the handler to the status of the
 call. It also ends open streams when the server stops.
 
-For a unary method, gRPC reads the message before the handler runs. For a streaming method, it runs
-the handler before it reads a message. So this module registers every method as a method that takes
-a stream of raw bytes. Clients do not notice the difference.
+For a unary method, gRPC reads the message before it runs the handler. For a streaming method, gRPC
+runs the handler before it reads a message. So this module registers every method as a method that
+takes a stream of raw bytes. Clients do not notice the difference.
 """
 
 from __future__ import annotations
@@ -145,8 +145,8 @@ class OpenStream:
 class GuardedMethod:
     """One method of a service, with the wrapper around its handler.
 
-    Four methods have the name of a kind of call, and serve calls of this kind. The four methods
-    take raw bytes.
+    Each of the four methods without an underscore at the start of its name, such as `unary_unary`,
+    serves calls of the kind in its name. These methods take raw bytes.
     """
 
     def __init__(
@@ -227,8 +227,8 @@ class GuardedMethod:
                     async for message in messages:
                         stream.sending = True
                         yield message
-                        # `end` does not cancel while gRPC sends a message, so a stream may have to
-                        # be ended here.
+                        # `end` does not cancel while gRPC sends a message. If `end` was called
+                        # during that time, end the stream here.
                         stream.sending = False
                         self._refuse_when_stopping()
                         if stream.error is not None:
@@ -249,7 +249,7 @@ class GuardedMethod:
     def admit(self, context: Any) -> Caller:
         """Identifies the caller, before any part of the request's message is read."""
         caller = self._lifecycle.trust.identify(context.auth_context(), context.peer())
-        enter_call(caller)  # before the role is checked: a refusal then knows its caller
+        enter_call(caller)  # before the role check, so that a refusal knows its caller
         check_role(caller, self._method, self._allowed)
         if self._gated and (refusal := self._lifecycle.gate()) is not None:
             raise refusal
@@ -302,15 +302,15 @@ class GuardedMethod:
         if isinstance(error, grpc.aio.AbortError):
             self._done("ABORTED", started)
             return
-        # gRPC raises this when the caller has gone before a handler could send a status, for
-        # example the handler of health checks. No other status can be sent then.
+        # gRPC raises this error when the caller disconnects before a handler has sent a status, for
+        # example the handler of health checks. Then no other status can be sent.
         if isinstance(error, grpc.aio.InternalError):
             self._done("CANCELLED", started)
             return
         if isinstance(error, asyncio.CancelledError):
-            # If the caller has cancelled the call, send no status: the caller would not read it. If
-            # the caller has not, `end_streams` has cancelled the handler, and the status asks the
-            # caller to try again.
+            # If the caller has cancelled the call, send no status: the caller would not read it.
+            # Otherwise `end_streams` has cancelled the handler, and the status asks the caller to
+            # try again.
             if not self._lifecycle.stopping or context.cancelled():
                 self._done("CANCELLED", started)
                 return

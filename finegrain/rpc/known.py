@@ -1,6 +1,7 @@
-"""Caches the decoded values of message parts that occur often. The key is the bytes of the part.
+"""Caches the decoded values of message parts that occur often. The key of a value is the bytes of
+its part.
 
-All callers share the cached values, so they must not change them.
+All callers share the cached values, so no caller must change a value.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ class Known(Generic[T]):
     def __init__(self, most: int) -> None:
         self._most = most
         self._values: dict[bytes, T] = {}
-        # Checks the jobs on which a new job depends. A job waits until they have ended. Then it
-        # continues, or it is ended.
+        # For speed, the dict's method is bound only once. So code can clear the dict, but must
+        # never replace it.
         self.get = self._values.get
 
     def keep(self, data: bytes, value: T) -> None:

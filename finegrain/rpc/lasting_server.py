@@ -20,8 +20,7 @@ _log = logging.getLogger("finegrain.rpc")
 
 
 class LastingServer:
-    """Starts a server. If the server ends by itself, replaces it by a new server at the same
-    address.
+    """Starts a server. If the server ends by itself, starts a new server at the same address.
 
     Args:
         make: makes a server with all its handlers, which does not listen yet.
@@ -40,7 +39,9 @@ class LastingServer:
         self._stopped = asyncio.Event()
 
     def bind(self, address: str) -> int:
-        """Makes the server and binds an address. Returns the port; 0: it cannot be bound."""
+        """Makes the server and binds an address. Returns the port; 0: the address cannot be
+        bound.
+        """
         self._server = self._make()
         try:
             return int(self._server.add_secure_port(address, self._credentials()))
@@ -77,7 +78,7 @@ class LastingServer:
                 continue
             _log.error("server_ended_by_itself", extra={"address": address})
             if self._server is not None:
-                # The old server has failed and has closed its port. So its end may fail, too.
+                # The old server has failed and has closed its port. So `stop` can fail, too.
                 with contextlib.suppress(Exception):
                     await self._server.stop(0)
             if self.bind(address) and self._server is not None:
@@ -85,7 +86,7 @@ class LastingServer:
 
 
 def _is_running(server: grpc.aio.Server | None) -> bool:
-    # gRPC has no public method for this question. Versions without this private method do not have
-    # the failure.
+    # gRPC has no public method that reports this. Servers of versions without this private method
+    # do not end by themselves.
     inner = getattr(server, "_server", None)
     return bool(getattr(inner, "is_running", lambda: True)())

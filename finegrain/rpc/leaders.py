@@ -1,8 +1,9 @@
 """Chooses the resource manager that a client calls.
 
-A standby rejects calls, and names the leader that it knows, which is a hint. A client follows a new
-hint at once, but follows the same hint again only after a call has succeeded. Otherwise the client
-would switch without delay between two standbys that name each other. This module makes no calls.
+A standby rejects calls, and names the leader that it knows. This address is a hint. A client
+follows a new hint at once, but follows the same hint again only after a call has succeeded.
+Otherwise the client would switch without delay between two standbys that name each other. This
+module makes no calls.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Leaders:
         # hints that the client has followed since the last successful call
         self._followed: set[str] = set()
         # False after a failure. It becomes True again when the current address answers, or when a
-        # standby names it as the leader
+        # standby names the current address as the leader.
         self._current_confirmed = True
 
     @property
@@ -57,8 +58,8 @@ class Leaders:
             error: the error of the call, which may name the leader.
 
         Returns:
-            True: the caller should call the current address without delay. A standby has named it
-            as the leader, or it has answered another call.
+            True: the caller should call the current address without delay. A standby has named this
+            address as the leader, or the address has answered another call.
         """
         if address != self._current:
             # Another call to this address failed earlier and has already switched.
@@ -75,7 +76,7 @@ class Leaders:
             self._current_confirmed = True
             return True
         self._current_confirmed = False
-        # The current address may come from a hint and not be in the list. So switch to the address
+        # The current address is possibly a hint that is not in the list. So switch to the address
         # that follows the last address from the list.
         place = self._addresses.index(self._last_listed)
         self._switch_to(self._addresses[(place + 1) % len(self._addresses)])

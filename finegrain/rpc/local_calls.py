@@ -1,8 +1,8 @@
 """Calls the methods of a server from inside its own process, with the same checks as calls from the
 network.
 
-The web gateway uses this module. It has the certificate of its caller from a TLS handshake or from
-a session. The server identifies the caller by this certificate.
+The web gateway uses this module. The gateway has the certificate of its caller from a TLS handshake
+or from a session. The server identifies the caller by this certificate.
 """
 
 from __future__ import annotations

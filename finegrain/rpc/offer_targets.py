@@ -1,7 +1,7 @@
 """Decides to which hosts executors may offer slots directly.
 
-A job master chooses the address for its offers. Without a limit, it could make executors connect to
-any host and port that they can reach.
+A job master chooses the address for its offers. Without a limit, a job master could make executors
+connect to any host and port that the executors can reach.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def comes_from(address: str, peer: str) -> bool:
     """Returns True if an address "host:port" is on the host from which a call comes.
 
     Args:
-        address: the address. A host name is on no host, except for "localhost".
+        address: the address. If its host is a name, the result is False, except for "localhost".
         peer: the network address of the caller, as gRPC writes it.
     """
     host = host_of_peer(peer)
@@ -89,7 +89,8 @@ def comes_from(address: str, peer: str) -> bool:
 
 
 def host_of_peer(peer: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Returns the IP address of a caller; None: the caller has none, such as at a unix socket.
+    """Returns the IP address of a caller; None: the caller has no IP address, for example at a unix
+    socket.
 
     Args:
         peer: the address as gRPC writes it: "ipv4:10.0.0.1:4711" or "ipv6:%5B::1%5D:4711".

@@ -40,7 +40,8 @@ class RefusalLog:
         self._windows: dict[tuple[str, str], _Window] = {}
 
     def add(self, method: str, error: FinegrainError, peer: str) -> None:
-        """Logs a refused call. If many calls were refused before it, only counts the call.
+        """Logs a refused call. If the window already has its maximum of lines, only counts the
+        call.
 
         Args:
             method: full name of the method.

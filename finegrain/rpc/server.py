@@ -68,8 +68,8 @@ class GuardedServer:
         trust: the object that identifies the callers of the server.
         observe: a function that is called after every call.
         gate: a function that returns the error with which the server rejects calls at present, or
-            None. The server calls it after it has identified the caller, but not for health and
-            reflection calls.
+            None. The server calls the function after it has identified the caller, but not for
+            health and reflection calls.
         refused: a function that is called for each call that ends with an error.
     """
 
@@ -94,8 +94,8 @@ class GuardedServer:
         self._methods: dict[str, GuardedMethod] = {}
         self.local = LocalCalls(self._methods)
         self._server = LastingServer(self._make, own.server_credentials)
-        # The server's own certificate comes with the authorities. An authority may have been
-        # dropped.
+        # A new certificate comes with the present authorities. End streams of callers whose
+        # authority was dropped.
         own.on_replaced(self.end_denied_streams)
         self._health: Any = None
         self._names: list[str] = []
@@ -140,7 +140,7 @@ class GuardedServer:
         if (number := _why_not_bound(host, port)) is not None:
             raise bind_error(self._listen.address, number)
         bound = self._server.bind(self._listen.address)
-        # Another process may have taken the port between the first bind and this one.
+        # If there is no port, another process has taken it between the first bind and this bind.
         if bound == 0:
             raise bind_error(self._listen.address, errno.EADDRINUSE)
         await self.set_serving(serving)
@@ -168,8 +168,8 @@ class GuardedServer:
     async def stop(self, grace_s: float = 1.0) -> None:
         """Stops the server: ends streams at once, and unary calls after `grace_s` seconds.
 
-        A stream may still be sending a message, because its client does not read. Such a stream
-        also ends after `grace_s` seconds.
+        If the client of a stream does not read, the stream is still sending a message. Such a
+        stream also ends after `grace_s` seconds.
         """
         # Set this before the streams end. A handler that is cancelled below then ends with
         # UNAVAILABLE.
@@ -226,8 +226,8 @@ class GuardedServer:
         serve = getattr(
             call, f"{kinds[handler.request_streaming]}_{kinds[handler.response_streaming]}"
         )
-        # Set no deserializer: the wrapper reads the raw bytes, and only after it has identified the
-        # caller (see guard.py).
+        # Set no deserializer: the wrapper reads the raw bytes after it has identified the caller
+        # (see guard.py).
         make = (
             grpc.stream_stream_rpc_method_handler
             if handler.response_streaming

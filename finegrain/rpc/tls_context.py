@@ -17,8 +17,8 @@ from finegrain.rpc.own_certificate import OwnCertificate
 def presenting_context(own: OwnCertificate) -> ssl.SSLContext:
     """Returns a context that always shows the present certificate of this process.
 
-    The context requests a certificate from clients. A client may show no certificate. But it must
-    not show a certificate of another authority.
+    The context requests a certificate from clients. A client can connect without a certificate, but
+    not with a certificate of another authority.
 
     Args:
         own: the certificate of this process. After it was replaced, new connections use the new
@@ -49,8 +49,8 @@ def _context_of(own: OwnCertificate) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.verify_mode = ssl.CERT_OPTIONAL
-    # The cluster's authority may have a certificate that an outside authority has signed. The
-    # cluster does not trust the outside authority.
+    # Accept the certificate of the cluster's authority as the end of a chain. An outside authority,
+    # which the cluster does not trust, has possibly signed this certificate.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     context.load_verify_locations(cadata=credentials.authorities)
     file = os.memfd_create("finegrain-certificate", os.MFD_CLOEXEC)

@@ -1,9 +1,9 @@
 """Identifies callers by the certificates that they have shown in the TLS handshake.
 
 The handshake proves that the cluster's authority has signed the certificate, and that the caller
-has its key. There is only one handshake for a connection, which may stay open for a long time. So
-at every call, the server checks the dates and the list of denied identities again. After the
-authorities of the cluster have changed, it also checks the signature again.
+has the certificate's key. A connection has only one handshake, and can stay open for a long time.
+So at every call, the server checks the dates and the list of denied identities again. After the
+authorities of the cluster have changed, the server also checks the signature again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Trust:
         is_denied: a function that returns True if an administrator has denied an identity or a
             serial number (in hexadecimal).
         now: a function that returns the time in seconds since 1970 (UTC).
-        own: the certificate of the server. It has the authorities that the server trusts now; None:
+        own: the certificate of the server, with the authorities that the server trusts now; None:
             the authorities never change.
     """
 
@@ -52,7 +52,7 @@ class Trust:
         self.cluster = cluster
         self._own = own
         self._authorities = own.credentials.authorities if own else ""
-        # None: only the authorities of the handshakes have signed.
+        # None: the authorities have not changed, so the check in the handshake is still valid.
         self._keys: list[ec.EllipticCurvePublicKey] | None = None
         self.is_denied = is_denied
         self._now = now
@@ -99,8 +99,8 @@ class Trust:
         return caller
 
     def check_not_denied(self, caller: Caller) -> None:
-        """Checks that neither a caller nor its certificate is denied. This may also be called while
-        a call is in progress.
+        """Checks that neither a caller nor its certificate is denied. The server can also call this
+        method while a call is in progress.
 
         Args:
             caller: the caller that `identify` returned. A caller without an identity passes the

@@ -43,7 +43,7 @@ DURATION_MS_MAX = 10 * 366 * 24 * 3600 * 1000
 
 KNOWN_MAX = 16_384
 """Maximum number of cached profiles. A cluster has few different profiles, but remote callers could
-send many.
+send many different profiles.
 """
 
 _PROFILE_FIELDS = (

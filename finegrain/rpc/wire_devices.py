@@ -51,7 +51,7 @@ _DIMENSIONS_MAX = 64
 def requests_from_proto(
     message: resources_pb2.ResourceProfile, field: str
 ) -> tuple[tuple[DeviceRequest, ...], Labels]:
-    """Reads the device requests of a profile, and the isolation levels that it requires.
+    """Reads the device requests of a profile, and the isolation levels that the profile requires.
 
     Returns:
         The device requests, with the levels required for their devices, and the levels required for

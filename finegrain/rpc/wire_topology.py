@@ -30,7 +30,7 @@ from finegrain.values.isolation import Isolation
 
 _TEXT_LENGTH_MAX = 1_000
 _NOTES_MAX = 100
-_CORE_LENGTH_MAX = 100  # such as "0-1,64-65": the threads of one core
+_CORE_LENGTH_MAX = 100  # maximum length of the cpu list of one core, such as "0-1,64-65"
 _PORT_MAX = 65_535
 # maximum number of cached isolations: most slots have one of few isolations
 _ISOLATIONS_KNOWN_MAX = 1_024

@@ -60,7 +60,7 @@ class FromMessage:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One class, the message from which it is read, and the differences between them.
+    """One class, the message from which it is read, and the differences between class and message.
 
     An attribute of type str contains names, separated by spaces.
 
@@ -90,8 +90,8 @@ class Reader:
     Args:
         readings: the pairs of class and message that differ. Pairs without differences need not be
             listed.
-        converters: functions that convert a nested message, by its class, or a text, by the type of
-            the attribute.
+        converters: functions that convert nested messages (the key is the class of the message) or
+            texts (the key is the type of the attribute).
         unknown: a function that creates the error for a number that no enum member has.
     """
 
@@ -114,7 +114,9 @@ class Reader:
         readings: Sequence[Reading],
         converters: Mapping[type, Callable[[Any], Any]] = MappingProxyType({}),
     ) -> Reader:
-        """Returns a reader with the pairs and converters of this reader and additional ones."""
+        """Returns a reader that has the pairs and converters of this reader and the additional
+        ones.
+        """
         other = Reader(readings, converters=converters, unknown=self._unknown)
         other.readings = {**self.readings, **other.readings}
         other._converters = {**self._converters, **other._converters}
@@ -274,7 +276,7 @@ _MOMENTS: dict[tuple[str, Any], str] = {
     (TIMESTAMP, datetime): "{0}.ToDatetime({utc})",
     (TIMESTAMP, int): "({0}.seconds * 1000 + {0}.nanos // 1_000_000)",
     (DURATION, float): "{0}.ToMicroseconds() / 1e6",
-    # Rounded up to whole milliseconds, as in `duration_ms_from_proto`.
+    # Round up to whole milliseconds, as in `duration_ms_from_proto`.
     (DURATION, int): "({0}.seconds * 1000 - (-{0}.nanos // 1_000_000))",
 }
 

@@ -57,7 +57,7 @@ class FromValue:
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """One class, the message to which it is written, and the differences between them.
+    """One class, the message to which it is written, and the differences between class and message.
 
     An attribute of type str contains names or paths, separated by spaces.
 
