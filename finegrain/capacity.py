@@ -1,6 +1,7 @@
-"""Describes the total capacity of one executor for slots, for planning and for people.
+"""Describes the total capacity that one executor has for slots.
 
-`task_executor/host/capacity.py` computes this value, which does not contain allocated amounts.
+`task_executor/host/capacity.py` computes this value. The value does not say how much of the
+capacity is allocated.
 """
 
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ class NodeCapacity:
     id: int
     cpus: CpuSet  # the cpus of `Capacity.cpus` that are on this node
     memory_bytes: int  # a multiple of 64 KiB; 0 if unknown or not usable
-    default_memory: bool  # False: not part of the total; HBM, CXL, persistent or GPU memory
+    default_memory: bool  # False for HBM, CXL, persistent or GPU memory, which is not in the total
     hugepages: tuple[HugePages, ...] = ()
 
 

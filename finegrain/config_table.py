@@ -72,7 +72,7 @@ class ConfigTable:
     def text(self, key: str, default: str | None = None, *, empty_ok: bool = False) -> str:
         """Returns a string. Without a default, the key is required."""
         value = self._get(key, default, "a text")
-        # An empty text is an error, unless the default is empty.
+        # An empty text is an error, unless `empty_ok` is set or the default is empty.
         if not isinstance(value, str) or not (value or empty_ok or value == default):
             self.wrong(key, value, "a text in quotes")
         return value
@@ -215,7 +215,7 @@ class ConfigTable:
         return dict(self._content)
 
     def note(self, key: str) -> None:
-        """Marks a key as known. A caller uses this if it reads the key only when the key exists."""
+        """Marks a key as known. Call this if you read the key only when the table has it."""
         self._read_keys[key] = None
 
     def end(self) -> None:

@@ -18,7 +18,7 @@ from finegrain.neighbors import NeighborRule, SlotLabels
 
 
 class QosClass(StrEnum):
-    """For each class, how exclusive the cpus of a slot are."""
+    """The QoS classes: how exclusive the cpus of a slot are."""
 
     LSE = "LSE"  # dedicated cpus that no other slot shares
     LSR = "LSR"  # dedicated cpus that are shared only with best-effort slots
@@ -38,7 +38,7 @@ class BindPolicy(StrEnum):
     NONE = "None"  # any cpus may be used
     FULL_PCPUS = "FullPCPUs"  # whole physical cores, as few as possible
     SPREAD_BY_PCPUS = "SpreadByPCPUs"  # one hardware thread per core, until no core is left
-    # only LS: the pool of one NUMA node that fits the slot's CPU limit
+    # class LS only: the pool of one NUMA node that fits the slot's CPU limit
     CONSTRAINED_BURST = "ConstrainedBurst"
 
 
@@ -91,8 +91,7 @@ class CpuPolicy(Value):
 
     Attributes:
         slot_labels: labels of the slot, for the rules of other slots of the job.
-        neighbors: rules about other slots of the job, which the slot must be near to or apart
-            from.
+        neighbors: rules that place the slot near to other slots of the job, or apart from them.
         neighbor_job: the id of the job whose slots count for `neighbors`; set by the resource
             manager. Empty: the policy has no labels and no rules.
     """
@@ -206,7 +205,8 @@ def settle(layers: Iterable[tuple[PolicyOrigin, HostPolicy]]) -> EffectivePolicy
     for at, (origin, layer) in enumerate(given):
         if not layer.reserved_cpus:
             continue
-        # `reserved_strict` of layers above does not apply to the cpus of this layer.
+        # `reserved_strict` of a layer with a higher priority does not apply to the cpus of this
+        # layer.
         says = (each.reserved_strict for _, each in given[at:] if each.reserved_strict is not None)
         if next(says, False):
             strict |= layer.reserved_cpus

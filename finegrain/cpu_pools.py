@@ -54,8 +54,9 @@ class Pooled:
             cores: the pool name and the cpus of every core of the host.
             slot_cpus: the executor's cpus for slots, as it registered them.
             policy: the settings in effect, which may reserve cpus.
-            kept_back: cpus that the executor's own configuration reserves; not in `slot_cpus`.
-                These cpus are in the pools if the settings reserve them, but not strictly.
+            kept_back: cpus that the executor's own configuration reserves. `slot_cpus` does not
+                contain these cpus. They are in the pools if `policy` reserves them too, but not
+                strictly.
             isolated: cpus isolated from the kernel's load balancing.
             kubelet_pinned: cpus that a kubelet has dedicated to pods.
             offline: cpus that are offline.
@@ -118,8 +119,8 @@ class Pools:
 
         The result is the first of these sets that is not empty:
         1. the slot's dedicated cpus that are online;
-        2. the pools to which the slot is bound (empty: the cpus of these pools are offline, or a
-           kubelet uses them);
+        2. the pools to which the slot is bound (this set is empty if the cpus of these pools are
+           offline, or if a kubelet uses them);
         3. all pools of the slot's class; for a slot that had dedicated cpus, all LS pools.
 
         If all sets are empty, the caller must leave the slot's cpus unchanged.
@@ -171,8 +172,8 @@ def places_of(
     """
     found: dict[PoolName, CpuSet] = {}
     for name, cpus in cores:
-        # If none of the executor's cpus is in a place, the place has no pool. If all its cpus are
-        # taken later, the pool is empty.
+        # If none of the executor's cpus is in a place, the place has no pool. If slots get all cpus
+        # of a place later, its pool is empty.
         if included := cpus & own:
             found[name] = found.get(name, EMPTY) | included
     return tuple(sorted(found.items(), key=lambda place: place[0]))

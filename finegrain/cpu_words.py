@@ -1,7 +1,8 @@
 """Reads and writes CPU policies as people type them: "lsr", "FullPCPUs:required".
 
-Upper and lower case do not matter. A strength follows after a colon. The error for an unknown word
-names the nearest known word. Other modules check which words may be combined.
+Upper and lower case do not matter. The strength ("required" or "preferred") follows after a colon.
+The error for an unknown word names the nearest known word. Other modules check which words can be
+combined.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ def read_word(field: str, text: str, kind: type[WordT], *, without: tuple[str, .
 
 
 def read_policy(field: str, text: str, kind: type[WordT]) -> tuple[WordT, bool | None]:
-    """Returns a policy, and True if the policy is required (None: the text has no strength).
+    """Returns a policy, and whether the policy is required. The second value is None if the text
+    has no strength.
 
     Args:
         field: name of the field, for errors.

@@ -248,7 +248,7 @@ def _item_bits(match: re.Match[str], text: str, field: str) -> int:
         None if part is None else int(part.lstrip("0")[:12] or "0") for part in match.groups()
     ]
     start, end, used, group = numbers
-    assert start is not None  # noqa: S101 - the pattern demands it
+    assert start is not None  # noqa: S101 - the pattern requires a start
     if end is None:
         end = start
     if end < start or end > MAX_ID:
@@ -260,7 +260,7 @@ def _item_bits(match: re.Match[str], text: str, field: str) -> int:
     if not 1 <= run <= step:
         raise InvalidArgument(field, text, "a stride of at least 1")
     bits = 0
-    # The end of the range may cut the last group short.
+    # The last group is possibly shorter, because the range ends within it.
     for first in range(start, end + 1, step):
         bits |= ((1 << (min(first + run - 1, end) - first + 1)) - 1) << first
     return bits

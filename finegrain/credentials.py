@@ -64,7 +64,7 @@ class Credentials:
         """Returns the reason why the certificate is not valid at a time; empty: the certificate is
         valid.
 
-        Servers refuse an invalid certificate during the handshake without a reason. So callers
+        During the handshake, servers refuse an invalid certificate, but give no reason. So callers
         check the certificate first.
 
         Args:
@@ -87,7 +87,8 @@ def read_credentials(path: Path) -> Credentials:
     details = {"path": path}
     try:
         with open(path, "rb") as file:
-            # Check the open file. So no process can replace the file between check and reading.
+            # Check the open file, so that no process can replace the file between the check and the
+            # reading.
             mode = os.fstat(file.fileno()).st_mode
             data = file.read(FILE_BYTES_MAX)
     except FileNotFoundError:

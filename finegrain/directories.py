@@ -30,9 +30,9 @@ def default_credentials_file() -> Path:
 
 
 def run_directory(part: str) -> Path:
-    """Returns the default directory of sockets and notes.
+    """Returns the default directory of sockets, and of the notes that `local_managers.py` reads.
 
-    Its path must be short, because a socket's path has at most 107 bytes.
+    The path must be short, because a socket's path has at most 107 bytes.
     """
     chosen = os.environ.get("FINEGRAIN_RUN_DIR")
     if chosen:
@@ -69,7 +69,9 @@ def make_private(directory: Path) -> None:
 
 
 def is_private(path: Path) -> bool:
-    """Returns True if only this user or root can write to the path, and it is not a symlink."""
+    """Returns True if only this user or root can write to the path, and the path is not a
+    symlink.
+    """
     try:
         # Do not use `stat`: a symlink of another user could lead to a directory of this user.
         found = path.lstat()

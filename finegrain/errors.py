@@ -39,8 +39,8 @@ class Reason(StrEnum):
     EXECUTOR_NOT_LOST = "EXECUTOR_NOT_LOST"
     GROUP_IN_USE = "GROUP_IN_USE"
     VERSION_MISMATCH = "VERSION_MISMATCH"
-    # Placement: the error of a single item, or why a request waits; never the status of a whole
-    # call.
+    # Reasons about placement. They are the error of a single item, or say why a request waits. They
+    # are never the status of a whole call.
     NOT_YET_CONSIDERED = "NOT_YET_CONSIDERED"
     STILL_WAITING = "STILL_WAITING"
     WAITING_CAPACITY = "WAITING_CAPACITY"
@@ -205,7 +205,7 @@ class Unauthenticated(FinegrainError):
 
 
 class PermissionDenied(FinegrainError):
-    """The caller is known, but may not do what the call asks for."""
+    """The caller is known, but is not allowed to do what the call asks for."""
 
     default_reason = Reason.ROLE_MISSING
 

@@ -43,7 +43,7 @@ class Role(StrEnum):
     def may_serve(self) -> bool:
         """True if a certificate of this role is also valid for a server.
 
-        The role `user` may serve too, because a job master receives offers of slots.
+        The role `user` is also allowed to serve, because a job master receives offers of slots.
         """
         return self in (Role.RM, Role.EXECUTOR, Role.USER)
 

@@ -196,7 +196,7 @@ class IntervalSet:
         Returns the removed numbers as intervals.
         """
         bounds, at = self._bounds, self._head
-        # Mostly a part of the first interval is taken, so this case has a short path.
+        # Most calls take a part of the first interval, so this case has a short path.
         if at < len(bounds) and 0 < count < bounds[at + 1] - bounds[at]:
             start = bounds[at]
             bounds[at] = start + count

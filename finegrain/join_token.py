@@ -56,7 +56,7 @@ class JoinToken:
 
         Raises:
             InvalidArgument: the text is not a token. The message does not repeat the text, because
-                it may contain a secret.
+                the text can contain a secret.
         """
         error = InvalidArgument("token", f"{len(text)} characters", EXPECTED)
         text = text.strip()
@@ -103,7 +103,8 @@ def read_join_token(path: Path) -> JoinToken:
     details = {"path": path}
     try:
         with open(path, encoding="ascii") as file:
-            # Check the open file. So no process can replace the file between check and reading.
+            # Check the open file, so that no process can replace the file between the check and the
+            # reading.
             mode = os.fstat(file.fileno()).st_mode
             text = file.read(TOKEN_CHARACTERS_MAX)
     except (OSError, UnicodeDecodeError) as error:

@@ -1,8 +1,8 @@
 """Finds the resource managers that the user of this process runs on this host.
 
-`finegrain up` writes a note into the user's run directory, and locks the note while it runs. A note
-that is not locked belongs to a process that has ended. So the note is removed. `targets.py` chooses
-one of several managers.
+`finegrain up` writes a note (a small file with its address) into the user's run directory. As long
+as the command runs, it keeps a lock on the note. A note without a lock belongs to a process that
+has ended, so this module removes the note. `targets.py` chooses one of several managers.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class LocalManager:
 
 
 def find_local_managers() -> list[LocalManager]:
-    """Returns the managers of `finegrain up`, then those of `finegrain rm serve` in default
-    directories.
+    """Returns the managers of `finegrain up`, followed by the managers of `finegrain rm serve` in
+    default directories.
     """
     found = [*_of_up(), *_of_daemons((state_directory("rm"), SYSTEM_STATE / "rm"))]
     return list(dict.fromkeys(found))

@@ -1,10 +1,10 @@
 """Serves metrics and health over HTTP, on a separate read-only port.
 
 The server answers GET and HEAD of three paths: /metrics (Prometheus text), /healthz (the process
-runs) and /readyz (the process can do its work). It uses no input except the path. On loopback it
-uses plain HTTP. On other addresses it uses HTTPS. A caller of /metrics must then show a certificate
-of the cluster with the role metrics, viewer or operator. The server is small, runs on the event
-loop, and needs no framework.
+runs) and /readyz (the process can do its work). On loopback, the server uses plain HTTP. On other
+addresses, it uses HTTPS, and a caller of /metrics must show a certificate of the cluster with the
+role metrics, viewer or operator. The server is small, runs on the event loop, and needs no
+framework.
 """
 
 from __future__ import annotations
@@ -152,7 +152,9 @@ class MetricsServer:
         await writer.drain()
 
     def _refusal(self, writer: asyncio.StreamWriter) -> bytes | None:
-        """Returns the answer to a caller who may not read metrics; None: the caller may."""
+        """Returns the answer that rejects the caller; None: the caller is allowed to read
+        metrics.
+        """
         if self._trust is None:
             return None
         shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)

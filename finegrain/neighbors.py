@@ -1,10 +1,10 @@
 """Defines rules about the neighbors of a slot: near or apart from other slots of the same job.
 
-A rule selects slots by their labels, which requests give to their slots. It names a level: slots
-are near each other if they are on the same host, NUMA node, group of cpus with a common last-level
-cache, or core. As text, a rule is "KEY=VALUE[,KEY=VALUE...][@LEVEL][:STRENGTH]", for example
-"app=db@numa:preferred". The level is `host`, and the strength `required`, unless the text names
-others.
+A rule selects slots by their labels, which requests give to their slots. The rule also names a
+level: slots are near each other if they are on the same host, NUMA node, group of cpus with a
+common last-level cache, or core. As text, a rule is "KEY=VALUE[,KEY=VALUE...][@LEVEL][:STRENGTH]",
+for example "app=db@numa:preferred". If the text names no level, the level is `host`. If it names no
+strength, the strength is `required`.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ class NeighborRule(Value):
 
     Attributes:
         labels: the rule is about slots that have all these labels.
-        apart: True: the slot must be apart from these slots. False: it must be near one of them.
+        apart: True if the slot must be apart from these slots, False if it must be near one of
+            them.
         level: the part of a host that counts.
-        required: False: the rule is only preferred.
+        required: False if the rule is only preferred.
     """
 
     labels: SlotLabels
@@ -72,7 +73,8 @@ def read_rule(field: str, text: str, *, apart: bool) -> NeighborRule:
     Args:
         field: name of the field, for errors.
         text: the text, for example "app=db@numa:preferred".
-        apart: True: the slot must be apart from the selected slots, not near them.
+        apart: True if the slot must be apart from the selected slots, False if it must be near
+            them.
 
     Raises:
         InvalidArgument: the text is not a rule.

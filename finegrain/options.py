@@ -22,4 +22,4 @@ class LogOptions:
     """The format and the level of a daemon's log."""
 
     level: str = "info"  # one of debug, info, warning and error
-    format: str = "auto"  # auto: JSON unless standard error is a terminal; json; text
+    format: str = "auto"  # json, text, or auto (text on a terminal, otherwise JSON)

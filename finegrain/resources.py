@@ -45,7 +45,7 @@ GIB = 1024 * MIB
 MEMORY_GRAIN_BYTES = 64 * KIB
 """Booked memory is rounded up to a multiple of this size.
 
-The kernel also rounds limits. Because of this rounding, the limit of a slot always equals its
+The kernel also rounds limits. Because finegrain rounds first, the limit of a slot always equals its
 booking.
 """
 
@@ -147,7 +147,7 @@ def booking(
         # memory are unknown.
         for name, amount in request.totals:
             amounts[DEVICE_PREFIX + name] = amount
-    # An absent dimension is zero, so equal amounts must be equal as dicts.
+    # Leave out zeros, because an absent dimension is zero and equal amounts must be equal dicts.
     return {name: amount for name, amount in amounts.items() if amount}
 
 
@@ -192,7 +192,7 @@ def add(left: Amounts, right: Amounts) -> dict[str, int]:
 def subtract(left: Amounts, right: Amounts) -> dict[str, int]:
     """Returns the difference per dimension, without zeros.
 
-    A difference may be negative. A difference may be negative. The caller must handle this.
+    A difference can be negative. The caller must handle this case.
     """
     return _combine(left, right, -1)
 

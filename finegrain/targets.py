@@ -58,7 +58,7 @@ def resolve_target(
         address: "host:port", several of them separated by commas, or a sequence; None or empty: no
             address was named.
         credentials: a credentials file or its content; None or empty: no credentials were named.
-        state_dir: state directory of another resource manager that may run on this host.
+        state_dir: state directory of another resource manager, which possibly runs on this host.
 
     Raises:
         Unauthenticated: there are no credentials.
@@ -87,8 +87,8 @@ def local_managers(state_dir: Path | None = None) -> list[LocalManager]:
     """Returns the resource managers that this user runs on this host.
 
     Args:
-        state_dir: state directory of one more resource manager that may run; None: there is no
-            other directory.
+        state_dir: state directory of one more resource manager, which possibly runs; None: there is
+            no other directory.
     """
     found = find_local_managers()
     other = endpoint_in(state_dir) if state_dir is not None else None

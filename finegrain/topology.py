@@ -1,4 +1,4 @@
-"""Defines the model of a host as detection found it, for planning and for people.
+"""Defines the model of a host: the hardware and the limits that detection found.
 
 All classes are immutable. Ids that kernels print (core_id, physical_package_id, node ids) are only
 labels, which may repeat, have gaps or be -1. So code must rely on the sets of cpus. A part refers
@@ -28,7 +28,7 @@ class NodeKind(StrEnum):
 
 
 class GpuHealth(StrEnum):
-    """States of a GPU. They say whether slots can use it."""
+    """States of a GPU, which say whether slots can use the GPU."""
 
     OK = "ok"
     LOST = "lost"  # no longer on the bus: every query fails until the host is reset
@@ -74,7 +74,7 @@ class Package:
 @dataclass(frozen=True, slots=True)
 class Die:
     cpus: CpuSet
-    die_id: int  # label; it is unique only within its package, and sometimes not even there
+    die_id: int  # label; it can repeat in another package, and on some hosts within its package
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,8 @@ class NumaNode:
         """Memory without huge pages."""
         if self.memory_bytes is None:
             return None
-        # The two numbers come from different files of the kernel, and may not match.
+        # The two numbers come from different files of the kernel, so the difference can be
+        # negative.
         return max(self.memory_bytes - self.hugepages_bytes, 0)
 
 
@@ -148,7 +149,7 @@ class PciDevice:
     pci_class: str
     vendor: str
     device: str
-    # from the device's own file, otherwise from its local cpus or a bridge above
+    # id from the device's own file; otherwise the node of its local cpus or of a bridge above
     numa_node: int | None
     reported_numa_node: int | None  # id from the file of the device itself; it may be -1
     local_cpus: CpuSet | None  # cpus from the file of the device itself, without offline cpus
@@ -200,7 +201,7 @@ class GpuProcess:
 class Gpu:
     """One GPU as its driver reports it.
 
-    Identify it by UUID, because index, minor and bus order may all differ.
+    Identify a GPU by its UUID. Index, minor and bus order can give different numbers to one GPU.
     """
 
     uuid: str
@@ -245,8 +246,8 @@ class GpuLink:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of the cgroups above this process. None: there is no limit, or this process cannot see
-    it.
+    """Limits of the cgroups above this process. A field is None if there is no limit, or if this
+    process cannot see the limit.
     """
 
     cgroup_version: str | None = None  # one of v1, v2, hybrid and cpuset-fs
@@ -280,7 +281,7 @@ class HostTopology:
     numa_known: bool = True  # False: one node of all cpus and all memory is assumed
     dies: tuple[Die, ...] = ()
     clusters: tuple[CpuSet, ...] = ()
-    books: tuple[CpuSet, ...] = ()  # s390: for alignment, because a package can be one CPU
+    books: tuple[CpuSet, ...] = ()  # s390 only; for alignment, because a package can be one cpu
     drawers: tuple[CpuSet, ...] = ()
     l3_groups: tuple[L3Group, ...] = ()
     # The fastest kind comes first; empty: the host is not hybrid.
@@ -300,7 +301,7 @@ class HostTopology:
 
     @property
     def allowed_nodes(self) -> NodeSet:
-        """Nodes whose memory may be used. Such a node may have no allowed cpus."""
+        """Nodes whose memory may be used. Some of these nodes possibly have no allowed cpus."""
         return CpuSet(node.id for node in self.numa_nodes if node.memory_allowed)
 
     @property

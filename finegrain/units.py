@@ -1,4 +1,4 @@
-"""Converts amounts that people write to integers, and integers to texts for people.
+"""Reads amounts that people write, and writes amounts for people. All amounts are integers.
 
 Sizes: a plain number is bytes; K, M, G, T, P (also Ki, KiB, KB) are powers of 1024, as in container
 tools. Cpus: "2", "0.5", or "500m" for thousandths. Durations: a plain number is seconds; the units

@@ -2,8 +2,8 @@
 
 Keys are ECDSA keys on the curve P-256, because gRPC's TLS library refuses Ed25519 keys. The
 authority determines the names in a certificate itself, and never copies names from a request. The
-subject stays empty: if a certificate has no DNS name, gRPC would accept the common name of its
-subject as a host name.
+subject stays empty. Otherwise gRPC would accept the subject's common name as a host name, if the
+certificate has no DNS name.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from finegrain.identity import CLUSTER_PATTERN, Identity
 COMMON_NAME = "finegrain cluster "
 AUTHORITY_LIFETIME = timedelta(days=3_650)
 BACKDATED = timedelta(hours=2)
-"""A new certificate is already valid for this time when it is made. So a host accepts it even if
-its clock is slow.
+"""The validity of a new certificate begins this time before the certificate is made. So a host
+accepts the certificate even if the host's clock is slow.
 """
 
 
@@ -99,7 +99,8 @@ class Authority:
                 f"the certificate of the cluster's authority cannot be read: {error}"
             ) from None
         key = key_from_pem(private_key_pem)
-        # The key alone says which of them signs. So one rename replaces the signing authority.
+        # Only the private key decides which of the certificates the authority signs with. So
+        # replacing the key file is enough to replace the signing authority.
         own = [each for each in certificates if each.public_key() == key.public_key()]
         if not own:
             raise ConfigurationError(
@@ -130,18 +131,20 @@ class Authority:
 
     @property
     def trusted(self) -> tuple[x509.Certificate, ...]:
-        """The certificates that all members of the cluster trust, its own first."""
+        """The certificates that all members of the cluster trust. The authority's own certificate
+        is first.
+        """
         return self.certificate, *self.others
 
     @property
     def trusted_pem(self) -> bytes:
-        """The certificates that all members of the cluster trust as PEM text."""
+        """The certificates in `trusted` as PEM text."""
         return b"".join(certificate_pem(each) for each in self.trusted)
 
     @property
     def private_key_pem(self) -> bytes:
-        """The authority's private key. With this key, a program can become any member of the
-        cluster.
+        """The authority's private key as PEM text. With this key, a program can act as any member
+        of the cluster.
         """
         return key_pem(self.key)
 

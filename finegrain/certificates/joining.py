@@ -1,9 +1,9 @@
-"""Gets a certificate: with a join token, or with an expired certificate.
+"""Gets a new certificate. The caller shows a join token or an expired certificate as proof.
 
 The caller knows only the key of the cluster's authority. So the caller first fetches the server's
 certificate, and checks that the authority has signed the certificate for the role `rm`. Then the
-caller connects only to the holder of this certificate. So no other server receives anything. All
-functions block.
+caller connects only to the holder of this certificate, and no other server receives the request.
+All functions block.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def join(token: JoinToken, key_text: str = "") -> Credentials:
     """Exchanges a token for a certificate of a key.
 
     Args:
-        token: the token. It works only for the first key with which it is used. For this key it
-            works repeatedly, because an answer may be lost.
-        key_text: the private key as PEM text; empty: a new key.
+        token: the token. It works only for the first key with which it is used. With this key, the
+            token works repeatedly, because an answer can be lost.
+        key_text: the private key as PEM text; empty: the function makes a new key.
 
     Raises:
         Unavailable: no address of the token can be reached.

@@ -1,9 +1,10 @@
 """Statements that a resource manager signs with the key of its certificate: its epoch, and the
 tokens for slots.
 
-Each statement contains the certificate. A statement stays valid after a restart or a renewal of the
-manager's certificate. So the certificate may have expired when the statement is checked, and only
-the signatures count. If a certificate's key is stolen, an administrator denies the certificate.
+Each statement contains the certificate. A statement stays valid after the manager restarts, and
+after the manager's certificate is renewed. So the certificate has possibly expired when a member
+checks the statement. The check ignores the dates, and only the signatures count. If a certificate's
+key is stolen, an administrator denies the certificate.
 """
 
 from __future__ import annotations

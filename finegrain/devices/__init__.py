@@ -1,3 +1,3 @@
-"""Defines devices of hosts, such as GPUs, NICs and FPGAs, requests for devices, and the shares that
-slots have.
+"""Defines the devices of hosts (such as GPUs, NICs and FPGAs), the requests for devices, and the
+shares of devices that slots have.
 """

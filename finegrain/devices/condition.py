@@ -15,7 +15,7 @@ from finegrain.mapping.value import Value
 from finegrain.units import format_bytes
 
 USES_SHOWN: Final = 3
-"""Maximum number of uses that a text names. The text gives only the number of the other uses."""
+"""A text describes at most this number of uses. Of all further uses, the text gives the number."""
 
 
 class DeviceHealth(StrEnum):
@@ -34,7 +34,8 @@ class ForeignUse(Value):
 
     Attributes:
         kind: "process", or "pod" for a device that a kubelet has given to a container.
-        name: command of the process if it can be read, or UID of the pod and name of its container.
+        name: for a process: its command, if the command can be read. For a pod: its UID, and the
+            name of the container.
         pid: pid of the process; 0 for a pod.
         user: user of the process; empty: unknown.
         memory_bytes: memory of the device that the process or pod uses; 0: unknown.
@@ -67,8 +68,8 @@ class DeviceCondition(Value):
         health: health of the device.
         problem: the reason why the device is not healthy, and what to do; empty: the device is
             healthy.
-        work_lost: True if work on the device cannot continue. The slots that have the device may
-            then be ended.
+        work_lost: True if work on the device cannot continue. The resource manager then ends the
+            slots that have the device and whose requests set `restart_on_device_loss`.
         failures: number of failures within the last hour.
         foreign_uses: uses by programs that belong to no slot. If there is such a use, the device
             gets no new work.

@@ -110,7 +110,9 @@ class DeviceLink:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """A set of GPUs that can work together according to the vendor, such as one half of a board."""
+    """A set of GPUs that, according to the vendor, can work together: for example half of a
+    board.
+    """
 
     minors: tuple[int, ...]
     score: int = 1  # higher is better; partitions with equal scores form a tier
@@ -166,7 +168,8 @@ class DeviceShare:
 def shares_together(
     before: Iterable[DeviceShare], after: Iterable[DeviceShare]
 ) -> tuple[DeviceShare, ...]:
-    """Returns shares that cover both `before` and `after`, while either may be in effect.
+    """Returns shares that contain both `before` and `after`. They are for the time in which either
+    can be in effect.
 
     For each device, the result has the larger amount in each dimension.
     """

@@ -55,8 +55,8 @@ def level_of(device: Device, name: str, *, is_whole: bool) -> str:
     Args:
         device: the device.
         name: name of the dimension.
-        is_whole: True if the slot has the whole device. The level for a whole device may be
-            stricter than that for a share: no other slot can open the device's files.
+        is_whole: True if the slot has the whole device. The level for a whole device can be
+            stricter than the level for a share, because no other slot can open the device's files.
     """
     levels = dict(device.levels)
     share = levels.get(name, NONE)

@@ -13,9 +13,9 @@ Examples, in hundredths of a device unless noted:
     rdma 100, fpga 200                   one RDMA NIC, two FPGAs
 
 Source: `ValidateDeviceRequest` of Koordinator's deviceshare. There are two differences from
-Koordinator. If a request names only `gpu-core`, the memory is not limited. The dimensions of a
-request may mean different numbers of GPUs. Such a request is rejected, because no host could ever
-serve it.
+Koordinator. If a request names only `gpu-core`, the memory is not limited. If the dimensions of a
+request mean different numbers of GPUs, the request is rejected, because no host could ever serve
+it.
 """
 
 from __future__ import annotations
@@ -166,7 +166,9 @@ def _merged(request: DeviceRequest, asked: Mapping[str, int]) -> dict[str, int]:
 
 
 def is_dimension(name: str) -> bool:
-    """Returns True if slots can book amounts of this name: a type, or a dimension of GPUs."""
+    """Returns True if slots can book amounts of this name: a type of device, or a dimension of
+    GPUs.
+    """
     if name in (GPU, GPU_SHARED, *VENDOR_COUNTS):
         return False
     return bool(_TYPE.fullmatch(name))
@@ -179,8 +181,8 @@ def near_gpus(requests: Iterable[DeviceRequest]) -> tuple[str, ...]:
 
 
 def _without_domain(name: str) -> str:
-    # Remove the domain, which only names the vendor: an instance of a MIG profile is a separate
-    # type of device.
+    # Remove the domain, which only names the vendor. Keep the profile of a MIG instance, because
+    # each profile is a separate type of device.
     if name.startswith(_NVIDIA_MIG):
         return name.removeprefix("nvidia.com/")
     for domain in _DOMAINS:

@@ -54,8 +54,8 @@ class DeviceRequest:
             empty: no condition.
         near_required: True if the requested devices must be in the PCIe groups of the devices of
             type `near`.
-        per_group: True: the slot should get devices in each PCIe group of the devices of type
-            `near`: one in each group, as far as possible.
+        per_group: True if the slot should get one device in each PCIe group of the devices of type
+            `near`, as far as possible.
         scope: property that all devices must share: "numa" (the NUMA node) or "pcie" (the PCIe
             group); empty: no condition.
         best_partition: True if only partitions with the highest score are accepted.

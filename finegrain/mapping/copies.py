@@ -12,8 +12,8 @@ T = TypeVar("T")
 
 
 def copier(target: type[T], source: type, given: str = "") -> Callable[..., T]:
-    """Compiles a function that creates a `target` from a `source`. It is as fast as a hand-written
-    call.
+    """Compiles a function that creates a `target` from a `source`. The compiled function is as fast
+    as a hand-written call.
 
     The function copies the fields that both classes have. A field that only `target` has gets its
     default.
@@ -33,7 +33,8 @@ def copier(target: type[T], source: type, given: str = "") -> Callable[..., T]:
     passed, known, has = given.split(), attributes_of(target), attributes_of(source)
     if unknown := sorted(set(passed) - known.keys()):
         raise MappingError(f"{target.__name__} has no fields {', '.join(unknown)}")
-    # Check this here. So a forgotten field causes an error at the start, and not in a rare call.
+    # Check the fields here, so that a forgotten field causes an error at the start, and not in a
+    # rare call.
     missing = [
         name
         for name, each in known.items()

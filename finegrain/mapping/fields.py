@@ -11,8 +11,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 
 class MappingError(TypeError):
-    """A class cannot be mapped, because its fields or the declared exceptions of fields are
-    wrong.
+    """A class cannot be mapped, because its fields, or the exceptions that are declared for its
+    fields, are wrong.
     """
 
 
@@ -78,7 +78,7 @@ def _resolved(kind: type) -> Mapping[str, Attribute]:
             each.default_factory,
             each.kw_only is True,
         )
-        # A constructor takes keyword-only fields last, at any position in the class.
+        # Put keyword-only fields last, as the constructor does, wherever the class declares them.
         for each in sorted(fields(kind), key=lambda each: each.kw_only is True)
         if each.init
     }

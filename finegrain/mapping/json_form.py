@@ -134,7 +134,7 @@ class JsonCodec:
             return form.write
         if is_mapped(hint):
             return self._compiled_writer(hint, form or JsonForm(hidden=getattr(hint, "HIDDEN", "")))
-        # Check this before lists: a tuple of pairs would also match as a list.
+        # Test for pairs before lists: a tuple of pairs would also match as a list.
         if (pair := pair_of(hint)) is not None:
             return self._pairs_writer(*pair)
         if (item := item_of(hint)) is not None:
@@ -230,7 +230,7 @@ class JsonCodec:
             return form.read
         if is_mapped(hint):
             return self._compiled_reader(hint, form or JsonForm(hidden=getattr(hint, "HIDDEN", "")))
-        # Check this before lists: a tuple of pairs would also match as a list.
+        # Test for pairs before lists: a tuple of pairs would also match as a list.
         if (pair := pair_of(hint)) is not None:
             key, value = pair
             frozen = item_of(hint) is not None
@@ -347,9 +347,7 @@ def _same(value: Any) -> Any:
 
 
 def _differs(source: Source, each: Attribute, item: str) -> str:
-    """Returns an expression that compares an item with the default of its field. The expression is
-    true if they differ.
-    """
+    """Returns an expression that is true if an item differs from the default of its field."""
     default = each.default if each.default is not MISSING else each.default_factory()
     # Compare None and enum members by identity, which is faster.
     if default is None or isinstance(default, Enum):

@@ -115,7 +115,7 @@ def _compile_decode(codec: RowCodec[Any]) -> Callable[..., Any]:
     if unstored:
         names = ", ".join(sorted(unstored))
         raise MappingError(f"{codec.kind.__name__} stores {names}, or has no such attribute")
-    # The unpacking raises ValueError if the row has another number of columns.
+    # The unpacking raises ValueError if the row has a wrong number of columns.
     columns = ", ".join(f"c{at}" for at in range(len(codec.columns)))
     return source.compile("decode(row)", [f"{columns}, = row", f"return {value}"])
 

@@ -22,8 +22,8 @@ class Dimension(Value):
 class Counterfactual(Value):
     """A change of a request after which it would fit now.
 
-    The change lowers amounts (`free` of each entry is the amount that fits). Or it does not require
-    the policies in `relaxed` any more ("bind", "exclusive", "numa", "qos").
+    The change lowers amounts (`free` of each entry is the amount that fits). Or the changed request
+    no longer requires the policies in `relaxed` ("bind", "exclusive", "numa", "qos").
     """
 
     executor_id: str

@@ -39,12 +39,12 @@ class Isolation(Value):
     notes: tuple[str, ...] = ()  # a sentence for each dimension that is not enforced, with the fix
     # of a slot: "declared" (only booked), "hard"; empty: the slot has no countable resources
     countable: str = ""
-    # the weakest level in `device_levels`
+    # the weakest level of each dimension in `device_levels`
     gpu_core: str = ""
     gpu_memory: str = ""
-    devices: str = ""  # of devices other than GPUs
-    # "cgroup": tasks can open only the device files of their slot. "none": they can open others.
-    # Empty: there are no devices
+    devices: str = ""  # the weakest level of devices other than GPUs
+    # "cgroup": tasks can open only the device files of their slot. "none": tasks can also open
+    # other device files. Empty: there are no devices
     device_access: str = ""
     device_levels: tuple[DeviceIsolation, ...] = ()  # the levels of each device of a slot
     ports: tuple[int, ...] = ()  # network ports of the slot, ascending

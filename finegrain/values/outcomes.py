@@ -18,5 +18,5 @@ class ItemOutcome(Value):
 
     @property
     def ok(self) -> bool:
-        """True: the item was carried out, or its work was started."""
+        """True if the item was carried out, or if its work was started."""
         return not self.reason
