@@ -1,3 +1,3 @@
-"""Implements the `finegrain` command. Only this package may import all other packages. It imports
-them lazily.
+"""Implements the `finegrain` command. Only this package is allowed to import all other packages. A
+command imports a package only when the command needs it.
 """

@@ -23,8 +23,8 @@ manager sets other thresholds.
 def main() -> None:
     """Runs the command line. Exits with 2 and an install hint if dependencies are missing."""
     gc.set_threshold(_COLLECT_AFTER)
-    # Without `freeze`, Python would search all objects for cycles once more at exit. The search
-    # takes a fifth of the CPU time of a short command.
+    # Without `freeze`, Python would search all objects for cycles once more at exit. This search
+    # would take a fifth of the CPU time of a short command.
     atexit.register(gc.freeze)
     _fill_closed_descriptors()
     # Ctrl-C during the imports ends the process without a traceback. The command line sets the
@@ -47,10 +47,10 @@ def main() -> None:
 
 
 def _fill_closed_descriptors() -> None:
-    """Opens /dev/null in place of standard input, output or error that the caller has closed.
+    """Opens /dev/null as standard input, output or error if the caller has closed the descriptor.
 
-    Without this, the next file or socket that is opened would get the number of the closed
-    descriptor. Code would then use it as standard input, output or error.
+    Otherwise, the next file or socket would get the number of the closed descriptor. Code would
+    then use this file or socket as standard input, output or error.
     """
     for number in range(3):
         try:

@@ -52,15 +52,15 @@ def read_backup(file: Path, passphrase: str) -> Authority:
 
 
 def restore_authority(state_dir: Path, authority: Authority) -> Path | None:
-    """Writes an authority into a state directory. Keeps the existing certificates in a directory
-    beside the new files.
+    """Writes an authority into a state directory. Moves the former certificates to another
+    directory, beside the new files.
 
     Args:
         state_dir: state directory of a resource manager that does not run.
         authority: the authority.
 
     Returns:
-        The directory in which the former certificates are now; None: there were no former
+        The directory in which the former certificates are now, or None if there were no former
         certificates.
 
     Raises:
@@ -85,7 +85,7 @@ def restore_authority(state_dir: Path, authority: Authority) -> Path | None:
 
 
 def note(state_dir: Path, method: str, changed: str) -> None:
-    """Leaves a note about a change for the audit log of the resource manager.
+    """Writes a note about a change. The resource manager adds the note to its audit log.
 
     Raises:
         ConfigurationError: the note cannot be written.
@@ -98,8 +98,8 @@ def existing_authority(state_dir: Path) -> Authority:
     """Returns the authority of a state directory.
 
     Raises:
-        FailedPrecondition: the directory has no authority. ConfigurationError: the authority cannot
-            be read.
+        FailedPrecondition: the directory has no authority.
+        ConfigurationError: the authority cannot be read.
     """
     if not (state_dir / FOLDER / AUTHORITY_FILE).exists():
         raise FailedPrecondition(
@@ -112,7 +112,9 @@ def existing_authority(state_dir: Path) -> Authority:
 
 
 def trusted_keys(state_dir: Path) -> list[str]:
-    """Returns the public keys of the authorities that a state directory trusts; the first signs."""
+    """Returns the public keys of the authorities that a state directory trusts. The first key is
+    the key that signs.
+    """
     if not (state_dir / FOLDER / AUTHORITY_FILE).exists():
         return []
     return [public_bytes(each).hex() for each in read_authority(state_dir).trusted]

@@ -44,7 +44,8 @@ class AuthorityInfo:
 
     Attributes:
         cluster: name of the cluster.
-        use: "signs", "next" (added, does not sign yet) or "trusted" (signed before).
+        use: "signs", "next" (the authority was added and does not sign yet) or "trusted" (the
+            authority signed before).
         fingerprint: SHA-256 of the certificate of the authority, in hexadecimal.
         expire_time: the time when the certificate of the authority expires.
         issuer: the issuer of the certificate of the authority. An authority that finegrain made has
@@ -63,7 +64,7 @@ class AuthorityInfo:
 
 
 def authorities(state_dir: Path) -> list[AuthorityInfo]:
-    """Returns the trusted authorities; the first authority signs.
+    """Returns the trusted authorities. The first authority is the one that signs.
 
     Raises:
         FailedPrecondition: the directory has no authority.
@@ -83,12 +84,13 @@ def add_authority(state_dir: Path, files: tuple[Path, Path] | None) -> Authority
 
     Args:
         state_dir: state directory of a resource manager.
-        files: certificate and key of an outside authority; None: make a new authority.
+        files: certificate and key of an outside authority. If None, the function makes a new
+            authority.
 
     Raises:
-        InvalidArgument: the outside authority is of another cluster, or is trusted already.
-        FailedPrecondition: the present authority is already being replaced by another authority. Or
-            the directory has no authority, and `files` is None.
+        InvalidArgument: the outside authority belongs to another cluster, or is already trusted.
+        FailedPrecondition: the present authority is already being replaced by another authority.
+            This error is also raised if the directory has no authority and `files` is None.
         ConfigurationError: a file cannot be read or written.
     """
     folder = state_dir / FOLDER
@@ -160,12 +162,12 @@ def use_authority(state_dir: Path) -> AuthorityInfo:
 
 
 def check_droppable(state_dir: Path) -> None:
-    """Checks that there is another authority, and that the resource manager does not use this
-    authority.
+    """Checks that the directory trusts an authority that does not sign, and that the resource
+    manager does not use that authority.
 
     Raises:
-        FailedPrecondition: there is no other authority, or the resource manager still shows a
-            certificate that the other authority has signed.
+        FailedPrecondition: the directory trusts only the signing authority, or the resource manager
+            still shows a certificate that the other authority has signed.
     """
     present = existing_authority(state_dir)
     if not present.others:
@@ -204,10 +206,11 @@ def wait_until_used(state_dir: Path) -> bool:
     """Waits until the resource manager that runs in a state directory uses its authorities.
 
     Returns:
-        False: no resource manager runs there. It uses the authorities after its next start.
+        False if no resource manager runs in the directory. A resource manager then uses the
+        authorities after its next start.
 
     Raises:
-        FailedPrecondition: the resource manager does not use them after 20 s.
+        FailedPrecondition: the resource manager does not use the authorities after 20 s.
     """
     trusted = existing_authority(state_dir).trusted_pem.decode()
     until = time.monotonic() + USED_WITHIN_S
@@ -230,8 +233,8 @@ def _next_key(state_dir: Path) -> Path:
 
 
 def _served(state_dir: Path) -> Credentials | None:
-    """Returns the certificates that the resource manager shows; None: it has never started with
-    these files.
+    """Returns the certificates that the resource manager shows, or None if the resource manager has
+    never started with these files.
     """
     path = state_dir / FOLDER / RM_FILE
     return read_credentials(path) if path.exists() else None

@@ -1,7 +1,7 @@
 """Defines the tree of commands. The module of a command is imported when the command is used.
 
-Options are declared as parameters of the functions in `commands`, where typer reads them. This
-module decides which of these functions are loaded, and writes the list of commands.
+The functions in `commands` declare options as parameters, which typer reads. This module decides
+which of these functions are loaded, and writes the list of commands.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ SECTIONS: Final[dict[str, dict[str, str]]] = {
         "version": "settings",
     },
 }
-"""Sections of the list of commands: the names of commands, and the module in `commands` that
-registers each command.
+"""Sections of the list of commands. Each section has the names of its commands, and for each
+command the module in `commands` that registers the command.
 """
 
 MODULES: Final = {name: module for names in SECTIONS.values() for name, module in names.items()}
@@ -94,7 +94,7 @@ class CommandTree(TyperGroup):
         return list(MODULES)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Returns a command; None: no command has this name."""
+        """Returns a command, or None if no command has this name."""
         if cmd_name not in self.commands and MODULES.get(cmd_name):
             for name, command in loaded(MODULES[cmd_name]).items():
                 self.commands.setdefault(name, command)
@@ -160,10 +160,11 @@ def _constant(value: Any, ctx: Any) -> Any:  # noqa: ARG001 - typer passes it
 
 
 def _skip_conversions(command: Any) -> None:
-    """Some values of this command need no conversion. Converts these without pydantic.
+    """Makes a command use pydantic only for the values that need a conversion.
 
-    typer imports pydantic even for a text that needs no conversion. This import takes as long as
-    all other work of a short command. If `_unconverted` cannot convert a value, typer converts it.
+    typer alone would import pydantic even for a text that needs no conversion. The import of
+    pydantic takes as long as all other work of a short command. If `_unconverted` returns no value,
+    typer converts the value with pydantic.
     """
     for inner in getattr(command, "commands", {}).values():
         _skip_conversions(inner)
@@ -210,8 +211,8 @@ class _FastParameter:
 
 
 def _check_not_empty(parameter: Any, value: Any, ctx: Any) -> None:
-    """Checks that a typed option has a value, if an empty value would mean that the option is not
-    given.
+    """Checks that an option that the user typed is not empty. Applies only to options for which an
+    empty value would mean that the option was not given.
 
     Raises:
         BadParameter: the value is empty, for example because a script uses a variable that is not
@@ -232,7 +233,7 @@ class _Found:
 
 
 def _unconverted(parameter: Any, value: Any) -> _Found | None:
-    """Returns the value if it needs no conversion; None: typer must convert the value."""
+    """Returns the value if it needs no conversion, or None if typer must convert the value."""
     annotation = parameter.type_descriptor.annotation
     several = parameter.multiple or parameter.nargs == -1
     if value is None:
@@ -242,7 +243,7 @@ def _unconverted(parameter: Any, value: Any) -> _Found | None:
             return _Found(list(value)) if annotation == list[str] else None
         return None
     if annotation in (str, int, bool, float) and type(value) is annotation:
-        # If a value is not a text, it is a default, and needs no conversion.
+        # A value that is not a text is a default, and needs no conversion.
         return _Found(value)
     if isinstance(annotation, type) and issubclass(annotation, StrEnum):
         members = {member.value: member for member in annotation}

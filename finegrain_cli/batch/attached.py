@@ -52,7 +52,7 @@ def follow(path: Path, *, quiet: bool) -> BatchStatus:
 
 
 def stop(path: Path) -> BatchStatus:
-    """Requests that the runner of a batch stops, and waits until no process works on the batch.
+    """Interrupts the runner of a batch, and waits until no process works on the batch.
 
     Raises:
         FailedPrecondition: the runner is on another host.
@@ -64,7 +64,7 @@ def stop(path: Path) -> BatchStatus:
 
 
 class WorkedOn(Protocol):
-    """The status of a batch or job, on which a runner may work."""
+    """The status of a batch or job. A runner possibly works on the batch or job."""
 
     @property
     def is_worked_on(self) -> bool:
@@ -72,15 +72,16 @@ class WorkedOn(Protocol):
 
     @property
     def runner_pid(self) -> int:
-        """Process id of the runner; 0: not known."""
+        """Process id of the runner, or 0 if the process id is not known."""
 
     @property
     def runner_host(self) -> str:
-        """Host of the runner; "?": not known."""
+        """Host of the runner, or "?" if the host is not known."""
 
 
 def stop_runner(status: Callable[[], S], what: str) -> S:
-    """Interrupts the runner, and waits until no runner works. Returns the last status.
+    """Interrupts the runner of a batch or job, and waits until no runner works on the batch or job.
+    Returns the last status.
 
     Args:
         status: a function that reads the current status.

@@ -34,7 +34,8 @@ ERROR_LINE = re.compile(r"finegrain: (.*) \[([A-Z0-9_]+)\]")
 class NotStartedError(FinegrainError):
     """The runner in the background ended before the batch started.
 
-    The exception has the error message and code that the runner printed, and its exit code.
+    The exception has the error message and the error code that the runner printed, and the runner's
+    exit code.
     """
 
     def __init__(self, exit_code: int, log: Path, output: str) -> None:
@@ -86,7 +87,7 @@ def start_runner(
     """Starts a command that continues after the end of this process and its terminal. Waits until
     the command has started.
 
-    After `START_TIMEOUT_S` the function returns in any case.
+    After `START_TIMEOUT_S` the function returns even if the command has not started yet.
 
     Args:
         arguments: arguments of `finegrain`.
@@ -98,17 +99,17 @@ def start_runner(
         NotStartedError: the command ended with an error.
     """
     log = log_file_of(state_file)
-    # The log may have an error of an earlier runner, which must not be reported again.
+    # The log possibly contains an error of an earlier runner, which must not be reported again.
     log_offset = log.stat().st_size if log.exists() else 0
     deadline = time.monotonic() + START_TIMEOUT_S
     process = _start(arguments, log)
     while True:
-        # Call `poll` before `has_started`. When `poll` reports the end of the runner, the runner
-        # writes no more. So `has_started` then reads its last progress.
+        # Call `poll` before `has_started`. After `poll` has reported the end of the runner, the
+        # runner writes nothing more. So `has_started` then reads the runner's last progress.
         exit_code = process.poll()
         started = has_started(process.pid)
-        # THREADS_FAILED is no failure of the start: the runner has started, and its short work has
-        # already ended.
+        # THREADS_FAILED does not mean that the start has failed: the runner has started, and its
+        # short work has already ended.
         if exit_code not in (None, ExitCode.OK, ExitCode.THREADS_FAILED):
             raise NotStartedError(exit_code or 0, log, _last_output(log, log_offset))
         if started or exit_code is not None or time.monotonic() > deadline:
@@ -117,8 +118,8 @@ def start_runner(
 
 
 def _start(arguments: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
-    # Pass the values of this command's flags as environment variables, because the runner does not
-    # get the flags.
+    # The runner does not get the flags of this command. So pass the values of the flags as
+    # environment variables.
     target = resolve_target()
     environment = dict(os.environ) | {"FINEGRAIN_MANAGER": ",".join(target.addresses)}
     if target.file is not None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def found_batches() -> list[BatchStatus]:
     """Returns all batches of this user in the default folder, newest last.
 
-    Files that are not batches are skipped. Batches that are just being created are skipped, too.
+    The function skips files that are not batches, and batches whose creation is not complete.
     """
     from finegrain_client.batch.status import read_status, state_files
 
@@ -35,8 +35,8 @@ def found_batches() -> list[BatchStatus]:
 def state_file_of(text: str) -> Path:
     """Returns the state file of a batch.
 
-    `text` may be, in order of priority: the path of the file, the file's name without suffix, the
-    name of a batch, the beginning of the file's name. If several batches match, the function
+    `text` can be, in order of priority: the path of the file, the file's name without suffix, the
+    name of a batch, or the beginning of the file's name. If several batches match, the function
     chooses the newest batch.
 
     Raises:

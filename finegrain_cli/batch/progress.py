@@ -1,4 +1,6 @@
-"""Shows the progress of a batch on standard error: a bar on a terminal, otherwise single lines."""
+"""Shows the progress of a batch on standard error. A terminal gets a bar, and other outputs get
+single lines.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ if TYPE_CHECKING:
     from finegrain_client.batch.values import Progress
 
 GOING_ON = ("OPEN", "STOPPING")
-"""States in which a batch has not ended. Only in these states, the display shows why the batch
-waits.
+"""States in which a batch has not ended. The display shows why a batch waits only while the batch
+is in one of these states.
 """
 
 LINE_EVERY_S = 10.0
@@ -57,7 +59,9 @@ def progress_text(progress: Progress) -> str:
 
 @contextmanager
 def display(name: str, threads: int, *, quiet: bool = False) -> Iterator[Display]:
-    """Shows progress inside the context. If standard error is a terminal, it shows a bar."""
+    """Yields a display of progress, and closes the display at the end of the context. If standard
+    error is a terminal, the display is a bar.
+    """
     if quiet:
         yield _Quiet()
     elif sys.stderr.isatty():

@@ -34,7 +34,8 @@ def print_outcome(batch: BatchStatus, form: OutputFormat) -> None:
             print_json_line(result.to_dict())
         return
     found = read_thread_results(batch.state_file, failed_only=True)
-    if form is not OutputFormat.JSON:  # a million failures are too many for people
+    # A batch can have a million failures, which are too many lines for people.
+    if form is not OutputFormat.JSON:
         found = islice(found, FAILURES_SHOWN)
     failures = list(found)
     shown = {**batch_dict(batch), "failures": [each.to_dict() for each in failures]}
@@ -73,7 +74,7 @@ def write_results(batch: BatchStatus) -> None:
 
 def _write_json(file: TextIO, batch: BatchStatus, results: Iterable[dict[str, Any]]) -> None:
     head = {"api_version": API_VERSION, "kind": "BatchResults", **batch_dict(batch)}
-    # There may be a million results. So write them one at a time, after all other keys.
+    # A batch can have a million results. So write the results one at a time, after all other keys.
     text = json.dumps(head, indent=2, ensure_ascii=False)
     file.write(text.removesuffix("\n}") + ',\n  "results": [')
     lines = (json.dumps(each, ensure_ascii=False) for each in results)
@@ -97,8 +98,8 @@ def _whole(path: Path, write: Callable[[TextIO], None]) -> None:
     try:
         with fresh.open("w", encoding="utf-8", newline="") as file:
             write(file)
-        # Rename the complete file. A reader then sees the old file or the new file, and never a
-        # part.
+        # Rename the complete file. A reader then sees the old file or the new file, and never an
+        # incomplete file.
         fresh.replace(path)
     finally:
         with suppress(FileNotFoundError):
@@ -127,8 +128,8 @@ def _text(batch: BatchStatus, failures: list[ThreadResult]) -> str:
 
 
 def _why(result: ThreadResult) -> str:
-    """Returns one line about the end of a thread: the message or the reason, and the number of
-    attempts.
+    """Returns one line about the end of a thread. The line has the message or the reason, and the
+    number of attempts.
     """
     tries = f" ({result.attempts} attempts)" if result.attempts > 1 else ""
     return " ".join((result.message or result.reason).split()) + tries

@@ -33,7 +33,8 @@ from finegrain_client.batch.values import BatchState
 if TYPE_CHECKING:
     from finegrain_client.batch.spec import BatchSpec
 
-# time limit of one call with all its retries; after this time, the runner calls again
+# time limit in seconds of one call with all its retries; after this time, the runner starts a new
+# call
 OUTAGE_S = 60.0
 COMPANION_SUFFIXES = ("-wal", "-shm", ".lock", detached.LOG)
 """Suffixes of the files that are removed together with a state file."""
@@ -41,7 +42,7 @@ COMPANION_SUFFIXES = ("-wal", "-shm", ".lock", detached.LOG)
 
 @dataclass(frozen=True, slots=True)
 class BatchOptions:
-    """Options of the command that are not part of the description of the batch."""
+    """The options of the command that do not describe the batch."""
 
     form: OutputFormat
     quiet: bool = False
@@ -54,8 +55,9 @@ def start(spec: BatchSpec, state: str, results: str, options: BatchOptions) -> i
 
     Args:
         spec: the batch.
-        state: path of the state file; empty: a new file in the default folder.
-        results: directory for results; empty: no directory.
+        state: path of the state file. If empty, the function makes a new file in the default
+            folder.
+        results: directory for results. If empty, no results are written.
         options: the options of the command.
 
     Raises:
@@ -74,7 +76,7 @@ def start(spec: BatchSpec, state: str, results: str, options: BatchOptions) -> i
 
 
 def attach(name: str, options: BatchOptions) -> int:
-    """Follows a batch on which a process works, or continues a batch on which no process works.
+    """Follows a batch if a process works on the batch. Otherwise, continues the batch.
 
     Raises:
         FinegrainError: there is no such batch, or it cannot be continued.
@@ -82,8 +84,8 @@ def attach(name: str, options: BatchOptions) -> int:
     path = state_file_of(name)
     if options.detach and (batch := read_status(path)).is_worked_on:
         return _print_detached(batch, options, f"pid {batch.runner_pid} runs it already")
-    # Another process may resume the batch after this process has read the status. In this case,
-    # follow the batch again.
+    # Another process possibly resumes the batch after this process has read the status. In this
+    # case, follow the batch again.
     while True:
         try:
             batch = attached.follow(path, quiet=options.quiet)
@@ -101,8 +103,8 @@ def attach(name: str, options: BatchOptions) -> int:
 
 
 def stop(name: str, options: BatchOptions) -> int:
-    """Requests that the runner of a batch stops, waits for its end, and prints the state of the
-    batch.
+    """Interrupts the runner of a batch, waits until the runner has ended, and prints the state of
+    the batch.
 
     Raises:
         FinegrainError: there is no such batch, or its runner cannot be stopped.
@@ -145,7 +147,7 @@ async def _work(path: Path, shown: Display, *, retry_failed: bool) -> int:
     """Works on the batch. Returns the number of the termination signal that arrived, or 0."""
     async with open_cluster_async(OUTAGE_S) as cluster:
         job = BatchJob(cluster, state_file=path)
-        # keeps the future, because asyncio has only weak references
+        # keep a reference to the future here, because asyncio has only weak references
         cancelling: list[asyncio.Future[None]] = []
 
         def stop() -> None:
@@ -163,7 +165,7 @@ async def _work(path: Path, shown: Display, *, retry_failed: bool) -> int:
 
 
 async def _end_leftover_job(path: Path) -> None:
-    """Ends the job of a runner. The runner was killed before it could end the job itself."""
+    """Ends the job of a runner that was killed before it could end the job itself."""
     async with open_cluster_async(PATIENCE_S) as cluster:
         await BatchJob(cluster, state_file=path).cancel()
 

@@ -1,4 +1,4 @@
 """Defines the commands, with one module per topic.
 
-Imports of heavy modules are inside the functions. So `finegrain --help` starts fast.
+Each function imports the modules that take long to load. So `finegrain --help` starts fast.
 """

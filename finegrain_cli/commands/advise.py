@@ -81,8 +81,8 @@ def advise(
 
 
 def advice_text(advice: fg.ThreadAdvice) -> str:
-    """Returns three parts: the recommendation, the observations from which it was computed, and
-    remarks.
+    """Returns a text with three parts: the recommendation, the observations from which the
+    recommendation was computed, and remarks.
     """
     number = advice.threads_recommended
     others = [

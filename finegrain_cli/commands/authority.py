@@ -164,7 +164,9 @@ def drop(
 def _print_changed(
     command: str, state: Path, changed: AuthorityInfo, text: str, output: OutputFormat
 ) -> None:
-    """Notes the change for the audit log, waits until it counts, and prints it."""
+    """Writes a note of the change for the audit log, waits until the resource manager uses the
+    changed authorities, and prints the change.
+    """
     from finegrain_cli.authority_files import note
     from finegrain_cli.authority_renewal import wait_until_used
 

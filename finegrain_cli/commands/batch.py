@@ -387,10 +387,10 @@ def batches(
 
 
 def _directory(program: str, cwd: str) -> str:
-    """Returns the working directory of the command; empty: a scratch directory.
+    """Returns the working directory of the command, or an empty text for a scratch directory.
 
-    A program with a relative path, such as ./work.sh, runs in the caller's directory: a scratch
-    directory would not contain the program.
+    A program with a relative path, such as ./work.sh, runs in the caller's directory, because a
+    scratch directory does not contain the program.
     """
     if cwd:
         return str(Path(cwd).absolute())

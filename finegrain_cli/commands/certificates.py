@@ -167,8 +167,8 @@ def backup(
     state, path = state_dir_of(state_dir), Path(file)
     existing_authority(state)  # before the user is asked for a passphrase
     passphrase = _passphrase(passphrase_file, new=True)
-    # Write the note before the copy: a copy without a note would be worse than a note without a
-    # copy.
+    # Write the note for the audit log before the copy of the authority. If the second step fails, a
+    # note without a copy is better than a copy without a note.
     note(state, "certs backup", str(path.absolute()))
     authority = backup_authority(state, path, passphrase)
     data = {"cluster": authority.cluster, "file": str(path.absolute())}
@@ -256,8 +256,8 @@ def _read_request(path: Path) -> bytes:
 
 
 def _joined(token: str, request: bytes) -> Credentials:
-    """Returns credentials for a token. If there is a `request`, its program keeps the key, and the
-    credentials contain no key.
+    """Returns credentials for a token. If `request` is not empty, the program that made the request
+    keeps the key, and the credentials contain no key.
     """
     from finegrain.certificates.joining import credentials_of, join, join_for
     from finegrain.join_token import JoinToken

@@ -187,10 +187,10 @@ def up(
 
 
 def _machine(fake_gpus: str, scale: int | None) -> str:
-    """Returns the machine whose GPUs the executors pretend to have.
+    """Returns the name of the machine whose GPUs the executors pretend to have.
 
     Raises:
-        InvalidArgument: there is no such machine, or executors are started on demand.
+        InvalidArgument: there is no such machine, or `scale` is given.
     """
     if not fake_gpus:
         return ""
@@ -323,8 +323,8 @@ def serve_helper(config: ConfigOption = "", **given: Any) -> None:
 
 
 class _LateGroup(TyperGroup):
-    """A group that creates a command only when the command is used, because it takes time to
-    generate the command's flags.
+    """A group that creates a command only when the command is used, because the creation of the
+    command's flags takes time.
     """
 
     sections: tuple[str, ...]
@@ -361,8 +361,8 @@ def _serve_command(name: str, sections: tuple[str, ...], serve: Any) -> Any:
         "config", inspect.Parameter.KEYWORD_ONLY, default="", annotation=ConfigOption
     )
     signature = inspect.Signature([config, *parameters(*sections)])
-    # Set the signature, from which typer reads the parameters. `serve` itself takes them as
-    # keywords.
+    # Set the signature, from which typer reads the parameters. `serve` itself takes all parameters
+    # as keyword arguments.
     command.__signature__ = signature  # type: ignore[attr-defined] # read by typer
     return _typer_command(name, command)
 

@@ -210,21 +210,24 @@ def _url(given: str, *, make: bool = False) -> str:
     """Returns the URL of the database.
 
     Args:
-        given: the URL on the command line; empty: the URL in the configuration.
-        make: True: create the resource manager's state directory, as a start of the resource
+        given: the URL on the command line. If empty, the function returns the URL in the
+            configuration.
+        make: whether to create the resource manager's state directory, as a start of the resource
             manager does.
     """
     from finegrain_cli.config.daemon_options import database_url, rm_state_dir
 
     settings = current().configuration().settings
     if make and not given and not settings.rm.database:
-        with suppress(OSError):  # opening the database later reports the problem with its directory
+        with suppress(OSError):  # the later opening of the database reports the problem
             rm_state_dir(settings.rm).mkdir(mode=0o700, parents=True, exist_ok=True)
     return given or database_url(settings)
 
 
 def _authority_problem(database_key: str) -> str:
-    """Returns the reason why the authority of this host does not fit a database; empty: it fits."""
+    """Returns the reason why the authority of this host does not fit a database, or an empty text
+    if the authority fits.
+    """
     if not database_key:
         return ""
     from finegrain_cli.authority_files import trusted_keys

@@ -1,5 +1,5 @@
-"""Implements the commands for elasticity: resizes of slots, and executors that are started on
-demand.
+"""Implements `finegrain resize`, which resizes slots, and `finegrain providers`, which shows the
+executors that providers can start or have started.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from finegrain_client.blocking import Cluster
 
 WATCH_INTERVAL_S = 0.5
-QUIET_S = 1.5  # a shorter wait is not worth a message
+QUIET_S = 1.5  # no message is printed for a shorter wait
 
 
 def register(app: typer.Typer) -> None:
@@ -146,7 +146,7 @@ def resize(
         expected = "at least one of --cpu, --memory, --cpu-limit, --resource, --gpu or another"
         expected += " amount of devices, or --withdraw"
         raise InvalidArgument("size", "", expected)
-    # Decode all options above. A wrong option then causes an error before any call.
+    # All options are decoded above this line. So a wrong option causes an error before any call.
     with open_cluster() as cluster:
         allocation_id = full_allocation_id(cluster, slot)
         if withdraw:

@@ -1,7 +1,7 @@
 """Implements `finegrain executors`. The command lists executors. It also shows or sets how their
 hosts assign cpus.
 
-`executors ID` lists the executor with this id, unless ID is the name of a subcommand.
+`executors ID` lists the executor with this id, except if ID is the name of a subcommand.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def set_(
 
 
 def _subject(executor: str, *, defaults: bool) -> str | None:
-    """Returns the executor to change; None for the cluster's defaults.
+    """Returns the executor to change, or None for the cluster's defaults.
 
     Raises:
         InvalidArgument: an executor and --defaults are both given, or both missing.
@@ -226,7 +226,7 @@ def _subject(executor: str, *, defaults: bool) -> str | None:
 
 
 def _word(label: str, text: str) -> str | None:
-    """Returns the word in its canonical spelling; None: the option was not given."""
+    """Returns the word in its canonical spelling, or None if the option was not given."""
     if not text:
         return None
     from finegrain.cpu_words import read_word

@@ -76,7 +76,7 @@ def detect(
     topology = detect_host(Path("/"), PynvmlSource())
     configured = discover(options.device_types, topology.numa_nodes)
     plan = plan_host(options, topology, configured)
-    # Compute the capacity, because the plan has only totals, but the drawing also needs the cpus.
+    # Compute the capacity, because the plan has only totals, and the drawing also needs the cpus.
     capacity = plan_capacity(
         topology,
         CapacityOptions(
@@ -216,7 +216,8 @@ def _lines(rows: list[dict[str, str]]) -> list[str]:
 
 
 def _executor_id(cluster: Cluster, text: str) -> str:
-    """Returns the id that equals `text`, otherwise the only id that begins with `text`.
+    """Returns the id that equals `text`. If no id equals `text`, returns the only id that begins
+    with `text`.
 
     Raises:
         NotFound: no executor has an id that begins with `text`.

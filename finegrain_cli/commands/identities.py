@@ -37,7 +37,7 @@ USES = {
     " executor serve --join-token-file FILE",
     Role.RM: "on the other host, run: finegrain rm join --token -",
 }
-"""How to use a token that is not for a login."""
+"""For each role whose token is not used with `finegrain login`: how to use the token."""
 
 
 TOKEN_COLUMNS = (
@@ -360,8 +360,8 @@ def _confirm_replacing(path: Path, former: Credentials, *, yes: bool) -> None:
 
 
 def _note_others_in_use(path: Path) -> None:
-    """Compares a new credentials file with the credentials that commands use without options.
-    Prints a note if they differ.
+    """Prints a note if commands without options use other credentials than the new credentials
+    file.
     """
     try:
         target = resolve_target()

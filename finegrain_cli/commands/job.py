@@ -238,7 +238,8 @@ def status(
 
 
 def _directory(programs: Iterable[Sequence[str]], cwd: str) -> str:
-    """Returns the working directory of all tasks; empty: a scratch directory for each task.
+    """Returns the working directory of all tasks, or an empty text if each task gets a scratch
+    directory.
 
     A program with a relative path runs in the caller's directory, because a scratch directory does
     not contain the program.

@@ -314,8 +314,8 @@ def events(
 
 
 def _full_subject(cluster: Cluster, text: str) -> str:
-    """Returns the full id of a request, slot or job. A text that matches none of these names an
-    executor.
+    """Returns the full id of the request, slot or job that `text` means. If there is none, returns
+    `text`, which is then the id of an executor.
 
     An unknown text is no error, because events are kept longer than jobs and executors.
     """
@@ -349,7 +349,9 @@ def _with_names(
 
 
 def _for_people(rows: Rows, output: OutputFormat, *keys: str) -> Rows:
-    """Adds short forms of the ids under `keys` to the rows of a table that is not wide."""
+    """If `output` is a table that is not wide, adds short forms of the ids under `keys` to the
+    rows.
+    """
     return columns.with_short_ids(rows, *keys) if output is OutputFormat.TABLE else rows
 
 
@@ -367,7 +369,7 @@ def _chosen(rows: Rows, what: str, key: str, wanted: str, reason: Reason) -> Row
         rows: the rows.
         what: the kind of object in a row ("slot"), for the error.
         key: the key under which a row has its id.
-        wanted: the id, or its beginning or end; empty: return all rows.
+        wanted: the id, or its beginning or end. If empty, the function returns all rows.
         reason: the reason of the error.
 
     Raises:

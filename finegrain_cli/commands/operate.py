@@ -236,7 +236,7 @@ def release(
             preview = cluster.preview("RELEASE", allocation_ids=full)
             print_object("Preview", preview.to_dict(), output, preview_text(preview))
             return
-        # A request that still waits has no tasks. So cancel it without a question.
+        # A request that still waits has no tasks. So cancel such a request without a question.
         listed = cluster.requests(allocation_ids=full)
         slots = [each.allocation_id for each in listed if each.state != RequestState.PENDING]
         if slots:

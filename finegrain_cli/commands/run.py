@@ -67,14 +67,17 @@ from finegrain_cli.text.output import OutputFormat, print_error
 if TYPE_CHECKING:
     from finegrain_cli.run.options import GangOptions
 
-# the size of a pipe; if the limit is smaller, each read waits for the caller
+# The size of a pipe. With a smaller limit, the executor could not read the pipe again before the
+# caller has received the stored output.
 OUTPUT_LIMIT_BYTES_MIN = 64 * 1024
 _OF_RUN = {
     Reason.STILL_WAITING: ExitCode.STILL_WAITING,
     Reason.TIME_LIMIT: ExitCode.TIME_LIMIT,
     Reason.REVOKED: ExitCode.REVOKED,
 }
-"""Exit codes for errors of `run` itself; all others are RUN_FAILED."""
+"""Exit codes of `run` for errors with these reasons. For all other errors of `run` itself, the exit
+code is RUN_FAILED.
+"""
 
 PLACEMENTS = ("anywhere", "same-executor", "same-label", "spread")
 
@@ -342,8 +345,8 @@ def _gang(
     if members is not None and revocable:
         raise InvalidArgument("--revocable", "set", "no --gang with it")
     if members is not None and restarts:
-        # Reject this: the other members are in the middle of their work, and a member that starts
-        # again would meet them there.
+        # Reject this combination: the other members have already done a part of their work, and a
+        # restarted member would start from the beginning.
         raise InvalidArgument("--restart-on-device-loss", "set", "no --gang with it")
 
     if members is None:

@@ -212,7 +212,7 @@ def trace(
         reserved_part_max=reserved_part_max,
     )
     orders = _policies(policy)
-    # Stage 1: check all options before the replay, which may take minutes.
+    # Stage 1: check all options before the replay, which can take minutes.
     _check_plots(plot)
     _check_output_files([*plot, *filter(None, [json_file])])
     if not 0 < speedup < float("inf"):
@@ -232,7 +232,7 @@ def trace(
             "recorded on"
         )
         raise InvalidArgument("--nodes", nodes, expected)
-    # Stage 2: replay the log once per policy.
+    # Stage 2: replay the log once for each policy.
     cluster = read_nodes(nodes or workload.nodes)
     plan = Plan(EngineSettings(fairness=fairness), group_by, _weights(weights), moldable)
     outcomes = []
@@ -245,7 +245,7 @@ def trace(
         else:
             outcomes.append(replay_reference(workload, cluster, plan, order, progress))
         _clear_progress()
-    # Stage 3: write the report. Its text goes to standard output last.
+    # Stage 3: write the report. The text for standard output comes last.
     data = trace_data(workload, cluster, plan, outcomes)
     if json_file:
         write_file(json_file, json.dumps(data, indent=2) + "\n")
@@ -352,7 +352,7 @@ def _check_plots(names: list[str]) -> None:
 
 
 def _check_output_files(names: list[str]) -> None:
-    """Checks paths of output files before a replay, which may take minutes.
+    """Checks paths of output files before a replay, which can take minutes.
 
     Raises:
         ConfigurationError: a path is a directory, or is in a folder that does not exist.

@@ -71,7 +71,7 @@ def figures(
     for name in figure:
         if name not in set_ups:
             raise InvalidArgument("--figure", name, f"one of {', '.join(set_ups)}")
-    # Check this before the figures run: they take some time.
+    # Check for matplotlib before the simulation of the figures, which takes some time.
     if out and not text_only:
         require_matplotlib()
     results = {name: run_figure(set_ups[name]) for name in set_ups if not figure or name in figure}

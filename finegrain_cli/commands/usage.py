@@ -1,4 +1,6 @@
-"""Implements `finegrain usage`: what a host or a slot really uses, and what a group has."""
+"""Implements `finegrain usage`, which shows what a host or a slot really uses, and what a group
+has.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from finegrain_cli.text.columns import memory_of
 from finegrain_cli.text.output import Column, OutputFormat, print_object, table_lines
 
 BARS = " ▁▂▃▄▅▆▇█"
-BARS_MAX = 48  # with this limit, the line fits 80 columns
+BARS_MAX = 48  # with this maximum, the line fits into 80 columns
 
 Row = Mapping[str, Any]
 

@@ -1,5 +1,5 @@
-"""Implements `finegrain users`, which shows users with their use, and sets limits for all jobs of a
-user together.
+"""Implements `finegrain users`, which shows users with the resources that they use, and sets limits
+for all jobs of a user together.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ async def _serve(port: int, *, opens: bool) -> None:
         say("Ctrl-C ends the page; Enter prints a new address")
         if opens:
             webbrowser.open(address)
-        with suppress(OSError):  # standard input is no terminal, so nothing can be typed
+        with suppress(OSError):  # without a terminal, the user cannot type anything
             asyncio.get_running_loop().add_reader(0, _print_again, page)
         stopping = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
