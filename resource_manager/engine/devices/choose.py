@@ -6,13 +6,13 @@ chosen first.
 - For several whole GPUs, the best connected set is taken (`DeviceLayout.best_set`). On hosts with
   partitions, a partition is taken.
 - For shares of GPUs, and for devices of other types, the fullest devices with enough free capacity
-  are taken. So large parts stay free on other devices.
-- If devices must be near other devices, they are taken from the PCIe groups of those devices, as
-  evenly as possible.
+  are taken. So other devices keep large free parts.
+- If devices must be near other devices, they are taken from the PCIe groups of those other devices,
+  as evenly as possible.
 
 Example: a host has GPUs 0 to 3, and a slot has half of GPU 2. A request for a quarter of a GPU gets
-it from GPU 2. A request for two whole GPUs gets GPUs 0 and 1, if these two have the most NVLinks to
-each other.
+it from GPU 2. A request for two whole GPUs gets GPUs 0 and 1 if these two GPUs are connected by
+more NVLinks than any other pair of free GPUs.
 
 Source: the allocators of Koordinator's deviceshare. `docs/devices.md` lists the differences.
 """
@@ -59,16 +59,16 @@ def device_score(
         asked: the amounts that the slot needs of the device.
         total: the capacity of the device.
         free: the free amounts of the device.
-        pack: True: the fullest device is best; False: the emptiest device is best.
-        weights: the weights of the dimensions that count; empty: all dimensions of the device have
-            the same weight.
+        pack: if True, the fullest device is best. If False, the emptiest device is best.
+        weights: the weights of the dimensions that count. If it is empty, all dimensions of the
+            device have the same weight.
     """
     scores = []
     for name, whole in total.items():
         weight = weights.get(name, 0) if weights else 1
         if not weight or not whole:
             continue
-        # `free` may be more than the capacity if bookings were given back twice.
+        # `free` can exceed the capacity if bookings were given back twice.
         taken = min(whole - free.get(name, 0) + asked.get(name, 0), whole)
         if free.get(name, 0) > whole:
             taken = whole
@@ -80,7 +80,9 @@ def device_score(
 
 
 _PACK_WEIGHTS = {8: 10_000, 4: 100, 2: 1}
-"""Weight of an untouched partition by its size. Keeping large partitions free matters most."""
+"""The weight of an untouched partition, by its number of GPUs. Large partitions have large weights,
+because it is most important to keep them free.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +115,14 @@ def choose_devices(
     Args:
         ledger: the device ledger of the host.
         requests: the device requests of the slot, at most one for each type.
-        nodes: ids of the NUMA nodes where the devices must be; None: any nodes. A device whose node
-            is unknown may be used with all nodes.
+        nodes: ids of the NUMA nodes where the devices must be. None allows any nodes. A device
+            whose node is unknown counts as if it were on each of these nodes.
         preference: the order of the devices with enough free capacity.
-        among: the set of GPUs that whole GPUs must come from; None: any GPUs.
+        among: the set of GPUs that whole GPUs must come from. None allows any GPUs.
     """
     given: dict[str, Given] = {}
-    # Types to which other requests refer come first.
+    # If another request has a rule that its devices must be near devices of a type, this type comes
+    # first.
     for request in sorted(requests, key=lambda each: (bool(each.near), each.type)):
         choice = _Choice(
             ledger,
@@ -148,7 +151,9 @@ def suited_devices(ledger: DeviceLedger, request: DeviceRequest) -> list[int]:
 
 
 def best_partition(ledger: DeviceLedger, request: DeviceRequest) -> list[int] | None:
-    """Returns the best partition for whole GPUs of which all GPUs are free; None: there is none."""
+    """Returns the best partition for a request for whole GPUs. All GPUs of the partition are free.
+    The result is None if there is no such partition.
+    """
     choice = _Choice(ledger, request)
     return choice.partition(choice.suited())
 
@@ -177,7 +182,7 @@ class _Choice:
             for at in self._layout.accepted(request)
             if nodes is None or devices[at].numa_node is None or devices[at].numa_node in nodes
         ]
-        # The only PCIe groups that devices may come from; None: any PCIe groups.
+        # The devices must come from these PCIe groups; None allows any PCIe groups.
         self._within: set[str] | None = None
         if among is not None and request.type == GPU and not request.is_shared:
             self._allowed = [at for at in self._allowed if among >> at & 1]
@@ -188,9 +193,9 @@ class _Choice:
     def devices_beside(self, others: Iterable[DeviceRequest]) -> Given | HostRefusal:
         """Returns the devices for a slot that also requests devices of other types near them.
 
-        The devices are taken from PCIe groups where each other type has a free device, if there are
-        enough such devices. Otherwise they are taken from any PCIe groups. Then the choice of the
-        other types fails, and its refusal says which devices are missing.
+        If possible, the devices are taken from PCIe groups where each of the other types has a free
+        device. Otherwise the devices are taken from any PCIe groups. The later choice of devices of
+        the other types then fails, and its refusal says which devices are missing.
         """
         self._within = set.intersection(
             *({self._layout.devices[at].pcie_group for at in self._free(each)} for each in others)
@@ -216,8 +221,8 @@ class _Choice:
         if request.type == GPU and not request.is_shared and not request.near:
             return self._whole_gpus(suited)
         want, most = request.count, request.count
-        # With `per_group`, each group should give a device. With `near_required`, each group must
-        # give a device.
+        # With `per_group`, the slot gets a device of each group if possible. With `near_required`,
+        # the slot must get a device of each group.
         if request.per_group:
             most = max(most, len(self._groups))
         if request.near_required:
@@ -232,7 +237,9 @@ class _Choice:
         return chosen
 
     def _all(self) -> Given | HostRefusal:
-        """Returns all devices that meet the conditions, if each device has enough free capacity."""
+        """Returns all devices that meet the conditions. If one of these devices has too little free
+        capacity, the result is a refusal.
+        """
         chosen = self.with_functions(self._allowed, len(self._allowed))
         short = len(chosen) < len(self._allowed) or not chosen
         if short or not all(self._suits(at) for at in self._allowed):
@@ -249,7 +256,7 @@ class _Choice:
         ]
 
     def _suits(self, position: int) -> bool:
-        # A dimension that the device lacks counts as 0.
+        # If the device lacks a dimension, its free amount counts as 0.
         if not fits(dict(self._request.amounts), self._ledger.free(position)):
             return False
         device = self._layout.devices[position]
@@ -286,7 +293,9 @@ class _Choice:
         return tuple(groups[key] for key in sorted(groups, key=str))
 
     def partition(self, suited: list[int]) -> list[int] | None:
-        """Returns the best partition of which all GPUs are free; None: there is none."""
+        """Returns the best partition of which all GPUs are free. The result is None if there is no
+        such partition.
+        """
         request, layout = self._request, self._layout
         gpus = {layout.devices[at].minor: at for at in layout.of_type.get(GPU, ())}
         free = {layout.devices[at].minor for at in suited}
@@ -312,8 +321,8 @@ class _Choice:
         return [gpus[minor] for minor in best.minors]
 
     def _left_over(self, untouched: set[int]) -> int:
-        """Returns the weight of the partitions that stay untouched. Partitions with fewer GPUs than
-        requested do not count.
+        """Returns the total weight of the partitions whose GPUs are all in `untouched`. Partitions
+        with fewer GPUs than requested do not count.
         """
         score = 0
         for size, weight in _PACK_WEIGHTS.items():
@@ -385,7 +394,9 @@ class _Choice:
         return chosen
 
     def _free_function(self, position: int) -> str:
-        """Returns the free virtual function with the lowest bus id; empty: there is none."""
+        """Returns the free virtual function with the lowest bus id. The result is empty if no
+        function is free.
+        """
         free = (
             each.bus_id
             for each in self._layout.devices[position].functions
@@ -438,8 +449,8 @@ class _Choice:
 
 
 def completed(amounts: Amounts, total: Amounts) -> dict[str, int]:
-    """Returns amounts of a GPU with the memory both in bytes and as a ratio. If `amounts` already
-    has the memory in both forms, the result is equal to `amounts`.
+    """Returns amounts of a GPU, with the memory both in bytes and as a ratio. If `amounts` already
+    contains both forms of the memory, the result is equal to `amounts`.
     """
     found, whole = dict(amounts), total.get(GPU_MEMORY, 0)
     if whole and GPU_MEMORY_RATIO in found and GPU_MEMORY not in found:

@@ -31,7 +31,8 @@ sum over all pairs of GPUs.
 
 SETS_COMPARED_MAX: Final = 2_000
 """If at most this many sets of GPUs are possible, all sets are compared. Otherwise one set is built
-for each GPU. It starts with this GPU, and grows by the best connected GPU in each step.
+for each GPU. The set starts with this GPU, and each step adds the GPU that is best connected to the
+set.
 """
 
 _LANE: Final = 1_000  # one NVLink counts more than any path without NVLink
@@ -81,11 +82,12 @@ class DeviceLayout:
     def best_set(
         self, free: int, count: int, groups: tuple[int, ...] | None = None
     ) -> tuple[int, ...]:
-        """Returns the positions of the `count` best connected GPUs; empty: no part has enough GPUs.
+        """Returns the positions of the `count` best connected GPUs. The result is empty if no part
+        has enough GPUs.
 
-        Several sets may be equally well connected. Then the method takes the set after which the
-        remaining GPUs contain the best connected sets of 8, 4 and 2 GPUs. On a tie, it takes the
-        set with the lowest minors. So a single GPU is taken near GPUs that are already in use.
+        Several sets may be equally well connected. Then the method takes the set that leaves the
+        best connected sets of 8, 4 and 2 GPUs among the remaining GPUs. On a tie, it takes the set
+        with the lowest minors. So a single GPU is usually taken near GPUs that are already in use.
 
         Example: GPUs 0 to 3 are on one NUMA node, GPUs 4 to 7 on another node, and GPU 1 is in use.
         A request for one GPU gets GPU 0, so that GPUs 4 to 7 stay together. A request for two GPUs
@@ -94,8 +96,8 @@ class DeviceLayout:
         Args:
             free: the GPUs that can be chosen.
             count: number of GPUs.
-            groups: parts of `free`. All GPUs must come from one of these parts. None: all GPUs of
-                `free` are one part.
+            groups: parts of `free`. All GPUs must come from one of these parts. If it is None, all
+                GPUs of `free` are one part.
         """
         if groups is None:
             groups = (free,)
@@ -137,8 +139,8 @@ class DeviceLayout:
         return sorted({self._grown(start, positions, count) for start in positions})
 
     def _grown(self, start: int, positions: tuple[int, ...], count: int) -> int:
-        """Returns a set that starts with one GPU, to which the best connected GPU is added
-        repeatedly.
+        """Returns a set of GPUs. The set starts with one GPU, and each step adds the GPU that is
+        best connected to the set.
         """
         chosen = [start]
         while len(chosen) < count:
@@ -152,7 +154,7 @@ class DeviceLayout:
         return min(values), sum(values)
 
     def loss(self, left: int) -> tuple[tuple[int, int], ...]:
-        """Returns a measure of how badly the best remaining sets are connected; a lower result is
+        """Returns how badly the best sets among the remaining GPUs are connected. A lower result is
         better.
         """
         count = left.bit_count()
@@ -174,7 +176,9 @@ class DeviceLayout:
         return known
 
     def _values_of_pairs(self) -> dict[tuple[int, int], int]:
-        """Returns the value of each pair of GPUs. A pair has the positions in ascending order."""
+        """Returns the value of each pair of GPUs. The key has the positions of the two GPUs in
+        ascending order.
+        """
         gpus = self.of_type.get(GPU, ())
         links = {}
         for link in self.host.links:
@@ -218,9 +222,11 @@ def layout_of(topology: str) -> DeviceLayout:
 
     Args:
         topology: HostTopology of the registration, as JSON text. Devices without capacity are left
-            out: executors of earlier versions report GPUs, but cannot give them to slots.
+            out, because executors of earlier versions report GPUs, but cannot give these GPUs to
+            slots.
     """
-    # Most hosts have no devices. Then the topology does not have to be parsed.
+    # Most hosts have no devices with a capacity. The topology of such a host does not have to be
+    # parsed.
     if '"capacity"' not in topology:
         return NO_LAYOUT
     data = json.loads(topology)

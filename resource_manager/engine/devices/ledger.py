@@ -23,7 +23,8 @@ class DeviceLedger:
 
     Attributes:
         layout: the layout of the devices.
-        unusable: devices that get no new slots, by type and UUID, with the reason.
+        unusable: the reason why a device gets no new slots, by type and UUID. Other devices have no
+            entry.
         foreign: the unusable devices that work, but that pods or processes outside slots use.
         used: the amounts that slots have, by type and UUID, then by dimension.
         functions: bus ids of the virtual functions that slots have.
@@ -50,7 +51,7 @@ class DeviceLedger:
         self.functions: frozenset[str] = frozenset()
         self.tolerated: frozenset[DeviceKey] = frozenset()
         self._free: list[dict[str, int]] = []
-        self._gpu_parts: tuple[int, ...] | None = None  # None: the parts must be computed again
+        self._gpu_parts: tuple[int, ...] | None = None  # None if the parts must be computed again
         self._derive()
 
     def set_unusable(
@@ -72,25 +73,25 @@ class DeviceLedger:
         return True
 
     def free(self, position: int) -> Mapping[str, int]:
-        """Returns the free amounts of a device, by dimension; empty if the device gets no new
-        slots.
+        """Returns the free amounts of a device, by dimension. The result is empty if the device
+        gets no new slots.
         """
         return self._free[position]
 
     def left(self, position: int) -> dict[str, int]:
-        """Returns the amounts of a device that no slot has. Devices that get no new slots count,
-        too.
+        """Returns the amounts of a device that no slot has. The result is the same for a device
+        that gets no new slots.
         """
         device = self.layout.devices[position]
         used = self.used.get((device.type, device.uuid), _NOTHING)
-        # The result is at least 0: if a device became smaller, its slots may have more than its
-        # capacity.
+        # `max` keeps the result at 0 or more: if a device has become smaller, its slots can have
+        # more than its capacity.
         totals = self.layout.totals[position]
         return {name: max(total - used.get(name, 0), 0) for name, total in totals.items()}
 
     def gpu_parts(self) -> tuple[int, ...]:
-        """Returns the free part of each GPU, in hundredths: the part of the dimension with the
-        smallest free part.
+        """Returns the free part of each GPU, in hundredths. Of all dimensions of the GPU, the
+        dimension with the smallest free part counts.
         """
         if self._gpu_parts is None:
             totals = self.layout.totals
@@ -109,8 +110,8 @@ class DeviceLedger:
         return self._gpu_parts
 
     def problem(self, position: int) -> str:
-        """Returns the reason why a device gets no new slots; empty: the device may get new
-        slots.
+        """Returns the reason why a device gets no new slots. The result is empty if the device may
+        get new slots.
         """
         device = self.layout.devices[position]
         return self.unusable.get((device.type, device.uuid), "")
@@ -152,8 +153,8 @@ class DeviceLedger:
         return DeviceLedger(self.layout)
 
     def tolerate(self) -> None:
-        """Accepts that slots have more than the capacity of a device. This happens if the device
-        has become smaller.
+        """Accepts that slots now have more than the capacity of some devices. Slots can have too
+        much if a device has become smaller.
         """
         self.tolerated = self._overcommitted()
 

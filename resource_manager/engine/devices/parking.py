@@ -1,9 +1,9 @@
 """Computes the devices of a slot after it was parked or unparked (`finegrain/devices/parking.py`).
 
 Example: a slot has half of GPU 2. While the slot is parked, it has no GPU, and its assignment
-stores the half of GPU 2. When the slot is unparked and half of GPU 2 is free, it gets this half
-again. If it is not free, and the host lets slots return to any GPU, the slot gets half of another
-GPU of the same model.
+stores the half of GPU 2. If half of GPU 2 is free when the slot is unparked, the slot gets this
+half again. Otherwise, if the host lets slots return to any GPU, the slot gets half of another GPU
+of the same model.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ def regained(
             _moved(share, ledger.layout.position[share.type, share.uuid], ledger)
             for share in wanted
         )
-    # Several GPUs were chosen together as a well connected set. So they are not replaced one by
-    # one.
+    # Several GPUs of a slot were chosen together as a well connected set. So they are not replaced
+    # one by one.
     other = _another(wanted[0], request, ledger) if len(wanted) == 1 else None
     return refusal if other is None else (_moved(wanted[0], other, ledger),)
 
 
 def obstacle(share: DeviceShare, ledger: DeviceLedger) -> HostRefusal | None:
-    """Returns the reason why a slot cannot have a share of its device together with the shares in
-    the ledger; None: the slot can have the share.
+    """Returns the reason why a slot cannot have a share of its device in addition to the shares in
+    the ledger. The result is None if the slot can have the share.
     """
     at = ledger.layout.position.get((share.type, share.uuid))
     if at is None:
@@ -81,9 +81,9 @@ def _kind(share: DeviceShare) -> str:
 
 
 def _another(share: DeviceShare, request: DeviceRequest, ledger: DeviceLedger) -> int | None:
-    """Returns the position of another GPU of the same model: of those with room for the share, the
-    GPU with the least free capacity. None: there is no such GPU, or the slot may not move to
-    another GPU.
+    """Returns the position of another GPU of the same model with room for the share. If there are
+    several such GPUs, the GPU with the least free capacity is taken. The result is None if there is
+    no such GPU, or if the slot must not move to another GPU.
     """
     layout = ledger.layout
     at = layout.position.get((share.type, share.uuid))

@@ -1,17 +1,18 @@
 """Defines how valuable parts of a GPU are for later requests. Hosts are ranked by these values.
 
 The value of a part is a number from 0 to 1000 that depends on its size in hundredths of a GPU. A
-whole GPU has the value 1000. A placement *strands* value if the GPU loses more value than the slot
-gets.
+whole GPU has the value 1000. A placement *strands* value if the value that the GPU loses is higher
+than the value of the part that the slot gets.
 
 Later requests are unknown, so the value of a part is estimated as its size to the power of 1.5. So
-half of a GPU has less than half of the value, because it serves fewer requests. A share then
-strands the least value on the GPU with the smallest free part that is sufficient.
+half of a GPU has less than half of the value of a GPU, because fewer requests fit on it. With such
+values, a share strands the least value on the GPU whose free part is the smallest that is
+sufficient.
 
 Example: half of a GPU has the value 353. A slot needs 30 hundredths. On a GPU with 50 hundredths
-free, the remaining 20 have the value 89, so this GPU loses 264. On a completely free GPU, the
-remaining 70 have the value 585, so this GPU loses 415. So the GPU with 50 hundredths free is
-better.
+free, the remaining 20 have the value 89, so this GPU loses 353 - 89 = 264. On a completely free
+GPU, the remaining 70 have the value 585, so this GPU loses 1000 - 585 = 415. So the GPU with 50
+hundredths free is better.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ PartValues = tuple[int, ...]
 size.
 """
 
-# The values are computed with integers. So they are the same on every machine.
+# The values are computed with integers, so that they are the same on every machine.
 DEFAULT_VALUES: Final[PartValues] = tuple(isqrt(size**3) for size in range(WHOLE + 1))
 
 

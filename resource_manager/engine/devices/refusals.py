@@ -16,13 +16,14 @@ from resource_manager.engine.model.host_refusal import HostBlocker, HostRefusal
 
 
 class DeviceBlocker(HostBlocker):
-    """The reason why a host refuses a slot. Reasons of the first group stay while request and host
-    are the same. Reasons of the second group may disappear when other slots end or devices recover.
+    """The reason why a host refuses a slot. Reasons of the first group do not change while request
+    and host are the same. Reasons of the second group can disappear when other slots end or devices
+    recover.
     """
 
     # the host has no devices of the type that meet the conditions
     NO_SUCH_DEVICE = "NO_SUCH_DEVICE"
-    # too few devices would be large enough if they were free
+    # too few devices would be large enough even if all devices were free
     DEVICE_TOO_SMALL = "DEVICE_TOO_SMALL"
     PARTITION_UNSUPPORTED = "PARTITION_UNSUPPORTED"  # no partition has this number of GPUs
 
@@ -57,8 +58,8 @@ def shortage(
     allowed: Sequence[int],
     suited: Sequence[int],
 ) -> HostRefusal:
-    """Returns the reason why too few devices have enough free capacity. The text names the device
-    with the smallest lack.
+    """Returns the refusal for a request for which too few devices have enough free capacity. The
+    text names the device that lacks the smallest part of the request.
 
     Args:
         ledger: the device ledger of the host.
@@ -102,7 +103,7 @@ def shortage(
             numbers,
         )
     short = [at for at in usable if at not in suited]
-    # Enough devices have the amounts, so virtual functions are missing.
+    # Enough devices have enough free amounts, so free virtual functions are missing.
     if not short or len(suited) >= request.count:
         text = f"{need} with a free virtual function each"
         return HostRefusal(DeviceBlocker.DEVICE_NOT_ENOUGH, f"{text}, but too few have one")
@@ -121,8 +122,8 @@ def shortage(
 
 
 def _covered(amounts: Mapping[str, int], has: Mapping[str, int]) -> int:
-    """Returns the part of the requested amounts that a device has, in millionths: the smallest part
-    over all amounts.
+    """Returns the part of the requested amounts that a device has, in millionths. Of all
+    dimensions, the dimension with the smallest part counts.
     """
     return min(
         (min(has.get(name, 0), amount) * 1_000_000 // amount for name, amount in amounts.items()),
@@ -131,8 +132,8 @@ def _covered(amounts: Mapping[str, int], has: Mapping[str, int]) -> int:
 
 
 def _scarcest(amounts: Mapping[str, int], has: Mapping[str, int]) -> str:
-    """Returns the dimension of which a device has the smallest part of the requested amount; empty:
-    the device has enough of each dimension.
+    """Returns the dimension of which a device has the smallest part of the requested amount. The
+    result is empty if the device has enough of each dimension.
     """
     short = [name for name, amount in amounts.items() if has.get(name, 0) < amount]
     return min(short, key=lambda name: has.get(name, 0) * 1_000_000 // amounts[name], default="")
@@ -150,7 +151,8 @@ def _requested(request: DeviceRequest) -> str:
 
 def _levels(layout: DeviceLayout, request: DeviceRequest) -> str:
     """Describes how strictly other devices of the host enforce the dimensions for which the request
-    requires a level of enforcement; empty: the request requires no level.
+    requires a level of enforcement. The result is empty if the request requires no level or the
+    host has no other devices.
     """
     if not request.isolation:
         return ""

@@ -1,7 +1,7 @@
 """Computes the devices of a slot after a resize.
 
-A resize does not move a slot: the slot keeps its devices, and gets another share of each device.
-Only parking and unparking change the devices themselves (`parking.py`).
+A resize does not move a slot. The slot keeps its devices, and only its share of each device
+changes. Only parking and unparking change the devices themselves (`parking.py`).
 
 Example: a slot has half of GPU 0, and another slot has a quarter of GPU 0. The first slot can grow
 to three quarters. For a larger share it has to wait, even if GPU 1 is free.
@@ -35,7 +35,8 @@ def with_devices_of(
     Args:
         assignment: the present assignment of the slot.
         before: the present profile.
-        profile: the new profile. This profile may park or unpark the slot.
+        profile: the new profile. A profile without GPUs parks a slot that has GPUs, and a profile
+            with GPUs unparks a parked slot.
         ledger: the device ledger of the slot's host; it contains the present shares of the slot.
     """
     requests = {each.type: each for each in profile.devices}
@@ -49,8 +50,8 @@ def with_devices_of(
         devices = sorted((*assignment.devices, *found), key=lambda each: (each.type, each.minor))
         assignment = replace(assignment, devices=tuple(devices), parked_devices=())
         del requests[GPU]
-    # Only shares that change are computed again. A device may have become smaller since the
-    # placement, and unchanged shares must stay the same.
+    # Only shares of changed requests are computed again. Other shares must stay the same, even if a
+    # device has become smaller since the placement.
     same = {each.type for each in before.devices if requests.get(each.type) == each}
     return _resized(assignment, {k: each for k, each in requests.items() if k not in same}, ledger)
 
@@ -58,7 +59,9 @@ def with_devices_of(
 def _resized(
     assignment: CpuAssignment, requests: dict[str, DeviceRequest], ledger: DeviceLedger
 ) -> CpuAssignment | HostRefusal:
-    """Returns the assignment with other shares of the devices of these types."""
+    """Returns the assignment with new shares of the devices for which `requests` has a request of
+    the same type.
+    """
     devices = []
     for share in assignment.devices:
         request = requests.get(share.type)
@@ -80,8 +83,8 @@ def _sized(share: DeviceShare, request: DeviceRequest, ledger: DeviceLedger) -> 
 
 
 def _refusal(share: DeviceShare, wanted: DeviceShare, ledger: DeviceLedger) -> HostRefusal | None:
-    """Returns the reason why a slot cannot have another share of its device now; None: the slot can
-    have the share.
+    """Returns the reason why a slot cannot have another share of its device now. The result is None
+    if the slot can have the share.
     """
     growth = shortfall(dict(wanted.amounts), dict(share.amounts))
     at = ledger.layout.position.get((share.type, share.uuid))

@@ -2,12 +2,13 @@
 gang.
 
 The best connected set for all slots is chosen first, then the best division of this set among the
-slots. If each slot instead took its own best set, the sets of the slots could be far from each
-other.
+slots. If each slot instead took the set that is best for this slot alone, the sets of the slots
+could be far from each other.
 
 Example: NVLink connects GPUs 0 to 3 with each other, and GPUs 4 to 7 with each other. The best
-links are between 0 and 3, then 4 and 5, then 1 and 2. Two slots need two GPUs each. One after the
-other, they would get {0, 3} and {4, 5}. Together they get {0, 3} and {1, 2}.
+links are between 0 and 3, then 4 and 5, then 1 and 2. Two slots need two GPUs each. If GPUs were
+chosen for one slot after the other, the slots would get {0, 3} and {4, 5}. Chosen together, they
+get {0, 3} and {1, 2}.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ _GROUPS_KNOWN = 4_096
 def gpus_together(
     ledger: DeviceLedger, slots: Sequence[Sequence[DeviceRequest]]
 ) -> list[int | None] | None:
-    """Returns, for each slot, the set of GPUs from which it may choose. None in place of a set
-    means that it may choose any GPUs.
+    """Returns, for each slot, the set of GPUs from which the slot may choose. None in place of a
+    set means that the slot may choose any GPUs.
 
     Args:
         ledger: the device ledger of the host.
@@ -81,16 +82,17 @@ def gpus_together(
 def best_groups(layout: DeviceLayout, free: int, counts: tuple[int, ...]) -> Groups:
     """Returns disjoint sets of GPUs, one for each count.
 
-    There are three criteria, the most important first. The union of the sets must be as well
-    connected as possible. Each set must be as well connected as possible. The remaining GPUs must
-    contain the best connected sets.
+    There are three criteria, here in the order of their importance. First, the union of the sets is
+    as well connected as possible. Second, each set is as well connected as possible. Third, the
+    remaining GPUs contain sets that are as well connected as possible.
 
     Args:
         layout: the device layout of the host.
         free: the GPUs that can be chosen; there must be enough for all counts together.
         counts: the number of GPUs of each set.
     """
-    # The largest counts come first. Equal counts are adjacent, so that no division is tried twice.
+    # The largest counts come first. Equal counts are adjacent, so that `_divisions` yields no
+    # division twice.
     order = sorted(range(len(counts)), key=lambda at: -counts[at])
     sizes = tuple(counts[at] for at in order)
     sets = layout.best_sets(free, sum(counts))

@@ -44,11 +44,12 @@ def adopt_cpu_state(state: State, host: Host, seen: CpuState | None) -> None:
     Args:
         state: the state.
         host: the executor.
-        seen: the reported state; None: no cpu is offline or taken by other programs, and the
-            executor has no settings.
+        seen: the reported state. It is None if no cpu is offline or taken by other programs, and
+            the executor has no settings.
     """
     seen = seen or NO_CPU_STATE
-    # Check even if the state is the same: slots that lacked cpus may have ended.
+    # If slots lacked cpus at the last report, the check is needed even if the state is the same,
+    # because these slots have possibly ended.
     if seen == host.executor.cpu_state and not host.lost_cpus:
         return  # most reports end here
     host.executor.cpu_state = seen
@@ -61,8 +62,8 @@ def policy_to_send(
 ) -> tuple[HostPolicy | None, int]:
     """Returns the settings of administrators that must be sent to the executor, with their number.
 
-    Returns (None, 0) if there is nothing to send: the executor has already applied these settings,
-    or there are no settings.
+    Returns (None, 0) if there are no settings, or if the executor has already applied these
+    settings.
     """
     setting = host_settings.get(host.host_id)
     if (
@@ -85,13 +86,14 @@ def settle_host(state: State, host: Host) -> None:
     for refusal in host.refusals.values():
         if refusal.state_seen is not None:
             refusal.active = False  # the refusal was for the old set of cpus
-    # Even if no amount has grown, the new cpus may be suitable for queued requests.
+    # Even if no amount has grown, the new cpus are possibly suitable for queued requests.
     state.hosts.indexes.log_growth(host, state.queue)
 
 
 def report_lost_cpus(journal: Journal, host: Host) -> None:
     """Writes an event for each slot that has lost dedicated cpus, or has got them back."""
-    # Compare the lost cpus with those at the last report. So each change is reported only once.
+    # The lost cpus are compared with the lost cpus at the last report, so that each change is
+    # reported only once.
     before, host.lost_cpus = host.lost_cpus, lost_cpus(host)
     for key, cpus in host.lost_cpus.items():
         if before.get(key) != cpus:
@@ -108,7 +110,8 @@ def report_lost_cpus(journal: Journal, host: Host) -> None:
 
 def lost_cpus(host: Host) -> dict[SlotKey, CpuSet]:
     """Returns the lost dedicated cpus by slot. Slots that are being freed are left out."""
-    # A slot keeps a cpu that an administrator reserves later. So such a cpu is not lost.
+    # A cpu that an administrator reserves later is not lost, because the slot keeps the cpu. So
+    # reserved cpus are not subtracted.
     there = announced_by(host.executor.registration).slot_cpus - host.present.unavailable
     found: dict[SlotKey, CpuSet] = {}
     for key, slot in host.slots.items():

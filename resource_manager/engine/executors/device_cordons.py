@@ -1,4 +1,5 @@
-"""Cordons of devices: administrators stop new work on one device, and allow new work again.
+"""Handles cordons of devices. With a cordon, an administrator stops new work on one device. Without
+the cordon, new work is allowed again.
 
 A cordon is stored with the settings of the host, by type and UUID of the device. So the cordon
 still applies after a restart of the resource manager, and while the executor is lost. The cordon
@@ -29,7 +30,7 @@ def cordon_device(state: State, event: DeviceCordoned) -> Cordon:
     reason is replaced.
 
     Raises:
-        NotFound: no such executor, or the executor has no such device.
+        NotFound: there is no such executor, or the executor has no such device.
     """
     host = known_host(state.hosts, event.executor_id)
     device = known_device(host, event.device)
@@ -46,8 +47,8 @@ def cordon_device(state: State, event: DeviceCordoned) -> Cordon:
 
 
 def uncordon_device(state: State, event: DeviceUncordoned) -> None:
-    """Ends the cordon of a device. The device may then get new slots again. Does nothing if the
-    device is not cordoned.
+    """Ends the cordon of a device. The device can then get new slots again. The function does
+    nothing if the device is not cordoned.
 
     Raises:
         NotFound: there is no such executor, or the executor has no such device and no cordon of

@@ -1,10 +1,11 @@
 """Reports conditions of devices to administrators and jobs: the health of a device, and its use by
 processes that belong to no slot.
 
-A device gets no new slots while it is not healthy, or while other processes use it. The slots on
-the device are not ended. Each change is written to the cluster's history, and each job that has a
-slot on the device gets an event. If the work of a slot cannot continue, and its request has
-`restart_on_device_loss`, the slot is ended. The request then returns to its old place in the queue.
+A device gets no new slots while it is not healthy, or while other processes use it. The present
+slots on the device continue. Each change is written to the cluster's history, and each job that has
+a slot on the device gets an event. There is one exception: if the work of a slot cannot continue,
+and its request has `restart_on_device_loss`, the slot is ended. The request then returns to its old
+place in the queue.
 """
 
 from __future__ import annotations
@@ -44,12 +45,14 @@ class DeviceReporter:
         """
         if host.executor.device_conditions != before:
             self._report_changes(host, before)
-        # End lost work even if no device has changed: a slot may have been confirmed after its
-        # device failed.
+        # Lost work must be ended even if no condition has changed, because a slot can be confirmed
+        # after its device has failed.
         self._end_lost_work(host)
 
     def _report_changes(self, host: Host, before: Iterable[DeviceCondition]) -> None:
-        """Writes an event for each device whose health, or use by other processes, has changed."""
+        """Writes an event for each device whose health has changed, and for each device that
+        processes outside slots began or ceased to use.
+        """
         old_ones, new_ones = _by_key(before), _by_key(host.executor.device_conditions)
         for key in sorted(old_ones.keys() | new_ones.keys()):
             old = old_ones.get(key) or DeviceCondition(*key)
@@ -68,7 +71,8 @@ class DeviceReporter:
             message = f"{_name(host, key)}: {condition.problem}"
             for slot in list(_slots_on(host, key)) if condition.work_lost else ():
                 request = self.requests.served_by(slot)
-                # If a slot of a gang is ended, other slots of the gang may be freed, too.
+                # An earlier iteration possibly ended a slot of the same gang, and then this slot is
+                # already being freed.
                 if slot.state is SlotState.FREEING or request is None:
                     continue
                 if request.spec.restart_on_device_loss:

@@ -48,7 +48,8 @@ OF_ONE_HOST = ("reserved_cpus", "reserved_strict")
 def known_setting(
     hosts: Hosts, host_settings: dict[str, HostSetting], executor_id: str
 ) -> HostSetting | None:
-    """Returns the settings of an executor or of the cluster; None: no settings were ever made.
+    """Returns the settings of an executor or of the cluster. The result is None if no settings were
+    ever made.
 
     Args:
         hosts: all hosts.
@@ -59,8 +60,8 @@ def known_setting(
         NotFound: the executor is unknown and has no settings.
     """
     setting = host_settings.get(executor_id)
-    # Settings may exist longer than their executor. So an unknown executor is an error only if it
-    # has no settings.
+    # Settings stay stored after their executor was deleted. So an unknown executor is an error only
+    # if it has no settings.
     if setting is None and executor_id != CLUSTER:
         known_host(hosts, executor_id)
     return setting
@@ -72,7 +73,7 @@ class HostPolicyView:
 
     set: HostPolicy  # settings that administrators made at runtime
     effective: EffectivePolicy
-    number: int  # version of `set`; 0: no setting was ever made
+    number: int  # version of `set`; 0 if no setting was ever made
     # version of `set` that the executor had applied when it sent its last report
     followed_number: int
 
@@ -127,12 +128,11 @@ def set_host_policy(state: State, event: HostPolicySet) -> HostSetting:
     """Sets or clears some settings of a host or of the cluster. The other settings do not change.
 
     Returns:
-        The stored settings; if nothing changed, the old row.
+        The stored settings. If nothing changed, these are the old settings with their old number.
 
     Raises:
-        NotFound: the executor is unknown and has no settings.
-        InvalidArgument: a setting does not exist; the host does not have the cpus; or no cpus would
-            be left for slots.
+        NotFound: the executor is unknown and has no settings. InvalidArgument: a setting does not
+        exist, the host does not have the cpus to reserve, or no cpus would be left for slots.
     """
     before = known_setting(state.hosts, state.host_settings, event.executor_id)
     # All checks come first, because a rejected event must not change the state.
@@ -149,10 +149,10 @@ def set_host_policy(state: State, event: HostPolicySet) -> HostSetting:
     number = state.numbers.host_setting = state.numbers.host_setting + 1
     setting = HostSetting(event.executor_id, wanted, number, state.journal.at.time_ms, cordons)
     state.changes.counter(HOST_SETTING_NUMBER, number)
-    # Requests that were infeasible may be feasible with the new settings.
+    # Requests that were infeasible are possibly feasible with the new settings.
     state.rejection_clock.restart(state.journal.now_ms)
-    # An unknown executor without settings needs no row. A known executor needs a row with the new
-    # number. This row makes the executor clear its settings.
+    # If no settings are left, an unknown executor needs no row. A known executor needs a row with
+    # the new number, because only a new number makes the executor clear its settings.
     if host is None and event.executor_id != CLUSTER and wanted == NOTHING_SET and not cordons:
         del state.host_settings[event.executor_id]
         state.changes.delete_host_setting(event.executor_id)
@@ -162,7 +162,8 @@ def set_host_policy(state: State, event: HostPolicySet) -> HostSetting:
     state.journal.cluster_event(
         "host_policy_set", executor_id=event.executor_id, message=_described(event, wanted)
     )
-    # Settings of the cluster apply to every host. A single host may be unknown (None).
+    # Settings of the cluster apply to every host. If the event is about a single unknown host,
+    # `host` is None.
     for each in state.hosts.values() if event.executor_id == CLUSTER else (host,):
         if each is not None:
             adopt_settings(state, each)
@@ -175,7 +176,7 @@ def set_host_policy(state: State, event: HostPolicySet) -> HostSetting:
 
 
 def _wanted(before: HostPolicy, event: HostPolicySet) -> HostPolicy:
-    """Returns the policy with the changes of the event; raises InvalidArgument if a change is not
+    """Returns the policy with the changes of the event. Raises InvalidArgument if a change is not
     allowed.
     """
     given = {name: value for name in SETTINGS if (value := getattr(event.policy, name)) is not None}
@@ -228,7 +229,7 @@ def _check_cpus(host: Host, wanted: HostPolicy) -> None:
         raise InvalidArgument("policy.reserved_cpus", str(reserved), f"{expected}, not {missing}")
     executor = host.executor
     found = host_cpus(executor.registration, executor.cpu_state, wanted, host.cluster_policy)
-    # `taken` also has offline cpus, and cpus that a kubelet has allocated.
+    # `taken` also contains offline cpus, and cpus that a kubelet has allocated.
     if not announced.slot_cpus - found.taken:
         others = found.taken - reserved
         beside = f"; {others} are not available to slots either" if others else ""

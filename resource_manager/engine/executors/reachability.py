@@ -1,13 +1,14 @@
 """Handles unreachable executors: they register and report, but the resource manager cannot connect
 to them.
 
-The cause may be a wrong address, a firewall or a certificate. Without this module, commands to such
-an executor would stay in flight indefinitely, and requests placed there would never be granted.
+Possible causes are a wrong address, a firewall or a certificate. Without this module, commands to
+such an executor would stay in flight indefinitely, and requests placed there would never be
+granted.
 
-The outcome of the command in flight is unknown. So the executor must register again: the
-registration shows which slots exist, and the executor then ignores older commands. Requests whose
-slots do not exist are queued again. No command is sent until a probe shows that the executor can be
-reached. A probe changes nothing on the executor.
+The outcome of the command in flight is unknown. So the executor must register again. The
+registration shows which slots exist. After the registration, the executor ignores older commands.
+Requests whose slots do not exist are queued again. No command is sent until a probe shows that the
+executor can be reached. A probe changes nothing on the executor.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from resource_manager.engine.state import State
 def delivery_overdue(journal: Journal, settings: EngineSettings, host: Host) -> bool:
     """Returns True if deliveries of the command in flight have failed for too long.
 
-    The function must be called after a report of the executor. An executor that does not report
-    becomes lost instead.
+    The function must be called only after a report of the executor, because an executor that does
+    not report becomes lost instead of unreachable.
 
     Args:
         journal: the journal, which has the current time.
@@ -64,10 +65,11 @@ def find_unreachable(
         host.host_id, unreachable=reach.unreachable, what=ReachInput.FAIL
     )
     reach.failures += 1
-    # The command gets no answer. If it stayed in flight, it would block all other commands.
+    # The command will get no answer. If the command stayed in flight, it would block all other
+    # commands.
     host.in_flight = None
     transitions.move_executor(host.executor, RegistrationInput.DISTRUST)
-    # The host is offline from here on, which changes the total capacity for requests.
+    # The host is now offline, so its capacity no longer counts for requests.
     usage.total_changed(host)
     address = host.executor.registration.address
     journal.cluster_event(
@@ -88,10 +90,10 @@ def unreachable_registered(
         settings: the settings, with the limits of the pause between probes.
         timers: the timers, where the timer of the probe is armed.
         host: the executor.
-        changed: True: the cause may have been removed, so the probe is made at once.
+        changed: True if the cause was possibly removed. The probe is then made at once.
     """
     reach = host.reach
-    # Earlier failures no longer count, so the first pause is short again.
+    # Earlier failures no longer count, so the next pause is short again.
     if changed:
         reach.failures = 0
     _plan_probe(
@@ -107,19 +109,19 @@ def probe_timer_fired(state: State, executor_id: str) -> None:
     if host.executor.state is not ExecutorState.ACTIVE:
         return  # the probe is planned when the executor registers
     reach = host.reach
-    # The timer may have been armed for an earlier probe.
+    # The timer was possibly armed for an earlier time than that of the next probe.
     if state.journal.now_ms < reach.probe_at_ms:
         state.timers.arm(Timer.PROBE, executor_id, reach.probe_at_ms)
         return
-    # The probe counts as failed until the executor answers it. So a probe without an answer
-    # lengthens the pause, too.
+    # The probe counts as failed until the executor answers. So a probe without an answer lengthens
+    # the pause, too.
     reach.failures += 1
     state.journal.effects.append(ProbeExecutor(executor_id, host.executor.registration.address))
     _plan_probe(state.timers, host, state.journal.now_ms + _pause_ms(state.settings, reach))
 
 
 def executor_probed(state: State, event: ExecutorProbed) -> None:
-    """Handles the result of a probe. After an answer, slots are placed on the executor again."""
+    """Handles the result of a probe. If the executor has answered, slots are placed on it again."""
     host = state.hosts.get(event.executor_id)
     if (
         host is None
@@ -138,7 +140,7 @@ def executor_probed(state: State, event: ExecutorProbed) -> None:
     host.reach.cause = ""
     host.reach.refused = 0
     state.usage.total_changed(host)
-    # A command may be due, for example for slots that must be freed.
+    # A command is possibly due, for example because slots must be freed.
     state.outbox[host.host_id] = None
     state.journal.cluster_event(
         "executor_reachable",
@@ -148,22 +150,24 @@ def executor_probed(state: State, event: ExecutorProbed) -> None:
 
 
 def command_arrived(host: Host) -> None:
-    """Records that a command was answered, so the executor is reachable. Resets its failure
-    counters.
+    """Records that the executor answered a command, and resets the failure counters of the
+    executor.
     """
-    # Only a probe ends unreachability. The answer to an old command may be late.
+    # Only the answer to a probe makes an unreachable executor reachable, because an answer to a
+    # command can be late.
     if not host.reach.unreachable:
         host.reach = Reach()
 
 
 def frees_for_report(host: Host) -> tuple[SlotKey, ...]:
-    """Returns the slots that an unreachable executor must free, for the answer to its report.
+    """Returns the slots that an unreachable executor must free. The answer to its report has this
+    order.
 
-    Commands do not reach the executor, but answers to its reports reach it.
+    Commands do not reach the executor, but answers to its reports do.
     """
     if not host.reach.unreachable:
         return ()
-    # A slot that the report lacks, or shows as FREEING, needs no order.
+    # A slot needs no order if the report does not contain the slot, or shows it as FREEING.
     return tuple(key for key in host.to_free if host.reported.get(key) is SlotState.ALLOCATED)
 
 

@@ -1,9 +1,8 @@
-"""Stores the hosts that refused slots although capacity was free, and the time when each of these
-hosts may be tried again. Without these refusals, a host that always fails would be chosen again and
-again.
+"""Stores which hosts refused slots although capacity was free, and when each of these hosts may be
+tried again. Without this record, a host that always fails would be chosen again and again.
 
-A refusal applies to one scheduling class on one host. A refusal ends when the host's reported state
-changes, or after a pause. The pause doubles with each refusal. After a slot of the class was
+A refusal applies to one scheduling class on one host. The refusal ends when the host's reported
+state changes, or after a pause. The pause doubles with each refusal. When a slot of the class is
 granted on the host, the next pause is short again.
 """
 
@@ -34,7 +33,7 @@ def remember_refusal(state: State, host: Host, slot: Slot) -> None:
         return
     settings = state.settings
     key = scheduling_key(request.spec)
-    # Refusals that have ended stay in the dict. So the next pause is twice as long.
+    # Refusals that have ended stay in the dict, so that the next pause is twice as long.
     before = host.refusals.get(key)
     failures = before.failures if before is not None else 0
     delay = backoff_ms(failures, settings.refusal_backoff_min_ms, settings.refusal_backoff_max_ms)
@@ -50,7 +49,7 @@ def refusal_timer_fired(state: State, executor_id: str) -> None:
     host = state.hosts.get(executor_id)
     if host is None:
         return
-    # No capacity has grown, so no other code would unblock the blocked requests.
+    # No capacity has grown. So without this call, the blocked requests would stay blocked.
     if host.end_refusals(state.journal.now_ms):
         state.hosts.indexes.log_growth(host, state.queue)
     # The remaining refusals have longer pauses.

@@ -36,10 +36,9 @@ from resource_manager.engine.state import State
 def register_executor(state: State, event: ExecutorRegistered) -> RegistrationAnswer:
     """Registers a new executor, or starts a new session with a known executor.
 
-    All commands in flight become void. The report in the registration is complete and current: the
-    slots in the report exist, and no other slots exist. So a registration is rejected if a later
-    registration or report has already arrived. Otherwise the registration would delete slots that
-    exist.
+    All commands in flight become void. The report in the registration is complete: the slots in the
+    report exist, and no other slots exist. An outdated registration would delete slots that exist.
+    So a registration is rejected if a later registration or report has already arrived.
 
     Raises:
         AlreadyExists: another instance has this id and is not lost.
@@ -48,7 +47,8 @@ def register_executor(state: State, event: ExecutorRegistered) -> RegistrationAn
         InvalidArgument: the report in the registration is not a full report.
     """
     registration = event.registration
-    # All checks come first, because a rejected event must not change the state.
+    # All checks must come before the first change, because a rejected event must not change the
+    # state.
     refuse_seen_epoch(state, registration.executor_id, event.report.rm_epoch)
     if event.report.unchanged or event.report.report_number < 1:
         raise InvalidArgument(
@@ -63,12 +63,13 @@ def register_executor(state: State, event: ExecutorRegistered) -> RegistrationAn
     state.answered_executors.add(registration.executor_id)
     state.awaited.stop(registration.executor_id)
     was_lost = host is not None and host.executor.lost  # `_adopt` ends the state LOST
-    # Before the report is adopted, commands in flight and earlier reports must be reset.
+    # `_adopt` resets the command in flight and the earlier reports, so it must come before
+    # `adopt_report`.
     host = _adopt(state, host, registration)
     result = adopt_report(state, host, event.report, returning=was_lost)
     # The executor may have registered with other cpus than last time.
     report_lost_cpus(state.journal, host)
-    # Commands in flight are void. So orders without a confirmation are sent again.
+    # Commands in flight are void, so unconfirmed orders to free or resize slots are sent again.
     for slot in list(host.slots.values()):
         if slot.state is SlotState.FREEING:
             host.to_free[key_of(slot)] = None
@@ -80,7 +81,8 @@ def register_executor(state: State, event: ExecutorRegistered) -> RegistrationAn
     if host.to_allocate:
         state.outbox[host.host_id] = None
     state.changes.executor(host.executor)
-    # Store the number. The next leader then also recognizes a late copy of this registration.
+    # The number is stored, so that the next leader also recognizes a late copy of this
+    # registration.
     state.changes.counter(REGISTERED_WITH + host.host_id, event.report.report_number)
     state.journal.cluster_event(
         "executor_returned" if was_lost else "executor_registered",
@@ -128,8 +130,8 @@ def _adopt(state: State, host: Host | None, registration: Registration) -> Host:
     """Creates the host of a new executor, or resets a known executor's host for a new session."""
     new = host is None
     if host is None:
-        # This executor may have been deleted before. So the number must be higher than the numbers
-        # of all deleted executors.
+        # An executor with this id was possibly deleted before. So the number must be higher than
+        # the numbers of all deleted executors.
         number = state.numbers.forgotten_registration + 1
         executor = Executor(registration, number, first_seen_time_ms=state.journal.at.time_ms)
         executor_id = registration.executor_id
@@ -143,7 +145,7 @@ def _adopt(state: State, host: Host | None, registration: Registration) -> Host:
     else:
         executor = host.executor
         if host.reach.unreachable:
-            # If the resource manager expected no registration, the executor may have been restarted
+            # If the resource manager expected no registration, the executor was possibly restarted
             # or repaired. So the executor is probed at once.
             as_expected = executor.state is ExecutorState.UNCONFIRMED
             moved = executor.registration.address != registration.address
@@ -165,7 +167,7 @@ def _adopt(state: State, host: Host | None, registration: Registration) -> Host:
     executor.command_number = 0
     executor.report_at_ms = state.journal.now_ms
     executor.report_time_ms = state.journal.at.time_ms
-    # Capacity of the last session must not count until the report of the new session is adopted.
+    # The available capacity that the last session reported must not count any more.
     executor.reported_available = None
     executor.cpu_state = NO_CPU_STATE
     # `start_conversation` ends all refusals, so the host may be tried again for refused requests.
@@ -179,11 +181,12 @@ def _adopt(state: State, host: Host | None, registration: Registration) -> Host:
     if not new:  # the values of a new host already come from this registration
         host.adopt_registration()
     if host.cpu_kind is not kind:
-        # Requests that did not fit on the old cpus may fit on the new cpus.
+        # Requests that did not fit on the old cpus possibly fit on the new cpus.
         state.hosts.indexes.log_growth(host, state.queue)
     # Update all values that depend on the host's capacity.
     state.usage.total_changed(host)
-    # The new capacity may make requests feasible, so their rejection clock starts again.
+    # The new capacity possibly makes infeasible requests feasible, so their rejection clock starts
+    # again.
     state.rejection_clock.restart(state.journal.now_ms)
     # `rebooked` comes after `total_changed`, because the cost of a slot is its share of the new
     # totals.
@@ -199,7 +202,7 @@ def silence_timer_fired(state: State, executor_id: str) -> None:
     then lost, too.
 
     The capacity of a lost executor does not count any more. Its slots stay booked until the
-    executor returns or is deleted, because a lost executor may still be running.
+    executor returns or is deleted, because a lost executor is possibly still running.
     """
     host = state.hosts.get(executor_id)
     if host is None:
@@ -208,11 +211,12 @@ def silence_timer_fired(state: State, executor_id: str) -> None:
     message = (
         f"executor {executor_id} was silent for {state.journal.now_ms - executor.report_at_ms} ms"
     )
-    if executor.state is ExecutorState.LOST:  # free the slots that earlier steps left
+    # free the next slots; each step frees only some of them
+    if executor.state is ExecutorState.LOST:
         state.departures.free_lost_slots(host, message)
         return
-    # A stopped process receives no reports. So the time before the process continued does not count
-    # as silence.
+    # While this process was stopped, it received no reports. So that time does not count as silence
+    # of the executor.
     silent_since_ms = max(executor.report_at_ms, state.timers.listening_since_ms)
     due_ms = silent_since_ms + state.settings.lost_timeout_ms
     due_ms = max(due_ms, state.awaited.until_ms_of(executor_id))
@@ -224,8 +228,8 @@ def silence_timer_fired(state: State, executor_id: str) -> None:
 
 
 def request_drain(state: State, event: DrainRequested) -> Executor:
-    """Drains an executor. It then gets no new slots. If there is a deadline, its slots are freed
-    then.
+    """Drains an executor. The executor then gets no new slots. If there is a deadline, its
+    remaining slots are freed at the deadline.
 
     A second call without a reason, such as one that adds a deadline, keeps the first reason.
 
@@ -278,7 +282,7 @@ def request_undrain(state: State, event: UndrainRequested) -> Executor:
 def drain_timer_fired(state: State, executor_id: str) -> None:
     """Frees the slots of an executor whose drain deadline has passed."""
     host = state.hosts.get(executor_id)
-    # The drain has ended, or has no deadline.
+    # The executor was deleted, or its drain has ended or has no deadline now.
     if host is None or host.executor.drain_deadline_at_ms is None:
         return
     # A later drain request has moved the deadline.
@@ -292,8 +296,8 @@ def drain_timer_fired(state: State, executor_id: str) -> None:
 
 
 def forget_executor(state: State, event: ForgetRequested) -> None:
-    """Deletes a lost executor and its slots. An executor of an earlier version that is awaited can
-    be deleted, too.
+    """Deletes a lost executor and its slots. An awaited executor (which ran a version without
+    certificates) can be deleted, too.
 
     Raises:
         NotFound: no such executor.
@@ -303,8 +307,8 @@ def forget_executor(state: State, event: ForgetRequested) -> None:
     if host.host_id in state.awaited:
         state.awaited.stop(host.host_id)
         state.departures.lose_executor(host, f"executor {host.host_id} is not awaited any more")
-    # An executor that is not lost still reports. If it were deleted, its slots would belong to no
-    # request.
+    # An executor that is not lost can still report. If it were deleted, the slots in its reports
+    # would belong to no request.
     if host.executor.state is not ExecutorState.LOST:
         raise FailedPrecondition(
             f"executor {host.host_id} is {host.executor.state}, but only a lost executor can be"

@@ -1,18 +1,18 @@
 """Updates the state of the resource manager from the numbered reports of executors.
 
 A full report lists all slots of one executor. Reports and commands can cross on the network: the
-resource manager sends a command, and then receives a report that the executor made before the
-command arrived.
+resource manager sends a command, and then receives a report that the executor made before it
+received the command.
 
 The rules:
 1. A report counts only if its number is higher than the number of the last adopted report. Clocks
    are never compared.
-2. A slot in the report exists. If it was pending, it is now confirmed.
+2. A slot in the report exists on the executor. If the slot was pending, it is now confirmed.
 3. If the report lacks a slot, the slot counts as missing only under two conditions: the report
    contains the command that ordered the slot, and the executor has answered this command. (A report
    contains a command if the executor received the command before the executor made the report.)
-   Otherwise the executor may not have carved the slot yet. So a report never removes a slot that
-   was placed after the report was sent.
+   Otherwise the executor has possibly not carved the slot yet. So a report never removes a slot
+   that was placed after the report was sent.
 4. A missing slot that was being freed is deleted. Any other missing slot is lost, and its job
    master gets an event.
 5. A slot in the report is unowned if this host's ledger has no slot with its id and generation. The
@@ -70,7 +70,7 @@ class AdoptedReport:
     """The result of `adopt_report`.
 
     Attributes:
-        adopted: True: the report was adopted; False: the report was not newer, or its base was
+        adopted: True if the report was adopted. False if the report was not newer, or its base was
             missing.
         base_missing: the report says "unchanged since report N", but N is not the last adopted
             report.
@@ -105,8 +105,8 @@ def slots_reported(state: State, event: SlotsReported) -> ReportAnswer:
         return ReportAnswer(register_again=True)
     executor = host.executor
     result = adopt_report(state, host, event.report)
-    # Reports arrive, but commands do not reach the executor. The report itself is valid, so it was
-    # adopted first.
+    # The reports of the executor arrive, but commands do not reach it. The report itself is valid,
+    # so it was adopted before this check.
     if delivery_overdue(state.journal, state.settings, host):
         find_unreachable(state.journal, state.transitions, state.usage, host)
         return ReportAnswer(register_again=True)
@@ -135,24 +135,25 @@ def adopt_report(
         state: the state.
         host: the executor that sent the report.
         report: the report.
-        at_least_command: number of the command to which the report was the answer; 0: the report
-            was no answer to a command.
+        at_least_command: number of the command that the report answers. It is 0 if the report
+            answers no command.
         returning: true if the executor was lost until now.
     """
     executor = host.executor
-    # Another report has overtaken this one on the network. An older report must not undo the
+    # A newer report has overtaken this report on the network. An older report must not undo the
     # effects of a newer report.
     if report.report_number <= executor.report_number:
         return AdoptedReport(adopted=False)
-    # The report says only that nothing has changed since its base report, but another report was
-    # adopted last. The caller requests a full report.
+    # The report says only that nothing has changed since its base report. But the report that was
+    # adopted last is not this base report. So the caller requests a full report.
     if report.unchanged and report.base_report_number != executor.report_number:
         return AdoptedReport(adopted=False, base_missing=True)
     # The report is adopted from here on.
     executor.report_number = report.report_number
     executor.report_at_ms = state.journal.now_ms
     executor.report_time_ms = state.journal.at.time_ms
-    # Handle slots that ended without an order first. Otherwise they would count as missing below.
+    # Slots that ended without an order are handled first. Otherwise they would count as missing in
+    # `settle`.
     broken = [
         slot
         for ended in report.ended
@@ -163,7 +164,7 @@ def adopt_report(
     contained = max(contained, at_least_command)
     news = contained > host.contained_command
     host.contained_command = max(contained, host.contained_command)
-    # No slot changed. But the report contains a newer command, so slots of that command may now
+    # No slot changed. But if the report contains a newer command, slots of that command can now
     # count as missing.
     if report.unchanged:
         if news:
@@ -180,7 +181,8 @@ def adopt_report(
         slot = host.slots.get(key)
         if slot is not None:
             _seen(state, host, slot, seen, returning=returning)
-    # The loop above has handled all slots in the report. Other slots may be missing.
+    # The loop above has handled all slots in the report. Slots that are not in the report are
+    # possibly missing.
     settle(state, host)
     adopt_cpu_state(state, host, report.cpu_state)
     before = executor.device_conditions
@@ -204,7 +206,8 @@ def adopt_report(
     # refusals that the report causes.
     for slot in broken:
         remember_refusal(state, host, slot)
-    # The executor reports these slots as FREEING. It already ends them, so they need no order.
+    # Slots that the executor reports as FREEING are left out. The executor already frees these
+    # slots, so they need no order.
     host.unowned = tuple(
         key
         for key, seen in reported.items()
@@ -217,8 +220,9 @@ def settle(state: State, host: Host) -> None:
     """Removes the slots that are missing from the last adopted report (rules 3 and 4)."""
     if host.reported.keys() >= host.slots.keys():
         return
-    # Collect the slots first: if one slot of a gang is lost, other slots of the gang may change.
-    # `contains` is false for slots that the report cannot show yet (rule 3).
+    # All missing slots are collected before the first change, because the loss of one slot of a
+    # gang can change other slots of the gang. `contains` is false for slots that the report cannot
+    # show yet (rule 3).
     missing = [
         slot for key, slot in host.slots.items() if key not in host.reported and host.contains(slot)
     ]
@@ -226,9 +230,8 @@ def settle(state: State, host: Host) -> None:
         if slot.state is not SlotState.FREEING:
             message = f"executor {host.host_id} no longer has the slot"
             state.gang_moves.lose(slot, Reason.SLOT_MISSING, message)
-        # If an earlier member of the same gang was lost, this slot is already FREEING. The slot
-        # does not exist on the executor any more. So it is deleted here in both cases: if it was
-        # lost, and if it was already FREEING.
+        # The slot was already FREEING, or was lost in the lines above. In both cases, the slot does
+        # not exist on the executor any more, so it is deleted.
         state.moves.vanish(slot)
 
 
@@ -245,9 +248,9 @@ def _seen(state: State, host: Host, slot: Slot, seen: ReportedSlot, *, returning
     elif host.reused:
         host.reused.pop(key_of(slot), None)
     if ends:
-        return  # a later report will lack the slot, or list it as ended
+        return  # a later report will not contain the slot, or will list the slot as ended
     if slot.state is SlotState.FREEING:
-        # Only a slot of an executor that was lost can be reclaimed. Any other slot must be freed.
+        # A slot can be reclaimed only if its executor was lost. Any other slot must be freed.
         if returning and _is_waited_for(state.journal, state.requests, host, slot):
             state.moves.reclaim(slot, isolation=seen.isolation, cpus=seen.cpus)
         else:
@@ -265,7 +268,7 @@ def _is_waited_for(journal: Journal, requests: Requests, host: Host, slot: Slot)
         and request.state is RequestState.PENDING
         and request.generation == slot.generation
         and not request.spec.gang_id  # all members of a gang would have to be reclaimed together
-        # If the drain deadline has passed, the drain has freed all slots. So this slot is not
+        # After the drain deadline, the drain frees all slots of the executor. So no slot is
         # reclaimed.
         and not (deadline_ms is not None and deadline_ms <= journal.now_ms)
     )
@@ -290,7 +293,7 @@ def _ended(moves: RequestMoves, gang_moves: GangMoves, host: Host, ended: EndedS
         The slot if it failed on the executor, otherwise None.
     """
     slot = host.slots.get((ended.allocation_id, ended.generation))
-    if slot is None:  # the entry was handled with an earlier report
+    if slot is None:  # an earlier report with the same entry was already handled
         return None
     if ended.reason == Reason.OFFER_NOT_ACCEPTED:
         gang_moves.decline(slot)
@@ -308,7 +311,8 @@ def _ended(moves: RequestMoves, gang_moves: GangMoves, host: Host, ended: EndedS
 class EpochSeen(FailedPrecondition):
     """An executor knows a newer resource manager than this one.
 
-    The service then sends no more commands, does not store this batch, and stops.
+    After this error, the service sends no more commands, does not store the batch of events, and
+    stops.
 
     Args:
         executor_id: the executor that has reported the newer epoch.
