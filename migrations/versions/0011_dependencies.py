@@ -12,7 +12,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add the columns. Jobs that have ended already get the outcome that they would get now."""
+    """Add the columns. Jobs that have already ended get the outcome that this version would set."""
     # STRICT tables of SQLite and PostgreSQL both know TEXT.
     op.execute("ALTER TABLE jobs ADD COLUMN outcome TEXT")
     op.execute("ALTER TABLE jobs ADD COLUMN depends_on TEXT DEFAULT '[]' NOT NULL")

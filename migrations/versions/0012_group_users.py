@@ -18,9 +18,9 @@ _jobs = sa.table("jobs", sa.column("group_name", sa.Text), sa.column("owner", sa
 
 
 def upgrade() -> None:
-    """Add the column. A group admits the owners of the jobs that it has now, and the default group
-    admits all users. If a job has no owner, an earlier version has registered it, and all users may
-    be its owner.
+    """Add the column. A group admits the owners of its present jobs, and the default group admits
+    all users. A job without an owner was registered with an earlier version. The group of such a
+    job admits all users, because each user is possibly its owner.
     """
     op.add_column(
         "groups", sa.Column("users", sa.Text(), nullable=False, server_default=sa.text("'[]'"))

@@ -74,7 +74,7 @@ class AuditChain:
         if self._head.sequence - self._anchor.sequence <= self._entries_max:
             return
         upto = self._head.sequence - self._entries_max + self._entries_max // 10
-        # New entries are never deleted at once, so the last deleted entry is stored.
+        # A batch never deletes its own new entries. So the last entry to delete is already stored.
         upto = min(upto, changes.audit[0].sequence - 1)
         for last in store.read_audit(upto + 1, 1):
             self._anchor = ChainLink(last.sequence, last.digest)
@@ -87,7 +87,7 @@ def _entry(time_ms: int, call: AuditedCall, outcome: str, count: int) -> AuditEn
 
 
 def record(store: Store, changes: Changes, call: AuditedCall) -> None:
-    """Adds an entry to a batch of this process, which is not a resource manager: for example, a
+    """Adds an entry to a batch of a process that is not a resource manager, for example of a
     command.
 
     Args:
@@ -102,8 +102,8 @@ def record(store: Store, changes: Changes, call: AuditedCall) -> None:
 
 
 def record_in_file(connection: sqlite3.Connection, call: AuditedCall) -> None:
-    """Adds an entry to an SQLite file in the caller's transaction. No resource manager may lead on
-    the file.
+    """Adds an entry to an SQLite file in the caller's transaction. No resource manager must lead
+    on the file.
     """
     found = connection.execute("SELECT value FROM meta WHERE key = ?", (HEAD,)).fetchone()
     entry = _entry(time.time_ns() // 1_000_000, call, OK, 1)
@@ -135,9 +135,9 @@ class Verified:
 
     Attributes:
         entries: number of entries whose digests are right.
-        first_sequence: number of the first entry; 0: there is none.
-        last_sequence: number of the last entry; 0: there is none.
-        problem: the problem of the first wrong entry; empty: no entry is wrong.
+        first_sequence: number of the first entry; 0 if the log is empty.
+        last_sequence: number of the last entry; 0 if the log is empty.
+        problem: the problem of the first wrong entry; empty if no entry is wrong.
     """
 
     entries: int
@@ -149,12 +149,12 @@ class Verified:
 def verify(store: Store) -> Verified:
     """Checks that no entry was deleted or changed.
 
-    The check reads the whole log in pages, so entries may be added meanwhile.
+    The check reads the whole log in pages. Other processes can add entries during the check.
     """
     while True:
         anchor = ChainLink.parse(store.meta(ANCHOR))
         found = _verify_after(store, anchor)
-        # Entries may have been deleted during the check because there were too many.
+        # If old entries were deleted during the check because the log was full, check again.
         if not found.problem or ChainLink.parse(store.meta(ANCHOR)) == anchor:
             return found
 

@@ -1,8 +1,8 @@
 """Backs up an SQLite database, and restores it.
 
-An incomplete copy never appears. A restore keeps the replaced database under another name, and sets
-an epoch above all epochs that executors may know. For PostgreSQL, administrators use the tools of
-PostgreSQL.
+A copy gets its final name only when it is complete. A restore keeps the replaced database under
+another name, and sets an epoch above all epochs that executors can know. For PostgreSQL,
+administrators use the tools of PostgreSQL.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Restored:
 
     Attributes:
         rm_epoch: the epoch of the restored database.
-        kept: the new path of the replaced database; None: there was no database.
+        kept: the new path of the replaced database; None if there was no database.
         authority_key: public key of the cluster authority that the database belongs to, in
             hexadecimal; empty: it belongs to none yet.
     """
@@ -59,7 +59,7 @@ class Restored:
 
 
 def backup(url: str, path: Path) -> None:
-    """Writes a complete copy of the database at `url` to `path`. The database may be in use.
+    """Writes a complete copy of the database at `url` to `path`, even while the database is in use.
 
     An older backup at `path` is replaced when the new backup is complete.
 
@@ -113,10 +113,11 @@ def restore(url: str, path: Path, *, above_epoch: int) -> Restored:
     check_above_epoch(above_epoch)
     with os_errors(target), locked(target, "finegrain db restore"):
         check_not_ahead(check_is_ours(path).schema_version, str(path))
-        # Executors that do not report at present may know the epoch of the replaced database.
+        # Executors that do not report at present can know the epoch of the replaced database.
         above_epoch = max(above_epoch, _epoch_if_readable(target))
         remove_leftovers(target)
-        # All steps except the last two work on a copy. So a failure in them changes nothing.
+        # All steps except the last two work on a copy. So if one of these steps fails, the database
+        # has not changed.
         with temporary_database(target) as fresh:
             copy_sqlite(path, fresh)
             _check_sound(fresh, path)
@@ -159,16 +160,15 @@ def _check_sound(database: Path, shown: Path) -> None:
 
 
 def _epoch_if_readable(database: Path) -> int:
-    """Returns the epoch of the database; 0: the database cannot be read, because it may be
-    damaged.
+    """Returns the epoch of the database; 0 if the database cannot be read, for example because it
+    is damaged.
     """
     try:
         check_is_ours(database)
         with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as connection:
             return int(connection.execute("SELECT max(rm_epoch) FROM leadership").fetchone()[0])
     except (StoreError, sqlite3.Error, TypeError):
-        # A damaged database causes no error here, because damage is a frequent reason for a
-        # restore.
+        # Raise no error for a damaged database, because damage is a frequent reason for a restore.
         return 0
 
 

@@ -23,7 +23,7 @@ class Codec(RowCodec[T]):
 
 @dataclass(frozen=True, kw_only=True)
 class MoveCodec(RowCodec[T]):
-    """A codec that changes some columns of stored rows: the columns `key`, then `changed`."""
+    """A codec for changes of some columns of stored rows. Its columns are `key`, then `changed`."""
 
     table: Table
     key: tuple[str, ...]
@@ -43,8 +43,8 @@ def codec(
     Args:
         table: the table.
         kind: the class of the entities.
-        exceptions: the columns for which the attribute has another name or another text form; see
-            `RowCodec`.
+        exceptions: the columns whose attribute has another name, or that need a special text form;
+            see `RowCodec`.
         parts: the paths of nested dataclasses whose fields are columns; see `RowCodec`.
         unstored: the paths of attributes without a column; see `RowCodec`.
     """

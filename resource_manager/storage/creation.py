@@ -1,7 +1,8 @@
 """Creates databases and upgrades them.
 
-An incomplete database never appears. An upgrade is one transaction, and is possible only while no
-process leads. Before an SQLite file is upgraded, a copy of the old version is made.
+A new database gets its final name only when it is complete. An upgrade is one transaction, and is
+possible only while no process leads. Before an SQLite file is upgraded, a copy of the old version
+is made.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def create_sqlite(path: Path) -> None:
             create_private(temporary)
             with sqlite_errors(path), closing(sqlite3.connect(temporary)) as connection:
                 connection.execute(f"PRAGMA application_id = {tables.APPLICATION_ID}")
-                # This mode is stored in the file. So each later connection uses it.
+                # This mode is stored in the file. So each later connection uses this mode.
                 connection.execute("PRAGMA journal_mode = WAL")
             _make_tables(temporary, path)
             put_in_place(temporary, path)
@@ -86,7 +87,7 @@ def upgrade_sqlite(path: Path) -> int:
     """
     version = check_is_ours(path).schema_version
     check_not_ahead(version, str(path))
-    # Most calls end here and need no lock.
+    # Most calls find the current version, and need no lock.
     if version == tables.SCHEMA_VERSION:
         return version
     with os_errors(path), locked(path, "finegrain db upgrade"):
@@ -102,7 +103,7 @@ def upgrade_sqlite(path: Path) -> int:
 
 
 def copy_sqlite(source: Path, target: Path) -> None:
-    """Makes a consistent and durable copy of a database. The source may be in use.
+    """Makes a consistent and durable copy of a database, even while the source is in use.
 
     Raises:
         StoreError: reading or writing failed. Then the target does not exist, or is unchanged.
@@ -115,8 +116,8 @@ def copy_sqlite(source: Path, target: Path) -> None:
             closing(sqlite3.connect(temporary)) as write,
         ):
             read.backup(write)
-            # In this mode the copy is a single file that can be moved. Opening it sets the mode WAL
-            # again.
+            # In this mode the copy is a single file that can be moved. When a store opens the copy,
+            # it sets the mode WAL again.
             write.execute("PRAGMA journal_mode = DELETE")
         put_in_place(temporary, target)
 
@@ -158,14 +159,14 @@ def temporary_database(path: Path) -> Iterator[Path]:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Removes temporary files of `path` that a crash has left. The caller must hold its lock."""
+    """Removes temporary files of `path` that a crash has left. The caller must hold the lock."""
     for each in path.parent.iterdir():
         if is_temporary(each.name, path):
             each.unlink()  # includes the WAL files of temporary databases
 
 
 def _refuse_orphaned_wal(path: Path) -> None:
-    """Refuses a WAL without its database: SQLite would apply the WAL to the new database.
+    """Raises an error for a WAL without its database: SQLite would apply it to the new database.
 
     Raises:
         StoreError: STORE_CORRUPT. There is a WAL, but no database.

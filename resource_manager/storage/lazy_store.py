@@ -1,7 +1,7 @@
 """The store of a standby opens the database only when this process can become the leader.
 
-Until then it only checks which process leads. Another process may have the lock of an SQLite file.
-Then a standby must not open the file, because opening could checkpoint it.
+Until then, the store only checks which process leads. While another process has the lock of an
+SQLite file, a standby must not open the file: SQLite could then checkpoint the leader's WAL.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from resource_manager.storage.store import Store
 
 
 class LazyStore(Store):
-    """The store of a standby, which may have to wait before it leads.
+    """The store of a process that possibly has to wait as a standby before it leads.
 
     Args:
         url: see `open_store`.
@@ -49,7 +49,7 @@ class LazyStore(Store):
                 self._store = self._opener()
             epoch = self._store.lead(holder, above_epoch=above_epoch, wait_s=0, address=address)
         except StoreError:
-            # The file is closed, because the leader may replace or upgrade it.
+            # The file is closed, because the leader is allowed to replace or upgrade it.
             if not self._led and self._location.is_sqlite:
                 self._let_go()
             raise

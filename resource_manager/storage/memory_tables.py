@@ -63,7 +63,7 @@ class MemoryTables:
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Undoes all writes in the context if the context raises."""
-        # The row before each write, the oldest write first.
+        # For each write, the row as it was before the write. The oldest write is first.
         self._undo = []
         try:
             yield
@@ -121,7 +121,7 @@ class MemoryTables:
         if table not in self._of_job:
             return
         owners, place = self._of_job[table], _place(table, "job_id")
-        # The row may belong to another job now, so its old entry is removed first.
+        # The new row can belong to another job. So remove the entry of the old row first.
         if before is not None:
             keys = owners[before[place]]
             keys.pop(key, None)

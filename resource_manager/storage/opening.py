@@ -20,8 +20,8 @@ def open_store(
         url: the database. postgres:// and postgresql+psycopg:// mean the same as postgresql://.
         create: True: create the database or its schema if it does not exist. With `read_only`,
             nothing is ever created.
-        upgrade: True: upgrade an older schema if no process leads. False: an older schema is an
-            error.
+        upgrade: True: upgrade an older schema if no process leads. False: raise an error if the
+            schema is older.
         read_only: True: never write. `lead` and `commit` then raise an error.
         lease_ms: only for PostgreSQL: time for which a leadership is valid without renewal; at
             least 100.
@@ -37,7 +37,8 @@ def open_store(
     """
     location = DatabaseUrl.parse(url)
     if location.is_sqlite:
-        # The module is imported only here, because each database needs other libraries.
+        # The module is imported only when it is needed, because each kind of database needs
+        # different libraries.
         from resource_manager.storage.sqlite_store import open_sqlite
 
         return open_sqlite(location, create=create, upgrade=upgrade, read_only=read_only)

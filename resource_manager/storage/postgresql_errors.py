@@ -65,8 +65,8 @@ def translated(
             f"rows for {location} contradict each other ({first_line}); nothing was written",
             details=details,
         )
-    # A read-only server or an ended session means a failover, which may be over soon. A statement
-    # that is too large fails again on any server.
+    # A read-only server or an ended session means a failover, so a later attempt can succeed. A
+    # statement that is too large fails again on any server.
     away = state.startswith((*_SESSION_ENDED, *_READ_ONLY)) or (
         away and not state.startswith(_TOO_LARGE)
     )

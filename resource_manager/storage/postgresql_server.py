@@ -109,7 +109,8 @@ def read_lease(connection: Connection, *, lock: bool = False) -> Lease:
     """
     row = connection.execute(
         text(
-            # Works without a column `address`, too: before an upgrade, older schemas are read.
+            # The query also works without the column `address`, because before an upgrade it reads
+            # older schemas.
             f"SELECT holder, rm_epoch, until_time_ms - {NOW_MS}, "  # noqa: S608
             "coalesce(to_jsonb(leadership) ->> 'address', '') FROM leadership WHERE id = 1"
             + (" FOR UPDATE" if lock else "")
@@ -139,7 +140,7 @@ def in_use(location: DatabaseUrl, lease: Lease) -> StoreError:
 
 
 def version_of(connection: Connection, location: DatabaseUrl) -> int:
-    """Returns the schema version of the database; 0: it is empty.
+    """Returns the schema version of the database; 0 if the database is empty.
 
     Raises:
         StoreError: the database belongs to another program.
@@ -164,7 +165,8 @@ def version_of(connection: Connection, location: DatabaseUrl) -> int:
 def prepare(engine: Engine, location: DatabaseUrl, *, create: bool, upgrade: bool) -> int:
     """Creates the schema of this software, or upgrades an older schema to it.
 
-    An upgrade waits until the present lease should have expired, at most `LEASE_WAIT_MAX_S`.
+    If a process leads, an upgrade waits for the remaining time of the lease, but at most for
+    `LEASE_WAIT_MAX_S`.
 
     Args:
         engine: the database.
@@ -173,7 +175,7 @@ def prepare(engine: Engine, location: DatabaseUrl, *, create: bool, upgrade: boo
         upgrade: True: upgrade an older schema.
 
     Returns:
-        The version that the database had before; 0: it was empty.
+        The version that the database had before; 0 if it was empty.
 
     Raises:
         StoreError: STORE_SCHEMA, or STORE_IN_USE if an upgrade is needed and another process leads.

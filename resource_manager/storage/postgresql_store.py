@@ -57,14 +57,15 @@ IDLE_SHARE = 0.4
 """If a client is idle in a transaction for this share of a lease, the server ends the
 transaction.
 
-Otherwise a frozen leader could lock the lease row and delay its successor. The value was tested
-with 400 ms for a lease of 1 s.
+Otherwise a frozen leader could lock the lease row and delay its successor. In a test with a lease
+of 1 s, a timeout of 400 ms was enough.
 """
 
 SURE_SHARE = 0.9
-"""Share of a lease during which the leader relies on the lease without a query. The remaining time
-allows for clocks of different speed, and for the time between a decision and the sending of its
-message.
+"""Share of a lease during which the leader relies on the lease without a query.
+
+The rest of the lease is a margin: clocks run at different speeds, and some time passes between a
+decision and the sending of its message.
 """
 
 # The join makes the setting in `durable` take effect. Everything is one statement. So the
@@ -98,8 +99,8 @@ _RELEASE = text(
     """
 )
 
-# A leader may also be frozen while it waits for another session's lock. `lock_timeout` ends this
-# wait. So the lease row does not stay locked.
+# A leader can also freeze while it waits for another session's lock. `lock_timeout` ends this wait.
+# So the lease row does not stay locked.
 _FENCE = f"""
     SELECT {DURABLE}, set_config('idle_in_transaction_session_timeout', %s, true),
         set_config('lock_timeout', %s, true)
@@ -218,12 +219,12 @@ class PostgresqlStore(SqlStore):
                 return query(connection)
             except BaseException as error:
                 self._kept = None
-                # Drop the connection after an interrupted call, too: it may still contain a part of
-                # an answer.
+                # Drop the connection after an interrupted call, too: a part of an answer is
+                # possibly still in the connection.
                 connection.invalidate()
                 connection.close()
                 broke = isinstance(error, DBAPIError) and error.connection_invalidated
-                # A connection may break while it is not used. If a new connection breaks, too, the
+                # A connection can break while it is not used. If a new connection breaks, too, the
                 # server cannot be reached.
                 if not (broke and used_before):
                     raise
@@ -283,11 +284,11 @@ class PostgresqlStore(SqlStore):
         """See `Store.close`."""
         if self._closed:
             return
-        # Waits for a commit or renewal in progress.
+        # Take the locks, to wait for a commit or renewal in progress.
         with self._write_lock, self._lease_lock:
             self._closed = True
             if self._rm_epoch:
-                # Release the lease. A successor then does not have to wait until it expires.
+                # Release the lease, so that a successor does not have to wait until it expires.
                 values = {"holder": self._holder}
                 with suppress(SQLAlchemyError):  # after an error, the lease expires by itself
                     self._on_lease_connection(lambda one: one.execute(_RELEASE, values))

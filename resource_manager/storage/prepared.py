@@ -22,7 +22,8 @@ class PreparedChanges:
 
     def __init__(self, changes: Changes) -> None:
         alive = {job.job_id for job in changes.jobs}
-        # Jobs that stay deleted. A job in both lists was deleted and then registered again.
+        # Jobs that stay deleted. A job that is both deleted and alive in this batch was deleted and
+        # then registered again.
         gone = set(changes.deleted_jobs) - alive
         self._changes = changes
         # Jobs come first, because requests and events refer to them by foreign key.
@@ -76,12 +77,13 @@ class PreparedChanges:
             statements: the statements for this kind of database.
 
         Raises:
-            InvariantBroken: a moved request or slot is not stored.
+            InvariantBroken: the batch changes columns of a row that is not stored.
         """
         changes = self._changes
         jobs = [(job_id,) for job_id in changes.deleted_jobs]
         executors = [(executor_id,) for executor_id in changes.deleted_executors]
-        # Delete first: if an id was deleted and used again in this batch, it is in both lists.
+        # Delete before writing: if an id was deleted and used again, the batch deletes and writes
+        # rows with this id.
         statements.delete(connection, tables.jobs, ("job_id",), jobs)
         requests = [(allocation_id,) for allocation_id in changes.deleted_requests]
         statements.delete(connection, tables.requests, ("allocation_id",), requests)
@@ -109,12 +111,12 @@ class PreparedChanges:
             statements.upsert(connection, table, encoded)
         for codec, encoded in self._moves:
             found = statements.update(connection, codec.table, codec.key, codec.changed, encoded)
-            # The engine and the database disagree, so nothing of this batch may be stored.
+            # The engine and the database disagree, so nothing of this batch must be stored.
             if found != len(encoded):
                 raise InvariantBroken(
                     f"{len(encoded)} {codec.table.name} have changed, but only {found} are stored"
                 )
-        # Trim last, because this batch may contain events that it also trims.
+        # Trim last, because the batch possibly trims some of its own events.
         statements.trim(
             connection, tables.job_events, "job_id", "sequence", changes.trimmed_job_events
         )

@@ -1,5 +1,5 @@
-"""Maps each entity to its table. Lists the columns for which the attribute has another name or text
-form.
+"""Maps each entity to its table. Lists the columns whose attribute has another name, or that need a
+special text form.
 
 All other columns are mapped by name and type; see `finegrain/mapping/rows.py` for the rules, and
 `texts.py` for values that are stored as JSON. Runtime attributes (`unstored`) have no column. The

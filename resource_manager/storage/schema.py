@@ -1,6 +1,6 @@
 """Operations on a database for administrators: `finegrain db upgrade | check | backup | restore`.
 
-The functions return their messages, and the command line prints them.
+The functions return messages, which the command line prints.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Upgrade:
-    """The steps of an upgrade. `from_version` 0: the database was empty or missing."""
+    """The steps of an upgrade. `from_version` is 0 if the database was empty or missing."""
 
     from_version: int
     to_version: int
@@ -77,7 +77,7 @@ def head_version() -> int:
 
 
 def current_version(url: str) -> int:
-    """Returns the schema version of the database at `url`; 0: the database is missing or empty.
+    """Returns the schema version of the database at `url`; 0 if the database is missing or empty.
 
     Raises:
         StoreError: the database cannot be reached, is damaged, or belongs to another program.
@@ -151,7 +151,7 @@ def check(url: str) -> list[Finding]:
     """
     location = DatabaseUrl.parse(url)
     try:
-        # Read-only: the check may run while another process leads.
+        # Open the database read-only, because another process possibly leads.
         with open_store(url, create=False, upgrade=False, read_only=True) as store:
             findings = [Finding(Severity.WARNING, each) for each in store.check()]
         changed = differences(location)
@@ -197,9 +197,9 @@ def _differences(connection: Connection) -> list[str]:
 def raise_epoch(url: str, *, above_epoch: int) -> int:
     """Makes a database usable again after another program, such as pg_restore, has restored it.
 
-    A resource manager may lead on it again, even if an executor had seen a newer epoch. The next
-    epoch is above `above_epoch`, and event sequences and generations skip the values that the lost
-    copy may have used (see `lost_history.py`).
+    A resource manager can then lead on the database again, even if an executor had seen a newer
+    epoch. The next epoch is above `above_epoch`. Event sequences and generations skip the values
+    that were possibly used after the copy was made (see `lost_history.py`).
 
     Args:
         url: the database.

@@ -199,7 +199,9 @@ def _all(connection: Connection, codec: Codec[T]) -> list[T]:
 
 
 def _cluster_events(from_sequence: int, limit: int, subject_id: str) -> Select[Any]:
-    """Returns the query: newest first if `from_sequence` is 0, else oldest first."""
+    """Returns the query for events. The newest event is first if `from_sequence` is 0; otherwise,
+    the oldest event is first.
+    """
     log = tables.cluster_events
 
     def part(*conditions: Any) -> Select[Any]:
@@ -210,7 +212,8 @@ def _cluster_events(from_sequence: int, limit: int, subject_id: str) -> Select[A
 
     if not subject_id:
         return part()
-    # One ordered, limited scan per index. `<> ''` lets the planner use the partial index.
+    # The query makes one ordered, limited scan per index. `<> ''` lets the planner use the partial
+    # index.
     found = union_all(
         *(
             select(part(log.c[subject] == subject_id, log.c[subject] != "").subquery())

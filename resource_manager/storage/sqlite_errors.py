@@ -20,7 +20,7 @@ _KINDS: dict[int | None, type[StoreError]] = {
     sqlite3.SQLITE_BUSY: StoreAway,
     sqlite3.SQLITE_LOCKED: StoreAway,
     sqlite3.SQLITE_FULL: StoreAway,
-    # After a failed write or sync the kernel may mark the pages clean: a retry could succeed
+    # After a failed write or sync, the kernel can mark the pages clean: a retry could then succeed
     # although the data is not on the disk.
     sqlite3.SQLITE_IOERR: StoreBroken,
 }

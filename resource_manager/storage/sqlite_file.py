@@ -26,9 +26,9 @@ from resource_manager.storage.tables import APPLICATION_ID
 BUSY_TIMEOUT_S = 5.0
 
 SAFE_SQLITE = (3, 51, 3)
-"""Older versions can damage a database when two connections reset the WAL at once.
+"""Older versions of SQLite can damage a database when two connections reset the WAL at once.
 
-finegrain checkpoints from one connection only, so it does no damage. Other programs may do damage.
+finegrain checkpoints from one connection only, so it does no damage. Other programs can do damage.
 """
 
 _MAGIC = b"SQLite format 3\0"
@@ -88,7 +88,7 @@ def sqlite_engine(path: Path, *, read_only: bool, connections: int) -> Engine:
 
 
 def _use_wal(connection: Any, path: Path) -> None:
-    # A backup that an administrator copied to this path has another journal mode.
+    # If an administrator copied a backup to this path, the file has another journal mode.
     mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
     if mode != "wal":
         raise StoreError(
@@ -301,7 +301,7 @@ class LockFile:
         return self._descriptor is not None and _same_file(self._descriptor, self.path)
 
     def release(self) -> None:
-        """Releases the lock. May be called again."""
+        """Releases the lock. A second call does nothing."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None

@@ -41,7 +41,7 @@ If `maintain` is not called, `commit` checkpoints the WAL after ten times as man
 of one row writes about five pages, so 500 commits write about 10 MiB.
 """
 CHECKPOINT_ROWS = 20_000
-"""After this number of rows, `maintain` checkpoints the WAL even if there were few commits."""
+"""After this number of written rows, `maintain` checkpoints the WAL, even after few commits."""
 QUIET_S = 5.0
 """After this time without a commit, `maintain` empties the WAL. The database file alone is then
 complete, so it can be copied.
@@ -169,11 +169,10 @@ class SqliteStore(SqlStore):
     def _checkpoint_leftovers(self) -> None:
         """Checkpoints the commits that a killed process left in the WAL.
 
-        Without this, the WAL would grow with every process that is killed before its first
-        checkpoint. And every start would read the whole WAL.
+        Otherwise the WAL would grow with every process that is killed before its first checkpoint.
+        And every start would read the whole WAL.
         """
-        # The error may be a full disk, for example. If the problem persists, the next commit
-        # reports it.
+        # Ignore errors such as a full disk. If the problem persists, the next commit reports it.
         with suppress(StoreAway):
             self._checkpoint("TRUNCATE")
 
@@ -263,7 +262,7 @@ def open_sqlite(
     reader = sqlite_engine(path, read_only=True, connections=READERS)
     writer = None if read_only else sqlite_engine(path, read_only=False, connections=1)
     store = SqliteStore(location, writer=writer, reader=reader)
-    # Check at each start. If damage is found late, all backups may contain it.
+    # Check at each start. If damage is found late, all backups possibly contain it.
     try:
         _check_sound(store)
     except BaseException:

@@ -37,7 +37,7 @@ class Statements(ABC, Generic[C]):
 
     @abstractmethod
     def upsert(self, connection: C, table: Table, rows: Rows) -> None:
-        """Inserts rows. A row with the primary key of a stored row replaces it.
+        """Inserts rows. A row with the primary key of a stored row replaces the stored row.
 
         Args:
             connection: the connection to write to, with an open transaction.
@@ -64,7 +64,7 @@ class Statements(ABC, Generic[C]):
             rows: values of the columns `key`, then `changed`; each key at most once.
 
         Returns:
-            The number of rows that are stored.
+            The number of rows that were found in the table.
         """
 
     @abstractmethod
@@ -203,7 +203,7 @@ class PostgresqlStatements(SqlStatements):
         """See `Statements.update`."""
         found = 0
         for chunk in _chunks(rows):
-            # Keys are always arrays. So `given` has at least one column.
+            # Keys are always sent as arrays. So the statement has at least one array.
             given = Given(table, key + changed, chunk, arrays=len(key))
             sql = _postgresql_update(table, key, changed, given.single)
             found += connection.exec_driver_sql(sql, given.singles + given.arrays).rowcount

@@ -48,14 +48,14 @@ class Contested(FailedPrecondition):
 
 
 class StoreAway(StoreError):
-    """The database cannot be reached, is locked or has no space. The cause may pass by itself.
+    """The database cannot be reached, is locked or has no space. The problem can end by itself.
 
-    The caller waits, then calls `lead` and `load`.
+    The caller waits, and then calls `lead` and `load`.
     """
 
 
 class StoreBroken(StoreError):
-    """This process must not use the database again, but a new process may use it.
+    """This process must not use the database again, but a new process can use it.
 
     Data that this process wrote may be missing on the disk although it can still be read.
     """
@@ -69,8 +69,8 @@ class Store(ABC):
 
     The methods report every problem with the database as a `StoreError`. After a StoreError from
     `commit`, the transaction may or may not be on disk. The caller MUST then drop its state. After
-    `StoreBroken` it exits. After `StoreAway` it waits for a pause, and calls `lead` and `load`
-    again.
+    `StoreBroken`, the caller exits. After `StoreAway`, the caller waits, and calls `lead` and
+    `load` again.
 
     Texts MUST be valid Unicode without NUL; integers MUST fit 64 bits.
     """
@@ -102,9 +102,9 @@ class Store(ABC):
             database. A conditional write MUST commit it before the call returns.
 
         Raises:
-            StoreError: reason STORE_IN_USE: another process leads. The message names this process.
-                The details `holder` and (if the process gave an address) `leader_address` name it,
-                too.
+            StoreError: reason STORE_IN_USE: another process leads. The message and the detail
+                `holder` name the leader. The detail `leader_address` is its address, if the leader
+                gave an address.
             NotLeader: this store led, and another process took over.
         """
 
@@ -120,10 +120,10 @@ class Store(ABC):
     def holds_lease(self) -> bool:
         """Returns True if no other process can have taken over yet. Makes no query.
 
-        True: the lease that was last taken or renewed cannot have expired. The time of a lease
-        counts from the start of the query that took or renewed it, by this host's boot clock.
-        False: the caller must send no message before `renew` has succeeded. The result is always
-        True for stores whose leadership ends only with the process.
+        The result is True while the lease that was last taken or renewed cannot have expired. The
+        time of a lease counts from the start of the query that took or renewed it, by this host's
+        boot clock. If the result is False, the caller must send no message before `renew` has
+        succeeded. The result is always True for stores whose leadership ends only with the process.
         """
 
     @abstractmethod
@@ -188,7 +188,8 @@ class Store(ABC):
         Args:
             from_sequence: the first sequence number to return; 0: return the newest events.
             limit: maximum number of events.
-            subject_id: only events that name this executor, job or allocation; empty: all.
+            subject_id: return only events that name this executor, job or allocation; empty: return
+                all events.
         """
 
     @abstractmethod
@@ -209,7 +210,8 @@ class Store(ABC):
         """Returns the newest entries of the audit log, oldest first, at most `limit`.
 
         Args:
-            before_sequence: only entries with a lower sequence number; 0: all entries.
+            before_sequence: return only entries with a lower sequence number; 0: return all
+                entries.
             limit: maximum number of entries.
             actor: return only entries of this identity; empty: return all entries.
             method: return only entries of this method; empty: return all entries.
@@ -218,12 +220,12 @@ class Store(ABC):
     @abstractmethod
     def check(self) -> list[str]:
         """Returns problems that an administrator should know: damage, risky versions and risky
-        settings. May take seconds.
+        settings. Can take seconds.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Gives up leadership and closes the database. May be called again."""
+        """Gives up leadership and closes the database. A second call does nothing."""
 
     def __enter__(self) -> Self:
         return self

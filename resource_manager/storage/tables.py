@@ -159,8 +159,8 @@ gangs = _table(
 # The deletion of a job finds its gangs by job id.
 Index(None, gangs.c.job_id)
 
-# There are no foreign keys. A slot that the executor has not confirmed as freed exists for longer
-# than its job. And its executor may be deleted.
+# This table has no foreign keys. A slot that the executor has not confirmed as freed exists for
+# longer than its job, and its executor can be deleted before it.
 slots = _table(
     "slots",
     _text("allocation_id", primary_key=True),
@@ -211,7 +211,8 @@ executors = _table(
     with_rowid=True,
 )
 
-# Executors that were requested from providers. No foreign key: most are not registered yet.
+# Executors that were requested from providers. The table has no foreign key, because most of these
+# executors are not registered yet.
 provisions = _table(
     "provisions",
     _text("executor_id", primary_key=True),
@@ -224,8 +225,8 @@ provisions = _table(
     _text("message"),
 )
 
-# Parts of ranges of equal requests. One row represents all members that were never placed or have
-# ended.
+# Parts of ranges of equal requests. One row represents all members of a part that were never
+# placed, or that have ended.
 request_ranges = _table(
     "request_ranges",
     _text("range_id", primary_key=True),
@@ -269,7 +270,8 @@ groups = _table(
 # Limits of users. The user "*" stands for each user without separate limits.
 user_limits = _table("user_limits", _text("user_id", primary_key=True), _text("maximum"))
 
-# Usage of flows (groups and jobs) as of a moment. No foreign key: a flow is in one of two tables.
+# Usage of flows as of a moment. The table has no foreign key, because a flow is a row of `groups`
+# or a row of `jobs`.
 tallies = _table(
     "tallies",
     _text("flow_id", primary_key=True),
@@ -280,8 +282,8 @@ tallies = _table(
     _text("durations"),
 )
 
-# Host policies that administrators set at runtime. An empty executor_id means the whole cluster. No
-# foreign key: an executor may be deleted and register again.
+# Host policies that administrators set at runtime. An empty executor_id means the whole cluster.
+# The table has no foreign key, because an executor can be deleted and register again.
 host_settings = _table(
     "host_settings",
     _text("executor_id", primary_key=True),
@@ -323,8 +325,8 @@ CLUSTER_EVENT_SUBJECTS = ("executor_id", "job_id", "allocation_id")
 has no such subject.
 """
 
-# This index is for the history of one subject. Most events name few subjects, so the indices omit
-# empty columns.
+# The indices are for the history of one subject. Most events name few subjects, so each index omits
+# the events in which its column is empty.
 for _subject in CLUSTER_EVENT_SUBJECTS:
     _named = text(f"{_subject} <> ''")
     Index(
@@ -335,8 +337,8 @@ for _subject in CLUSTER_EVENT_SUBJECTS:
         postgresql_where=_named,
     )
 
-# Changes by administrators, and calls that were refused. In `meta`, "audit/head" says where the
-# chain of digests ends, and "audit/anchor" after which deleted entry the chain begins.
+# Changes by administrators, and calls that were refused. In `meta`, "audit/head" is the end of the
+# chain of digests, and "audit/anchor" is the last deleted entry, after which the chain begins.
 audit = _table(
     "audit",
     _key_number("sequence"),
