@@ -1,15 +1,15 @@
 """Limits the memory of GPUs for control groups: `python -m task_executor.device_agent`.
 
-Limits need root and a library of the driver. But the front has no privileges, and the helper loads
-no library. So the helper runs this program, which reads a JSON order from stdin and writes a JSON
-answer to stdout.
+Only root can set limits, with a library of the driver. But the front has no privileges, and the
+helper loads no library. So the helper runs this program, which reads a JSON order from stdin and
+writes a JSON answer to stdout.
 
     {"groups": [{"path": "/sys/fs/cgroup/...", "limits": {"GPU-...": 42949672960}}]}
     {"problems": [{}]}
 
-A device is the UUID of an NVIDIA GPU, or a region of the kernel's dmem controller ("drm/..."). A
-limit of 0 bytes means no limit. After the program has set a limit, it reads the limit back. The
-answer lists the failures of each group.
+The name of a device is the UUID of an NVIDIA GPU, or a region of the kernel's dmem controller
+("drm/..."). A limit of 0 bytes removes the limit. After the program has set a limit, it reads the
+limit back. The answer lists the failures of each control group.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Nvml:
         self._library: ctypes.CDLL | None = None
 
     def limit(self, uuid: str, path: str, limit_bytes: int) -> None:
-        """Limits the memory of a GPU for a group, and reads the limit back.
+        """Limits the memory of a GPU for a control group, and reads the limit back.
 
         Raises:
             NotLimitedError: the limit could not be set.
@@ -103,7 +103,7 @@ class Nvml:
 
 
 def limit_region(region: str, path: str, limit_bytes: int) -> None:
-    """Limits a region of the dmem controller for a group, and reads the limit back.
+    """Limits a region of the dmem controller for a control group, and reads the limit back.
 
     Raises:
         NotLimitedError: the limit could not be set.
@@ -142,8 +142,8 @@ def obey(order: Mapping[str, Any]) -> dict[str, Any]:
 
 def main() -> int:
     """Reads an order and writes the answer. Returns the exit status."""
-    # Limit the run time of this process: the driver may hang, and if the helper is killed then,
-    # nothing else would end this process.
+    # Limit the run time of this process, because the driver can hang. If the helper is killed
+    # during that time, nothing else would end this process.
     signal.alarm(LIFETIME_S)
     answer = obey(json.load(sys.stdin))
     # Use one write. So the helper never reads a part of the answer.

@@ -42,7 +42,7 @@ def run(options: TaskExecutorOptions) -> int:
         # Check the directory before the socket is made: in an unsafe directory, another process
         # could replace the socket.
         check_ours(socket.parent)
-        # A separate unit starts the front, so its pid is not known here.
+        # A separate unit starts the front, so this process does not know the front's pid.
         become_helper(replace(config, front_uid=front.uid, front_gid=front.gid, front_pid=None))
     except FinegrainError as error:
         sys.stderr.write(f"finegrain: {error.message}\n")

@@ -67,8 +67,8 @@ async def serve(
 
     Args:
         options: the options of this executor.
-        ready: a function that is called once, as soon as the executor accepts calls. The executor
-            may not have registered with the resource manager yet.
+        ready: a function that is called once, as soon as the executor accepts calls, even if the
+            executor has not registered with the resource manager yet.
         stop: an event that the caller sets to end the service.
 
     Raises:
@@ -105,7 +105,7 @@ async def _serve(prepared: Prepared, *, ready: Ready | None, stop: asyncio.Event
         try:
             info = await helper.hello()
             kubelet = KubeletWatch(helper.kubelet, prepared.plan.topology)
-            # Deduct the capacity that a kubelet uses, because the plan covers the whole host.
+            # Deduct the capacity that a kubelet uses, because the plan is made for the whole host.
             plan = beside_kubelet(prepared.plan, prepared.options, await kubelet.refresh())
             front = Front(replace(prepared, plan=plan), helper, info, kubelet)
             try:
@@ -132,8 +132,8 @@ async def _serve(prepared: Prepared, *, ready: Ready | None, stop: asyncio.Event
         finally:
             await helper.close()
     finally:
-        # Closing the directory releases its lock. Do this last: no other front may start while this
-        # front still runs.
+        # Closing the directory releases its lock. Do this last: no other front must start while
+        # this front still runs.
         prepared.directory.close()
 
 

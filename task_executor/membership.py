@@ -2,7 +2,7 @@
 
     executor.credentials  the certificate with its key, and the addresses of resource managers
     executor.join         the addresses at which to join, and the id of the token that was used
-    executor.key          the key, from the first attempt to join until it succeeds
+    executor.key          the key, from the first attempt to join until an attempt succeeds
 
 The name in the certificate is the executor's id. A token works only once, so the executor deletes
 the file of a used token. This module must not import grpc at module level, see

@@ -71,7 +71,8 @@ class TaskExecutorOptions:
     # amounts of countable resources, by NAME or NAME@NODE
     extended: tuple[tuple[str, int], ...] = ()
     task_ports: str = TASK_PORTS_DEFAULT  # range of network ports that slots get, or "none"
-    # auto: all devices, or none if `cpus` is set and the GPUs are real; all: all; none: none
+    # auto: all devices, but no device if `cpus` is set and the GPUs are real; all: all devices;
+    # none: no device
     devices: str = "auto"
     open_devices: tuple[str, ...] = ()  # types of devices that every task can open
     device_types: tuple[DeviceType, ...] = ()  # types of devices in addition to the detected types
@@ -97,7 +98,7 @@ class TaskExecutorOptions:
     # exclusive policy of requests that name none: an ExclusivePolicy except Default; empty: it is
     # not set
     default_exclusive_policy: str = ""
-    # CPU time that best-effort slots may book, in percent of the CPU time of their pool
+    # CPU time that best-effort slots can book, in percent of the CPU time of their pool
     best_effort_percent: int = 100
     best_effort_squeeze: str = "none"  # how best-effort slots are squeezed: none, cpuset or quota
     # best-effort slots are squeezed when more than this percentage of the host's cpus is busy
@@ -110,14 +111,14 @@ class TaskExecutorOptions:
     kubelet_config: Path | None = None
     # fraction of the executor that a default slot gets; None: 1 / number of cores
     default_slot_fraction: float | None = None
-    # explicit amounts of a default slot; None: from the fraction
+    # explicit amounts of a default slot; None: computed from the fraction
     default_slot_cpu_milli: int | None = None
     default_slot_memory_bytes: int | None = None
     # percentages of a default slot's memory by part: task_off_heap, managed, network; the task heap
     # gets the rest
     default_slot_memory_percent: tuple[tuple[str, int], ...] = ()
-    # percentage of a default slot's memory that is managed memory; if `memory_pools` is set, it
-    # replaces this value
+    # percentage of a default slot's memory that is managed memory; if `memory_pools` is set, the
+    # pools determine the percentage
     default_slot_managed_percent: int = 40
     number_of_slots: int | None = None  # deprecated: use `default_slot_fraction`
     slots_max: int = 0  # maximum number of slots at one time; 0: no limit
@@ -130,19 +131,20 @@ class TaskExecutorOptions:
     cgroup_parent: str = ""
     # user that runs the tasks if the daemon runs as root; "" or "self" means root
     task_user: str = "nobody"
-    allow_root_tasks: bool = False  # True: tasks may run as root
+    allow_root_tasks: bool = False  # True: tasks are allowed to run as root
     task_kill_grace_ms: int = 5_000  # time between SIGTERM and SIGKILL when a task is ended
     # maximum size of the stored output, for each output stream of a task
     output_limit_bytes: int = 64 * 1024 * 1024
     offer_timeout_ms: int = 10_000  # timeout of an offer of a slot to a job master
-    # host names and networks to which slots may be offered; empty: all
+    # host names and networks to which slots can be offered; empty: all hosts
     offer_targets: tuple[str, ...] = ()
-    # after this time without a resource manager, the executor frees all slots; None: it never does
+    # after this time without a resource manager, the executor frees all slots; None: the executor
+    # keeps its slots
     orphan_timeout_ms: int | None = 600_000
     # socket of a helper that runs as a separate systemd unit; None: the front starts a helper
     helper_socket: Path | None = None
     # state directory of the helper that runs as a separate unit
     helper_state_dir: Path | None = None
-    front_user: str = ""  # user who may connect to `helper_socket`; root always may
+    front_user: str = ""  # the user, besides root, who is allowed to connect to `helper_socket`
     # True: a planned stop of the executor ends all tasks (`finegrain up` sets this)
     stop_tasks_on_exit: bool = False

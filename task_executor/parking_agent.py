@@ -1,12 +1,12 @@
 """Moves processes off their GPUs and back, with NVIDIA's `cuda-checkpoint`.
 
 The helper runs this program. The program reads one order from standard input and writes one answer
-to standard output, both as JSON. A process that uses CUDA is in one of three states. It is running,
-or it is locked (its calls wait), or it is checkpointed (it has left the GPU, and its own memory
-contains its data from the GPU). An order can be repeated after any failure, because it begins from
-the present state of each process.
+to standard output, both as JSON. A process that uses CUDA has one of three states: running, locked
+(its calls wait), or checkpointed (it has left the GPU, and its own memory contains its data from
+the GPU). An order can be repeated after any failure, because the program begins from the present
+state of each process.
 
-The program needs root, and `cuda-checkpoint` may load the driver's library. So the program runs in
+The program needs root, and `cuda-checkpoint` can load the driver's library. So the program runs in
 a separate process, and it uses only the standard library.
 """
 
@@ -36,11 +36,11 @@ def park(pids: list[int]) -> int:
     """Moves processes off their GPUs. Returns the number of processes that this call moved.
 
     Raises:
-        ParkError: a process could not be moved. Other processes may have been moved.
+        ParkError: a process could not be moved. Other processes have possibly been moved.
     """
     states = {pid: state for pid in pids if (state := _state(pid)) in (RUNNING, LOCKED)}
-    # Lock all processes before the agent moves the first process, because they may share memory of
-    # a GPU.
+    # Lock all processes before the agent moves the first process, because processes can share
+    # memory of a GPU.
     for pid, state in states.items():
         if state == RUNNING:
             _act(pid, "lock", "--timeout", str(_LOCK_MS))
@@ -57,12 +57,12 @@ def unpark(pids: list[int], device_map: str) -> int:
         device_map: "old=new" for UUIDs of GPUs; empty: the processes return to their previous GPUs.
 
     Raises:
-        ParkError: a process could not be moved. Other processes may have been moved.
+        ParkError: a process could not be moved. Other processes have possibly been moved.
     """
     options = ("--device-map", device_map) if device_map else ()
     states = {pid: state for pid in pids if (state := _state(pid)) in (LOCKED, CHECKPOINTED)}
-    # Move all processes back before the first process continues, because they may share memory of a
-    # GPU.
+    # Move all processes back before the first process continues, because processes can share memory
+    # of a GPU.
     for pid, state in states.items():
         if state == CHECKPOINTED:
             _act(pid, "restore", *options)
@@ -111,10 +111,10 @@ def _run(seconds: float, *arguments: str) -> tuple[int, str]:
 
 
 def main() -> None:
-    """Executes one order: `lock` (path), `park`, `pids` and `device_map`."""
+    """Executes one order, with the fields `lock` (a path), `park`, `pids` and `device_map`."""
     order: dict[str, Any] = json.load(sys.stdin)
     with Path(order["lock"]).open("w") as lock:
-        # The agent of an earlier helper may still work on the slot.
+        # Wait for the agent of an earlier helper, which possibly still works on the slot.
         fcntl.flock(lock, fcntl.LOCK_EX)
         answer: dict[str, Any]
         try:

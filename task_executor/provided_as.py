@@ -1,4 +1,4 @@
-"""Finds the executor shape as which a provider has started this executor."""
+"""Finds the executor shape that a provider used when it started this executor."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ PROVIDED_AS_VARIABLE = "FINEGRAIN_PROVIDED_AS"
 
 
 def provided_as(configured: str) -> str:
-    """Returns the executor shape as which a provider started this executor; empty: no provider
-    started it.
+    """Returns the name of the executor shape that a provider used when it started this executor;
+    empty: no provider started the executor.
 
     Raises:
-        InvalidArgument: it is not a valid name.
+        InvalidArgument: the name of the shape is not valid.
     """
     name = configured or os.environ.get(PROVIDED_AS_VARIABLE, "")
     return check_id("provided_as", name) if name else ""

@@ -39,7 +39,7 @@ class CommandFence(Generic[Answer]):
     def raise_epoch(self, rm_epoch: int) -> None:
         """Accepts a higher epoch, after which commands are numbered from 1 again.
 
-        An epoch that is lower or equal has no effect.
+        A lower or equal epoch has no effect.
         """
         if rm_epoch > self.rm_epoch:
             self.rm_epoch = rm_epoch
@@ -123,8 +123,8 @@ class CommandFence(Generic[Answer]):
 
     def record(self, numbers: CommandNumbers, answer: Answer) -> None:
         """Stores the answer for retries of this command."""
-        # The executor may have registered again while the command was running. The answer then
-        # belongs to an earlier registration, so do not store it.
+        # If the executor has registered again while the command was running, the answer belongs to
+        # an earlier registration. So do not store it.
         if self._is_current(numbers):
             self._last_digest = numbers.digest
             self._last_answer = answer
@@ -132,8 +132,8 @@ class CommandFence(Generic[Answer]):
     def contained(self, numbers: CommandNumbers) -> None:
         """Records that the effects of this command are in the slot table.
 
-        From now on, reports contain its number. The executor may have registered again while the
-        command ran. The new registration has its own numbers, so this method then does nothing.
+        From now on, reports contain the number of the command. If the executor has registered again
+        while the command ran, this method does nothing: the new registration has its own numbers.
         """
         if self._is_current(numbers):
             self.command_number = numbers.command_number

@@ -2,7 +2,7 @@
 
 A cpu is dedicated to a slot from the moment of the order for the slot. It stays dedicated until the
 slot's last process has ended and its cgroup is removed. During a resize, both the old cpus and the
-new cpus are dedicated. No slot may take the last cpu of a pool that other slots run in.
+new cpus are dedicated. No slot can take the last cpu of a pool that other slots run in.
 `finegrain.cpu_pools` computes the pools.
 """
 
@@ -40,7 +40,7 @@ class HostCpus:
 
     slot_cpus: CpuSet  # cpus that count in the executor's total
     reserved: CpuSet = EMPTY  # cpus that the configuration reserves; not in the total
-    # Cpus on which the kernel does no load balancing; they may be reserved or not.
+    # Cpus on which the kernel does no load balancing. Some of them can also be reserved.
     isolated: CpuSet = EMPTY
     # Cpus of each pool; empty: there is only one pool.
     pools: tuple[tuple[PoolName, CpuSet], ...] = ()
@@ -79,7 +79,7 @@ class CpuBinding(NamedTuple):
 class CpuLedger:
     """Assignments of all slots, and the conditions of the host's cpus.
 
-    `version` increases with every change that may move a slot to other cpus.
+    `version` increases with every change that can move a slot to other cpus.
     """
 
     host: HostCpus
@@ -125,7 +125,7 @@ class CpuLedger:
         if assignment.qos is QosClass.BE and self.conditions.squeezed is not None:
             cpus = confined(cpus, self.conditions.squeezed)
         # `spec.cpus` restricts a slot to a part of its pool. If no cpu of this part is left, the
-        # slot may use the whole pool: it needs at least one cpu.
+        # slot uses the whole pool, because a slot needs at least one cpu.
         if spec.cpus and not assignment.cpus:
             cpus = cpus & CpuSet.parse(spec.cpus) or cpus
         return CpuBinding(cpus, assignment.memory_nodes)
@@ -144,7 +144,7 @@ class CpuLedger:
         conditions = replace(self.conditions, **changes)
         if conditions == self.conditions:
             return False
-        # Fields that are only reported move no slot. So they do not change `version`.
+        # A field that is only reported never moves a slot. So its change does not change `version`.
         moving = any(
             getattr(conditions, each.name) != getattr(self.conditions, each.name)
             for each in fields(conditions)
@@ -157,7 +157,7 @@ class CpuLedger:
     # -- assignments -----------------------------------------------------------------------------
 
     def put(self, key: SlotKey, assignments: Iterable[CpuAssignment]) -> None:
-        """Sets the assignments of a slot. During a resize these are the old and the new one."""
+        """Sets the assignments of a slot: during a resize, the old and the new assignment."""
         held = tuple(assignments)
         # Only dedicated cpus change the pools. A slot without dedicated cpus never moves another
         # slot.
@@ -185,7 +185,7 @@ class CpuLedger:
         assignment = spec.assignment or WHOLE_SHARED_POOL
         self._check_assignment(assignment, spec.profile.cpu_milli)
         cpus_here = self.host.slot_cpus | self.host.reserved
-        # `spec.cpus` may also name reserved cpus, because reserved cpus are in the shared pools
+        # `spec.cpus` can also name reserved cpus, because reserved cpus are in the shared pools
         # unless `reserved_cpus_strict` is set.
         if spec.cpus and not CpuSet.parse(spec.cpus) <= cpus_here:
             raise InvalidArgument("cpus", spec.cpus, f"cpus of this executor ({cpus_here})")
@@ -298,8 +298,8 @@ class CpuLedger:
         """
         taken = EMPTY
         for key, assignments in self._slots.items():
-            # During a resize the old and the new cpus of one slot may overlap, so they are joined
-            # first.
+            # During a resize, the old and the new cpus of one slot can overlap. So join them before
+            # the comparison with other slots.
             dedicated = _dedicated(assignments)
             mine = union(cpus for _, cpus in dedicated)
             if not mine.isdisjoint(taken):

@@ -68,8 +68,10 @@ def default_slot(
         default_slot_fraction: a fraction above 0, at most 1.
         number_of_slots: the deprecated option. If it is set, the result contains a warning that
             names the new option.
-        default_slot_cpu_milli: explicit CPU of the default slot; None: from the fraction.
-        default_slot_memory_bytes: explicit memory of the default slot; None: from the fraction.
+        default_slot_cpu_milli: explicit CPU of the default slot; None: compute the CPU from the
+            fraction.
+        default_slot_memory_bytes: explicit memory of the default slot; None: compute the memory
+            from the fraction.
 
     Raises:
         InvalidArgument: the fraction is outside (0, 1], or the count is below 1, or an explicit
@@ -119,7 +121,8 @@ def memory_parts(memory_bytes: int, percents: Mapping[str, int]) -> dict[str, in
         percents: percentages by name of the part: "task_off_heap", "managed" and "network".
 
     Raises:
-        InvalidArgument: a name is unknown, or a percentage is not possible.
+        InvalidArgument: a name is unknown, a percentage is not from 0 to 100, or the sum of the
+            percentages is above 100.
     """
     for name, percent in percents.items():
         if name not in PART_OF_NAME:

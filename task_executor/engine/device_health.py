@@ -1,4 +1,4 @@
-"""Follows the health of one device: its failures, and when it may be used again.
+"""Follows the health of one device: its failures, and when the device can be used again.
 
 A device that failed and then works again is not used at once. If the device has failed often, a
 delay without a failure must pass first. Then the device must pass a probe. So the executor gives no
@@ -144,7 +144,7 @@ class HealthRecord:
             self.problem = f"it {times}; it is probed after {delay_s} s without a failure"
 
     def _count_failure(self, now_ms: int) -> None:
-        # A device may fail thousands of times. So only `_FAILURES_KEPT` failures are stored: with
+        # A device can fail thousands of times. So only `_FAILURES_KEPT` failures are stored: with
         # this number, the delay has reached its maximum.
         self._failures = [*self._failures[1 - _FAILURES_KEPT :], now_ms]
 
@@ -152,5 +152,5 @@ class HealthRecord:
         extra = self.failures(now_ms) - FREE_FAILURES
         if extra <= 0:
             return 0
-        # Limit the exponent first, because a device may fail thousands of times.
+        # Limit the exponent first, because a device can fail thousands of times.
         return int(min(DELAY_FIRST_MS << min(extra - 1, 10), DELAY_MAX_MS))

@@ -25,8 +25,9 @@ class DeviceLedger:
     """The devices of the host, and the shares of devices that slots have.
 
     If the condition of a device differs from its registered condition, `conditions` has an entry
-    for the device. The executor reports these conditions. But it still carves a slot with such a
-    device, because the resource manager decides which slot gets a device.
+    for the device. The executor reports these conditions. But the executor still carves a slot with
+    this device if the resource manager orders it: the resource manager decides which slot gets a
+    device.
     """
 
     host: HostDevices
@@ -73,8 +74,8 @@ class DeviceLedger:
     def left(self, slots: Collection[SlotKey] | None = None) -> dict[str, int]:
         """Returns the free amounts of all devices together, by dimension of the executor's total.
 
-        The total does not contain a device that has vanished. So the shares of such a device are
-        not deducted.
+        The total does not contain a device that has vanished. So shares of this device are not
+        deducted.
 
         Args:
             slots: the slots whose shares are deducted; None: all slots.
@@ -101,8 +102,9 @@ class DeviceLedger:
             assignment: the assignment that the resource manager chose.
 
         Raises:
-            InvalidArgument: this host does not have a device, or the profile does not request it.
-            ResourceExhausted: DEVICES_UNAVAILABLE. Another slot has a device.
+            InvalidArgument: this host does not have one of the devices, or the profile does not
+                request one of them.
+            ResourceExhausted: DEVICES_UNAVAILABLE. Another slot has one of the devices.
         """
         shares = assignment.devices if assignment is not None else ()
         if not shares and not profile.devices:

@@ -85,8 +85,8 @@ class Lending:
         ]
 
     def next_deadline(self) -> float | None:
-        """Returns the time when the next pool will be overdue; None: no pool must confirm a
-        limit.
+        """Returns the time when the next pool will be overdue; None if all pools have confirmed
+        their limits.
         """
         times = [each.revoked_at for each in self._pools.values() if each.revoked_at is not None]
         return min(times) + self._deadline_s if times else None
@@ -97,8 +97,8 @@ class Lending:
         Args:
             key: the pool.
             quota: the quota of the pool, in bytes.
-            kept: the limit that the pool obeys. It is the quota of the pool. If the pool had joined
-                before a restart of the executor, it may be another limit.
+            kept: the limit that the pool obeys. This is the quota of the pool, unless the pool had
+                already joined before a restart of the executor.
             borrows: True if the pool can use more memory than its quota.
         """
         self._pools[key] = _Pool(quota, quota, kept, kept, borrows)
@@ -115,14 +115,14 @@ class Lending:
         """
         pool = self._pools[key]
         pool.wanted = wanted
-        # The executor may have raised the limit after the pool sent this report, and the pool may
-        # already use the higher limit.
+        # If the executor has raised the limit after the pool sent this report, the pool possibly
+        # uses the higher limit already.
         pool.kept = max(kept, pool.limit)
         self._settle(now)
 
     def leaves(self, key: PoolKey, now: float) -> None:
-        """A pool stops reporting. From now on its limit is its quota, and it must return borrowed
-        memory.
+        """Handles a pool that stops reporting. From now on, the limit of the pool is its quota, and
+        the pool must return borrowed memory.
         """
         pool = self._pools[key]
         self.report(key, pool.quota, pool.kept, now)

@@ -66,7 +66,7 @@ class ManagedMemory:
         """Registers all operators. If an operator cannot be registered, registers no operator.
 
         If an operator is already registered with the same fraction, for this task or for the whole
-        slot, it does not change.
+        slot, its registration does not change.
 
         Args:
             key: the slot.

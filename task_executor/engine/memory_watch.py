@@ -1,10 +1,10 @@
 """Decides which slots use more memory of a GPU than their share, from a sequence of readings.
 
-One reading above the share is not enough. When a process is replaced by another, this reading may
-still count the old process together with the new one. A second reading must confirm the overuse.
+One reading above the share is not enough. When a new process replaces another process, one reading
+can count both processes. A second reading must confirm the overuse.
 
 Example: a slot has 10 GiB. The readings are 8, 12, 9, 12 and 13 GiB. Only the fifth reading shows a
-confirmed overuse. The third reading was the last reading in which the slot was within its share.
+confirmed overuse. The third reading is the last reading in which the slot is within its share.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ class MemoryWatch:
         Args:
             at_s: the time of the reading, in seconds.
             uses: the use of each watched slot on each of its GPUs, even if the slot uses no memory
-                there.
+                of the GPU.
 
         Returns:
-            The slots that are above their share in this reading and in the reading before. A slot
-            is returned again for every later reading, until it is within its share.
+            The slots that are above their share both in this reading and in the reading before it.
+            Every later reading returns such a slot again, until the slot is within its share.
         """
         before, self._above = self._above, set()
         within_before, self._within_at_s = self._within_at_s, {}

@@ -99,8 +99,8 @@ class ReportLog:
             rm_epoch: the epoch that this executor obeys.
             command_number: the last command whose effects are in `table`.
         """
-        # The table has changed since the acknowledged report, or it is unknown which slots the RM
-        # has.
+        # Send a full report if the table has changed since the acknowledged report, or if it is
+        # unknown which slots the RM knows.
         if self._acknowledged is None or self._acknowledged[1] != table.version:
             return self.full(table, rm_epoch=rm_epoch, command_number=command_number)
         return NumberedState(
@@ -157,7 +157,7 @@ class ReportLog:
     def continue_after(self, report_number: int) -> None:
         """Continues above a number that the RM received from an earlier start of this executor.
 
-        This method skips a whole range of numbers, because reports of the earlier start may still
+        This method skips a whole range of numbers, because reports of the earlier start can still
         arrive at the RM.
         """
         self.report_number = max(self.report_number, report_number + _NUMBERS_PER_START)
@@ -165,9 +165,9 @@ class ReportLog:
     def require_full_report(self) -> None:
         """Makes the next report full.
 
-        The caller calls this method if the RM may not know the slots, for example because another
-        RM has become the leader. An `unchanged` report would then refer to a report that the RM
-        does not know.
+        The caller calls this method if the RM possibly does not know the slots, for example because
+        another RM has become the leader. An `unchanged` report could then refer to a report that
+        the RM does not know.
         """
         self._acknowledged = None
 

@@ -54,7 +54,7 @@ from task_executor.engine.slots import (
 
 @dataclass(frozen=True, slots=True)
 class HostShare:
-    """The capacity that this executor may carve slots from.
+    """The capacity from which this executor can carve slots.
 
     Reserves are already deducted from `total`.
     """
@@ -146,9 +146,8 @@ class SlotTable:
     def available_beside(self, slots: Iterable[Slot]) -> dict[str, int]:
         """Returns the total minus the bookings of these slots and withheld amounts; never negative.
 
-        A report that contains `slots` states these available amounts. The difference is limited to
-        0, because the executor may have restarted with a smaller total, which the adopted slots
-        exceed.
+        A report that contains `slots` states these available amounts. After a restart with a
+        smaller total, adopted slots can exceed the total. The result is 0 in this case.
         """
         beside = tuple(slots)
         taken = total_of(self.booked_by(slot) for slot in beside)
@@ -170,7 +169,7 @@ class SlotTable:
         known = self._slots.get(spec.key)
         try:
             # Recognize a repeated order before the checks. On a full host, the checks would reject
-            # it, because its own amounts are already booked.
+            # the order, because its own amounts are already booked.
             if known is not None:
                 return Outcome(spec.key, slot=self._existing(known, spec))
             self._check(spec)
@@ -285,9 +284,9 @@ class SlotTable:
         self._check_content(wanted)
         booked, target = self.booked_by(slot), self.booking_of(wanted)
         # Only the growth must fit, because the present size is booked, and stays booked until
-        # `resized`. The code above has checked devices one by one. Do not check the sums of devices
-        # here. The old profile may name a share in percent, and the new profile may name it in
-        # bytes: the share would then count as growth.
+        # `resized`. The code above has checked devices one by one. Do not check the sums of
+        # devices, too. The old profile can name a share in percent, and the new profile can name
+        # the same share in bytes: the share would then count as growth.
         growth = {
             name: amount
             for name, amount in subtract(larger_of(booked, target), booked).items()
@@ -374,14 +373,14 @@ class SlotTable:
         return self._rebook(replace(self._slots[key], becoming=None))
 
     def begin_free(self, key: SlotKey, *, end_reason: str = "") -> Slot | None:
-        """Moves a slot to FREEING. It then accepts no more tasks.
+        """Moves a slot to FREEING. The slot then accepts no more tasks.
 
         Args:
             key: the slot.
             end_reason: the reason why the slot ends; empty: the RM ordered the end.
 
         Returns:
-            The slot. None: the slot does not exist (it was already freed), or it is still being
+            The slot; None if the slot does not exist (it was already freed), or is still being
             carved.
         """
         slot = self._slots.get(key)
@@ -398,7 +397,8 @@ class SlotTable:
         return self._put(slot.with_state(CarveState.FREEING, end_reason=end_reason))
 
     def accept(self, key: SlotKey) -> bool:
-        """Records that the job master accepted the slot. Returns False if it is not ALLOCATED.
+        """Records that the job master accepted the slot. Returns False if the slot is not
+        ALLOCATED.
 
         `version` does not change, because reports do not contain the acceptance.
         """
@@ -478,7 +478,7 @@ class SlotTable:
     def withhold(self, key: SlotKey, amounts: Amounts, dedicated_cpus: CpuSet = EMPTY) -> None:
         """Withholds capacity for the remains of a slot that is on the host but not in the table.
 
-        The remains may use any amount of a dimension that `amounts` does not name: of devices,
+        The remains can use any amount of a dimension that `amounts` does not name: of devices,
         countable resources or memory parts. So these dimensions are withheld completely.
 
         Args:
@@ -486,8 +486,7 @@ class SlotTable:
             amounts: the known amounts of the slot.
             dedicated_cpus: cpus that no other slot must get until the capacity is released.
         """
-        # The remains may use any amount of the other dimensions. So count these dimensions as fully
-        # used.
+        # Count the dimensions that `amounts` does not name as fully used.
         self._withheld[key] = {
             name: amounts.get(name, amount) for name, amount in self.share.total.items()
         }
@@ -557,7 +556,7 @@ class SlotTable:
 
         Raises:
             InvariantBroken: the sums differ or are negative, an index does not agree with the
-                slots, or a slot is becoming another slot or an older size.
+                slots, or the new size of a slot has another key or no higher resize number.
         """
         # Recompute all sums, to find a change that was made without `_book`, `_rebook` or
         # `_remove`.

@@ -1,6 +1,6 @@
 """Defines the states of a slot on its executor, and the content of an order for a slot.
 
-A resize is not a state transition. It is possible in every state except CARVING.
+A resize is not a state transition. It can start only in the state ALLOCATED.
 
 ```mermaid
 stateDiagram-v2
@@ -83,12 +83,12 @@ class SlotSpec:
 
     @property
     def is_parked(self) -> bool:
-        """True: the slot has given up its GPUs, and its processes stay."""
+        """True if the slot has given up its GPUs, while its processes stay."""
         return self.assignment is not None and bool(self.assignment.parked_devices)
 
     @property
     def is_best_effort(self) -> bool:
-        """True if its CPU is booked against the best-effort capacity."""
+        """True if the CPU of the slot is booked against the best-effort capacity."""
         return self.assignment is not None and self.assignment.qos is QosClass.BE
 
     def of_size(
@@ -170,7 +170,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class EndedSlot:
-    """A slot that ended without an order of the RM. It is kept until the RM acknowledges it."""
+    """A slot that ended without an order of the RM, kept until the RM acknowledges the end."""
 
     key: SlotKey
     reason: str
@@ -194,7 +194,7 @@ def illegal_transition(slot: Slot, to: CarveState | None) -> IllegalTransition:
 
 
 def check_resizable(slot: Slot, number: int) -> None:
-    """Checks that a resize with this number may start.
+    """Checks that a resize with this number can start.
 
     Raises:
         FailedPrecondition: the reason is SLOT_NOT_READY (the slot is being freed, or the result of

@@ -1,5 +1,5 @@
-"""Computes the cpus to which best-effort slots are confined. Other slots can then use the other
-cpus.
+"""Computes the cpus to which best-effort slots are confined. The remaining cpus are then free for
+other slots.
 
 The rule is taken from Koordinator's node agent (cpu suppress). The budget is the part of the host
 that may be busy, minus the CPU that other slots and the system use. The budget is rounded up to
@@ -23,10 +23,10 @@ from finegrain.topology import HostTopology
 KeyT = TypeVar("KeyT", bound=Hashable)
 
 CPUS_MIN: Final = 2
-"""Best-effort slots always keep this many cpus, if their pool has them."""
+"""Best-effort slots always keep this number of cpus, if their pool has as many."""
 
 CHANGE_PERCENT: Final = 1
-"""A quota does not follow smaller changes of the budget, in percent of the host's cpus."""
+"""In percent of the host's cpus: a smaller change of the budget does not change a quota."""
 
 QUOTA_MILLI_MIN: Final = 10
 """Smallest quota of one slot, in thousandths of a cpu."""
@@ -117,7 +117,7 @@ def quotas(milli: int, limits: Mapping[KeyT, int]) -> dict[KeyT, int]:
 
     Args:
         milli: the CPU time of all slots together, in thousandths of a cpu.
-        limits: the own limit of each slot.
+        limits: the limit of CPU time of each slot.
     """
     together = sum(limits.values())
     return {
@@ -210,8 +210,8 @@ def squeeze(
     others = [location for location in left if location.cpu not in lsr_cpus]
     if left:
         count = min(count - len(taken), len(left))
-        # The number from LSR slots is rounded down, in favor of these slots. Because `count` is at
-        # most the number of cpus in `left`, each part has enough cpus.
+        # The number of cpus from LSR slots is rounded down, in favor of these slots. Because
+        # `count` is at most the number of cpus in `left`, each part has enough cpus.
         from_lent = count * len(lent) // len(left)
         taken += pick(from_lent, lent) + pick(count - from_lent, others)
     return taken
@@ -220,7 +220,7 @@ def squeeze(
 def confined(cpus: CpuSet, squeezed: CpuSet) -> CpuSet:
     """Returns the part of `cpus` that a best-effort slot may use.
 
-    If none of `squeezed` is in `cpus` (the slot is bound to other NUMA nodes), the slot keeps the
+    If no cpu of `squeezed` is in `cpus` (the slot is bound to other NUMA nodes), the slot keeps the
     first two cpus of `cpus`. The result is empty only if `cpus` is empty.
     """
     return (cpus & squeezed) or cpus.first(CPUS_MIN)
