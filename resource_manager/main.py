@@ -2,8 +2,8 @@
 
 The steps are: lock the state directory, read the certificates, bind the ports, and become the
 leader or wait as a standby. Until the state is read, callers get UNAVAILABLE. A wrong configuration
-ends the process with one clear line. If another resource manager replaces this one as the leader,
-the process executes the program again. So no call in progress continues.
+ends the process with one clear line. If another resource manager takes over the leadership, this
+process starts its program again (`exec`). This ends all calls in progress.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ from resource_manager.wiring import (
 
 EXIT_OK, EXIT_FAILED, EXIT_STEPPED_DOWN = 0, 1, 4
 EXIT_REPLACED = 5
-"""Exit code of `serve` only: a standby has led and was replaced. `run` then starts the program
-again.
+"""The exit code of `serve` after a standby has led and was replaced. `run` never returns this code:
+it starts the program again.
 """
-STOP_GRACE_S = 2.0  # time for calls in progress when the server stops
+STOP_GRACE_S = 2.0  # time in which calls in progress can end when the server stops
 COLLECTOR_THRESHOLDS = (10_000, 10, 10)
 """Thresholds for `gc.set_threshold`.
 
@@ -77,8 +77,8 @@ processing.
 """
 
 Ready = Callable[[str, str], None]
-"""A function that is called when this resource manager serves or stands by. It gets the address and
-the metrics address (empty: none).
+"""A function that is called when this resource manager serves or stands by. Its arguments are the
+address and the metrics address, which is empty if no metrics are served.
 """
 
 _log = get_logger("finegrain.rm")
@@ -86,7 +86,7 @@ _log = get_logger("finegrain.rm")
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """A resource manager whose ports are bound. `lead` starts to serve."""
+    """A resource manager whose ports are bound. `lead` starts to serve calls."""
 
     components: Components
     server: GuardedServer
@@ -127,8 +127,8 @@ class _Running:
             await leadership.wait_and_take(self.dispatcher, waiting)
         else:
             await leadership.take(self.dispatcher)
-        # The authority and the members are in the database. A standby opens it only when it becomes
-        # the leader.
+        # The authority and the members are in the database. A standby opens the database only when
+        # it becomes the leader, so both are read only here.
         await check_authority(self.components.runner, self.components.own_files)
         await self.components.members.load()
         await self.components.sessions.load()
@@ -170,7 +170,7 @@ def run(options: ResourceManagerOptions, web: ServeWeb | None = None) -> int:
 
     Args:
         options: the configuration.
-        web: serves the HTTP interface; None: there is none.
+        web: serves the HTTP interface; None: there is no HTTP interface.
     """
     try:
         configure_logging(options.log)
@@ -205,7 +205,7 @@ async def serve(
         web: serves the HTTP interface; None: there is none.
         ready: a function that is called when the resource manager serves calls or stands by. It
             gets the addresses.
-        handle_signals: True: stop as planned on SIGTERM and SIGINT.
+        handle_signals: whether SIGTERM and SIGINT stop the resource manager in order.
 
     Returns:
         The exit code.
@@ -340,7 +340,7 @@ async def _until_the_end(
             lead_task.result()  # raises the error if this process could not become the leader
         await end
     except Contested:
-        pass  # the error is reported below, with the command that helps
+        pass  # reported below, with the command that solves the problem
     finally:
         for task in (watchdog, lead_task, end):
             task.cancel()

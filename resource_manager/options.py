@@ -14,10 +14,12 @@ from finegrain.rpc.addresses import MANAGER_DEFAULT, format_address, parse_addre
 from resource_manager.engine.model.settings import Fairness
 
 JOIN_PORT_DISTANCE = 3
-"""If nothing is configured, the join port is this much above the main port: 7170 and 7173."""
+"""Without configuration, the join port is the main port plus this number. Example: main port 7170,
+join port 7173.
+"""
 WEB_PORT_DISTANCE = 2
-"""If nothing is configured, the HTTP interface listens on loopback, at this port above the main
-port: 7170 and 7172.
+"""Without configuration, the HTTP interface listens on loopback, at the main port plus this number.
+Example: main port 7170, HTTP interface 7172.
 """
 DEFAULT_METRICS_ADDRESS = "127.0.0.1:7171"
 
@@ -34,7 +36,7 @@ class ResourceManagerOptions:
         )
     )
     advertise_address: str = ""  # address for other processes; empty: the bound address
-    standby: bool = False  # True: wait while another process leads; False: end this process
+    standby: bool = False  # if another process leads: True waits, False ends the process
     # address of the join port. None: its port is the main port plus `JOIN_PORT_DISTANCE`; empty:
     # there is no join port
     join_listen: str | None = None
@@ -44,7 +46,7 @@ class ResourceManagerOptions:
     # empty: there is no HTTP interface
     web_listen: str | None = None
     web_certificate: str = ""  # PEM file of a certificate for browsers; empty: use the cluster's
-    web_key: str = ""  # PEM file of its key
+    web_key: str = ""  # PEM file of the key of `web_certificate`
     web_advertise: str = ""  # address of the web page for browsers; empty: the bound address
     log: LogOptions = field(default_factory=LogOptions)
     strategy: str = "pack"  # pack, spread, balanced
@@ -72,7 +74,7 @@ class ResourceManagerOptions:
     # File of providers and executor shapes; None: there are no providers.
     providers_file: Path | None = None
     fairness: Fairness = field(default_factory=Fairness)
-    # settings of all hosts, unless they are set elsewhere
+    # settings of all hosts. Settings that administrators change by a call have priority.
     cluster_policy: HostPolicy = field(default_factory=HostPolicy)
 
     @property

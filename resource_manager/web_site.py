@@ -1,8 +1,8 @@
 """Defines the values that the HTTP interface gets from a resource manager.
 
-The interface is a client of the services. Its code belongs to the command line, because both
-produce the same JSON (`-o json`). The command line passes a function of type `ServeWeb` to
-`resource_manager.main`.
+The interface is a client of the services. Its code is in the package of the command line, because
+the interface and the command line produce the same JSON (`-o json`). The command line passes a
+function of type `ServeWeb` to `resource_manager.main`.
 """
 
 from __future__ import annotations

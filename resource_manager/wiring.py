@@ -237,7 +237,8 @@ def make_server(
         lost_timeout_ms=components.settings.lost_timeout_ms,
         authorities_sha256=lambda: components.own.credentials.authorities_sha256,
     )
-    # Both services share the runner. So all their calls are in one sequence.
+    # ResourceManagerService and ClusterService use the same runner. So their calls are served in
+    # one sequence.
     server.add(add_ResourceManagerServiceServicer_to_server, Servicer(components, hub, terms))
     cluster = ClusterServicer(
         components.runner, hub, components.about, components.measured, components.group_use
@@ -339,7 +340,7 @@ def now_ms() -> int:
 
 
 async def sample_group_use(components: Components) -> None:
-    """Samples the use of resource groups until it is cancelled."""
+    """Samples the use of resource groups until the task is cancelled."""
     await sample_groups(components.runner, components.group_use, now)
 
 

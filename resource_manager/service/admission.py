@@ -35,7 +35,7 @@ class Kind(StrEnum):
 
 @dataclass(slots=True)
 class _Place:
-    """The lock that lets only one large call of a job be prepared at a time."""
+    """A lock that ensures that only one large call of a job is prepared at a time."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     # The number of calls that hold the lock or wait for it; an unused lock is deleted.

@@ -37,11 +37,11 @@ F = TypeVar("F", bound=Callable[..., Awaitable[Any]])
 
 @dataclass(slots=True)
 class _OpenCall:
-    """A recorded call in progress.
+    """A call in progress that the audit log records.
 
     Attributes:
         call: the call.
-        is_queued: True if the writer has the call, and adds the entry of the call.
+        is_queued: True if the call is in the writer's queue. The writer then adds the entry.
     """
 
     call: AuditedCall
@@ -52,8 +52,8 @@ _open_call: ContextVar[_OpenCall | None] = ContextVar("finegrain_audited_call", 
 
 
 def audited(describe: Callable[[Any], str]) -> Callable[[F], F]:
-    """Returns a decorator for a method of a service. It records each change that the method makes,
-    and counts refused calls of the method.
+    """Returns a decorator for a method of a service. The decorator records each change that the
+    method makes, and counts refused calls of the method.
 
     Args:
         describe: a function that returns the object of the change, for example an executor id.
@@ -93,7 +93,7 @@ def current_call() -> AuditedCall | None:
 
 
 def call_queued() -> None:
-    """Notes that the writer adds the entry of the call in progress, with its outcome."""
+    """Marks the call in progress: the writer will add its entry, with the outcome."""
     if (open_call := _open_call.get()) is not None:
         open_call.is_queued = True
 
@@ -128,11 +128,11 @@ class RefusalCounts:
         self._counts: dict[tuple[int, AuditedCall, str], int] = {}
 
     def add(self, method: str, error: FinegrainError) -> None:
-        """Counts a call that was refused because of its caller. Also counts a recorded call that
-        was refused before the writer got it, for example because of a bad argument.
+        """Counts a call that was refused because of its caller. Also counts a call of a recorded
+        method that was refused before it reached the writer, for example because of a bad argument.
 
-        The message of a recorded call may be too large, or may not be a message at all. Then the
-        method never runs, and the object of the call is unknown.
+        The message of such a call can be too large or unreadable. In this case the method never
+        runs, and the object of the call is unknown.
         """
         open_call = _open_call.get()
         name = method.rpartition("/")[2]

@@ -14,11 +14,13 @@ SLICE_S = 0.003
 """Seconds after which a slice ends at its next possible pause."""
 
 FIRST_SLICE_S = 0.01
-"""The same for the first sweep of a state. No slots are granted until it has ended."""
+"""The length of a slice in the first sweep of a state, in seconds. No slots are granted until the
+first sweep has ended.
+"""
 
 SPARE = 2
 """The planned duration of a sweep is the window divided by this number. So a sweep that takes
-longer than the sweep before still ends within the window.
+longer than planned can still end within the window.
 """
 
 
@@ -51,7 +53,8 @@ class StateCheck:
 
         Args:
             state: a state that was read from the store.
-            limit_s: the time after which slices must continue the sweep; None: no limit.
+            limit_s: seconds after which this call returns. `run_slice` then continues the sweep.
+                None: no limit.
         """
         self.complete = False
         self._begin(state)

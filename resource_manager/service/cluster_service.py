@@ -426,7 +426,8 @@ class ClusterServicer(
 def _nothing(_answer: Executor | None) -> None:
     """Ignores the executor: the answer of the call is empty.
 
-    The engine's answer is a live entity, so callers read the state afterwards.
+    The engine's answer is a part of the state, which later batches change. So callers read the
+    state again instead.
     """
 
 

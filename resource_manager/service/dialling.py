@@ -55,7 +55,8 @@ class Obstacle(Enum):
     OTHER = "see docs/operations.md, Executors that cannot be dialed"
 
 
-_QUESTION = "; is it running, and is the address right?"  # removed, because the hint is better
+# removed from the end of an error, because the hint says more
+_QUESTION = "; is it running, and is the address right?"
 _WORDS = (
     ("does not use TLS", Obstacle.PLAIN_EXECUTOR),
     ("belongs to another cluster", Obstacle.OTHER_AUTHORITY),
@@ -76,7 +77,8 @@ def obstacle_of(error: FinegrainError) -> Obstacle:
         return Obstacle.NO_EXECUTOR
     if error.reason is Reason.INSTANCE_CONFLICT:
         return Obstacle.ANOTHER_EXECUTOR
-    # Words come last, because the types and reasons above do not depend on the version of grpcio.
+    # The words are compared last, because they depend on the version of grpcio. The types and
+    # reasons above do not.
     return next((found for words, found in _WORDS if words in error.message), Obstacle.OTHER)
 
 

@@ -45,7 +45,8 @@ _OUTCOMES = {
 def _outcome(event: JobEvent) -> str | None:
     """Returns the label of a job event for the metric; None: the event is not counted.
 
-    A grant has no reason. GRANTED with a reason reports a resize, which is not counted.
+    An event GRANTED without a reason is a grant. With a reason, the event reports a resize, which
+    is not counted.
     """
     if event.state is RequestState.GRANTED and event.reason:
         return None

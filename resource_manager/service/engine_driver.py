@@ -1,8 +1,8 @@
 """Runs the engine on the writer's thread: reads the state, steps batches, checks invariants.
 
-For a batch, the driver steps every event, runs `Decide`, and commits the changes. Only after the
-commit, it builds answers and runs reads. All methods block, and only the writer's thread may call
-them.
+For a batch, the driver steps every event, runs `Decide`, and commits the changes. It makes the
+answers and runs the reads only after the commit. All methods block, and must be called on the
+writer's thread.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ decrease.
 
 CHECK_WINDOW_S = 60.0
 CHECKED_AT_ONCE_S = 0.05
-"""A state is checked for this time before callers are served. A larger state is checked further
-between the first batches.
+"""The longest time, in seconds, for which a state is checked before callers are served. The check
+of a large state continues between the first batches.
 """
 
 Step = Callable[[State, Event], StepResult]
@@ -62,7 +62,9 @@ Step = Callable[[State, Event], StepResult]
 
 @dataclass(slots=True, eq=False)
 class Item:
-    """An event with the future of its caller, or values to store. Otherwise it is a read."""
+    """An item of a batch: an event (`make`), values to store (`metas`), or a read (`read`).
+    `future` is the future of the caller.
+    """
 
     future: asyncio.Future[Any]
     make: MakeEvent | None = None
@@ -77,7 +79,8 @@ class Item:
 
     def settle(self) -> None:
         """Resolves the caller's future. The method must run on the event loop."""
-        # The caller has cancelled the call, or was rejected while the batch was running.
+        # The future is done if the caller has cancelled the call, or was rejected while the batch
+        # was running.
         if self.future.done():
             return
         if self.error is not None:
@@ -91,7 +94,7 @@ class StateSuspect(Exception):
 
 
 class EngineDriver:
-    """Has the engine's state, and the store that makes the state durable.
+    """Keeps the engine's state, and the store that makes the state durable.
 
     Args:
         store: the database.
@@ -136,7 +139,7 @@ class EngineDriver:
         self._report_numbers: ReportNumbers = {}
         self.rm_epoch = 0
         self.broken: list[str] = []  # broken invariants; while there is one, no slots are granted
-        self._decision_due = False  # True: events came while the state was checked first
+        self._decision_due = False  # True: events wait for the end of the first check
         self._last_batch_ms = 0  # monotonic time of the latest batch or tick; 0: none yet
         self._stalled = False  # True: the process was paused since the latest tick
 
@@ -183,8 +186,8 @@ class EngineDriver:
         # must still be rejected.
         if self._state is not None:
             self._report_numbers |= self._state.hosts.report_numbers()
-        # The state is dropped first. If the next line fails, another process may change the
-        # database.
+        # The state is dropped first. If the next line fails, another process has possibly changed
+        # the database.
         self._state = None
         self.rm_epoch = self.store.lead(
             self._holder, above_epoch=self.rm_epoch, address=self.address
@@ -238,7 +241,7 @@ class EngineDriver:
 
         Args:
             batch: the events and reads, in the order in which they are served.
-            ticked: True: run the timers too.
+            ticked: whether the timers run too.
 
         Returns:
             The effects, in order.
@@ -283,7 +286,7 @@ class EngineDriver:
         metas: dict[str, str | None] = {}
         self._notice_stall(at)
         for item in batch:
-            # The caller cancelled the call while it waited, so the call has no effect.
+            # The caller cancelled the call while the call waited. So the call must have no effect.
             if item.future.cancelled():
                 continue
             if item.make is not None:
@@ -319,9 +322,9 @@ class EngineDriver:
         """Detects that this process did not run for some time, for example because it was
         suspended.
 
-        Normally, several ticks come in one report interval. After a longer gap, reports of
-        executors may have arrived that are not read yet. So the next tick must not count executors
-        as lost.
+        Normally, several ticks come in one report interval. During a longer gap, reports of
+        executors have possibly arrived that are not read yet. So the next tick must not count
+        executors as lost.
         """
         before_ms, self._last_batch_ms = self._last_batch_ms, at.monotonic_ms
         stood_still_ms = at.monotonic_ms - before_ms
@@ -332,7 +335,7 @@ class EngineDriver:
     def _observe_grants(self, effects: list[Effect]) -> None:
         for effect in effects:
             if not isinstance(effect, PublishJobEvent) or effect.event.reason:
-                continue  # a grant has no reason; GRANTED with a reason reports a resize
+                continue  # not a grant: GRANTED with a reason reports a resize
             request = self.state.requests.get(effect.event.allocation_id)
             # Generations start above `generation_floor`, which a restore from a backup raises.
             first = (
@@ -381,7 +384,7 @@ class EngineDriver:
                 item.value = item.read(self.state)
             elif item.render is not None:
                 item.value = item.render(item.value)
-        # The change is durable. But its answer could not be made.
+        # The change is durable, but the answer to the caller could not be made.
         except Exception as error:
             item.error = error
 
@@ -393,7 +396,7 @@ def _no_collections() -> Iterator[None]:
     The state contains no cycles. One collection over a million objects stops the process for a
     large part of a second. After `gc.freeze`, later collections skip these objects.
     """
-    gc.unfreeze()  # a state that was frozen earlier may be garbage now
+    gc.unfreeze()  # a state that was frozen earlier is possibly garbage now
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -107,7 +107,7 @@ class ExecutorLinks:
     def send(self, command: Command) -> None:
         """Starts to deliver a command. The outcome is submitted as an event."""
         # The command gets the epoch of the state in which it was decided. After a reload, the epoch
-        # of the runner may be newer.
+        # of the runner can be newer.
         self._spawn(self._deliver(command, self._runner.rm_epoch))
 
     def probe(self, probe: ProbeExecutor) -> None:
@@ -118,7 +118,7 @@ class ExecutorLinks:
         self._spawn(self._probe(probe))
 
     def drop_all(self) -> None:
-        """Cancels all calls in flight, because the state that ordered them was dropped."""
+        """Cancels all calls in flight. The state in which they were decided was dropped."""
         for task in list(self._tasks):
             task.cancel()
 
@@ -156,12 +156,12 @@ class ExecutorLinks:
 
     async def _deliver(self, command: Command, rm_epoch: int) -> None:
         async with self._slots:
-            # Check leadership right before the call: it may have been lost during the wait for a
-            # place.
+            # Check right before the call that this process still leads, because the wait for the
+            # semaphore can be long.
             if not await may_command(self._runner):
                 return
             make = await self._outcome(command, rm_epoch)
-        # Submit the outcome after the place is free again. So a busy writer does not delay other
+        # Submit the outcome after the semaphore is released. So a busy writer does not delay other
         # commands.
         await self._submit(command.executor_id, make)
 
@@ -196,8 +196,8 @@ class ExecutorLinks:
         name = _NAMES[type(command)]
         outcome = self._metrics.commands.labels
         try:
-            # If the executor rejected the command, the engine must know this. If the command is
-            # undelivered, the engine sends it again.
+            # A rejected command and an undelivered command are different outcomes: the engine sends
+            # only the undelivered command again.
             answered = await self._call(command, rm_epoch)
         except FailedPrecondition as error:
             if error.reason is Reason.VERSION_MISMATCH:
@@ -298,8 +298,8 @@ class ExecutorLinks:
         )
 
     def _not_reached(self, executor_id: str, address: str, error: FinegrainError) -> str:
-        """Returns the cause with a hint. Logs the cause if the last logged obstacle was a different
-        obstacle.
+        """Returns the cause with a hint. Logs the cause, unless the last logged cause of this
+        executor was the same obstacle.
         """
         obstacle = obstacle_of(error)
         if self._obstacles.get(executor_id) is not obstacle:

@@ -1,4 +1,6 @@
-"""Executors' calls: they register and report. `executor_link.py` sends commands to executors."""
+"""Serves the calls with which executors register and report. `executor_link.py` sends commands to
+executors.
+"""
 
 from __future__ import annotations
 
@@ -126,7 +128,7 @@ class ExecutorCalls:
         else:
             taken = answer.acknowledged_report_number == report.report_number
             result = "applied" if taken else "stale"
-            # A stale report may have older measurements than the last one.
+            # A stale report can have older measurements than the last report.
             if taken and request.HasField("usage"):
                 self._measured.reported(executor_id, request.usage)
         self._metrics.slot_reports.labels(result).inc()
@@ -159,7 +161,8 @@ class ExecutorCalls:
     async def _record(self, executor_id: str, calls: Sequence[rm_pb2.AdminCall]) -> None:
         """Adds changes that administrators have made at an executor to the audit log.
 
-        The log names the executor in each entry, because the executor could have invented it.
+        The log names the executor in each entry, because the executor could have invented the
+        change.
         """
         if len(calls) > ADMIN_CALLS_MAX:
             raise InvalidArgument(

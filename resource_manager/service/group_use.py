@@ -1,5 +1,4 @@
-"""Keeps samples of resource groups of the last hour: the amounts that their slots have, and shares.
-
+"""Keeps samples of each resource group for the last hour: the amounts of its slots, and its shares.
 The samples are in memory only. So after a start, the resource manager has none.
 """
 
@@ -93,7 +92,8 @@ class GroupUse:
 
 
 async def sample_groups(runner: Runner, use: GroupUse, clock: Callable[[], Instant]) -> None:
-    """Adds samples until it is cancelled. It adds none while this resource manager does not lead.
+    """Adds samples until the task is cancelled. Adds no samples while this resource manager does
+    not lead.
 
     The cost of a sample is linear in the number of groups.
     """

@@ -109,5 +109,6 @@ def views_at(state: State, clock: Callable[[], Instant]) -> Paused[list[GroupVie
 def _nothing(_answer: Group | None) -> None:
     """Ignores the group: the answer of the call is empty.
 
-    The engine's answer is a live entity, so callers read the state afterwards.
+    The engine's answer is a part of the state, which later batches change. So callers read the
+    state again instead.
     """

@@ -1,4 +1,5 @@
-"""The callers' side of the writer: callers submit events and reads here, and wait for the result.
+"""The callers' side of the writer: callers submit events and reads to `Intake`, and wait for the
+result.
 
 `Intake` admits items up to the limits. While the writer cannot serve items, it admits none. Urgent
 items are served before all others. `Runner` serves the batches.
@@ -46,7 +47,7 @@ class Intake(ABC):
         owner: str = "",
         urgent: bool = False,
     ) -> T:
-        """Steps an event, and returns its result when the change is durable.
+        """Submits an event, and returns its result when the change is durable.
 
         Args:
             make: makes the event from the time of its batch.
@@ -54,7 +55,7 @@ class Intake(ABC):
                 change; None: the result is the answer itself (only for immutable answers).
             items: the number of items in the event, for the limits.
             owner: the job or connection whose queue gets the item.
-            urgent: True: serve the item before all others (keep-alives, answers of executors).
+            urgent: whether the item is served before all others, for example a keep-alive.
 
         Returns:
             The result of `render`.
@@ -77,8 +78,8 @@ class Intake(ABC):
         items: int,
         owner: str,
     ) -> list[T]:
-        """Steps the events of one large call one after the other. Between two of these events, the
-        writer may serve other callers.
+        """Submits the events of one large call. The writer steps them one after the other, and can
+        serve other callers in between.
 
         The first event is stepped alone. If it is rejected, the other events are not stepped. All
         events are admitted together, so no event is rejected later because too many items are
@@ -95,7 +96,7 @@ class Intake(ABC):
             The results, in the order of `makes`.
 
         Raises:
-            FinegrainError: see `submit`. Other events of the call may have had their effect.
+            FinegrainError: see `submit`. Other events of the call possibly had their effect.
         """
         first, *rest = (self._event(each, render, items) for each in makes)
         self._let_in(owner, items * len(makes))
@@ -115,8 +116,8 @@ class Intake(ABC):
 
         Args:
             metas: the values by key.
-            audited: False: the values follow from another change, and the caller has not ordered
-                them.
+            audited: whether the audit log records the call in progress. False if the values only
+                follow from another change.
 
         Raises:
             StoreError: the commit failed, or the database cannot be reached.

@@ -242,7 +242,8 @@ class JobCalls:
         job_id = check_id("job_id", request.job_id)
         grace_ms = decoding.grace_ms(request.grace, present=request.HasField("grace"))
         slots, ranges = slot_reuses(request.slots), request_ranges(request.ranges)
-        # Slots of a later event would be judged after the new requests may have got other slots.
+        # The ranges and all slots must be in one event. Otherwise the new requests could get other
+        # slots before the slots of a later event are examined.
         if ranges and len(slots) > CHUNK_ITEMS_MAX:
             raise InvalidArgument("slots", len(slots), f"at most {CHUNK_ITEMS_MAX} with ranges")
         await self._owners.check(job_id)
@@ -275,7 +276,7 @@ class JobCalls:
             raise InvalidArgument("from_sequence", request.from_sequence, "0 or more")
         await self._owners.check(job_id)
         with self._admission.entered(Kind.STREAM, job_id):
-            # The stream counts for the job until the stream ends.
+            # The stream counts against the limit of the job until the stream ends.
             messages = self._hub.watch(job_id, request.from_sequence)
             try:
                 async for message in messages:

@@ -47,8 +47,8 @@ class Lanes:
     The owners' queues are served by deficit round robin (M. Shreedhar and G. Varghese, "Efficient
     fair queueing using deficit round robin", SIGCOMM 1995). Credit is counted in items. One detail
     differs from the paper: a queue may spend more than its credit, and pays its debt back in later
-    rounds. If an owner has no other waiting items, its call is served in the next batch. With very
-    many owners, it is served after one round over all owners.
+    rounds. If an owner has no other waiting items, its call is served in the next batch, or with
+    very many owners after one round over all owners.
     """
 
     def __init__(self, limits: LaneLimits) -> None:
@@ -159,8 +159,8 @@ class Lanes:
 
         Example: with a batch of 2,000 items and two owners, the share is 1,000. Owner A has two
         calls of 900 items, and owner B has calls of 10 items. In the first round, A has a credit of
-        1,000. A gives its first call, which leaves a credit of 100. Because this is above 0, it
-        also gives its second call, which leaves a credit of -800. Then 200 items of the batch are
+        1,000. A gives its first call, which leaves a credit of 100. Because this credit is above 0,
+        A also gives its second call, which leaves a credit of -800. Then 200 items of the batch are
         left for calls of B.
         """
         left = self._limits.batch_items_max
@@ -186,8 +186,8 @@ class Lanes:
                     # The credit is deleted with the queue. If the owner returns, it starts like a
                     # new owner.
                     del self._queues[owner]
-                # An owner that still has credit keeps its place. Only the size of the batch has
-                # stopped this owner.
+                # An owner that still has credit keeps its place. It gives no more items now only
+                # because the batch is full.
                 elif queue.credit <= 0:
                     self._queues[owner] = self._queues.pop(owner)  # the owner is now served last
                 if left <= 0:

@@ -1,7 +1,7 @@
-"""Renews the leadership lease in a separate thread, and confirms it before answers and commands.
+"""Renews the leadership lease in a separate thread, and checks whether the lease has ended.
 
-A process may not run for longer than its lease, for example while it is suspended. This module
-detects such a pause before the process answers a caller or commands an executor. Each store
+A process can be suspended for longer than its lease lasts. `LeaseKeeper.confirm` detects this, and
+is called before the process answers a caller or sends a command to an executor. Each store
 implements the lease in its own way.
 """
 
@@ -53,9 +53,9 @@ class LeaseKeeper:
         self._renewal: asyncio.Future[None] | None = None
 
     def start(self) -> None:
-        """Starts the renewals. `start` may be called again after `pause`."""
-        # Each thread has its own event. So a paused thread ends even if a new thread has already
-        # started.
+        """Starts the renewals. This method can be called again after `pause`."""
+        # Each thread has its own event. So a thread that `pause` has stopped ends even if a new
+        # thread has already started.
         self._over = threading.Event()
         self._thread = threading.Thread(
             target=self._run,
@@ -76,7 +76,7 @@ class LeaseKeeper:
         self._executor.shutdown(wait=False)
 
     def check(self) -> None:
-        """Records whether the lease is valid. The writer's tick calls this method regularly."""
+        """Records whether the lease is valid. The writer calls this method at regular intervals."""
         if self._store.holds_lease():
             self._unsure_since_s = None
         elif self._unsure_since_s is None:
@@ -98,13 +98,14 @@ class LeaseKeeper:
     async def confirm(self) -> None:
         """Returns when it is certain that no other process leads.
 
-        The database is called only if the lease may have ended.
+        The database is called only if the lease has possibly ended.
 
         Raises:
             NotLeader: another process leads.
             StoreError: the database does not report the leader.
         """
-        # A loop is needed, because the lease may have ended again when a slow answer arrives.
+        # The lease is checked again after each renewal: it can have ended again when a slow answer
+        # of the database arrives.
         while not self._store.holds_lease():
             if self._renewal is None or self._renewal.done():
                 self._renewal = asyncio.ensure_future(self.renew())

@@ -1,11 +1,11 @@
 """Keeps what executors have measured on their hosts: the last report, and samples of the last hour.
 
-The engine never reads these measurements, because placement counts booked amounts only. They are
-kept in memory and not in the database. So after a start, the resource manager has none until the
-executors report.
+The engine never reads these measurements, because placement counts booked amounts only. The
+measurements are kept in memory and not in the database. So after a start, the resource manager has
+no measurements until the executors report.
 
-A report is kept as bytes. When a call reads it, it is parsed again. So a report that no call reads
-costs little.
+Reports are kept as bytes, and are parsed only when a call reads them. So a report that no call
+reads costs little.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class MeasuredUse:
         return report
 
     def whole_report(self, executor_id: str) -> slots_pb2.UsageReport:
-        """Returns the last report of an executor; empty: there is none."""
+        """Returns the last report of an executor; empty: there is no report."""
         host = self._hosts.get(executor_id)
         return slots_pb2.UsageReport.FromString(host.report) if host else slots_pb2.UsageReport()
 
