@@ -13,7 +13,7 @@ from resource_manager.storage.store import Contested
 
 def stale_database_message(error: EpochSeen | Contested, location: DatabaseUrl) -> str:
     """Returns the complete error text: the facts, the likely cause, and the command that helps."""
-    # The URL of a server is shown without its password. The administrator must add it.
+    # The URL of a server is shown without the password, which the administrator must add.
     url = sqlite_url(location.path) if location.is_sqlite else str(location)
     command = f"finegrain db raise-epoch --above-epoch {error.seen} --database {shlex.quote(url)}"
     return (

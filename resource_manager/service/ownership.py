@@ -13,14 +13,14 @@ CACHED_JOBS_MAX = 100_000
 
 
 class JobOwners:
-    """Knows the owners of jobs. Most checks need no read in the writer's queues."""
+    """Caches the owners of jobs, so that most checks need no read in the writer's queues."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self._owners: OrderedDict[str, str] = OrderedDict()
 
     def remember(self, job_id: str, owner: str) -> None:
-        """Caches the owner of a job. A newer registration of the same id replaces it."""
+        """Caches the owner of a job. A newer registration of the same job id replaces the owner."""
         self._owners[job_id] = owner
         self._owners.move_to_end(job_id)
         if len(self._owners) > CACHED_JOBS_MAX:

@@ -17,7 +17,8 @@ Key = tuple[str | int, ...]
 
 
 def page_size(requested: int) -> int:
-    """Returns the number of entries of a page: `requested` (0: the default), at most the maximum.
+    """Returns the number of entries of a page: `requested`, but at most `PAGE_SIZE_MAX`. If
+    `requested` is 0, returns the default size.
 
     Raises:
         InvalidArgument: `requested` is negative.
@@ -28,9 +29,7 @@ def page_size(requested: int) -> int:
 
 
 def token_of(key: Key | None) -> str:
-    """Returns the token for a key. Without a key, this was the last page, and the token is
-    empty.
-    """
+    """Returns the token for a key. The last page has no key, and its token is empty."""
     if key is None:
         return ""
     return base64.urlsafe_b64encode(json.dumps(key, separators=(",", ":")).encode()).decode()
@@ -50,7 +49,7 @@ def key_of(token: str, start: Key) -> Key:
         return start
     problem = InvalidArgument("page_token", token, "the next_page_token of the previous page")
     try:
-        # Shorten the token first. So a huge token is not decoded.
+        # Shorten the token first. So the whole of a huge token is never decoded.
         data = json.loads(base64.b64decode(token[:_TOKEN_LENGTH_MAX], b"-_", validate=True))
     except (binascii.Error, ValueError):
         raise problem from None

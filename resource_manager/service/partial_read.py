@@ -33,8 +33,8 @@ class PartialRead(Generic[T]):
 
     def run_slice(self, state: State) -> tuple[T] | None:
         """Continues the read. Returns its result in a tuple; None: the read is not complete yet."""
-        # After a failed commit the state is read again, at a higher epoch. Data that was read
-        # before may never have reached the disk.
+        # After a failed commit the state is read again, at a higher epoch. The former state can
+        # contain changes that never reached the disk. So the read begins again.
         if self._read is None or state.rm_epoch != self._epoch:
             self._read, self._epoch = self._begin(state), state.rm_epoch
         until = self._clock() + SLICE_S

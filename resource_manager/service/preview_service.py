@@ -1,4 +1,4 @@
-"""The call that says what an action of an administrator would change."""
+"""Serves the call that returns what an action of an administrator would change."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from resource_manager.service.wire.groups import group_set_event
 NAME_LENGTH_MAX = 256
 IDS_MAX = 1_000
 READ_ITEMS = 1_000
-"""A preview counts as this many items in the fair queues, because it may seek many executors."""
+"""A preview counts as this many items in the fair queues, because it can examine many executors."""
 
 DRAIN = cluster_pb2.PREVIEWED_ACTION_DRAIN
 CORDON = cluster_pb2.PREVIEWED_ACTION_CORDON
@@ -37,7 +37,7 @@ FIELDS = {
     END_JOB: ("job_id",),
     SET_GROUP: ("group", "weight", "maximum"),
 }
-"""The fields of each action."""
+"""The fields that each action needs."""
 
 Reads = Callable[[State], preview.Preview]
 

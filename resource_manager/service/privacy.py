@@ -1,8 +1,9 @@
-"""Removes data from answers that only the owner of a job and administrators may see.
+"""Removes private data from answers: only the owner of a job and administrators are allowed to see
+it.
 
 The resource manager never receives the commands, environments and outputs of tasks. Job masters
 send these to the executors, and an executor shows them only to the owner of the task and to
-administrators. So the only private field here is the address of a job master.
+administrators. So the only private field in answers is the address of a job master.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def set_up_providers(
     address: str,
     write_token: WriteToken | None = None,
 ) -> Providers:
-    """Builds all providers, including providers without shapes, which may still have executors to
+    """Builds all providers, including providers without shapes, which can still have executors to
     stop.
 
     Args:

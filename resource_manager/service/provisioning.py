@@ -1,10 +1,10 @@
 """Sends the engine's orders to start and stop executors to providers, and reports the outcomes.
 
 There is at most one call in progress for each executor, and a stop cancels a start in progress. An
-outcome is submitted again until the state contains it. The module also watches the executors of
-providers. It reports and cleans up executors that ended by themselves, and stops executors that the
-state does not know. The engine's rules (`engine/scaling`) decide when an executor is needed. The
-provider knows how to start an executor.
+outcome is submitted again until the state contains the outcome. The module also watches the
+executors of providers. It reports and cleans up executors that ended by themselves, and stops
+executors that the state does not know. The engine's rules (`engine/scaling`) decide when an
+executor is needed. The provider knows how to start an executor.
 """
 
 from __future__ import annotations
@@ -82,9 +82,10 @@ class Providers:
     def find(self, executor_id: str, shape: str) -> tuple[str, Provider]:
         """Returns the name and the provider of an executor.
 
-        The provider that has notes of the executor comes first, then the configured provider of its
-        shape. Notes have priority, because the configuration of a shape may have changed since the
-        start of the executor.
+        This is the provider that has notes of the executor: records of the executors that the
+        provider has started. If no provider has notes, it is the configured provider of the shape.
+        Notes have priority, because the configuration of a shape can change after the start of an
+        executor.
 
         Args:
             executor_id: the id of the executor.
@@ -129,7 +130,8 @@ class _Work:
 
     order: Order
     ended_by_itself: str = ""  # reason why the executor is stopped without an order of the engine
-    answered: bool = False  # True: the provider has answered, but the outcome may not be stored yet
+    # True: the provider has answered, but the outcome is possibly not stored yet
+    answered: bool = False
     following: Order | None = None  # the order to carry out next
     task: asyncio.Task[None] | None = None
 
@@ -179,7 +181,7 @@ class Provisioning:
             work.task.cancel()
 
     def drop_all(self) -> None:
-        """Cancels the calls in progress and reports nothing, because another resource manager
+        """Cancels the calls in progress and submits no outcomes, because another resource manager
         leads.
         """
         self._over = True
@@ -219,7 +221,7 @@ class Provisioning:
             return
         order = work.order
         made = await (self._start(order) if isinstance(order, StartExecutor) else self._end(work))
-        # From here on, the outcome of this call is not the outcome of a further stop.
+        # If another order to stop the executor comes from here on, it needs a new call.
         work.answered = True
         if made is not None:
             await self._report(order.executor_id, made)
@@ -340,7 +342,7 @@ class Provisioning:
         except ProviderFailed as error:
             observation = Observation(Presence.UNKNOWN, error.message)
         self._note(executor_id, observation)
-        # The orders are checked again, because an order may have arrived during the status call.
+        # The orders are checked again, because an order can arrive during the status call.
         if (
             observation.presence is Presence.ENDED
             and executor_id not in self._works
@@ -366,9 +368,9 @@ class Provisioning:
         """Stops executors that are in the notes of a provider, but not in the state.
 
         A database that was restored from a backup does not contain the executors that were started
-        after the backup. A running executor registers within the timeout. Then the state knows it,
-        and the engine's rules stop it when it is no longer needed. Executors that the state does
-        not know after the timeout are stopped here.
+        after the backup. A running executor registers within the timeout. Then the state knows the
+        executor, and the engine's rules stop the executor when it is no longer needed. Executors
+        that the state does not know after the timeout are stopped here.
         """
         now_s = time.monotonic()
         self._strays = {name: self._strays.get(name, now_s) for name in unknown}
@@ -382,7 +384,7 @@ class Provisioning:
 
     def _note(self, executor_id: str, observation: Observation) -> None:
         """Logs an observation if it differs from the last observation of the executor. The first
-        observation is compared with a running executor without a message.
+        observation is logged, unless the executor runs and there is no message.
         """
         if observation != self._seen.get(executor_id, Observation(Presence.RUNS)):
             _log.info(
@@ -395,8 +397,8 @@ class Provisioning:
 
 
 def _provisioned_executors(state: State) -> list[StopExecutor]:
-    """Returns the executors of providers that should run. Each is given in the form of the order
-    that would stop it.
+    """Returns the executors of providers that should run. Each executor is given as the order that
+    would stop it.
     """
     return [
         StopExecutor(each.executor_id, each.shape, each.handle)

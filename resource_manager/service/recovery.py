@@ -1,8 +1,8 @@
 """Decides whether to try again after a failure of the store, or to end the process.
 
 - If the database cannot be reached or is full, attempts continue indefinitely, with growing pauses.
-- A failure may repeat although the database answers, for example if it rejects the same batch
-  again. Then the process ends after a few attempts.
+- If the database answers, but failures repeat, the process ends after a few attempts. Example: the
+  database rejects the same batch again.
 - If the store cannot be used any more by this process, the process ends at once.
 """
 
@@ -55,8 +55,8 @@ class Recovery:
 
     def failed(self, error: BaseException, moment: float) -> FinegrainError | None:
         """Records a failure. Returns the error that ends the process, or None to try again."""
-        # After some time without failures, this failure counts as the first one. So the pause after
-        # it is short.
+        # After some time without failures, this failure counts as the first failure again. So the
+        # pause after this failure is short.
         if moment - self._last_at > self._limits.quiet_s:
             self._in_a_row = 0
         self._in_a_row += 1
@@ -79,7 +79,7 @@ class Recovery:
         )
 
     def pause_s(self) -> float:
-        """Returns the pause before the next attempt: `pause_s`, doubled for each failure."""
+        """Returns the pause before the next attempt: `pause_s`, doubled by each further failure."""
         # The exponent is limited, because a long outage causes thousands of failures.
         doubled = self._limits.pause_s * 2.0 ** min(self._in_a_row - 1, 16)
         return min(doubled, self._limits.pause_max_s)

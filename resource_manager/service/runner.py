@@ -49,7 +49,7 @@ class Listener(Protocol):
         """Carries out the effects of a durable batch."""
 
     def on_reload(self, rm_epoch: int) -> None:
-        """Called after the state was read again. The listener may have missed events."""
+        """Called after the state was read again. The listener has possibly missed events."""
 
 
 class Runner(Intake):
@@ -128,7 +128,7 @@ class Runner(Intake):
         except BaseException:
             self._lease.pause()
             raise
-        # Another process may have taken over while the state was read.
+        # Another process has possibly taken over while the state was read.
         if self.fatal.done():
             raise self.fatal.result()
         self._writer = asyncio.create_task(self._run(), name="rm-writer")
@@ -192,15 +192,15 @@ class Runner(Intake):
             # Clear the event before the lanes are checked. So a later item wakes the loop again.
             self._arrived.clear()
             while self._lanes or self._tick_due or (self._driver.unfinished and not self._closing):
-                # A batch without events continues unfinished work only if it is ticked. So
-                # unfinished work causes a tick.
+                # A batch without events continues unfinished work only if it also runs the timers
+                # (a tick). So unfinished work causes a tick.
                 ticked, self._tick_due = self._tick_due or self._driver.unfinished, False
                 batch = self._lanes.gather()
                 self._metrics.queue_items.set(self._lanes.waiting_items)
                 await self._serve(batch, ticked=ticked)
                 if self.fatal.done():
                     return
-                if not self._closing:  # the state may be missing while the runner closes
+                if not self._closing:  # while the runner closes, there is possibly no state
                     await self._maintain()
             if self._closing:
                 return
@@ -304,7 +304,7 @@ class Runner(Intake):
                 self._recovery.recovered(time.monotonic())
                 _log.warning("state_reloaded", rm_epoch=self.rm_epoch)
                 self._metrics.reloads.inc()
-                # Commands in flight belong to the dropped state, and streams may have missed
+                # Commands in flight belong to the dropped state, and streams have possibly missed
                 # events.
                 if self._listener is not None:
                     self._listener.on_reload(self.rm_epoch)
@@ -325,8 +325,8 @@ class Runner(Intake):
         self._lease.check()
         if (outage := self._lease.outage) is not None:
             self._refuse_all(outage)
-            # The batch in flight may still commit. Its callers can repeat their calls to learn the
-            # outcome.
+            # The commit of the batch in flight can still succeed. The callers can repeat their
+            # calls to learn the outcome.
             for item in self._serving:
                 if not item.future.done():
                     item.future.set_exception(outage)

@@ -1,9 +1,10 @@
-"""Leadership of a resource manager. A standby waits for it here, and answers callers while it
-waits.
+"""The leadership of a resource manager. In a standby, `Leadership` waits for the leadership, and
+rejects callers until then.
 
 A standby tries to become the leader every `POLL_S` seconds. While the database cannot be reached,
-it tries every `OUTAGE_PAUSE_S` seconds. If a resource manager has not yet seen another leader, it
-does not wait for the database: it fails at once. Every other error ends the wait too.
+it tries every `OUTAGE_PAUSE_S` seconds. A resource manager that has not yet seen another leader
+does not wait for a database that cannot be reached: it fails at once. Every other error ends the
+wait too.
 """
 
 from __future__ import annotations
@@ -25,9 +26,7 @@ _log = get_logger("finegrain.rm.standby")
 
 
 class Leadership:
-    """Says whether this resource manager leads. If it does not lead, says which resource manager
-    does.
-    """
+    """Knows whether this resource manager leads, and otherwise which resource manager leads."""
 
     def __init__(self, runner: Runner, metrics: ResourceManagerMetrics) -> None:
         self._runner = runner
@@ -39,7 +38,7 @@ class Leadership:
         self.leader_address = ""
 
     def refusal(self) -> Unavailable | None:
-        """Returns the error for callers while this process does not lead; None: it leads."""
+        """Returns the error for callers of a process that does not lead. None: this process leads."""
         if self.leading:
             return None
         # Check this first: a leader that was replaced must not name itself as the leader.
@@ -105,7 +104,7 @@ class Leadership:
                     self.standing_by and isinstance(error, StoreAway)
                 ):
                     raise
-                # The database reported another leader, so it can be reached again.
+                # The database reported another leader, so the database can be reached again.
                 if self._others_lead(error):
                     outage = False
                     self._note_leader(error, waiting)
@@ -134,8 +133,8 @@ class Leadership:
 
     @staticmethod
     def _others_lead(error: FinegrainError) -> bool:
-        # The error has the same reason when another program has locked the database, but then its
-        # details name no holder.
+        # If another program has locked the database, the error has the same reason, but its details
+        # name no holder.
         return error.reason is Reason.STORE_IN_USE and "holder" in error.details
 
     def _note_leader(self, error: FinegrainError, waiting: Callable[[], None]) -> None:

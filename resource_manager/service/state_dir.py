@@ -58,7 +58,7 @@ def write_endpoint(state_dir: Path, addresses: Mapping[str, str]) -> None:
 
     Args:
         state_dir: the state directory.
-        addresses: the addresses of the ports, by name. An empty address is not served.
+        addresses: the addresses of the ports, by name. An address is empty if its port is not open.
     """
     path = state_dir / ENDPOINT_FILE
     temporary = path.with_suffix(".tmp")
@@ -81,8 +81,8 @@ def remove_endpoint(state_dir: Path) -> None:
 def _open_lock(path: Path) -> int:
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # The mode is set explicitly, because the umask limits `mkdir`, and the directory may exist
-        # already.
+        # The mode is set explicitly, because the umask limits `mkdir`, and the directory possibly
+        # exists already with another mode.
         path.chmod(0o711)
         descriptor = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
@@ -102,7 +102,7 @@ def _open_lock(path: Path) -> int:
             "another directory with --state-dir",
             details={"path": path, "pid": holder},
         ) from None
-    # The process id only appears in the error of other processes. So a full disk does no harm here.
+    # The process id only appears in the error of other processes. So a full disk is no problem.
     with suppress(OSError):
         os.ftruncate(descriptor, os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0))
     return descriptor

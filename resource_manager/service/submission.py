@@ -39,7 +39,7 @@ class Submission:
 
     Attributes:
         specs: the requests, in the order in which they are queued.
-        positions: the position in the call of each request in `specs`.
+        positions: for each request in `specs`, its position in the call.
         repeated: the outcomes of requests that repeat an id, by position. `specs` does not contain
             these requests.
         gangs: the gangs that the call declares.
@@ -61,7 +61,8 @@ class Submission:
 def make_submission(
     specs: Sequence[RequestSpec], gangs: Sequence[slots_pb2.Gang], *, members_max: int
 ) -> Submission:
-    """Checks the requests and gangs of a call, and joins the members of each gang.
+    """Checks the requests and gangs of a call, and puts the members of each gang next to each
+    other.
 
     Example: the requests a, b (gang g), c, d (gang g) are queued in the order a, b, d, c.
 
@@ -104,8 +105,8 @@ def submission_events(
     Returns:
         Functions that make the events from the time of their batch.
     """
-    # Either all requests of a job have a profile, or none has. The engine rejects a call with both
-    # kinds of requests as a whole. So such a call stays one event.
+    # Either all requests of a job have a profile, or no request of the job has a profile. The
+    # engine rejects a call with both kinds of requests as a whole. So such a call stays one event.
     kinds = {spec.profile is None for spec in call.specs}
     kinds |= {each.request.profile is None for each in ranges}
     chunks = list(_chunks(call.specs)) if len(kinds) == 1 else [call.specs]
@@ -145,15 +146,16 @@ async def give_up(
     """Cancels requests, or releases slots or members of ranges, in as many steps as necessary.
 
     An item can contain many requests, but the engine ends only a limited number of requests in a
-    step. So it returns outcomes for the items that it has processed, and the other items are
-    submitted again. Other owners' calls run in between.
+    step. So the engine returns outcomes for the items that it has processed, and the other items
+    are submitted again. Other owners' calls run in between.
 
     Args:
         runner: the single writer.
         make: makes an event from some of the items.
         items: allocation ids, slots, or members of ranges.
         owner: the owner of the fair queue; see `Intake.submit`.
-        weight: the number of items that one event counts in this queue; None: its real number.
+        weight: the number of items as which one event counts in this queue; None: the number of
+            items that the event contains.
 
     Returns:
         One outcome per item, in order. All outcomes are durable.
@@ -230,7 +232,7 @@ def _chunks(specs: Sequence[RequestSpec]) -> Iterator[tuple[RequestSpec, ...]]:
         cost += len(piece) + NEW_COST * len(keys - seen)
         chunk += piece
         seen |= keys
-    # The last chunk may be empty, because a call with only ranges needs an event too.
+    # The last chunk can be empty, because a call with only ranges needs an event too.
     yield tuple(chunk)
 
 

@@ -49,7 +49,7 @@ class _Feed:
     watchers: int = 0
     # by stream: sequence number of the last event that was sent
     positions: dict[object, int] = field(default_factory=dict)
-    # How often the state was reloaded; after a reload, `last_sequence` may be too low.
+    # How often the state was reloaded; after a reload, `last_sequence` is possibly too low.
     resyncs: int = 0
     synced: int = 0  # value of `resyncs` when `last_sequence` was last read from the state
     ended: bool = False  # True: the job has ended, so its streams end after the last event
@@ -63,7 +63,9 @@ class _Feed:
             self.last_sequence = event.sequence
 
     def after(self, sequence: int) -> list[JobEvent] | None:
-        """Returns the events after `sequence` from the tail; None: the tail begins later."""
+        """Returns the events after `sequence` from the tail; None: the tail no longer contains all
+        of them.
+        """
         if not self.tail or self.tail[0].sequence > sequence + 1:
             return None
         skipped = sequence + 1 - self.tail[0].sequence
@@ -149,7 +151,7 @@ class WatchHub:
             self._fed.add(feed)
 
     def resync(self) -> None:
-        """Handles a reload of the state. The store may contain events that were never published."""
+        """Handles a reload of the state. The store can contain events that were never published."""
         for feed in self._feeds.values():
             feed.tail.clear()
             feed.resyncs += 1
@@ -184,7 +186,7 @@ class WatchHub:
         with self._followed(job_id, stream) as feed:
             # Stage 1: read the present state of the job, and check the requested position.
             present = await self._runner.read(lambda state: _present(state, job_id))
-            # Another stream of the job may already know a later event.
+            # Another stream of the job possibly knows a later event already.
             feed.last_sequence = max(feed.last_sequence, present.last_sequence)
             position, shown_upto = from_sequence - 1, None
             if from_sequence:
@@ -282,16 +284,16 @@ class WatchHub:
     async def _next(
         self, job_id: str, feed: _Feed, position: int, *, upto: int | None = None
     ) -> list[JobEvent]:
-        """Returns the next events after `position`, at most the number for one message. Empty if
-        there is no new event.
+        """Returns the next events after `position`, at most `MESSAGE_EVENTS_MAX`. Returns an empty
+        list if there is no new event.
         """
         if upto is not None and position >= upto:
             return []
-        # Every stream tries to read the number until one stream succeeds, because a stream may end
-        # at any time.
+        # After a reload, every stream tries to read the last sequence number until one stream
+        # succeeds. One stream alone could end before its read has ended.
         if feed.synced < feed.resyncs:
-            # The count is taken before the read, because a reload during the read requires another
-            # read.
+            # The number of reloads is copied before the read, because a reload during the read
+            # requires another read.
             resyncs = feed.resyncs
             last = await self._runner.read(lambda state: _last_sequence(state, job_id))
             feed.last_sequence = max(feed.last_sequence, last)

@@ -16,9 +16,11 @@ from resource_manager.service.standby import Leadership
 
 
 async def feed_watchdog(runner: Runner, leadership: Leadership) -> None:
-    """Notifies systemd at its interval. Returns at once if systemd does not watch this process.
+    """Notifies systemd at the interval that systemd requires. Returns at once if systemd does not
+    watch this process.
 
-    A process that does not lead has no writer. So it always sends keep-alives.
+    A process that does not lead has no writer that could fail to answer. So it always sends
+    keep-alives.
     """
     interval_s = watchdog_interval_s()
     while interval_s is not None:

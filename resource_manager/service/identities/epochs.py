@@ -18,7 +18,7 @@ from finegrain.v1.identity_pb2 import EpochProof
 
 
 class EpochProofs:
-    """Signs this process's epoch, and checks the proofs of others.
+    """Signs this process's epoch, and checks the proofs of other resource managers.
 
     Args:
         authority: returns the cluster's authority.
@@ -33,7 +33,8 @@ class EpochProofs:
 
     def proof_of(self, rm_epoch: int) -> EpochProof:
         """Returns the proof of an epoch with which this process leads."""
-        # A proof with a certificate of a dropped authority would prove nothing.
+        # A new certificate needs a new proof: a proof with a certificate of a dropped authority
+        # would prove nothing.
         is_old = self._version != self._own.version
         if self._made is None or self._made.rm_epoch != rm_epoch or is_old:
             own = self._own.credentials
@@ -63,7 +64,7 @@ class EpochProofs:
 
 
 class EpochClaims:
-    """Handles the epochs that executors report: decides which of them are believed.
+    """Decides which of the epochs that executors report are believed.
 
     Args:
         proofs: the object that checks proofs.

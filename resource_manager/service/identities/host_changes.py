@@ -1,8 +1,8 @@
-"""Applies changes that commands make on the manager's host in the running resource manager.
+"""Applies the changes of local commands (`finegrain certs`) to the running resource manager.
 
-`finegrain certs` changes the files of the authority. The resource manager reads them again within a
-second, so it needs no restart. The commands also leave a note for the audit log, because only the
-resource manager can write to its database.
+The commands change the files of the authority on the host of the resource manager. The resource
+manager reads them again within a second, so it needs no restart. The commands also leave a note for
+the audit log, because only the resource manager can write to its database.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def note_change(state_dir: Path, method: str, changed: str) -> None:
 
 
 async def follow_host_changes(components: Components) -> None:
-    """Uses the authority that is in the files, and records the notes of commands.
+    """Reads the authority again when its files change, and records the notes of commands.
 
     The function never ends. It tries again each second, and logs an error only once.
     """

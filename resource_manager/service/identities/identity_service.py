@@ -37,7 +37,7 @@ class IdentityCalls(IdentityServiceServicer):
         issuer: signs certificates.
         members: tokens and denials.
         sessions: sessions of browsers.
-        join_addresses: returns "host:port" of the join port; empty: there is none.
+        join_addresses: returns "host:port" of the join port; empty: there is no join port.
     """
 
     def __init__(

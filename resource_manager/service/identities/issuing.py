@@ -14,8 +14,8 @@ from finegrain.v1 import identity_pb2
 from resource_manager.service.identities.own import PERSON_LIFETIME, SERVICE_LIFETIME
 
 RENEW_GRACE = timedelta(days=30)
-"""Time after its end in which a certificate can still be renewed. The renewal needs a signature
-with the certificate's key.
+"""Time for which a certificate can still be renewed after it has expired. The renewal needs a
+signature with the key of the certificate.
 """
 
 
@@ -25,7 +25,7 @@ class Issuer:
 
     Attributes:
         present: returns the authority that signs now.
-        addresses: returns "host:port" of the resource managers, for the holders.
+        addresses: returns "host:port" of the resource managers, for the holders of certificates.
         now: returns the present time, with a time zone.
     """
 

@@ -1,8 +1,8 @@
 """Implements JoinService on a separate port. Its calls are the only calls that need no certificate;
 see identity.proto.
 
-The server shows a certificate and asks its callers for none. Messages are small, calls are few, and
-their rate is limited, for each address and in total.
+The server shows a certificate, but asks its callers for no certificate. The size of a message, the
+number of calls at the same time, and the rate of calls from one address are limited.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class RateLimit:
     """A token bucket for each key: a burst, and then a constant rate.
 
     Example: with a rate of 10 and a burst of 100, an address can make 100 calls at once, and then
-    one each 100 ms.
+    one call every 100 ms.
     """
 
     rate_per_s: float = RATE_PER_S
@@ -84,7 +84,7 @@ class RateLimit:
 
 
 class JoinServer:
-    """Serves the calls of new members that join.
+    """Serves the calls with which new members join.
 
     Args:
         listen: "host:port"; port 0 lets the kernel choose.
@@ -92,7 +92,7 @@ class JoinServer:
         issuer: signs certificates.
         members: tokens and denials.
         gate: returns the error with which calls are rejected at the moment, or None.
-        refused: called for each call that ends with an error, with method and error.
+        refused: a function that is called with the method and the error of each failed call.
     """
 
     def __init__(
@@ -207,8 +207,8 @@ class JoinServer:
         return made + mark.digest()
 
     def _handler(self, request: type[Message], call: Callable[[Any], Awaitable[Message]]) -> Any:
-        """Returns the handler of one method. The handler gets raw bytes, so that this module can
-        word the errors.
+        """Returns the handler of one method. The handler gets raw bytes, so that this module also
+        returns the error for bytes that are not a message.
         """
         name = request.DESCRIPTOR.name.removesuffix("Request")
 

@@ -42,7 +42,7 @@ class LoginSocket:
     Args:
         path: path of the socket.
         issuer: signs certificates.
-        members: tells which identities are denied.
+        members: knows which identities are denied.
     """
 
     def __init__(self, path: Path, issuer: Issuer, members: Members) -> None:
@@ -59,7 +59,7 @@ class LoginSocket:
             self._server = await asyncio.start_unix_server(
                 self._accept, str(self._path), limit=LINE_BYTES_MAX
             )
-            self._path.chmod(0o666)  # the caller's user id decides, not the mode
+            self._path.chmod(0o666)  # all users can connect, and the server checks their user id
         except OSError as error:
             _log.error(
                 "login_socket_not_served", extra={"path": str(self._path), "error": str(error)}

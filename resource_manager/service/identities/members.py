@@ -133,8 +133,8 @@ class Members:
         """Uses a token. Returns the identity, and the duration of the certificate's validity in
         seconds.
 
-        Until the token expires, the same key may use it again. So a member whose answer was lost
-        can try again.
+        Until the token expires, it can be used again with the same key. So a member that did not
+        receive the answer can try again.
 
         Args:
             secret: the secret part of the token.

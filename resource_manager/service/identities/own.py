@@ -168,8 +168,8 @@ def open_own_files(state_dir: Path) -> OwnFiles:
     made = not certificate.exists()
     if made:
         if key.exists():
-            # The key is written before the certificate. So this key comes from an interrupted
-            # start, and has signed nothing.
+            # A start writes the key before the certificate. So a key without a certificate comes
+            # from an interrupted start, and has signed nothing.
             key.unlink()
         write_authority(state_dir, Authority.create(new_cluster_name(), utc_now()))
     stamp = _stamp_of(state_dir)
@@ -206,7 +206,7 @@ def write_authority(state_dir: Path, authority: Authority) -> None:
 
 
 def new_cluster_name() -> str:
-    """Returns a name for a new cluster, which differs from all others."""
+    """Returns a name for a new cluster, which differs from the names of all other clusters."""
     return f"c{secrets.token_hex(5)}"
 
 

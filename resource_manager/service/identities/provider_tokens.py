@@ -14,12 +14,13 @@ from resource_manager.service.identities.members import Members
 TTL_S = 24 * 3_600
 """The longest time between the start of an executor and its registration.
 
-A start may create a machine, or wait in the queue of another cluster manager.
+Before an executor registers, its provider possibly creates a machine, or waits in the queue of
+another cluster manager.
 """
 
 
 class ProviderTokens:
-    """Writes and deletes the files.
+    """Writes and deletes the files with the tokens.
 
     Args:
         calls: makes the text of a token.

@@ -31,10 +31,10 @@ _log = get_logger("finegrain.rm")
 
 
 def check_authority_shared(own: OwnFiles, leader: str) -> None:
-    """Checks that a standby can have the authority of its leader.
+    """Checks that this start of a standby has not created an authority.
 
-    A start may have created an authority that differs from the leader's authority. Then this
-    function deletes the files of the new authority again.
+    Such an authority would differ from the authority of the leader. If there is one, this function
+    deletes its files and fails.
 
     Args:
         own: the files of this resource manager.
@@ -55,7 +55,7 @@ def check_authority_shared(own: OwnFiles, leader: str) -> None:
 
 
 async def check_authority(runner: Runner, own: OwnFiles) -> None:
-    """Checks that the authority of this host is the authority of the database.
+    """Checks that the authority of this host is the authority that the database names.
 
     The first resource manager that leads on a database stores its authority's key there. If the
     database already contains executors, they ran a version without certificates: they are awaited.

@@ -74,7 +74,7 @@ class NewSession:
     """A session that has just begun, with its secrets.
 
     Attributes:
-        cookie: the secret in the browser's cookie. Every port of this host can receive it.
+        cookie: the secret in the browser's cookie. The browser sends it to every port of this host.
         token: the secret that only pages of this port can read and send.
         session: the stored facts.
     """
@@ -129,8 +129,8 @@ class WebSessions:
     # -- links -----------------------------------------------------------------------------------
 
     def new_link(self, caller: Caller) -> tuple[str, int]:
-        """Returns a link that begins a session for a caller, and when it expires in milliseconds
-        since 1970.
+        """Returns a link that begins a session for a caller, and the time at which the link
+        expires, in milliseconds since 1970.
 
         Raises:
             FailedPrecondition: there is no page.
@@ -223,7 +223,7 @@ class WebSessions:
         return session
 
     def sessions(self, caller: Caller) -> list[tuple[str, WebSession]]:
-        """Returns the sessions that a caller may see, with their ids, the oldest first."""
+        """Returns the sessions that a caller is allowed to see, with their ids, oldest first."""
         ended = set(self._ended())
         found = [
             (key[:ID_CHARACTERS], each)
@@ -236,7 +236,7 @@ class WebSessions:
         """Ends a session.
 
         Raises:
-            NotFound: there is no such session, or it is not the caller's.
+            NotFound: there is no such session, or the caller is not allowed to see it.
         """
         known = {name for name, _ in self.sessions(caller)}
         if session_id not in known:
@@ -252,8 +252,8 @@ class WebSessions:
         await self._delete([key for key in self._sessions if key == sha256_hex(cookie)])
 
     def drop_denied(self) -> None:
-        """Ends the sessions of callers that are denied now. Withdrawing a denial does not start
-        them again.
+        """Ends the sessions of callers that are denied now. A session does not start again when its
+        denial is withdrawn.
         """
         if gone := self._ended():
             task = asyncio.create_task(self._delete(gone))

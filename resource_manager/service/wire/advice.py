@@ -1,4 +1,4 @@
-"""Decodes AdviseThreads calls, which return the number of threads to split a job's work into."""
+"""Decodes AdviseThreads calls: into how many threads should the work of a job be divided?"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Converts the engine's answers and commands to messages for executors. `WRITINGS` names only the
-fields that differ from the message.
+"""Converts the engine's answers and commands to messages for executors. Only fields that differ
+between the value and the message need an entry in `WRITINGS`.
 """
 
 from __future__ import annotations

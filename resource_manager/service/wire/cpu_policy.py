@@ -1,7 +1,7 @@
 """Checks the cpu policy of a request: which policies, strengths and amounts can be combined.
 
-The checks need only the request, no host. `InvalidArgument` names the path of the field, and a
-valid combination.
+The checks need only the request, and no data about hosts. `InvalidArgument` names the path of the
+field, and a valid combination.
 """
 
 from __future__ import annotations
@@ -140,8 +140,8 @@ def _constrained_burst(qos: QosClass, field: str) -> InvalidArgument:
 
 
 def _check_shared_cpus(policy: CpuPolicy, field: str) -> None:
-    """Checks a request without dedicated cpus. The request may prefer policies for dedicated cpus;
-    they have no effect. It must not require such policies.
+    """Checks a request without dedicated cpus. Such a request can prefer policies for dedicated
+    cpus, which then have no effect. It must not require them.
     """
     about = (
         ("bind", policy.bind_required and policy.bind in _NEEDS_DEDICATED_CPUS, policy.bind),

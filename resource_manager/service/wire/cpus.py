@@ -20,7 +20,7 @@ from resource_manager.engine.model.entities import CpuState
 
 CONTAINERS_MAX = 4_096
 OPTIONS_MAX = 64
-MEMORY_AMOUNTS_MAX = 16_384  # of all containers together, for each container and NUMA node
+MEMORY_AMOUNTS_MAX = 16_384  # of all containers together; one amount is for one NUMA node
 TEXT_LENGTH_MAX = 300
 
 _WORDS = (

@@ -67,7 +67,7 @@ _REPORTED_STATES = {
 
 
 def check_batch(field: str, items: Sequence[object], *, ranges: Sequence[object] = ()) -> None:
-    """Checks that there are 1 to `BATCH_ITEMS_MAX` items. A call with ranges may have 0 items.
+    """Checks that there are 1 to `BATCH_ITEMS_MAX` items. A call with ranges can have 0 items.
 
     Args:
         field: path of the field, for errors.
@@ -110,7 +110,7 @@ def slot_request(message: slots_pb2.SlotRequest, field: str) -> RequestSpec:
         InvalidArgument: a field is malformed.
     """
     allocation_id = message.allocation_id
-    # One call may have thousands of requests, so this path is built only for a malformed id.
+    # One call can have thousands of requests, so this path is built only for a malformed id.
     if not ID_PATTERN.fullmatch(allocation_id):
         check_id(f"{field}.allocation_id", allocation_id)
     # An absent profile differs from an empty profile: the request gets the default slot of its
@@ -164,7 +164,8 @@ def priority(value: int, field: str) -> int:
 
 def _run_times(message: slots_pb2.SlotRequest, field: str) -> dict[str, int]:
     times: dict[str, int] = {}
-    # Most requests have no times, and one call may have thousands of requests.
+    # These checks save time: most requests have no times, and one call can have thousands of
+    # requests.
     if message.HasField("time_limit"):
         times["time_limit_ms"] = duration_ms_from_proto(
             message.time_limit,
@@ -237,7 +238,7 @@ def slot_releases(
     slots = tuple((each.allocation_id, each.generation) for each in messages)
     sound = ID_PATTERN.fullmatch
     for index, (allocation_id, generation) in enumerate(slots):
-        # Build the path of a field only for a malformed entry, because a call may have thousands of
+        # Build the path of a field only for a malformed entry, because a call can have thousands of
         # entries.
         if generation < 0 or not sound(allocation_id):
             check_id(f"slots[{index}].allocation_id", allocation_id)
@@ -338,7 +339,7 @@ def report(message: slots_pb2.SlotReport, field: str) -> Report:
     slots = tuple(
         _reported_slot(each, f"{field}.slots[{index}]") for index, each in enumerate(message.slots)
     )
-    # Two generations of one id may exist on a host until the older generation is freed.
+    # Two generations of one id can exist on a host until the older generation is freed.
     if len({(slot.allocation_id, slot.generation) for slot in slots}) != len(slots):
         raise InvalidArgument(
             f"{field}.slots", f"{len(slots)} slots", "each id and generation only once"
@@ -370,8 +371,8 @@ _slots_known: dict[bytes, ReportedSlot] = {}
 
 
 def _reported_slot(message: slots_pb2.SlotStatus, field: str) -> ReportedSlot:
-    # Most slots of a report did not change since the last report. To serialize a slot again takes a
-    # tenth of the time of its checks.
+    # Most slots of a report did not change since the last report. The serialization of a slot, as
+    # the key of the cache, takes a tenth of the time of its checks.
     content = message.SerializeToString()
     known = _slots_known.get(content)
     if known is None:

@@ -1,4 +1,5 @@
-"""Builds messages from the engine's values, by the names of their fields.
+"""Builds messages from the engine's values. A field of a message gets the value of the field with
+the same name.
 
 The tables in `listed.py`, `explained.py`, `commands.py` and in this module list the names that
 differ.
@@ -73,7 +74,8 @@ def slot_status(
         under_way.append(resize_status(slot.ordered, ordered=True))
     if slot.wanted is not None:
         under_way.append(resize_status(slot.wanted, ordered=False, message=resize_message))
-    # Call the compiled function directly and not `write`, because slots are written most often.
+    # Call the compiled function and not `write`, which is slower. Slots are the most frequent
+    # messages.
     function = write.function(Slot, slots_pb2.SlotStatus)
     return function(
         slot,
@@ -95,7 +97,7 @@ def resize_status(resize: Resize, *, ordered: bool, message: str = "") -> slots_
 
     Args:
         resize: the resize.
-        ordered: True: the resize was ordered from the executor; False: the resize waits.
+        ordered: whether the executor was ordered to resize the slot. If not, the resize waits.
         message: the reason why the resize waits, as a text for people.
     """
     state = ORDERED if ordered else WAITING
@@ -150,7 +152,7 @@ def executor_status(
     Args:
         view: the executor.
         used: the measured use of its slots and of the host.
-        with_topology: True: with the topology of the host.
+        with_topology: whether the message contains the topology of the host.
     """
     # A topology is large, so lists leave it out.
     if not with_topology:

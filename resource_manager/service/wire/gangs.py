@@ -41,7 +41,7 @@ def gangs_of_call(
 
     Raises:
         InvalidArgument: a gang is malformed, is declared twice, or has too few or too many members
-            in this call. Or a request cannot be a member of the gang that it names.
+            in this call; or a request names a gang of which it cannot be a member.
     """
     # Most calls have no gang, and end here.
     if not messages and not any(request.gang_id for request in requests):

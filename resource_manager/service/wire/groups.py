@@ -26,7 +26,7 @@ USERS_MAX = 1_000
 """Maximum number of users in one call."""
 
 DIMENSIONS_MAX = 64
-"""Maximum number of resources that one group may limit."""
+"""Maximum number of resources that one group can limit."""
 
 
 RULES_MAX = 100
@@ -58,7 +58,7 @@ def group_users_event(
     """Decodes a ChangeGroupUsers request. The engine makes the semantic checks.
 
     Raises:
-        InvalidArgument: there is no user, or there are too many.
+        InvalidArgument: there is no user, or there are too many users.
     """
     for field, users in (("allow", request.allow), ("revoke", request.revoke)):
         if len(users) > USERS_MAX:
@@ -74,7 +74,7 @@ def group_rules_event(
     """Decodes a ChangeGroupRules request. The engine makes the semantic checks.
 
     Raises:
-        InvalidArgument: there is no rule, there are too many, or a pattern is malformed.
+        InvalidArgument: there is no rule, there are too many rules, or a pattern is malformed.
     """
     for field, items in (("add", request.add), ("remove", request.remove)):
         if len(items) > RULES_MAX:

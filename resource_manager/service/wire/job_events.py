@@ -28,7 +28,7 @@ _RESIZE_STATES: Mapping[str, Any] = {
 
 
 def slot_status_of_event(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields of the SlotStatus message of a job event's slot."""
+    """Returns the fields of the SlotStatus message for the slot in a job event."""
     # Number and text fields have the same names. The other fields are converted.
     fields = dict(data)
     fields["profile"] = _profile_of_event(data["profile"])

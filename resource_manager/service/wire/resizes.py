@@ -1,7 +1,7 @@
 """Decodes requests to resize a slot, and checks their form.
 
-The engine checks whether the slot exists, the size is possible, and the number is the slot's next
-number.
+The engine checks that the slot exists, that the size is possible, and that the number of the resize
+is the next number of the slot.
 """
 
 from __future__ import annotations

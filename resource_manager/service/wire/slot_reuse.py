@@ -1,6 +1,6 @@
 """Decodes ReuseSlots calls: slots, and for each slot the request that it must serve next.
 
-This module checks the form. The engine decides whether a slot may be reused.
+This module checks the form. The engine decides whether a slot can be reused.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def slot_reuses(messages: Sequence[rm_pb2.SlotReuse]) -> ReusePart:
             raise InvalidArgument(f"{field}.generation", each.generation, "1 or more")
         for_id = check_id(f"{field}.for_allocation_id", each.for_allocation_id)
         for name, value in (("allocation_id", allocation_id), ("for_allocation_id", for_id)):
-            # One table for slots and requests: an id that occurs twice in any role is an error.
+            # Ids of slots and of requests are in one table, because an id must not be both, and
+            # must not occur twice.
             earlier = named.setdefault(value, f"{field}.{name}")
             if earlier != f"{field}.{name}":
                 raise InvalidArgument(
@@ -57,7 +58,7 @@ def reuse_events(
         job_id: the job that calls.
         parts: the batch, in parts.
         grace_ms: milliseconds between SIGTERM and SIGKILL; None: the executor's default.
-        ranges: new ranges; with ranges, the batch has only one part.
+        ranges: new ranges. If there are any, the batch must have only one part.
     """
     return [
         partial(SlotsReuseRequested, job_id=job_id, slots=part, grace_ms=grace_ms, ranges=ranges)
