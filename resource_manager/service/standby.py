@@ -38,7 +38,7 @@ class Leadership:
         self.leader_address = ""
 
     def refusal(self) -> Unavailable | None:
-        """Returns the error for callers of a process that does not lead. None: this process leads."""
+        """Returns the error for callers if this process does not lead. None: this process leads."""
         if self.leading:
             return None
         # Check this first: a leader that was replaced must not name itself as the leader.
