@@ -36,7 +36,8 @@ class AwaitedExecutors:
         return executor_id in self._ids
 
     def begin(self, for_ms: int) -> list[str]:
-        """Begins to wait for all known executors that are not lost.
+        """Begins to wait for all known executors that have not registered since the start and are
+        not lost.
 
         Args:
             for_ms: duration of the wait, in milliseconds.
@@ -59,7 +60,7 @@ class AwaitedExecutors:
         return list(self._ids)
 
     def restore(self, counters: Mapping[str, int], at: Instant) -> None:
-        """Restores the wait, after the hosts.
+        """Restores the wait after a restart. The hosts must have been restored before.
 
         Args:
             counters: the stored counters.
@@ -71,13 +72,15 @@ class AwaitedExecutors:
             self._ids.update((each, None) for each in self._hosts if counters.get(AWAITED + each))
 
     def stop(self, executor_id: str) -> None:
-        """Ends the wait for one executor, because it has joined, or was deleted or lost."""
+        """Ends the wait for one executor, because the executor has joined, or was deleted or
+        lost.
+        """
         if executor_id in self._ids:
             del self._ids[executor_id]
             self._changes.counter(AWAITED + executor_id, 0)
 
     def until_ms_of(self, executor_id: str) -> int:
-        """Returns until when an executor is awaited, by the monotonic clock; 0: the executor is not
-        awaited.
+        """Returns the end of the wait for an executor, by the monotonic clock. Returns 0 if the
+        executor is not awaited.
         """
         return self.until_ms if executor_id in self._ids else 0

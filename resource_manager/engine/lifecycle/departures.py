@@ -1,7 +1,7 @@
 """Takes executors out of service: marks them lost, or deletes them with their slots.
 
-A lost executor is unreachable, but may still be running. Its slots stay booked until the executor
-returns or is deleted.
+A lost executor is unreachable, but is possibly still running. Its slots stay booked until the
+executor returns or is deleted.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Departures:
         the remaining slots in later steps.
         """
         self.free_slots(host, Reason.EXECUTOR_LOST, message, then=Timer.SILENCE)
-        # The command in flight belongs to the old registration. Drop the command here. A late
-        # answer is then ignored.
+        # Drop the command in flight, because it belongs to the old registration. A late answer to
+        # the command is then ignored.
         host.start_conversation()
 
     def delete_executor(self, host: Host) -> None:
@@ -98,10 +98,10 @@ class Departures:
             host: the executor.
             reason: reason for the requests that lose their slots.
             message: reason for people.
-            then: the timer whose handler frees the remaining slots if the step becomes full; None:
-                all slots are freed in this step.
+            then: the timer whose handler frees the remaining slots if the step becomes full. None
+                means that all slots are freed in this step.
         """
-        slots: list[Slot] = [  # a copy, because the loop may delete slots of the host
+        slots: list[Slot] = [  # a copy, because the loop can delete slots of the host
             slot for slot in host.slots.values() if slot.state is not SlotState.FREEING
         ]
         for slot in slots:

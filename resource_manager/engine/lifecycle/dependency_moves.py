@@ -1,8 +1,9 @@
 """Checks the jobs on which a new job depends. The new job waits until these jobs have ended. Then
-it may get slots, or the engine ends it.
+the new job can get slots. If one of these jobs did not have the required outcome, the engine ends
+the new job.
 
-In this module, a job has ended when its last request has ended, even if its last slots are still
-being freed.
+In this module, a job counts as ended when its last request has ended, even if its last slots are
+still being freed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from resource_manager.engine.queue.dependencies import JobDependencies
 from resource_manager.engine.queue.queue import WaitingQueue
 
 DEPENDENCIES_MAX = 100
-"""A job may depend on at most this many jobs."""
+"""A job can depend on at most this many jobs."""
 
 
 @dataclass(slots=True, eq=False)
@@ -71,8 +72,8 @@ class DependencyMoves:
         """
         for each in job.depends_on:
             other = self.jobs.get(each.job_id)
-            # A job can be missing only after a restart. It had ended before, and had met the
-            # condition.
+            # A job can be missing only after a restart. Such a job had ended with the required
+            # outcome, and was deleted before the restart.
             if other is None:
                 continue
             ended = other.state is JobState.ENDED and other.job_id not in self.endings
@@ -85,7 +86,9 @@ class DependencyMoves:
             self.flows.hold_job(job.job_id)
 
     def job_ended(self, job_id: str) -> None:
-        """Removes the dependencies of a job that has ended itself."""
+        """Removes the dependencies of a job that has ended, so that the job no longer waits for
+        other jobs.
+        """
         self.dependencies.discard(job_id)
         self.flows.drop_hold(job_id)
 
@@ -99,7 +102,7 @@ class DependencyMoves:
         """
         dependencies = self.dependencies
         while dependencies.ended and not self.journal.is_full:
-            # Each iteration handles one job that waits, and so removes at least one dependency.
+            # Each iteration handles one waiting job, and thereby removes at least one dependency.
             awaited = self.jobs[next(iter(dependencies.ended))]
             job = self.jobs[dependencies.first_waiting(awaited.job_id)]
             condition = dependencies.awaited(job.job_id)[awaited.job_id]

@@ -1,17 +1,17 @@
 """Moves a gang through its states. A gang as a whole is placed, granted, queued again, or ended.
 
 All live members of a gang are in the same state until the gang is granted. A queued gang has one
-place in the queue, with the arrival number of its first member. All members are placed in one
-cycle, or no member is placed. They stay ALLOCATING until executors have confirmed all members. So a
-job master never gets only a part of a gang. And two gangs never block each other with half of the
-capacity booked by each.
+place in the queue, with the arrival number of its first member. Either all members are placed in
+one cycle, or no member is placed. The members stay ALLOCATING until executors have confirmed all of
+them. So a job master never gets only a part of a gang. Two gangs also never block each other,
+because no gang books capacity for only some of its members.
 
-After the grant, the slots are independent. There is one exception: a member with `restart_on_loss`
-loses its slot. Then the whole gang is queued again.
+After the grant, the slots are independent. There is one exception: if a member with
+`restart_on_loss` loses its slot, the whole gang is queued again.
 
 `GangMoves` and `RequestMoves` (`moves.py`) have some methods with the same names. The method of
-`GangMoves` moves one request, and the whole gang with it if needed. For a request without a gang,
-it only calls the method of `RequestMoves`.
+`GangMoves` moves one request, and also the other members of its gang if needed. For a request
+without a gang, it only calls the method of `RequestMoves`.
 
 Example: gang "g" has the members m1 and m2, both with `restart_on_loss`.
 
@@ -19,7 +19,7 @@ Example: gang "g" has the members m1 and m2, both with `restart_on_loss`.
   submitted                            PENDING     PENDING     WAITING     -
   try_gang: m1 on host A, m2 on B      ALLOCATING  ALLOCATING  ALLOCATING  2
   A carved m1 (`confirm`)              ALLOCATING  ALLOCATING  ALLOCATING  1
-      m1's slot is ALLOCATED, but its job master does not know
+      m1's slot is ALLOCATED, but the job master gets no event yet
   B refused m2 (`requeue`)             PENDING     PENDING     WAITING     -
       the slot of m1 is freed; the gang is queued at its old place
   try_gang: m1 on A, m2 on C           ALLOCATING  ALLOCATING  ALLOCATING  2
@@ -67,7 +67,7 @@ from resource_manager.engine.queue.requests import Requests
 
 @dataclass(slots=True, eq=False)
 class GangMoves:
-    """Moves gangs, and requests that may belong to a gang, through their states."""
+    """Moves gangs through their states, and requests with or without a gang."""
 
     journal: Journal
     changes: ChangeTracker
@@ -87,8 +87,8 @@ class GangMoves:
 
         A member must avoid a host where its previous slot is still being freed.
         """
-        # Few gangs have a member that must avoid a host. All other gangs of a kind share one list
-        # of requests.
+        # Few gangs have a member that must avoid a host. All other gangs with equal members share
+        # one list of requests.
         if any(each.allocation_id in self.slots.superseded for each in waiting.members):
             return tuple(self.by_request(waiting))
         return waiting.kind.member_requests
@@ -129,8 +129,8 @@ class GangMoves:
         if found is None:
             return False
         self.place_together(waiting, requests, found)
-        # The placement pass keeps copies of the hosts' free capacity, which do not contain the new
-        # bookings yet.
+        # The placement pass has copies of the hosts' free capacity, and must subtract the new
+        # bookings from them.
         placing.follow(
             [self.hosts[name] for name in dict.fromkeys(share.host_id for share in found)]
         )
@@ -147,8 +147,9 @@ class GangMoves:
         Args:
             waiting: the gang.
             requests: the requests of its members, as `current_requests` returned them.
-            found: the shares. Each share has a host, a request of `requests` and a number of
-                members. The caller must have checked that all members fit.
+            found: the result of the search. Each share has a host, the position of a request in
+                `requests`, and a number of members. The caller must have checked that all members
+                fit.
         """
         # Members with equal requests are interchangeable, so each share takes the next members.
         groups = self.by_request(waiting)
@@ -262,13 +263,13 @@ class GangMoves:
         message: str = "",
         grace_ms: int | None = None,
     ) -> None:
-        """Ends a live request on demand. If the request is a member of a gang that is not granted,
-        all members of the gang end.
+        """Ends a live request on behalf of its job master or an administrator. If the request is a
+        member of a gang that is not granted, all members of the gang end.
 
         Args:
             request: the request.
-            alone: True: the caller named a granted slot. The gang may have been queued again before
-                the call arrived. Then only this member ends, and the other members stay queued.
+            alone: True if the caller named a granted slot. If the gang was queued again before the
+                call arrived, only this member ends, and the other members stay queued.
             reason: see `RequestMoves.give_up`.
             message: see `RequestMoves.give_up`.
             grace_ms: see `RequestMoves.give_up`.
@@ -278,7 +279,8 @@ class GangMoves:
             self.moves.give_up(request, reason=reason, message=message, grace_ms=grace_ms)
             return
         waiting = self.gangs.waiting.get(gang.gang_id)
-        # The other members stay queued. If there is no other member, the gang itself ends below.
+        # The other members stay queued. If there is no other member, the following code ends the
+        # gang.
         if alone and waiting is not None and len(waiting.members) > 1:
             self.gangs.stop_waiting(gang, self.queue.non_batchables)
             self.moves.give_up(request, reason=reason, message=message, grace_ms=grace_ms)
@@ -293,12 +295,12 @@ class GangMoves:
     def gang_timer_fired(self, gang_id: str) -> None:
         """Ends a gang whose timeout has expired."""
         waiting = self.gangs.waiting.get(gang_id)
-        # The gang was placed or has ended. The timer still fires, because timers are not disarmed.
+        # The gang does not wait: it was placed or has ended. Its timer still fires, because timers
+        # are not disarmed.
         if waiting is None or waiting.gang.waiting_until_ms is None:
             return
         gang = waiting.gang
-        # The gang may have been queued again after a grant. Then its deadline is later than this
-        # timer.
+        # If the gang was queued again after a grant, its deadline is later than this timer.
         if self.journal.now_ms < (gang.waiting_until_ms or 0):
             self.timers.arm(Timer.GANG, gang_id, gang.waiting_until_ms or 0)
             return
@@ -312,7 +314,7 @@ class GangMoves:
         Args:
             waiting: the gang.
             outcomes: reason and message of every member, by allocation id. Job events are written
-                in the same order.
+                in the order of this mapping.
         """
         self._leave(waiting.gang, GangInput.END)
         waiting.gang.waiting_until_ms = None
@@ -326,7 +328,7 @@ class GangMoves:
         self.gangs.unconfirmed.pop(gang.gang_id, None)
 
     def by_request(self, waiting: WaitingGang) -> dict[MemberRequest, list[Request]]:
-        """Groups the members by their requests and the hosts that they must avoid."""
+        """Groups the members of a gang by their requests and by the hosts that they must avoid."""
         alike: dict[tuple[SchedulingKey, frozenset[str]], list[Request]] = {}
         for request in waiting.members:
             superseded = self.slots.superseded.get(request.allocation_id, ())
@@ -341,8 +343,8 @@ class GangMoves:
         """Queues the whole gang again, and frees the slots of all live members except
         `lost_member`.
 
-        If the gang was granted before, its timeout starts again. If it was not granted, it keeps
-        its deadline.
+        If the gang was granted before, its timeout starts again. If the gang was not granted, its
+        deadline stays the same.
 
         Args:
             gang: the gang.
@@ -360,7 +362,7 @@ class GangMoves:
             reason=reason,
             message=f"gang {gang.gang_id} is queued again: {message}",
         )
-        # Confirmations are not counted from now on, because the slots are freed below.
+        # Confirmations are not counted from now on, because the following loop frees the slots.
         self._leave(gang, GangInput.BREAK)
         for member in members:
             slot = self.slots[member.allocation_id, member.generation]

@@ -1,8 +1,8 @@
 """The journal of the current event: its time, its effects, and its entries in the logs of jobs and
 of the cluster.
 
-The journal numbers, trims and publishes all log entries. A slot in a job event is a dict. The dict
-can be stored as JSON, and converted to a SlotStatus message.
+The journal numbers, trims and publishes all log entries. A job event contains its slot as a dict,
+which can be stored as JSON and converted to a SlotStatus message.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ def _profile_data(profile: ResourceProfile) -> dict[str, object]:
 
 
 ACKNOWLEDGED_TRIM_STEP = 1_000
-"""Acknowledged events are deleted only when there are at least this many. So most keep-alives do
-not change the store.
+"""Acknowledged events of a job are deleted only when there are at least this many of them. So most
+keep-alives do not change the store.
 """
 
 STEP_ROWS_MAX = 400
@@ -116,12 +116,13 @@ a request with its gang, a slot, or some consecutive members of a range.
 
 
 class Journal:
-    """Collects the effects and log entries of the current event.
+    """Collects the effects of the current event, and writes its log entries.
 
     Attributes:
         at: the time of the event.
         effects: actions that the caller performs after the changes are durable.
-        snapshot_number: number of events so far. Caches use it as the version of the state.
+        snapshot_number: number of events so far. Caches use this number as the version of the
+            state.
     """
 
     def __init__(
@@ -150,8 +151,8 @@ class Journal:
         return self.at.monotonic_ms
 
     def deadline_ms(self, timeout_ms: int, since_time_ms: int) -> int:
-        """Returns the monotonic time at which a timeout ends that began at `since_time_ms` of the
-        wall clock. If the wall clock was set back, the whole timeout remains.
+        """Returns the monotonic time at which a timeout ends. The timeout began at `since_time_ms`
+        of the wall clock. If the wall clock was set back, the whole timeout remains.
         """
         passed_ms = max(0, self.at.time_ms - since_time_ms)
         return self.now_ms + max(0, timeout_ms - passed_ms)
@@ -160,7 +161,7 @@ class Journal:
     def is_full(self) -> bool:
         """True if this step has changed at least `STEP_ROWS_MAX` rows.
 
-        The next `Decide`, or another event that the caller sends, does the remaining work.
+        The next `Decide` does the remaining work, or another event that the caller sends.
         """
         return self._changes.noted - self._noted_before >= STEP_ROWS_MAX
 
@@ -184,7 +185,7 @@ class Journal:
 
         Args:
             request: the request.
-            reason: machine-readable reason of the state.
+            reason: machine-readable reason for the state.
             message: reason for people.
             slot: the slot that the entry describes; None: the entry describes no slot.
             count: number of range members that the entry describes: `request` and the next members
@@ -207,7 +208,7 @@ class Journal:
         self._changes.job(job)  # the job's row has the last sequence number
         self._changes.job_event(event)
         self.effects.append(PublishJobEvent(event))
-        # Trim a tenth of the maximum together, so that only one entry in many causes a trim.
+        # Trim a tenth of the maximum at once, so that few entries cause a trim.
         most = self._settings.job_events_max
         if job.last_sequence - job.trimmed_sequence > most:
             self._trim(job, job.last_sequence - most + most // 10)

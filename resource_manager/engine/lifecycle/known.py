@@ -30,7 +30,7 @@ def known_job(jobs: dict[str, Job], job_id: str) -> Job:
     """Returns the job.
 
     Raises:
-        NotFound: no job has this id, or it was deleted some time after its end.
+        NotFound: no job has this id, or the job was deleted some time after its end.
     """
     job = jobs.get(job_id)
     if job is None:
@@ -63,7 +63,7 @@ def known_request(requests: Requests, allocation_id: str) -> Request:
     """Returns the request.
 
     Raises:
-        NotFound: no request has this id, or it was deleted with its job.
+        NotFound: no request has this id, or the request was deleted with its job.
     """
     request = requests.named(allocation_id)
     if request is None:
@@ -77,7 +77,7 @@ def known_request(requests: Requests, allocation_id: str) -> Request:
 
 
 def taken(allocation_id: str) -> ItemOutcome:
-    """Returns the outcome for an allocation id that another request already has."""
+    """Returns the outcome for a new request whose allocation id another request already has."""
     return ItemOutcome(
         allocation_id,
         Reason.ALREADY_EXISTS,

@@ -1,7 +1,8 @@
 """Decides which rows are written when a request or a member of a range changes its state.
 
-A range member that was never placed has no row and no object. The member only exists as an index in
-an interval (`queue/ranges.py`). A request outside of ranges always has its own row.
+A range member that was never placed has no row and no `Request` object. The member only exists as
+an index in an interval (`queue/ranges.py`). When a member is placed for the first time, it is
+materialized: it gets a `Request` object. A request outside of ranges always has its own row.
 
 Example: range "r" has the members r.0 to r.9, and its part has one row.
 
@@ -10,7 +11,7 @@ Example: range "r" has the members r.0 to r.9, and its part has one row.
   r.0, r.1 placed           2-9         0-1           -       -          part, 2 slots
       a restart reads the state and generation of r.0 and r.1 from their slots
   slot of r.1 lost          2-9         0-1           1       -          part, 1 slot, request r.1
-      r.1 is queued again; its row keeps the generation, which must rise on the next placement
+      r.1 is queued again; its row has the generation, so that the next slot gets a higher one
   r.0 released              2-9         1             1       0          part, request r.1
   r.2 to r.9 cancelled      -           1             1       0, 2-9     part, request r.1
       one job event with count 8, one write of the part's row
@@ -27,8 +28,8 @@ from resource_manager.engine.queue.ranges import Part, RangeLedger
 from resource_manager.engine.queue.requests import Requests
 
 KINDS_OF_ENDS_MAX = 64
-"""The row of one part stores at most this many different ends (state, reason, message). Later ends
-are stored without a message. So the row stays small.
+"""The row of one part stores at most this many different ends (state, reason, message), so that the
+row stays small. After that, other ends are stored without their message.
 """
 
 
@@ -42,7 +43,7 @@ class MemberRows:
     requests: Requests
 
     def materialize(self, request: Request) -> None:
-        """Adds the request object of a range member that is placed for the first time."""
+        """Adds the `Request` object of a range member that is placed for the first time."""
         part = self.ranges.at(request.arrival_number)
         # A member that lost its slot and is placed again still has its object.
         if part is not None and request.arrival_number not in self.ranges.members:
@@ -53,7 +54,8 @@ class MemberRows:
         """Stores a live request that has changed its state.
 
         If the request is a range member, it has its own row from now on. The row stores the
-        member's generation. So the next placement gets a higher generation, even after a restart.
+        member's generation, so that the next placement gets a higher generation even after a
+        restart.
         """
         part = self.ranges.at(request.arrival_number)
         if part is None:

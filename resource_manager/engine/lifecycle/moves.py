@@ -1,9 +1,9 @@
 """Moves requests and their slots through their states.
 
 Every move uses the state tables, and updates the ledgers, the queue, the job's log and the
-cluster's history. Event handlers decide when to call a move. A move of one member may affect its
-whole gang. So if `GangMoves` (`gangs.py`) has a method with the same name, handlers must call that
-method.
+cluster's history. Event handlers decide when to call a move. A move of one member can affect its
+whole gang. So if `GangMoves` (`gangs.py`) has a method with the same name, handlers must call the
+method of `GangMoves`.
 """
 
 from __future__ import annotations
@@ -101,12 +101,12 @@ class RequestMoves:
         """Books slots for queued requests on a host, and adds the slots to the next AllocateSlots
         command for its executor.
 
-        The caller must have checked that all slots fit on the host. The caller also removes the
+        The caller must have checked that all slots fit on the host. The caller must also remove the
         requests from the queue.
 
         Args:
-            requests: requests of one scheduling class. They belong to one job, unless they are
-                `charged`.
+            requests: requests of one scheduling class. If `charged` is False, all of them must
+                belong to one job.
             host: the host.
             chosen: the cpus, NUMA nodes and devices of the slots; None: the host chooses them.
             charged: True if the caller has already charged the slots to their jobs.
@@ -127,7 +127,7 @@ class RequestMoves:
         elif host.aligning or policy is not PLAIN or profile.devices:
             scheduling_class = self.queue.class_of(requests[0].spec)
             assignments = host.assignments(scheduling_class, len(requests))
-        # If the host had no slots, it counts as in use from now on.
+        # A host that had no slots counts as in use from now on.
         self.hosts.in_use += not host.slots
         # `strict` is off, because `repeat` never ends.
         for request, assignment in zip(requests, assignments, strict=False):
@@ -146,10 +146,10 @@ class RequestMoves:
                 booked=booked,
                 cost=cost,
             )
-            # Without ranges, this check saves a lookup for each slot.
+            # If there are no ranges, this check saves a lookup for each slot.
             if self.ranges.by_job:
                 self.members.materialize(request)
-            # The slot is added to all ledgers.
+            # Add the slot to all ledgers.
             self.transitions.move_request(request, RequestInput.PLACE)
             request.reason = request.message = ""
             key = spec.allocation_id, request.generation
@@ -177,7 +177,7 @@ class RequestMoves:
         self.outbox[host.host_id] = None
 
     def confirm(self, slot: Slot, *, isolation: Isolation | None = None, cpus: str = "") -> None:
-        """Records that the executor has carved the slot, and grants it to its request.
+        """Records that the executor has carved the slot, and grants the slot to its request.
 
         The arguments are the same as for `carve`.
         """
@@ -187,8 +187,8 @@ class RequestMoves:
     def carve(self, slot: Slot, *, isolation: Isolation | None = None, cpus: str = "") -> None:
         """Records that the executor has carved the slot.
 
-        The method does not grant the slot, because the request may have to wait for other members
-        of its gang.
+        The method does not grant the slot, because the request possibly has to wait for other
+        members of its gang.
 
         Args:
             slot: the slot.
@@ -211,19 +211,19 @@ class RequestMoves:
 
     def _end_refusal(self, host: Host, request: Request) -> None:
         """Ends the host's refusal of the request's scheduling class. Other requests of the class
-        may then be placed there.
+        can then be placed on the host again.
         """
         refusal = host.refusals.pop(scheduling_key(request.spec), None) if host.refusals else None
-        # The capacity of the host is unchanged, but blocked requests of the class may now be placed
-        # here.
+        # The capacity of the host is unchanged, but blocked requests of the class can now be placed
+        # on this host.
         if refusal is not None and refusal.active:
             self.hosts.indexes.log_growth(host, self.queue)
 
     def reclaim(self, slot: Slot, *, isolation: Isolation | None = None, cpus: str = "") -> None:
         """Gives a slot back to its request when a lost executor returns with the slot.
 
-        The request must still be queued, because otherwise it could have two slots. For the
-        arguments, see `carve`.
+        The request must still be queued, because otherwise the request could have two slots. For
+        the arguments, see `carve`.
         """
         request = self.requests[slot.allocation_id]
         self.queue.remove(request)
@@ -235,8 +235,8 @@ class RequestMoves:
         slot.allocated_time_ms = slot.allocated_time_ms or self.journal.at.time_ms
         slot.grace_ms = None
         _describe(slot, isolation, cpus)
-        # If no FreeSlots command with the slot was sent yet, the queued order to free it is
-        # dropped.
+        # If no FreeSlots command with the slot was sent yet, drop the queued order to free the
+        # slot.
         self.hosts.of(slot).to_free.pop(key_of(slot), None)
         self.resizes.resume(slot)
         self.changes.slot_moved(slot)
@@ -257,12 +257,12 @@ class RequestMoves:
         """
         host = self.hosts.of(slot)
         key = key_of(slot)
-        # The executor does not know the slot, so there is no report or answer to wait for.
+        # The executor does not know the slot, so no report or answer about the slot will arrive.
         if key in host.to_allocate:
             self.vanish(slot)
             return
-        # `free` may be called again, for example with a shorter grace period. Then the slot has
-        # already stopped accruing.
+        # `free` can be called again for the same slot, for example with a shorter grace period. In
+        # this case, the slot has already stopped accruing.
         if slot.state is not SlotState.FREEING:
             self.usage.stop_accruing(slot)
         self.transitions.move_slot(slot, SlotInput.FREE)
@@ -288,15 +288,15 @@ class RequestMoves:
         self.resizes.stop(slot)
         host.drop(key)
         if slot.revoked_for:
-            # The slot of the request for which it was revoked may be ordered now.
+            # The slot of the request for which this slot was revoked can possibly be ordered now.
             self.outbox[host.host_id] = None
         self.hosts.in_use -= not host.slots
         self.unmark_superseded(slot)
         if slot.policy is not None:
             self.neighbors_changed(host, slot.policy)
         if slot.assignment is not None and (slot.assignment.cpus or slot.assignment.numa):
-            # Blocked requests may need exactly these cpus and nodes, even if other capacity was
-            # free.
+            # Some blocked requests possibly need exactly these cpus and nodes, even if other
+            # capacity was free before.
             self.hosts.indexes.log_growth(host, self.queue)
         del self.slots[key]
         if slot.job_id in self.jobs:
@@ -306,26 +306,27 @@ class RequestMoves:
         self.hosts.touch(host)
         for victim in [each for each, owner in host.revoked.items() if owner == key[0]]:
             self._end_revocation(host, host.slots[victim])
-        # A slot that was not FREEING was lost or declined. For such a slot, the caller writes the
-        # event.
+        # If the slot was not FREEING, it was lost or declined, and the caller writes the event.
         if was_freeing:
             self.journal.slot_event("slot_freed", slot)
 
     def neighbors_changed(self, host: Host, policy: CpuPolicy) -> None:
-        """Unblocks the requests of a job whose rules about neighbors may be met now.
+        """Unblocks requests of a job because their rules about neighbors are possibly met now.
 
         The caller has added or removed a slot of the job on the host.
         """
         self.hosts.indexes.log_growth(host, self.queue)
-        # If the last such slot ended, requests that are near each other may start on any host.
+        # If the last slot that a rule `near` of the job selects has ended, requests that must be
+        # near each other can start on any host again.
         self.queue.unblock_job(policy.neighbor_job)
 
     def revoke(self, slot: Slot, owner: Request, *, grace_ms: int) -> None:
-        """Takes a granted slot back for a request that is placed on its host in the same step.
+        """Takes a granted slot back for another request, which is placed on the slot's host in the
+        same step.
 
         The request of the slot returns to its place in the queue. The slot is freed, and books
         nothing from now on: its capacity is booked for `owner`. The order for the owner's slot is
-        sent when all slots that were revoked for it have ended.
+        sent when all slots that were revoked for the owner have ended.
 
         Args:
             slot: a granted slot that is revocable, without a resize in flight.
@@ -348,8 +349,9 @@ class RequestMoves:
         )
 
     def _end_revocation(self, host: Host, slot: Slot) -> None:
-        """The request for which a slot was revoked does not need its capacity any more. If the
-        executor has no order to free the slot yet, the slot serves its request again.
+        """Ends the revocation of a slot, because the request for which the slot was revoked does
+        not need the capacity any more. If the executor has no order to free the slot yet, the slot
+        serves its own request again.
         """
         key = key_of(slot)
         slot.revoked_for, slot.revoked_until_time_ms = "", None
@@ -382,7 +384,7 @@ class RequestMoves:
 
         Args:
             request: the request that has lost its slot.
-            slot: the lost slot. The caller decides whether it is freed or deleted.
+            slot: the lost slot. The caller decides whether the slot is freed or deleted.
             reason: reason in the event.
             message: message in the event, for people.
         """
@@ -391,7 +393,8 @@ class RequestMoves:
         if request.job_id not in self.endings and not request.spec.gang_id:
             self.queue.add(request)
             self._arm_timeout(request, again=was_granted)
-            # The rejection clock concerns only requests that may not wait for a suitable executor.
+            # The rejection clock concerns only requests that are not allowed to wait for a suitable
+            # executor.
             if not request.spec.allow_pending:
                 scheduling_class = self.queue.class_of(request.spec)
                 self.rejection_clock.requeued(scheduling_class, self.journal.now_ms)
@@ -400,8 +403,9 @@ class RequestMoves:
             self.journal.job_event(request, reason=reason, message=message, slot=slot)
 
     def _arm_timeout(self, request: Request, *, again: bool) -> None:
-        """Arms the timer of a request that is queued again. The timeout starts again after a grant.
-        Otherwise the deadline stays, but the timer may have fired while the request was placed.
+        """Arms the timer of a request that is queued again. If the request was granted, its timeout
+        starts again. Otherwise its deadline stays the same, but the timer has possibly fired while
+        the request was placed.
         """
         timeout_ms = request.spec.wait_timeout_ms
         if timeout_ms is None:
@@ -409,7 +413,8 @@ class RequestMoves:
         if again:
             request.waiting_until_ms = self.journal.now_ms + timeout_ms
         elif request.waiting_until_ms is None:
-            # Until now, the deadline of this member of a range was the deadline of its part.
+            # Until now, this member of a range had no separate deadline: the timer of its part was
+            # enough.
             request.waiting_until_ms = self.journal.deadline_ms(timeout_ms, request.create_time_ms)
         self.timers.arm(Timer.REQUEST, request.allocation_id, request.waiting_until_ms)
 
@@ -417,8 +422,8 @@ class RequestMoves:
         """Handles the loss of a request's slot.
 
         The request is queued again in two cases: the slot was never granted, or the request has
-        `restart_on_loss`. Otherwise it ends. The caller decides whether the slot is freed or
-        deleted.
+        `restart_on_loss`. Otherwise the request ends. The caller decides whether the slot is freed
+        or deleted.
 
         Args:
             slot: the slot.
@@ -426,7 +431,7 @@ class RequestMoves:
             message: message in the events, for people.
         """
         request = self.requests.served_by(slot)
-        if request is None:  # the slot serves no request, so nothing is lost
+        if request is None:  # the slot serves no request, so no request has to be moved
             return
         self.journal.slot_event("slot_lost", slot, reason=reason, message=message)
         if request.state is RequestState.ALLOCATING or request.spec.restart_on_loss:
@@ -494,9 +499,11 @@ class RequestMoves:
 
         Args:
             request: the request.
-            reason: reason in the job event; empty: the request's own job master releases the slot.
+            reason: reason in the job event; empty if the request's own job master releases the
+                slot.
             message: message in the job event, for people.
-            grace_ms: time that the tasks of the slot have to end; None: the executor's default.
+            grace_ms: time that the tasks of the slot have until they must end; None means the
+                executor's default.
         """
         # The slot is looked up first, because an ended request has no slot.
         slot = self.slots.of(request)
@@ -504,8 +511,8 @@ class RequestMoves:
         self.end_request(request, how, reason=reason, message=message, slot=slot)
         if slot is not None:
             # Without a reason, the job master has released the slot after the end of its thread of
-            # work. So the thread's duration is recorded. With a reason, the slot was taken away
-            # before the thread had ended.
+            # work. So the duration of this thread is recorded. With a reason, the slot was taken
+            # away before the thread had ended.
             if how is RequestInput.RELEASE and not reason:
                 key = scheduling_key(request.spec)
                 threads.end(self.jobs[slot.job_id], slot, key, self.journal.now_ms)
@@ -536,14 +543,14 @@ class RequestMoves:
         self.vanish(slot)
 
     def end_at_limit(self, slot: Slot) -> bool:
-        """Handles a slot whose time limit was over: its executor has ended it.
+        """Handles a slot that its executor has ended, because the time limit of the slot was over.
 
         The request ends, even with `restart_on_loss`: another slot would only reach the limit
-        again. The slot is deleted, because nothing of it is left.
+        again. The slot is deleted, because nothing of the slot is left on the executor.
 
         Returns:
-            False if the slot was never granted. The request then has to get another slot, and the
-            caller must handle the slot as lost.
+            False if the slot was never granted. In this case, the request must get another slot, so
+            the caller must handle the slot as lost.
         """
         request = self.requests.served_by(slot)
         if request is not None and request.state is not RequestState.GRANTED:
@@ -568,14 +575,17 @@ class RequestMoves:
             self.slots.mark_superseded(slot)
 
     def unmark_superseded(self, slot: Slot) -> None:
-        """Removes the mark, because the slot was deleted, or belongs to its request again."""
+        """Removes the mark of `mark_superseded`, because the slot was deleted or belongs to its
+        request again.
+        """
         if not self.slots.unmark_superseded(slot):
             return
-        # None: the request is an ended member of a range.
+        # The request is None if it was a member of a range and has ended.
         request = self.requests.get(slot.allocation_id)
         gang = self.gangs.of(request) if request is not None else None
         if gang is not None:
-            # Until now the gang could not use the slot's host, so the gang is tried again.
+            # Until now, the gang could not use the slot's host. Now it can, so the gang is tried
+            # again.
             self.queue.non_batchables.unblock(gang.arrival_number)
 
 

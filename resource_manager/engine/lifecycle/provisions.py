@@ -1,20 +1,20 @@
-"""Moves provisions through their states. The first state begins with the order of an executor. The
-last state ends when the provider reports that nothing of the executor is left.
+"""Moves provisions through their states. A provision begins when the resource manager orders an
+executor. It ends when the provider reports that nothing of the executor is left.
 
-A provision is stored as ASKED before its provider gets the order. So after a crash the resource
-manager knows all executors that it may have ordered. `scaling/passes.py` decides when an executor
-is requested or given back.
+A provision is stored as ASKED before its provider gets the order. So after a crash, the resource
+manager knows all executors that it has possibly ordered. `scaling/passes.py` decides when an
+executor is requested or given back.
 
-Example: an executor of the shape "small", which may take 60 s to register.
+Example: an executor of the shape "small", which has at most 60 s to register.
 
   event                                       state       what happens
   passes.py orders it                         ASKED       row stored, then StartExecutor is sent
   the provider has started the executor       STARTED     its handle is stored, for StopExecutor
   the executor registers within 60 s          REGISTERED  planned requests are placed on it
-      if it registers before the provider answers, ASKED changes directly to REGISTERED
-  it had no slots for the idle timeout        STOPPING    drained, StopExecutor is sent
-      an executor is stopped in the same way if it failed, came too late, or is lost for too long
-  no answer from the provider                 STOPPING    StopExecutor is sent again and again
+      if the executor registers before the provider answers, ASKED changes directly to REGISTERED
+  no slots for the idle timeout               STOPPING    drained, StopExecutor is sent
+      an executor is also stopped if it failed, registered too late, or is lost for too long
+  no answer from the provider                 STOPPING    StopExecutor is sent repeatedly
   the provider reports that nothing is left   deleted     executor and slots are deleted, too
       the resource manager does not wait until the executor counts as lost
 """
@@ -50,7 +50,7 @@ PROVISION_MOVES = frozenset(
         (_P.REGISTERED, _P.STOPPING),
     }
 )
-"""The allowed moves. Any other move is a bug. A provision may end in any state; its row is then
+"""The allowed moves. Any other move is a bug. A provision can end in any state, and its row is then
 deleted.
 """
 
@@ -117,11 +117,11 @@ class ProvisionMoves:
                 if shape is None:
                     self.stop(provision, f"shape {provision.shape} is no longer configured")
                     continue
-                # The executor could not register while the resource manager was down. So it gets
-                # the full time again.
+                # The executor could not register while no resource manager was running. So the
+                # executor gets the full time again.
                 provision.deadline_at_ms = self.journal.now_ms + shape.start_timeout_ms
-            # The provider may or may not have received the order. With `again`, the provider checks
-            # by the id whether the executor exists.
+            # It is unknown whether the provider has received the order. With `again`, the provider
+            # checks by the id whether the executor exists.
             if provision.state is ProvidedExecutorState.ASKED:
                 again = StartExecutor(provision.executor_id, provision.shape, again=True)
                 self.journal.effects.append(again)
@@ -129,8 +129,8 @@ class ProvisionMoves:
                 self._send_stop(provision)
 
     def fail(self, provision: Provision, message: str) -> None:
-        """Stops a provision whose executor does not register, and starts a back-off of its
-        shape.
+        """Stops the executor of a provision because it does not register, and starts a back-off of
+        its shape.
         """
         self.back_off(provision.shape, f"{provision.executor_id}: {message}")
         self.record("provision_failed", provision, message)
@@ -146,7 +146,7 @@ class ProvisionMoves:
             return
         backoff.last_failure = message
         # One cause, such as an exhausted quota, makes all outstanding orders fail. Only the first
-        # failure may double the pause.
+        # failure must double the pause.
         if self.journal.now_ms < backoff.until_ms:
             return
         settings = self.settings.provisioning
@@ -188,7 +188,7 @@ class ProvisionMoves:
 
     def registered(self, provision: Provision, host: Host) -> None:
         """Records that the executor has registered. If the executor is already being given back to
-        its provider, it is drained.
+        its provider, this method drains it.
         """
         if provision.state is ProvidedExecutorState.STOPPING:
             self.drain(host, provision.message)
@@ -229,7 +229,7 @@ class ProvisionMoves:
         effect = StopExecutor(provision.executor_id, provision.shape, provision.handle)
         self.journal.effects.append(effect)
         patience_ms = self.settings.provisioning.backoff_max_ms
-        # The timer uses the longest back-off time, because a provider may need minutes to stop a
+        # The timer uses the longest back-off time, because a provider can need minutes to stop a
         # machine.
         self.timers.arm(Timer.PROVISION, provision.executor_id, self.journal.now_ms + patience_ms)
 
@@ -253,7 +253,7 @@ class ProvisionMoves:
     ) -> dict[str, int]:
         """Returns the total of all executors that are not lost."""
         elastic = self.elastic
-        # The sum is cached, because each planning pass needs it, and it changes only with
+        # The sum is cached, because each planning pass needs the sum. It changes only together with
         # `version`.
         if elastic.present is None or elastic.present[0] != self.hosts.version:
             here = total_of(
@@ -270,8 +270,8 @@ class ProvisionMoves:
         """Returns the total that the configured maximum limits.
 
         The total includes all executors that are not lost, and all provisions that have not
-        registered. Provisions that are being stopped also count, because their executors may still
-        run.
+        registered. Provisions that are being stopped also count, because their executors are
+        possibly still running.
         """
         return add(
             self.present(),
@@ -284,8 +284,8 @@ class ProvisionMoves:
         """Returns the total of present and ordered executors, without the executors that are being
         given back.
         """
-        # Subtract only registered executors: `there` does not include provisions that were stopped
-        # before they registered.
+        # Subtract only registered executors, because the sum of present and ordered executors does
+        # not include provisions that were stopped before they registered.
         leaving = total_of(
             host.executor.registration.total
             for provision in self.provisions.values()
@@ -299,7 +299,7 @@ class ProvisionMoves:
     def room_below_maximum(
         self,
     ) -> dict[str, int]:
-        """Returns the amounts that may still be requested, for each dimension with a maximum."""
+        """Returns the amounts that can still be requested, for each dimension with a maximum."""
         there = self.counted()
         return {
             name: max(0, most - there.get(name, 0))
@@ -309,10 +309,10 @@ class ProvisionMoves:
     def requestable_shapes(
         self,
     ) -> list[ExecutorShape]:
-        """Returns the executor shapes that may be requested now.
+        """Returns the executor shapes of which an executor can be requested now.
 
-        A shape may be requested under three conditions: it is not in back-off, the maximum count of
-        the shape is not reached, and one more executor stays within the maximum total.
+        Three conditions must hold: the shape is not in back-off, the maximum count of the shape is
+        not reached, and one more executor stays within the maximum total.
         """
         elastic = self.elastic
         room = self.room_below_maximum()
@@ -334,7 +334,7 @@ class ProvisionMoves:
             shapes[provision.shape].total
             for provision in self.provisions.values()
             if provision.state in states
-            # A registered executor is counted with its actual total, in `present`.
+            # `present` already counts a registered executor, with its actual total.
             and provision.executor_id not in self.hosts
             and provision.shape in shapes
         )

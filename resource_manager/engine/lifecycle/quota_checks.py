@@ -1,8 +1,9 @@
 """Checks pending requests against the maxima of resource groups.
 
 If a maximum does not admit a request, the request is blocked by quota. The request is tried again
-only after the group has released capacity, or has got a higher maximum. Requests of other groups
-are not delayed. Each slot counts with the largest amounts that it could book on any executor.
+only after slots of the group have ended, or the group has got a higher maximum. Requests of other
+groups are not delayed. Each slot counts with the largest amounts that it could book on any
+executor.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from resource_manager.engine.queue.queue import WaitingQueue
 from resource_manager.engine.queue.scheduling_classes import JobQueue, SchedulingClass
 
 CLASSES_CHECKED_MAX = 64
-"""If at most this many scheduling classes fit on hosts, `QuotaChecks` checks whether it can pause a
-whole group. With more classes, it blocks job queues one at a time.
+"""If at most this many scheduling classes fit on hosts, `QuotaChecks` checks whether it can block a
+whole group at once. With more classes, it blocks job queues one at a time.
 """
 
 
@@ -62,9 +63,9 @@ class QuotaChecks:
     def admitted(self, job_queue: JobQueue, most: int) -> int:
         """Returns how many requests of a job queue the quotas admit now.
 
-        If the quotas admit no request, the job queue is blocked. The whole group is paused instead
-        if the blocking maximum is the group's, and it admits none of the scheduling classes that
-        fit on some host.
+        If the quotas admit no request, this method blocks the job queue. It pauses a whole group
+        instead if the maximum of this group admits none of the scheduling classes that fit on some
+        host.
 
         Args:
             job_queue: requests of one job and one scheduling class.
@@ -77,8 +78,8 @@ class QuotaChecks:
         need = self.need_of(job_queue.scheduling_class)
         found = room(groups, need, most)
         block = quota_block(groups, need) if not found else None
-        # If no request of the group can be placed, pause the group. This is cheaper than to block
-        # each of its job queues.
+        # If no request of the group can be placed, pause the group, because blocking each of its
+        # job queues would cost more.
         if block is not None and not (
             block.group_id.startswith((GROUP, ROOT))
             and self._is_full(groups, block.group_id)
@@ -154,19 +155,19 @@ class QuotaChecks:
         return self.growth_block(slot.job_id, growth(self.hosts[slot.executor_id], slot))
 
     def unblock(self, most: int) -> int:
-        """Unblocks job queues if the maximum that blocks them may now admit a request.
+        """Unblocks job queues if the maximum that blocks them now admits a request.
 
         Args:
             most: the largest number of job queues to unblock.
 
         Returns:
-            The number of unblocked job queues. A group that may still block other job queues stays
-            in `flows.freed_groups`. An unblocked job queue can be blocked by the same group again,
-            but only after the group has booked more capacity.
+            The number of unblocked job queues. If the group possibly still blocks other job queues
+            that could be unblocked, the group stays in `flows.freed_groups`. The same group can
+            block an unblocked job queue again, but only after the group has booked more capacity.
         """
         queue, freed_groups = self.queue, self.flows.freed_groups
-        # If hosts have changed, default slots may book other amounts. So all blocks are checked
-        # again.
+        # If hosts have changed, default slots possibly book other amounts. So all blocks are
+        # checked again.
         if queue.quota_version != self.hosts.version:
             queue.quota_version = self.hosts.version
             freed_groups.update(
@@ -177,8 +178,8 @@ class QuotaChecks:
         while freed_groups and left > 0:
             group_id = next(iter(freed_groups))
             left -= queue.unblock_by_quota(group_id, partial(self._admits, group_id), left)
-            # If `most` is reached, the group may block more job queues, so the group stays for the
-            # next call.
+            # If `most` is reached, the group possibly blocks more job queues that could be
+            # unblocked, so the group stays for the next call.
             if left:
                 del freed_groups[group_id]
         return most - left
@@ -190,8 +191,8 @@ class QuotaChecks:
         return group is None or bool(room([group], self.need_of(scheduling_class), 1))
 
     def need_of(self, scheduling_class: SchedulingClass) -> Amounts:
-        """Returns the amounts that one slot needs of the limits of groups: `largest_booking`, and
-        one slot.
+        """Returns the amounts with which one slot counts against the limits of groups:
+        `largest_booking`, and one slot.
         """
         return needs_slots(self.largest_booking(scheduling_class))
 
@@ -229,7 +230,7 @@ class QuotaChecks:
 
 
 def maxima(flows: FlowTree) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Returns the amounts that each group with a maximum may still book, by dimension.
+    """Returns the amounts that each group with a maximum can still book, by dimension.
 
     If two calls return equal results, the groups admit the same requests at both times.
     """

@@ -1,9 +1,10 @@
-"""Ends members of ranges in four cases: they are cancelled, released or rejected, or their job
+"""Ends members of ranges, because they are cancelled, released or rejected, or because their job
 ends.
 
 Consecutive members that were never placed end together, with one entry in the job's log and one
 entry in the cluster's history. Members that were placed end one at a time. A method stops when the
-step is full (`Journal.is_full`). Its result says whether some members have not ended yet.
+step is full (`Journal.is_full`). The result of the method says whether some members have not ended
+yet.
 """
 
 from __future__ import annotations
@@ -57,14 +58,15 @@ class RangeMoves:
         Args:
             members: range id, first index and count.
             why: the reason for the events.
-            job_id: the job that must own the range; None: any job may own the range, because the
-                call comes from an administrator of the cluster.
+            job_id: the job that must own the range. None means that any job can own the range,
+                because the call comes from an administrator of the cluster.
 
         Returns:
-            The outcome. None: the step is full and members are left, so the caller must call again.
+            The outcome. None means that the step is full and members are left, so the caller must
+            call again.
         """
         range_id, first, count = members
-        # Empty if the range is not known.
+        # The list is empty if the range is not known.
         parts = self.ranges.overlapping(range_id, first, first + count)
         if range_id not in self.ranges or not self._is_of(range_id, job_id):
             owner = "" if job_id is None else f" in job {job_id}"
@@ -88,7 +90,7 @@ class RangeMoves:
             False if the step is full and members are left.
         """
         first, end = indexes
-        # Members that were never placed end first. If the step becomes full, a scheduling cycle may
+        # Members that were never placed end first. If the step becomes full, a scheduling cycle can
         # run before the next step. This cycle must not place waiting members on the capacity of
         # members that have just ended.
         for part in parts:

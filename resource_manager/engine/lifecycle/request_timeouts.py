@@ -1,10 +1,11 @@
 """Rejects requests that have waited for longer than their timeout.
 
 The time counts from the arrival of a request. If a granted slot is lost and its request is queued
-again, the time starts again at this moment. Gangs have a separate timeout, see `gangs.py`.
+again, the time starts again at the moment of the loss. Gangs have a separate timeout, see
+`gangs.py`.
 
 Deadlines are not stored. After a restart, a request that was never placed gets the deadline that
-follows from its arrival time. For any other request, the time starts again.
+follows from its arrival time. For any other request, the time starts again at the restart.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ class RequestTimeouts:
             return
         part, _ = found
         timeout_ms = part.spec.request.wait_timeout_ms
-        # The deadline depends on the wall clock, which may have been set back meanwhile.
+        # The deadline depends on the wall clock. Compare it again, because the wall clock was
+        # possibly set back meanwhile.
         until_ms = self.journal.deadline_ms(timeout_ms or 0, part.row.create_time_ms)
         if self.journal.now_ms < until_ms:
             self.timers.arm(Timer.RANGE, allocation_id, until_ms)

@@ -12,17 +12,17 @@ The rules:
 - A new resize replaces a waiting resize. While a resize is ordered, the new resize waits until the
   ordered resize is confirmed or refused.
 - An executor reports the size that it enforces. A report with the resize's number confirms the
-  resize. Only then may other slots use the capacity that this slot gave up.
+  resize. Other slots can use the capacity that this slot gave up only after the confirmation.
 - The order is repeated until a report or an answer confirms or refuses the resize. If the executor
-  could not carry out a resize, there are two cases: the resize ends, or it waits for a pause and is
-  then queued again at its old place.
+  could not carry out a resize, the resize either ends, or is queued again at its old place after a
+  pause.
 - A slot keeps its NUMA nodes, and a growing slot keeps its dedicated cpus. Additional cpus are
   chosen when the resize is ordered (`cpus/resizing.py`). Old and new cpus stay booked until the
   executor confirms the resize.
 - A resize to the slot's profile without GPUs parks the slot. A resize back to the full profile
-  unparks the slot (`devices/parking.py`). Parking and unparking can take long. The executor then
-  answers IN_PROGRESS. The order is sent again until a report or an answer has the outcome.
-  Unparking is repeated until it succeeds.
+  unparks the slot (`devices/parking.py`). If parking or unparking takes long, the executor answers
+  IN_PROGRESS. The order is sent again until a report or an answer has the outcome. If unparking
+  fails, it is tried again until it succeeds.
 
 Example: a host with 4 cpus has slot A with 1 cpu and slot B with 2 cpus, so 1 cpu is free. `booked`
 is the number of cpus that A has booked.
@@ -34,7 +34,7 @@ is the number of cpus that A has booked.
   job master: resize 2 of A to 2 cpus       2: 2 cpu  1: 3 cpu  3       1
       resize 2 waits until resize 1 is confirmed or refused
   report: number 1, 3 cpus                  -         2: 2 cpu  3       1
-      resize 2 needs no growth, so it is ordered; until it is confirmed, 3 cpus stay booked
+      resize 2 needs no growth, so it is ordered; 3 cpus stay booked until it is confirmed
   report: number 2, 2 cpus                  -         -         2       2
 """
 
@@ -132,12 +132,13 @@ class ResizeMoves:
             that the slot has no assignment and needs none.
         """
         current, wanted = slot.assignment, slot.wanted
-        # A slot without an assignment has no cpus, NUMA nodes or devices to keep or extend.
+        # A slot without an assignment has no cpus, NUMA nodes or devices that the resize could
+        # change.
         if current is None or wanted is None:
             return current
         if host.cpus is None:
             # The host does not report its cores any more. So a slot that depends on cores cannot
-            # change.
+            # change its size.
             depends = current.cpus or current.numa or current.devices or current.parked_devices
             return NO_TOPOLOGY if depends else current
         found = resized(
@@ -152,18 +153,18 @@ class ResizeMoves:
 
     def unsuited(self, host: Host, slot: Slot, size: Resize) -> HostRefusal | None:
         """Returns the reason why the slot could not have this size even if the host had no other
-        slots: its cpus, NUMA nodes or devices do not suffice. None: they suffice.
+        slots: the cpus, NUMA nodes or devices of the host do not suffice.
 
         Args:
             host: the slot's host.
-            slot: the slot. It keeps its cpus and nodes.
+            slot: the slot, which keeps its cpus and nodes.
             size: the new size.
 
         Returns:
-            The refusal; None if the cpus and nodes could suffice.
+            The refusal. None if the cpus, nodes and devices could suffice.
         """
-        # The new size is ordered only after the present order has ended. The slot may then have the
-        # cpus and devices of that order.
+        # The new size is ordered only after the present order has ended. At that time, the slot
+        # possibly has the cpus and devices of the present order.
         current, profile = slot.assignment, slot.profile
         if slot.ordered is not None:
             current, profile = slot.ordered.assignment or current, slot.ordered.profile
@@ -172,19 +173,19 @@ class ResizeMoves:
         key = (slot.allocation_id, slot.generation)
         refusal = fits_alone(host.cpus, key, current, self.cpu_request_of(host, slot, size))
         position = host.cpus.devices.layout.position
-        # Without an absent device, the check below is not possible. The device may return later, so
-        # its absence is no reason for a refusal.
+        # If a device of the slot is absent, the following check is not possible. The device can
+        # return later, so its absence is no reason for a refusal.
         if refusal or not all((each.type, each.uuid) in position for each in current.devices):
             return refusal
         alone = host.cpus.devices.empty()
         alone.add(current.devices)
         found = with_devices_of(current, profile, size.profile, alone)
-        # A parked slot can wait until its GPUs are available. So it is never refused because of its
-        # GPUs.
+        # A parked slot can wait until its GPUs are available. So a resize of a parked slot is never
+        # refused because of GPUs.
         return found if isinstance(found, HostRefusal) and not current.parked_devices else None
 
     def cpu_request_of(self, host: Host, slot: Slot, size: Resize) -> CpuRequest:
-        """Returns the cpu request of a slot of this size, for its host's cpu ledger."""
+        """Returns what the slot would request from the cpu ledger of its host with this size."""
         request = self.requests.get(slot.allocation_id)
         policy = request.spec.cpu_policy if request is not None else PLAIN
         booked = host.booking_of(size.profile, best_effort=slot.best_effort)
@@ -203,8 +204,8 @@ class ResizeMoves:
         backoff = host.resize_backoffs.get((slot.allocation_id, slot.generation))
         if backoff is not None and backoff.active:
             return
-        # The slot already has this size. This can happen if another resize, back to the old size,
-        # waits while the executor refuses a resize.
+        # The slot already has this size. Example: a resize is ordered, a second resize back to the
+        # old size waits, and the executor refuses the first resize.
         if has_size(slot, wanted):
             self.withdraw(host, slot)
             self.changes.slot(slot)
@@ -212,20 +213,21 @@ class ResizeMoves:
             return
         found = self.assignment_for(host, slot)
         if not (growth(host, slot) or isinstance(found, HostRefusal)):
-            # If the resize needed more capacity before, it may still be queued.
+            # If the resize needed more capacity before, it is possibly still queued.
             self.queue.non_batchables.remove(wanted.arrival_number)
             self.order(slot, found)
         elif wanted.arrival_number not in self.queue.non_batchables:
             self.queue.add_resize(slot)
         else:
-            # The growth may now be smaller than when the resize was last tried.
+            # The growth is possibly smaller than when the resize was last tried, so the resize is
+            # tried again.
             self.queue.non_batchables.unblock(wanted.arrival_number)
 
     def stop(self, slot: Slot) -> None:
         """Stops resizing a slot that is being freed.
 
-        `wanted` stays set, because the slot may be reclaimed. `ordered` stays set, because the
-        executor may have carried out the resize.
+        `wanted` stays set, because the slot can be reclaimed. `ordered` stays set, because the
+        executor has possibly carried out the resize.
         """
         host = self.hosts.of(slot)
         key = (slot.allocation_id, slot.generation)
@@ -235,7 +237,7 @@ class ResizeMoves:
             self.queue.non_batchables.remove(slot.wanted.arrival_number)
 
     def resume(self, slot: Slot) -> None:
-        """Continues the resize of a slot after its executor registered again or returned with the
+        """Continues the resizes of a slot after its executor registered again or returned with the
         slot.
 
         An ordered resize is sent again. If no resize is ordered, the waiting resize is ordered or
@@ -254,10 +256,13 @@ class ResizeMoves:
         """Sets the slot to the size in a newer report of its executor.
 
         A reported size is adopted even if it was not ordered. There are three such cases:
-        - A backup was restored. The reported number is from the lost, newer state of the resource
-          manager: the number is higher than the numbers known now, or belongs to another size.
-        - An executor refused a resize and crashed with a full disk, but had carried out the resize.
-        - An executor confirmed a resize, crashed with a full disk, and returned to the old size.
+        - A backup was restored, so the newer state of the resource manager was lost. The reported
+          number is from the lost state: it is higher than all numbers known now, or belongs to
+          another size.
+        - The disk of an executor was full. The executor refused a resize and crashed, but had
+          carried out the resize.
+        - The disk of an executor was full. The executor confirmed a resize, crashed, and returned
+          to the old size.
 
         Args:
             slot: the slot as this resource manager knows it.
@@ -267,8 +272,8 @@ class ResizeMoves:
         if ordered is not None and number == ordered.number and _size(seen) == _size(ordered):
             self._adopt(slot, seen)
             return
-        # Numbers below `unknown_from` belong to resizes that were confirmed or have ended. A report
-        # with such a number and the known size changes nothing.
+        # Numbers below `unknown_from` belong to resizes that were confirmed or that have ended
+        # without success. A report with such a number and the known size changes nothing.
         if ordered is not None:
             unknown_from = ordered.number
         else:
@@ -278,16 +283,17 @@ class ResizeMoves:
             return
         # The next number must also be above numbers from a lost state of the resource manager.
         slot.resize_number = max(slot.resize_number, number)
-        # A waiting resize is older than the reported size if its number is not higher.
+        # If the number of the waiting resize is not higher than the reported number, the waiting
+        # resize is outdated.
         if wanted is not None and wanted.number <= number:
             self.withdraw(self.hosts.of(slot), slot)
         self._adopt(slot, seen)
-        # The reported size may be more than the free capacity of the host.
+        # The reported size is possibly larger than the free capacity of the host.
         self.hosts.of(slot).notice_shrinking()
 
     def _adopt(self, slot: Slot, seen: ReportedSlot) -> None:
         """Gives the slot the reported size. If an ordered resize has a higher number than the
-        reported resize, it stays ordered.
+        reported resize, the ordered resize stays ordered.
         """
         host = self.hosts.of(slot)
         key = (slot.allocation_id, slot.generation)
@@ -296,7 +302,7 @@ class ResizeMoves:
         if ordered is not None and ordered.number <= number:
             ordered = None
             host.to_resize.pop(key, None)
-        # The size has changed, so the reason of an earlier refusal may no longer be valid.
+        # The size has changed, so the reason for an earlier refusal is possibly no longer valid.
         host.resize_backoffs.pop(key, None)
         was_parked, before = slot.is_parked, slot.assignment
         assignment = _assignment_seen(slot, seen)
@@ -308,7 +314,7 @@ class ResizeMoves:
         ):
             self._set_size(host, slot, seen.profile, assignment, ordered)
         _, slot.cpu_limit_milli = _size(seen)
-        slot.cpus = seen.cpus  # a change of size may also change the cpus
+        slot.cpus = seen.cpus  # a change of size can also change the cpus
         if seen.isolation is not None:
             slot.isolation = seen.isolation
         self.changes.slot(slot)
@@ -356,13 +362,13 @@ class ResizeMoves:
         self.hosts.touch(host)
         self.changes.slot(slot)
         request = self._granted(slot)
-        if request is None:  # the slot is not granted any more, so its job master gets no event
+        if request is None:  # the slot is not granted any more, so there is no job master to inform
             return
         message = outcome.message or f"executor {host.host_id} did not carry out the resize"
         reason = outcome.reason or Reason.RESIZE_REFUSED
         ends = _ends(outcome, ordered)
-        # Without a newer resize, the refused resize waits again. Otherwise the newer resize
-        # replaces it, and is tried below.
+        # If there is no newer resize, the refused resize waits again. Otherwise the newer resize
+        # replaces the refused resize, and the following code tries the newer resize.
         if slot.wanted is None and not ends:
             with self.transitions.moving_resize(slot, ResizeInput.RETRY):
                 # the assignment is dropped, because other cpus may be free at the next attempt
@@ -377,9 +383,9 @@ class ResizeMoves:
         self.advance(slot)
 
     def _order_again(self, host: Host, slot: Slot, outcome: ItemOutcome) -> None:
-        """The executor still works on the resize, so the resize is ordered again after a pause. A
-        report would show that the resize succeeded. But only the answer to an order shows that it
-        failed.
+        """Orders a resize again after a pause, because the executor still works on the resize. A
+        report would show that the resize succeeded, but only the answer to an order shows that the
+        resize failed.
         """
         if slot.state is not SlotState.ALLOCATED:
             return  # no order is repeated for a slot in another state; see `stop`
@@ -406,7 +412,8 @@ class ResizeMoves:
         delay = backoff_ms(failures, settings.resize_retry_min_ms, settings.resize_retry_max_ms)
         until_ms = self.journal.now_ms + delay
         # Most back-offs end early if a report shows a change. A back-off after BELOW_USE (the tasks
-        # use more than the new size) does not, because reports do not show how much a slot uses.
+        # use more than the new size) does not end early, because reports do not show how much a
+        # slot uses.
         below_use = outcome.reason == Reason.BELOW_USE
         host.resize_backoffs[key] = ResizeBackoff(
             number=slot.wanted.number if slot.wanted is not None else 0,
@@ -414,14 +421,14 @@ class ResizeMoves:
             until_ms=until_ms,
             reason=outcome.reason,
             message=message,
-            # None: only the timer ends the pause.
+            # with None, only the timer ends the pause
             state_seen=None if below_use else host.state_seen(),
         )
         self.timers.arm(Timer.RESIZE, slot.allocation_id, until_ms)
 
     def resize_timer_fired(self, allocation_id: str) -> None:
-        """If the back-off of a resize is over, tries it again. If a resize was ordered, sends it
-        again.
+        """If the back-off of the slot's resize is over, tries the resize again. An ordered resize
+        is sent again.
         """
         request = self.requests.get(allocation_id)
         slot = self.slots.of(request) if request is not None else None
@@ -440,7 +447,9 @@ class ResizeMoves:
             self.advance(slot)
 
     def end_backoffs(self, host: Host) -> None:
-        """Ends back-offs early if the host's reported state has changed since the refusal."""
+        """Ends the back-offs of resizes early if the host's reported state has changed since the
+        refusal.
+        """
         present = host.state_seen()
         for key, backoff in list(host.resize_backoffs.items()):
             if backoff.active and backoff.state_seen is not None and backoff.state_seen != present:
@@ -488,7 +497,7 @@ class ResizeMoves:
         self.usage.rebooked([(slot, before)])
 
     def withdraw(self, host: Host, slot: Slot) -> None:
-        """Withdraws the waiting resize. If there is none, nothing happens."""
+        """Withdraws the waiting resize. Does nothing if no resize waits."""
         if slot.wanted is not None:
             self.queue.non_batchables.remove(slot.wanted.arrival_number)
             # While a resize is ordered, the pause belongs to the ordered resize.
@@ -506,8 +515,8 @@ class ResizeMoves:
 
 
 def growth(host: Host, slot: Slot) -> Amounts:
-    """Returns the amounts that the waiting resize needs in addition to the slot's booking; empty:
-    it needs no more capacity.
+    """Returns the amounts that the waiting resize needs in addition to the slot's booking. The
+    result is empty if the resize needs no more capacity.
     """
     if slot.wanted is None:
         return {}
@@ -517,7 +526,9 @@ def growth(host: Host, slot: Slot) -> Amounts:
 
 @dataclass(frozen=True, slots=True)
 class _Growing:
-    """A slot that grows, in the form of a request. So placement constraints can check it."""
+    """A slot that grows, in the form of a request, so that placement constraints can check the
+    growth.
+    """
 
     profile: ResourceProfile | None
     best_effort: bool
@@ -536,13 +547,13 @@ def growth_obstacles(host: Host, slot: Slot) -> tuple[Obstacle, ...]:
     growth.
 
     This function does not check quotas and cpus; see `QuotaChecks` and
-    `ResizeMoves.assignment_for`. Do not call it for a host that is reserved for this resize: the
-    reservation would be an obstacle.
+    `ResizeMoves.assignment_for`. Do not call this function for a host that is reserved for this
+    resize: the reservation would be an obstacle.
     """
     needed = growth(host, slot)
     if slot.wanted is None or not needed:
         return ()
-    # A slot in the whole shared pool needs only amounts, but no dedicated cpus or devices.
+    # A slot without an assignment runs in the whole shared pool, so only amounts must be checked.
     had = slot.assignment
     is_constrained = had is not None and bool(had.cpus or had.numa or had.parked_devices)
     request = _Growing(slot.wanted.profile, slot.best_effort, is_constrained)
@@ -561,7 +572,7 @@ def _assignment_seen(slot: Slot, seen: ReportedSlot) -> CpuAssignment | None:
     ordered = slot.ordered
     if ordered is not None and ordered.number == seen.resize_number and ordered.assignment:
         return ordered.assignment
-    # The report has no cpus and is not about the ordered resize, so the assignment is unchanged.
+    # If the report has no cpus and is not about the ordered resize, the assignment is unchanged.
     return slot.assignment
 
 
@@ -597,7 +608,9 @@ def has_size(slot: Slot, target: Resize) -> bool:
 
 
 def _gpus_text(host: Host, slot: Slot, before: CpuAssignment | None) -> str:
-    """Returns "gave up host-a/gpu0" for a parked slot, else "has host-a/gpu0"."""
+    """Returns "gave up host-a/gpu0" for a slot that was parked, and "has host-a/gpu0" for a slot
+    that was unparked.
+    """
     its = before if slot.is_parked else slot.assignment
     gpus = (
         [f"{host.host_id}/{each.type}{each.minor}" for each in its.devices if each.type == GPU]

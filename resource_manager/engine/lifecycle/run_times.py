@@ -1,8 +1,8 @@
 """Estimates how long slots will run, from the requests and from earlier slots.
 
-The expected run time of a request is the first of these that exists: its hint `expected_run_time`,
-its time limit, the estimate from the latest slots of its job and class. If none of them exists, the
-expected run time is not known.
+The expected run time of a request is the first value that exists of these three: its hint
+`expected_run_time`, its time limit, and the estimate from the latest slots of its job and class. If
+none of the three exists, the expected run time is not known.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from resource_manager.engine.model.scheduling_key import SLOTS, scheduling_key
 from resource_manager.engine.queue.requests import Requests
 
 DOUBLED_MAX = 30
-"""When a slot runs longer than its expected run time, this time is doubled. When it was doubled
-this number of times, the slot counts as endless.
+"""When a slot runs longer than its expected run time, the expected run time is doubled. After this
+number of doublings, the end of the slot counts as unknown.
 """
 
 
@@ -32,14 +32,14 @@ def declares(spec: RequestSpec) -> bool:
 
 @dataclass(slots=True, eq=False)
 class RunTimes:
-    """Estimates run times and ends at the present moment.
+    """Estimates how long slots run, and when they end, as of the present time.
 
     Attributes:
         journal: the journal, with the present time.
         requests: all requests.
         jobs: all jobs, by id.
-        declared: True if any request has declared a run time since this process started. Without
-            such a request, no start is planned.
+        declared: True if any request has declared a run time since this process started. If no
+            request has declared a run time, no start is planned.
     """
 
     journal: Journal
@@ -53,7 +53,7 @@ class RunTimes:
         return self.journal.now_ms
 
     def expected_ms(self, spec: RequestSpec, job_id: str) -> int | None:
-        """Returns the probable run time of a slot of a request; None: it is not known."""
+        """Returns the probable run time of a slot of a request; None: the run time is not known."""
         if spec.expected_run_time_ms is not None:
             return spec.expected_run_time_ms
         if spec.time_limit_ms is not None:
@@ -63,10 +63,11 @@ class RunTimes:
         return recent.expected_ms if recent is not None else None
 
     def end_ms(self, slot: Slot) -> int | None:
-        """Returns when a slot will probably end (monotonic); None: not known.
+        """Returns the monotonic time at which a slot will probably end; None: the time is not
+        known.
 
-        If a slot has run longer than its expected run time, the estimate is the double of this
-        time, then four times this time, and so on.
+        If a slot has run longer than its expected run time, the estimate is twice the expected run
+        time, then four times, and so on.
         """
         if slot.state is SlotState.FREEING:
             return self.now_ms
@@ -86,8 +87,8 @@ class RunTimes:
         return since_ms + (expected_ms if limit_ms is None else min(expected_ms, limit_ms))
 
     def ready_ms(self, host: Host, need: Amounts) -> int | None:
-        """Returns the time when a host will probably have these amounts free (monotonic); `SLOTS`
-        is the number of slots. None: it is not known.
+        """Returns the monotonic time at which a host will probably have these amounts free. In
+        `need`, `SLOTS` is the number of slots. Returns None if the time is not known.
         """
         free: Amounts = {**host.free(), SLOTS: host.slots_left()}
         if fits(need, free):
@@ -104,8 +105,8 @@ class RunTimes:
         return None
 
     def empty_ms(self, host: Host) -> int | None:
-        """Returns when a host will probably have no slots any more (monotonic), if it gets no new
-        ones. None: it is not known.
+        """Returns the monotonic time at which a host will probably have no slots any more, if it
+        gets no new slots. Returns None if the time is not known.
         """
         latest_ms = self.now_ms
         for slot in host.slots.values():
@@ -118,7 +119,9 @@ class RunTimes:
     def start_ms(
         self, hosts: Mapping[str, Host], kept: Mapping[str, ReservedCapacity]
     ) -> int | None:
-        """Returns when all reserved capacity will probably be free (monotonic); None: not known."""
+        """Returns the monotonic time at which all reserved capacity will probably be free; None:
+        the time is not known.
+        """
         latest_ms = self.now_ms
         for name, each in kept.items():
             need = {**each.amounts, SLOTS: each.slots} if each.slots else each.amounts

@@ -55,7 +55,7 @@ class UsageAccounting:
         """Charges all slots. Called after the state was loaded from the store."""
         by_job: dict[str, list[tuple[Amounts, float]]] = {}
         for slot in self.slots.values():
-            # The slot may exist longer than the flow of its job.
+            # A slot can exist for longer than the flow of its job.
             if slot.job_id in self.flows.jobs:
                 slot.cost = self.costs.of(slot.booked)
                 accrues = slot.state is not SlotState.FREEING
@@ -72,7 +72,9 @@ class UsageAccounting:
         self.costs.count(host.host_id, {} if lost else host.total)
 
     def total_changed(self, host: Host) -> None:
-        """Updates all values that depend on the total of a host, or on whether it may get slots."""
+        """Updates all values that depend on the total of a host, or on whether new slots can be
+        placed on the host.
+        """
         # Values that are cached with `version` depend on totals, or on the set of usable hosts.
         self.hosts.version += 1
         self.count_total(host)
@@ -84,7 +86,9 @@ class UsageAccounting:
             self.flows.stop_accruing(slot.job_id, slot.cost)
 
     def resume_accruing(self, slot: Slot) -> None:
-        """A slot that was being freed was reclaimed: its costs are charged again."""
+        """Charges the cost of a slot again, because the slot was being freed and was then
+        reclaimed.
+        """
         self.flows.resume_accruing(slot.job_id, slot.cost)
 
     def remove_slot(self, slot: Slot) -> None:

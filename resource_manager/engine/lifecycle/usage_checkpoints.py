@@ -1,23 +1,24 @@
 """Stores the usage of jobs and groups, and restores it after a restart.
 
 The row of a flow is written when the flow begins to accrue usage, and then about every
-`usage_interval_ms` while the flow accrues. After a crash, the running slots are charged from the
-time of the row. So after a restart, usage is wrong by at most about one interval. Usage is too low
-if slots ended between the last row and the crash. It is too high if slots started in this time. If
-a job replaces ended slots by new slots, the two errors cancel out.
+`usage_interval_ms` while the flow accrues. After a crash, the slots that are still running are
+charged from the time of the row on. So after a restart, the error of the usage is at most about one
+interval. The usage is too low if slots ended between the last row and the crash, and too high if
+slots started in this time. If a job replaces ended slots by new slots, the two errors cancel out.
 
-Example: a slot of cost 1.0 per second runs, and the interval is 10 s. A row at second 100 has the
-usage 40. The process crashes at 107, and the next process starts at 112. The restored usage is 40 +
-12 = 52 (without decay).
+Example: a slot with a cost of 1.0 per second runs, and the interval is 10 s. A row at second 100
+has the usage 40. The process crashes at 107, and the next process starts at 112. The restored usage
+is 40 + 12 = 52 (without decay).
 
-Rows are written in passes. A pass writes all flows that had changed when it began, some rows at a
-time. With very many flows, a pass takes longer than the interval. In three cases, rows are written
-at once, with the current batch of events: a flow is raised because it begins to wait, a flow starts
-to accrue, or a job ends. If a job ends, the rows of the job and of its groups are written. Only
-these rows show after a restart that a flow was raised, or when a flow began to accrue.
+Rows are written in passes. A pass writes the rows of all flows that had changed when the pass
+began, some rows at a time. With very many flows, a pass takes longer than the interval. In three
+cases, rows are written immediately, with the current batch of events: a flow is raised because it
+begins to wait, a flow starts to accrue, or a job ends. If a job ends, the rows of the job and of
+its groups are written. After a restart, only the rows of the first two cases show that a flow was
+raised, or when it began to accrue.
 
-The time between a row and the restart is measured with the wall clock. The old and the new process
-have no other common clock. If the wall clock was set back, this time counts as 0.
+The time between a row and the restart is measured with the wall clock, because the old and the new
+process have no other common clock. If the wall clock was set back, this time counts as 0.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Checkpoints:
         found: list[UsageRecord] = []
         while self._next_flows and len(found) < STORED_AT_ONCE:
             flow = self._next_flows.popleft()
-            # The flow may have been written or removed after the pass began.
+            # Skip a flow that was written or removed after the pass began.
             if flow.changed and self._tree.changed.get(flow.id) is flow:
                 found.append(self.written(flow, time_ms))
         if self._next_flows:
@@ -99,10 +100,11 @@ def restore_usage(
         time_ms: the current wall clock time.
 
     Returns:
-        The number of rows whose usage is in another measure. These rows are dropped.
+        The number of rows that were dropped because their usage is in another measure.
     """
     flows = {flow.id: flow for flow in (*tree.groups.values(), *tree.jobs.values(), tree.root)}
-    # Select the usable rows, and find the time from which the slots of each flow must be charged.
+    # Select the usable rows, and find the time from which on the slots of each flow must be
+    # charged.
     known, begins_ms = {}, {}
     others = 0
     for record in usage_records:
@@ -131,8 +133,8 @@ def restore_usage(
         if row is not None and not flow.rate and row.time_ms <= time_ms:
             flow.changed = False
             tree.changed.pop(flow_id, None)
-    # The usage of all flows must be set first, because the loop below compares the children of each
-    # group.
+    # The usage of all flows must be set before this loop, because the loop compares the children of
+    # each group.
     for flow in (tree.root, *tree.groups.values()):
         _remember_last_served(flow)
     return others
@@ -148,8 +150,8 @@ def _left_of(past_ms: int, fairness: Fairness) -> float:
 def _counted_s(past_ms: int, fairness: Fairness) -> float:
     """Returns the decayed seconds that a slot is charged for the last `past_ms`.
 
-    This is the integral of the decay factor 2^-(age / half-life) over this time. Example: with a
-    half-life of 900 s, a slot that ran for the last 900 s is charged 649 s.
+    The result is the integral of the decay factor 2^-(age / half-life) over this time. Example:
+    with a half-life of 900 s, a slot that ran for the last 900 s is charged 649 s.
     """
     if fairness.half_life_ms is None:
         return max(0, past_ms) / 1_000
@@ -157,8 +159,7 @@ def _counted_s(past_ms: int, fairness: Fairness) -> float:
 
 
 def _remember_last_served(group: Flow) -> None:
-    """Sets the level for a flow that begins to wait while no sibling is active. The flow is raised
-    to this level.
+    """Sets the level to which a flow is raised if it begins to wait while no sibling is active.
 
     The correct level is the usage per weight of the sibling that was served last, but this level is
     not stored. So the lowest usage per weight of the siblings with running slots is used instead.
@@ -184,7 +185,7 @@ class UsageCheckpoints:
     jobs: dict[str, Job]
     settings: EngineSettings
     timers: Timers
-    # number of stored flows that start at 0, because their usage was in another measure
+    # number of stored flows whose usage restarted at 0, because it was stored in another measure
     restarted: int = 0
 
     def restore(self, usage_records: Iterable[UsageRecord], at: Instant) -> None:
@@ -204,7 +205,8 @@ class UsageCheckpoints:
         self.flows.accrued_while_down = {
             flow.id: flow for flow in self.flows.changed.values() if flow.rate
         }
-        # The timer stores usage that accrued while no resource manager was running.
+        # The timer fires at once, to store the usage that accrued while no resource manager was
+        # running.
         self.timers.arm(Timer.USAGE, "", at.monotonic_ms)
 
     def usage_timer_fired(self) -> None:
@@ -215,8 +217,8 @@ class UsageCheckpoints:
         self.timers.arm(Timer.USAGE, "", again_ms)
 
     def keep_urgent(self) -> None:
-        """Stores the usage of some flows: those that were raised, began to accrue or got another
-        weight since the last batch.
+        """Stores the usage of all flows that were raised, began to accrue or got another weight
+        since the last batch.
         """
         flows = self.flows
         for flow in flows.urgent.values():

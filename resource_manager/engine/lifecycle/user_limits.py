@@ -10,7 +10,7 @@ from resource_manager.engine.model.entities import Job
 
 
 def check_jobs(users: Users, owner: str) -> None:
-    """Checks that an owner may have one more job.
+    """Checks that the limits of an owner allow one more job.
 
     Raises:
         ResourceExhausted: the owner has as many live jobs as its limit. A job is live until it has
@@ -27,17 +27,17 @@ def check_jobs(users: Users, owner: str) -> None:
 
 
 def check_requests(users: Users, jobs: Mapping[str, Job], owner: str, new: int) -> None:
-    """Checks that an owner may have more requests.
+    """Checks that the limits of an owner allow more requests.
 
     Args:
         users: the limits.
         jobs: all jobs.
         owner: the owner of the job that submits.
-        new: the number of requests that it submits.
+        new: the number of requests that the job submits.
 
     Raises:
-        ResourceExhausted: the owner would have more requests that have not ended than its limit
-            allows.
+        ResourceExhausted: the owner would have more live requests (requests that have not ended)
+            than its limit allows.
     """
     most = users.limits_of(owner).get(REQUESTS)
     if most is None:

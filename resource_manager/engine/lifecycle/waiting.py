@@ -1,7 +1,7 @@
 """Finds out why requests and gang members wait, and whether a new request can be accepted.
 
-This module reads the capacity indexes, because a pass over all hosts would take too long. So the
-caller must refresh the indexes first.
+This module reads the capacity indexes, because a comparison with all hosts would take too long. So
+the caller must refresh the indexes first.
 """
 
 from __future__ import annotations
@@ -55,10 +55,11 @@ _MEMBER_REASONS = frozenset(
         Reason.WAITING_EXECUTOR,
     }
 )
-"""Reasons for which a member would also wait without its gang."""
+"""If a member waits for one of these reasons, it would also wait without its gang."""
 
 TO_WAIT = "; request less, or let it wait for another executor (allow_pending)"
-"""The end of the message of a refusal. The command line shows a hint with its own option instead.
+"""The end of the message of a refusal. The command line replaces this text by a hint with its own
+option.
 """
 
 VERDICTS_MAX = 1_000
@@ -100,7 +101,8 @@ class WaitingReasons:
         return Reason(scheduling_class.reason[1])
 
     def _waiting_reason(self, scheduling_class: SchedulingClass) -> Reason:
-        """Checks feasibility first, then the sums of free capacity over all hosts, then each host.
+        """Finds the reason: checks feasibility first, then the sums of free capacity over all
+        hosts, then each host.
 
         Example: a request needs 4 cpus, and hosts a and b have 2 and 1 free cpus. The sum 3 is less
         than 4: WAITING_CAPACITY. With 3 and 2 free cpus, all hosts together have enough, but no
@@ -125,7 +127,7 @@ class WaitingReasons:
         sums = free_sums(self.hosts, scheduling_class)
         amounts = list[Need](needs_of(scheduling_class).amounts)
         # `amounts` has two entries: for hosts with one memory pool, and for hosts with separate
-        # pools. The request may fit if the sums cover one of the two entries.
+        # pools. The request can fit only if the sums cover one of the two entries.
         if not any(all(sums.get(name, 0) >= amount for name, amount in n.items()) for n in amounts):
             return Reason.WAITING_CAPACITY
         # The request fits on a host, but other requests are served first.
@@ -143,7 +145,7 @@ class WaitingReasons:
     ) -> Feasibility:
         """Returns whether a gang could be placed as a whole if all executors were empty.
 
-        The result needs a search. So it is cached until executors or requestable shapes change.
+        The result needs a search, so it is cached until executors or requestable shapes change.
         """
         versions = self.hosts.version, self.elastic.version
         if self._gang_verdicts_as_of != versions or len(self._gang_verdicts) >= VERDICTS_MAX:
@@ -169,7 +171,7 @@ class WaitingReasons:
         """Returns the reason why a member of a gang waits. The indexes must be up to date."""
         spec = request.spec
         waiting = self.gangs.waiting.get(spec.gang_id)
-        if waiting is None:  # the job has ended, so the gang is not queued
+        if waiting is None:  # the job has ended, so the gang is no longer queued
             # The reason is the same as for a request outside a gang.
             return self.waiting_reason(self.queue.class_of(spec))
         return self._member_reason(waiting, scheduling_key(spec))
@@ -180,8 +182,8 @@ class WaitingReasons:
             yield self._member_reason(waiting, member.key), member.count
 
     def _member_reason(self, waiting: WaitingGang, key: SchedulingKey) -> Reason:
-        """Returns the reason why a member waits. This is the member's own reason if it would also
-        wait without the gang. Otherwise it is the gang's reason.
+        """Returns the reason why a member waits. If the member would also wait without the gang,
+        this is the member's own reason. Otherwise it is the reason of the gang.
         """
         if not waiting.tried:
             return Reason.NOT_YET_CONSIDERED
@@ -210,18 +212,19 @@ class WaitingReasons:
                 return Reason.WAITING_GANG
 
     def refusal(self, spec: RequestSpec) -> ItemOutcome | None:
-        """Returns the reason why a new request cannot be accepted: it has invalid values, or no
-        host could serve it. None: the request can be accepted.
+        """Returns the reason why a new request cannot be accepted: the request has invalid values,
+        or no host could serve it. Returns None if the request can be accepted.
         """
         return _invalid(self.settings, spec) or self.rejection(spec)
 
     def rejection(self, spec: RequestSpec) -> ItemOutcome | None:
-        """Returns the reason why no host could ever serve a request; None: the request can be
-        accepted. The indexes must be up to date.
+        """Returns the reason why no host could ever serve a request. Returns None if the request
+        can be accepted. The indexes must be up to date.
 
         A request without `allow_pending` is rejected at once if no known executor and no executor
-        of a provider could host it. There is one exception. If no executor is known and no executor
-        can be requested, every request waits, and `scheduling/rejecting.py` checks it later.
+        of a provider could host it. There is one exception: if no executor is known and no executor
+        can be requested, every request waits, and `scheduling/rejecting.py` checks the request
+        later.
         """
         scheduling_class = self.queue.class_of(spec)
         verdict = feasibility(self.hosts, self.elastic, scheduling_class)
@@ -265,7 +268,8 @@ class WaitingReasons:
     def gang_refusals(
         self, gang: GangSpec, members: Sequence[RequestSpec], problems: list[ItemOutcome]
     ) -> list[ItemOutcome]:
-        """Returns the reason why a gang cannot be accepted, or can never be placed.
+        """Returns why a gang cannot be accepted: members are invalid or infeasible, or the whole
+        gang can never be placed.
 
         Args:
             gang: the gang.
@@ -273,20 +277,21 @@ class WaitingReasons:
             problems: the outcomes of members that are invalid or infeasible even alone.
 
         Returns:
-            An outcome for each member, first `problems`; empty if the gang may wait.
+            An outcome for each member, first `problems`. The list is empty if the gang can be
+            accepted.
         """
         if problems:
             return problems + _others(gang, members, problems)
-        # The gang may wait for new executors only if all its members have `allow_pending`.
+        # If all members have `allow_pending`, the gang is allowed to wait for new executors.
         if all(spec.allow_pending for spec in members):
             return []
         verdict = self.gang_feasibility(Where.of(gang), member_requests_for(members))
-        # OFFLINE means that absent executors could host the gang. So the gang may wait.
+        # OFFLINE means that absent executors could host the gang. So the gang is allowed to wait.
         return _impossible(gang, members) if verdict is Feasibility.NEVER else []
 
     def infeasible_members(self, waiting: WaitingGang) -> list[ItemOutcome]:
-        """Returns the reason why a queued gang can never be placed, by the same rules as for a new
-        gang.
+        """Returns the outcomes of the members if a queued gang can never be placed, by the same
+        rules as for a new gang. Returns an empty list if the gang can be placed some day.
         """
         # The members are checked one by one only if the whole gang, or one kind of member, is
         # infeasible.
