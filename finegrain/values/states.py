@@ -51,7 +51,8 @@ class SlotState(StrEnum):
 
     PENDING = "PENDING"  # ordered; the executor has not confirmed the slot
     ALLOCATED = "ALLOCATED"  # carved and enforced on its host
-    # Being removed; or its executor cannot be reached, so its state is not known.
+    # The slot is being removed, or its executor cannot be reached. Then the slot's state on the
+    # host is not known.
     FREEING = "FREEING"
 
 
@@ -105,7 +106,7 @@ class ResizeState(StrEnum):
 class ProvidedExecutorState(StrEnum):
     """State of an executor that was requested from a provider."""
 
-    ASKED = "ASKED"  # stored; its provider may or may not have started it
+    ASKED = "ASKED"  # stored; it is not known whether its provider has started it
     STARTED = "STARTED"  # started by its provider, but not registered yet
     REGISTERED = "REGISTERED"  # registered with the resource manager
     STOPPING = "STOPPING"  # being stopped, until the provider reports that nothing of it is left

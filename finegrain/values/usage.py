@@ -31,7 +31,8 @@ class HostUsage(Value):
         memory_used_bytes: memory in use, without the page cache.
         disk_total_bytes: size of the file system of the executor's state directory.
         disk_used_bytes: used part of this file system.
-        network_receive_bytes_per_second: by all interfaces except loopback.
+        network_receive_bytes_per_second: bytes per second that all interfaces except
+            loopback receive.
         load_1m: average number of processes that ran or waited to run, over the last minute.
     """
 
@@ -104,7 +105,7 @@ class DeviceUsage(Value):
 
 @dataclass(frozen=True, slots=True)
 class Zone(Value):
-    """The resources of one NUMA node, devices included.
+    """The resources of one NUMA node, including its devices.
 
     If a slot is not bound to a node, only the dedicated cpus of the slot count in this zone. All
     amounts of such a slot count against the total of the host.
