@@ -1,6 +1,5 @@
-"""Keeps the changes that administrators have made at this executor, until a report contains them.
-
-The resource manager records them in its audit log.
+"""Keeps the changes that administrators have made at this executor, until the resource manager has
+answered a report with these changes. The resource manager records the changes in its audit log.
 """
 
 from __future__ import annotations
@@ -33,6 +32,6 @@ class AdminCalls:
     def reported(self, calls: list[AdminCall]) -> None:
         """Drops calls of a report that the resource manager has answered."""
         for call in calls:
-            # More calls may have been added in the meantime. Then the oldest calls were dropped.
+            # If calls were added since the report, the oldest calls were possibly dropped already.
             if self._calls and self._calls[0] is call:
                 self._calls.popleft()

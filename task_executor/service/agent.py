@@ -31,7 +31,7 @@ from task_executor.service.encoding import state_to_proto
 from task_executor.service.manager_link import ManagerLink
 from task_executor.service.slot_keeper import SlotKeeper
 
-COALESCE_S = 0.02  # pause before a report; one report then covers several changes
+COALESCE_S = 0.02  # pause before a report, so that one report contains several changes
 REPORT_INTERVAL_MS_DEFAULT = 2_000
 REPORT_INTERVAL_MS_MIN, REPORT_INTERVAL_MS_MAX = 50, 3_600_000
 CONFLICT_PAUSE_S = 10.0  # pause between attempts, after an error that an administrator must fix
@@ -203,7 +203,7 @@ class Agent:
     async def _apply_registration(
         self, answer: resource_manager_pb2.RegisterExecutorResponse, report_number: int
     ) -> None:
-        """Applies the answer. It stores the RM's epoch before any command of this epoch is
+        """Applies the answer. The method stores the RM's epoch before any command of this epoch is
         admitted.
         """
         keeper = self._keeper
@@ -222,7 +222,8 @@ class Agent:
         self.state.registration_number = answer.registration_number
         self.state.registered = True
         self._mark_connected()
-        # Without this save, a restarted front would again report ends that the RM has acknowledged.
+        # Without this save, a restarted front would report ended slots again, although the RM has
+        # acknowledged their end.
         if keeper.reports.acknowledge(report_number):
             await keeper.save()
         await self._follow_policy(answer.host_policy, answer.host_policy_number)
@@ -324,8 +325,8 @@ class Agent:
             await self._keeper.free(wanted)
 
     async def _wait_for_change(self) -> None:
-        """Waits for a change that the RM does not get by the answer to a command, at most one
-        report interval.
+        """Waits for a change, at most one report interval. A change that the answer to a command
+        contains does not count, because the RM gets it with this answer.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.state.report_interval_ms / 1000):
@@ -364,11 +365,11 @@ class Agent:
             self.state.registered = False
         pause_s = await self._link.next_address(error)
         # The pause is at most one report interval: a restarted RM marks this executor as lost when
-        # its report is late.
+        # the executor's report is late.
         pause_s = min(pause_s, self.state.report_interval_ms / 1000)
-        # These errors remain until an administrator acts, so use a long pause. But another process
-        # may listen at the address of the RM. Then use a short pause, because the RM may return at
-        # any moment.
+        # These errors remain until an administrator acts, so use a long pause. There is one
+        # exception: if another process listens at the RM's address (`Unavailable`), the RM can
+        # return at any moment, so use a short pause.
         if error.reason in NEEDS_OPERATOR and not isinstance(error, Unavailable):
             log.error("registration_refused", reason=error.reason.value, error=error.message)
             pause_s = CONFLICT_PAUSE_S
@@ -389,7 +390,7 @@ class Agent:
             await self._keeper.free(orphans, reason=Reason.ORPHANED.value)
 
     async def send_last_report(self, timeout_s: float) -> None:
-        """Sends one more report before a planned stop. It waits at most `timeout_s` seconds."""
+        """Sends one more report before a planned stop. Waits at most `timeout_s` seconds."""
         if not self.state.registered:
             return
         try:

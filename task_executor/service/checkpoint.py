@@ -32,8 +32,8 @@ from task_executor.service.operators import SlotOperator
 from task_executor.service.task_journal import TaskJournal
 
 FORMAT_VERSION = 6
-"""Version 2 has slots in a resize. 3: slots with dedicated cpus. 4: owners of slots. 5: time
-limits. 6: the tasks are in a journal.
+"""Version 2 added slots in a resize, version 3 slots with dedicated cpus, version 4 the owners of
+slots, and version 5 time limits. Since version 6, the tasks are in a journal.
 """
 
 LOCK_FILE = "executor.lock"
@@ -185,8 +185,8 @@ class DamagedError(Exception):
 def write_document(path: Path, content: dict[str, Any], mode: int = 0o600) -> None:
     """Replaces a file durably.
 
-    The function writes the content with version and checksum to a new file. It syncs the new file,
-    renames it, and syncs the directory.
+    The function writes the content with version and checksum to a new file. Then it syncs the new
+    file, renames it, and syncs the directory.
 
     Args:
         path: the file to replace.
@@ -209,7 +209,7 @@ def write_document(path: Path, content: dict[str, Any], mode: int = 0o600) -> No
         with contextlib.suppress(OSError):
             fresh.unlink(missing_ok=True)
         raise
-    # Without a sync of the directory, the old file may be back after a power cut.
+    # Without a sync of the directory, the old file could be back after a power cut.
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(folder)

@@ -1,8 +1,8 @@
 """Executes the commands of the resource manager (RM), and answers with the resulting state.
 
 The executor runs one command at a time, and each command only once. When the fence has admitted a
-command, the executor runs it to the end. It does so even if the caller disconnects. It records the
-answer, and a retry gets the same answer.
+command, the executor runs the command to the end, even if the caller disconnects. The executor
+records the answer, and a retry gets the same answer.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class CommandRunner:
         pids_max: the limit of processes for a slot whose order names no limit.
         registered: a function that waits for a registration in progress. A command must wait,
             because an RM may send it before the RM's answer to the registration has arrived.
-        offer: a function that is called with all carved slots. It offers each slot that has a
-            target address to the slot's job master.
+        offer: a function that is called with all carved slots. If a slot has a target address, the
+            function offers the slot to its job master.
         refresh_host: a function that reads the host's cpus and the kubelet's state again.
     """
 
@@ -112,7 +112,7 @@ class CommandRunner:
     def _check_meant_for_us(self, request: Command) -> None:
         """Raises AlreadyExists if the command names another executor.
 
-        Another executor may by mistake advertise the address of this executor. Both executors may
+        By mistake, another executor can advertise the address of this executor. Both executors can
         have the same epoch and registration number, so only the name shows the mistake.
         """
         own = self._keeper.identity.executor_id
@@ -142,7 +142,7 @@ class CommandRunner:
         self, numbers: CommandNumbers, proof: EpochProof, work: Callable[[], Awaitable[Answer]]
     ) -> Answer:
         fence = self._keeper.fence
-        # Wait without the lock. So other commands continue.
+        # Wait without the lock, so that other commands can continue.
         if numbers.registration_number > fence.registration_number:
             await self._registered(REGISTRATION_WAIT_S)
         async with self._lock:
@@ -287,7 +287,8 @@ def numbers_of(request: Command) -> CommandNumbers:
     for name in ("rm_epoch", "registration_number", "command_number"):
         if not 0 <= (number := getattr(request, name)) <= COUNTER_MAX:
             raise InvalidArgument(name, number, f"0 to {COUNTER_MAX}")
-    # Leave out the proof: it comes only with the first commands, so a repeated command may lack it.
+    # Leave out the proof: only the first commands contain it, so a repeated command possibly has
+    # none.
     bare = request
     if request.HasField("epoch_proof"):
         bare = copy.copy(request)

@@ -1,8 +1,8 @@
 """Moves slots on the host to the cpus that the ledger assigns to them.
 
-A slot never runs on dedicated cpus of another slot, and always has at least one cpu. Slots may
-share a cpu that becomes dedicated. The executor first moves these slots to other cpus. It moves
-them back only when nothing is left of the slot that had the dedicated cpu.
+A slot never runs on dedicated cpus of another slot, and always has at least one cpu. Before a
+shared cpu becomes dedicated, the executor moves the slots that share the cpu to other cpus. The
+executor moves these slots back only when nothing is left of the slot that had the dedicated cpu.
 
 Each move of a slot is one write, from one non-empty cpu set to another. Only the slot's own cgroup
 limits cpus, so parent cgroups need no change.
@@ -47,8 +47,8 @@ class CpuBindings:
 
     @property
     def is_out_of_sync(self) -> bool:
-        """Returns True while slots may run on other cpus than in the ledger. A move has then
-        failed, or is due.
+        """Returns True while slots possibly run on other cpus than in the ledger, because a move
+        has failed or is due.
         """
         return self._version != self._table.cpus.version
 
@@ -69,7 +69,7 @@ class CpuBindings:
         """Moves every slot whose cpus have changed. The caller must hold `lock`.
 
         Args:
-            force: True: write the cpus of all slots, including slots whose cpus have not changed.
+            force: True to write the cpus of all slots, including slots whose cpus have not changed.
 
         Raises:
             FinegrainError, OSError: a move failed. As far as possible, all slots are back on their

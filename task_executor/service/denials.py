@@ -1,5 +1,5 @@
-"""Keeps the denied identities: those that an administrator has denied, from the last list of the
-resource manager.
+"""Keeps the identities that administrators have denied, as the last list of the resource manager
+names them.
 """
 
 from __future__ import annotations

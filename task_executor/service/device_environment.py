@@ -1,8 +1,8 @@
 """Builds the environment variables that tell a task which devices its slot has.
 
-CUDA, containers and ROCm read the three variables with GPUs, and use no other GPUs.
-FINEGRAIN_DEVICES lists all devices as JSON. Tasks of slots without devices also get all variables.
-So such a task does not use a GPU by accident.
+Three of the variables name the slot's GPUs. CUDA, containers and ROCm read these variables, and use
+no other GPUs. FINEGRAIN_DEVICES lists all devices as JSON. Tasks of slots without devices also get
+all variables, so that such a task does not use a GPU by accident.
 """
 
 from __future__ import annotations

@@ -134,10 +134,10 @@ class DeviceEnforcement:
 
 def unmet_levels(profile: ResourceProfile, isolation: Isolation, reasons: Mapping[str, str]) -> str:
     """Compares the levels of enforcement with the levels that the request requires. Returns the
-    weaker ones as text; empty: no level is too weak.
+    levels that are too weak as text; empty: no level is too weak.
 
-    The resource manager chose the devices by the levels that the executor had registered. The
-    levels may have changed since then.
+    The resource manager chose the devices by the levels that the executor had registered. Since
+    then, the levels have possibly changed.
 
     Args:
         profile: the requested profile.

@@ -1,11 +1,11 @@
 """Limits the memory of GPUs for each slot: the level "kernel" of a share.
 
-The helper runs a short process for this (`task_executor/device_agent.py`), because a limit needs
-root and a library of the driver. The kernel or the driver then refuses memory above the share. A
-limit belongs to the group of its slot, and ends with the group.
+To set limits, the helper runs a short process (`task_executor/device_agent.py`), because a limit
+needs root and a library of the driver. The kernel or the driver then refuses memory above the
+share. A limit belongs to the group of its slot, and ends with the group.
 
-If a limit cannot be set, the share has the next lower level, with the reason. The executor sets all
-limits again when the front or the helper has started, and about once a minute.
+If a limit cannot be set, the share has the next lower level, and a note gives the reason. The
+executor sets all limits again after a start of the front or of the helper, and about once a minute.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class DeviceLimits:
         keeper = self._keeper
         async with self._lock:
             before, host = keeper.enforcement, keeper.table.devices.host
-            # The name of a region changes when its GPU moves to another address.
+            # Find the names again: the kernel's name of a GPU's memory changes with the GPU's PCI
+            # address.
             self._names, obstacles = limited_as(host, self._root)
             if self._names:
                 obstacles |= await self._set_all()
@@ -71,8 +72,8 @@ class DeviceLimits:
         return before != keeper.enforcement
 
     async def set(self, specs: Iterable[SlotSpec]) -> None:
-        """Sets the limits of slots. Callers use it before slots get tasks, and after the shares of
-        slots change.
+        """Sets the limits of slots. Callers use this method before slots get tasks, and after the
+        shares of slots change.
         """
         async with self._lock:
             wanted = self._wanted(specs, self._keeper.enforcement.limited)

@@ -27,9 +27,7 @@ from task_executor.service.task_runner import TaskRunner
 from task_executor.service.task_table import Task
 
 ENDED_S: Final = 10.0
-"""If tasks that the executor has killed have not ended after this time, in seconds, it kills them
-again.
-"""
+"""If killed tasks have not ended after this number of seconds, the executor kills them again."""
 
 # MPS limits each process, by variables that a program can change. NVIDIA's driver does not count
 # managed memory in its limits. So the executor also measures the memory of the whole slot.
@@ -43,7 +41,7 @@ class OveruseWatch:
 
     Args:
         keeper: the slots of this executor.
-        runner: the runner of tasks, which ends them.
+        runner: the runner of tasks, through which tasks are ended.
         ended: a function that is called when all tasks of a slot have ended. It gets two arguments:
             the bytes above the share, and the seconds since the last reading in which the slot was
             within its share.

@@ -1,7 +1,8 @@
 """Decides whether a running slot can get another share of its devices.
 
-The kernel's limits and the watch apply to running tasks at once. Clients of MPS keep the limits
-with which they started. So under MPS, a slot can change its share only while no task runs in it.
+The limits of the kernel and the watch of GPU memory apply to running tasks at once. Clients of MPS
+keep the limits with which they started. So under MPS, a slot can change its share only while no
+task runs in it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from task_executor.engine.slots import SlotKey, SlotSpec
 from task_executor.service.slot_keeper import SlotKeeper
 
 Measurement = tuple[int, Iterable[DeviceUsage]]
-"""The number of a reading of GPUs, and the use of some GPUs: those whose memory is measured by
+"""The number of a reading of GPUs, and the use of those GPUs whose memory is measured for each
 slot.
 """
 

@@ -2,8 +2,8 @@
 
 A foreign process belongs to no slot of this executor. Processes that only draw graphics, and
 processes of the executor itself, do not count. A foreign process counts only when a second reading
-shows it again. At the first reading, a task may have just ended, or may not have entered its slot
-yet.
+shows it again. At the first reading, the process possibly belongs to a task that has just ended, or
+that has not entered its slot yet.
 """
 
 from __future__ import annotations

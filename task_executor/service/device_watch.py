@@ -239,8 +239,8 @@ class DeviceWatch:
         if device.type == RDMA and (problem := self._nics.get(device.uuid, "")):
             return Observation(DeviceHealth.UNHEALTHY, problem)
         if reading is None or not _is_gpu(device) or device.vendor not in ("", "nvidia"):
-            # The executor does not watch the health of this device, so a problem at the start
-            # stays.
+            # The executor does not watch the health of this device, so a problem that was found at
+            # the start remains.
             problem = self._announced[device.type, device.uuid]
             is_known = device.type == RDMA or not problem
             return WORKS if is_known else Observation(DeviceHealth.UNHEALTHY, problem)
@@ -302,7 +302,9 @@ class DeviceWatch:
         self._silence = reading.problem
 
     def _follow_moves(self, reading: GpuReading) -> None:
-        """After a reset, a GPU may have a new minor number or PCI address. Updates such GPUs."""
+        """Updates the GPUs that have a new minor number or PCI address, for example after a
+        reset.
+        """
         moved = [_moved(each, reading.gpus.get(each.uuid)) for each in self._devices]
         if tuple(moved) == self._devices:
             return
@@ -331,7 +333,7 @@ class DeviceWatch:
         """Records for which GPUs the driver reports the memory of processes.
 
         Returns:
-            True if this has changed for a GPU.
+            True if the set of GPUs in `measured` has changed.
         """
         before = self.measured
         for device in self._devices if self._sees_host and not reading.problem else ():

@@ -237,7 +237,7 @@ class Front:
         await recover(self.keeper, self._prepared.saved)
         if len(self.keeper.table):
             await self.device_limits.refresh()
-        # An earlier front may have enforced other levels of device isolation.
+        # An earlier front has possibly enforced other levels of device isolation.
         self.keeper.restate_isolation(self._info.isolation)
         await self.slot_sockets.open_all()
         await self._keep_identity()
@@ -265,15 +265,15 @@ class Front:
         # Register last: the RM may send commands as soon as it knows the address.
         self._agent_task = self._run_in_background(self.agent.run())
         self._run_in_background(self._watchdog())
-        # Offer recovered slots again that their job master has not accepted yet.
+        # Offer recovered slots again, if their job masters have not accepted them yet.
         self.offers.offer(list(self.keeper.table))
         systemd.notify("READY=1", f"STATUS=serving {self.address}")
 
     async def _keep_identity(self) -> None:
         """Saves the identity before the executor registers with this identity.
 
-        An identity that was saved before is enough: the executor then starts even if the disk is
-        full, because it must adopt its tasks.
+        If the identity was saved before, the executor starts even if the disk is full, because it
+        must adopt its tasks.
         """
         try:
             await self.keeper.save()

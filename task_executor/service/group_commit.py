@@ -8,11 +8,12 @@ from collections.abc import Callable
 
 class GroupCommit:
     """Runs one commit at a time, in a thread. Changes that are made during a commit wait for the
-    next one.
+    next commit.
 
     Args:
         prepare: a function that runs in the event loop at the beginning of each commit. It returns
-            the function that makes everything up to this moment durable, which runs in a thread.
+            another function. This other function runs in a thread, and makes all changes up to now
+            durable.
     """
 
     def __init__(self, prepare: Callable[[], Callable[[], None]]) -> None:
@@ -24,8 +25,8 @@ class GroupCommit:
         """Requests a commit of everything up to now, and returns at once.
 
         Returns:
-            The end of the commit, for `wait`. It is shared by all callers of this commit. The
-            error, if any, is an OSError.
+            A future for the end of the commit. All callers of this commit share the future. If the
+            commit fails, the error of the future is an OSError.
         """
         if self._next is None:
             self._next = asyncio.get_running_loop().create_future()
@@ -41,13 +42,14 @@ class GroupCommit:
         Raises:
             OSError: a file could not be written (for example, the disk is full).
         """
-        # The shield: if one of several callers is cancelled, the others still get the result.
+        # Shield the commit: if one of several callers is cancelled, the other callers still get the
+        # result.
         await asyncio.shield(self.begin())
 
     async def _run(self) -> None:
         try:
             while (done := self._next) is not None:
-                # Forget it before `prepare`: a later caller needs the next commit.
+                # Forget the future before `prepare`, because a later caller needs the next commit.
                 self._next = None
                 try:
                     await asyncio.to_thread(self._prepare())

@@ -146,7 +146,7 @@ def plan_host(
 def _devices(
     options: TaskExecutorOptions, topology: HostTopology, configured: ConfiguredDevices
 ) -> HostDevices:
-    """Returns the host's devices. Those that are not offered have no capacity."""
+    """Returns the host's devices. Devices that are not offered have no capacity."""
     if options.devices not in DEVICE_OPTIONS:
         raise InvalidArgument("devices", options.devices, "one of " + ", ".join(DEVICE_OPTIONS))
     known = (GPU, RDMA, FPGA, *(each.name for each in options.device_types))

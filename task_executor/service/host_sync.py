@@ -45,9 +45,9 @@ log = get_logger(__name__)
 async def recover(keeper: SlotKeeper, saved: SavedState) -> None:
     """Rebuilds the slot table and the task table from the checkpoint and the helper's records.
 
-    The executor must not register before this function has ended. Slots from before a reboot of the
-    host do not exist any more. They are reported as ended. If a slot was being freed, freeing
-    continues.
+    The executor must not register before this function has ended. After a reboot of the host, the
+    earlier slots do not exist any more, and the function reports them as ended. If a slot was being
+    freed, freeing continues.
 
     Args:
         keeper: the slots of this executor, with an empty slot table.
@@ -96,7 +96,7 @@ async def recover(keeper: SlotKeeper, saved: SavedState) -> None:
 
 
 def _adopt(keeper: SlotKeeper, slot: Slot, on_host: set[SlotKey], why_missing: Reason) -> None:
-    """Adopts a saved slot if the slot is on the host. If it is not, reports it as ended.
+    """Adopts a saved slot if the slot is on the host. Otherwise reports the slot as ended.
 
     The function does not report a missing slot if the RM had already ordered to free the slot.
     """
@@ -125,8 +125,8 @@ def _adopt_tasks(keeper: SlotKeeper, state: HelperState) -> None:
             continue
         record = records.get(task.task_id)
         if record is None and not task.has_ended:
-            # The caller never got an answer to this submission. It submits the task again, and the
-            # new submission starts the task.
+            # The caller never got an answer to this submission. The caller submits the task again,
+            # and the new submission starts the task.
             keeper.directory.tasks.forget(task_id)
             continue
         slot = keeper.table.get(task.key)
@@ -331,10 +331,11 @@ class HostSync:
         """Repeats periodic checks, until the task is cancelled.
 
         Every `SWEEP_S` seconds, the method reads the host's cpus again, reconciles if an event was
-        missed, and deletes overdue tasks. Every `SWEEPS_PER_RESYNC` sweeps, it writes the cpus of
-        all slots and the limits of their devices again. There are three reasons: other programs may
-        change the slots' control groups; cgroup v1 removes a cpu from a group permanently when the
-        cpu is offline for a moment; and a driver loses its limits when it is loaded again.
+        missed, and deletes overdue tasks. Every `SWEEPS_PER_RESYNC` sweeps, the method writes the
+        cpus of all slots and the limits of their devices again. There are three reasons: other
+        programs can change the slots' control groups; cgroup v1 removes a cpu from a group
+        permanently when the cpu is offline for a moment; and a driver loses its limits when it is
+        loaded again.
         """
         for sweeps in itertools.count(1):
             await asyncio.sleep(SWEEP_S)

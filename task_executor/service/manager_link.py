@@ -102,7 +102,7 @@ class ManagerLink:
         certificate.
 
         Raises:
-            Unauthenticated: the answer is of another identity.
+            Unauthenticated: the answer contains a certificate of another identity.
             FinegrainError: the resource manager's error, or Unavailable.
         """
         present = self._own.credentials
@@ -157,7 +157,7 @@ class ManagerLink:
         if self._leaders.failed(self.address, error):
             return 0.0
         self._failures += 1
-        # The pause grows only after all addresses were tried. So each address is tried early.
+        # The pause grows only after all addresses were tried, so that each address is tried soon.
         rounds = (self._failures - 1) // self._several
         backoff_s: float = min(BACKOFF_S_MIN * 2 ** min(rounds, 10), BACKOFF_S_MAX)
         # Add jitter. So the executors of a cluster do not all call the RM at the same moment.

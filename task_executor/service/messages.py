@@ -143,7 +143,7 @@ def _profile_from_proto(
     message: slots_pb2.SlotStatus | task_executor_pb2.TaskExecutorServiceResizeSlotRequest,
     where: str,
 ) -> ResourceProfile:
-    """Decodes the profile, and checks that the booked memory in the message matches it."""
+    """Decodes the profile, and checks that the booked memory in the message matches the profile."""
     prefix = f"{where}." if where else ""
     profile = profile_from_proto(message.profile, f"{prefix}profile")
     if message.memory_bytes not in (0, profile.booked_memory_bytes):

@@ -363,7 +363,7 @@ class ExecutorMetrics:
         """
         known = {(each.type, each.uuid): each for each in conditions}
         used = {(each.type, each.uuid): each for each in usages}
-        # A device may return with another minor number, and its old series must then disappear.
+        # If a device returns with another minor number, its old series must disappear.
         for gauge in (
             self.device_health,
             self.device_foreign_uses,

@@ -68,8 +68,8 @@ _POLL_S: Final = 0.05
 _MIB: Final = 1 << 20
 _SAFE: Final = re.compile(r"[^A-Za-z0-9-]")
 _READY: Final = b"ready"
-# The folder is in the system's temporary directory, where another user may have created the same
-# folder. So the script checks the owner.
+# The folder is in the system's temporary directory. Another user can create a folder with this name
+# first, so the script checks the owner.
 _SCRIPT: Final = f"""
 umask 077
 mkdir -p "${PIPES}" "${LOGS}" && [ -O "${PIPES}" ] && rm -f "${PIPES}/control" || exit 1

@@ -1,7 +1,7 @@
 """Offers ready slots to job masters that have named an address for offers.
 
-If a job master does not accept a slot in time, the executor frees the slot. The executor may make
-the same offer more than once. If the job master accepts it again, nothing changes.
+If a job master does not accept a slot in time, the executor frees the slot. The executor can make
+the same offer more than once. If the job master accepts an offer again, nothing changes.
 
 A job master chooses the address itself. So the executor sends an offer only to a server that shows
 the certificate of the job's owner. The executor connects only to the hosts that the configuration
@@ -102,7 +102,7 @@ class Offers:
         if rejected:
             log.warning("offer_not_accepted", target_address=address, slots=len(rejected))
             await self._keeper.free(rejected, reason=Reason.OFFER_NOT_ACCEPTED.value)
-        # `free` saves the checkpoint, with the acceptances. If no slot was freed, save it here.
+        # `free` saves the checkpoint, with the accepted slots. If no slot was freed, save it here.
         elif taken:
             await self._keeper.save_or_log()
 

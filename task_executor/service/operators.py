@@ -150,7 +150,7 @@ class Operators:
         self.on_change(key)
 
     def adopt(self, of_slots: Iterable[SlotOperator]) -> None:
-        """After a restart, registers the operators again that were registered before.
+        """After a restart, registers all operators that were registered before the restart.
 
         The tasks must have been adopted before. The method logs an operator that cannot be
         registered; only a bug can cause such a failure.
@@ -191,8 +191,8 @@ class Operators:
         """Returns the managed memory from which the quotas of a slot are computed.
 
         During a resize, this is the managed memory of the smaller size. So when a slot shrinks,
-        quotas shrink before the limit of the slot is lowered. When it grows, quotas grow after the
-        limit is raised.
+        quotas shrink before the limit of the slot is lowered. When a slot grows, quotas grow after
+        the limit is raised.
         """
         slot = self._table.get(key)
         if slot is None:
@@ -342,8 +342,8 @@ class Operators:
         lending.changed(room, quotas, self._clock())
 
     def limit(self, task: Task, operator_id: str, default: int) -> int:
-        """Returns the present limit of a pool; `default`: the pool does not lend and does not
-        borrow.
+        """Returns the present limit of a pool. Returns `default` if the pool neither lends nor
+        borrows.
         """
         lending, pool = self._lending.get(task.key), PoolKey(task.task_id, operator_id)
         return lending.limit(pool) if lending is not None and pool in lending else default
@@ -384,8 +384,8 @@ def operator_variables(task: Task, operators: Operators, path: Path | None) -> d
 def _task_variable(task: Task, operators: Operators) -> str:
     """Returns the value of FINEGRAIN_TASK: the operators of the task and its peers, as JSON.
 
-    The list of peers may be too long for an environment variable. Then `peers` is null, and the
-    task requests its peers at the socket of its slot.
+    If the list of peers is too long for an environment variable, `peers` is null, and the task
+    requests its peers at the socket of its slot.
     """
     work = task.operator_task or OperatorTask(())
     peers: Any = peers_json(work.peers)

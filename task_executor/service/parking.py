@@ -1,8 +1,8 @@
 """Parks and unparks slots: moves their processes off the GPUs and back.
 
 A resize to a size with parked devices parks the slot, and a resize from such a size unparks it.
-Like every resize, this resize is saved before it begins. But this resize can take minutes. So it
-runs in the background while other commands are executed. The caller reads the outcome later.
+Like every resize, such a resize is saved before it begins. It can take minutes, so it runs in the
+background while other commands are executed. The caller reads the outcome later.
 
 Parking: the helper moves the processes off the GPUs. Then the helper closes the device files, and
 moves processes again, because a process may have forked. The capacity becomes free only when the
@@ -34,7 +34,7 @@ from task_executor.service.resizing import finish_resize, keep_size
 from task_executor.service.slot_keeper import SlotKeeper
 
 Measurement = tuple[int, Iterable[DeviceUsage]]
-"""The number of a reading of GPUs, and the use of some GPUs: those whose memory is measured by
+"""The number of a reading of GPUs, and the use of those GPUs whose memory is measured for each
 slot.
 """
 
@@ -142,7 +142,7 @@ class Parking:
         slot = self._keeper.table.get(key)
         return slot if slot is not None and slot.state is CarveState.ALLOCATED else None
 
-    # -- the two ways ----------------------------------------------------------------------------
+    # -- parking and unparking -------------------------------------------------------------------
 
     async def _park(self, slot: Slot) -> None:
         wanted, helper = slot.becoming, self._keeper.helper
@@ -285,8 +285,8 @@ def parking_problem(host: HostDevices, mode: str) -> str:
 
 
 def with_parking(host: HostDevices, mode: str) -> HostDevices:
-    """Returns the devices of a host, and sets the field `parking` of each GPU that slots can leave
-    to `mode`.
+    """Returns the devices of a host. For each GPU that slots can leave, the function sets the field
+    `parking` to `mode`.
 
     Args:
         host: the devices.

@@ -58,7 +58,9 @@ class Prepared:
 
     @property
     def helper_is_ours(self) -> bool:
-        """True: this process starts and stops the helper. False: the helper is a separate unit."""
+        """True if this process starts and stops the helper; False if the helper is a separate
+        unit.
+        """
         return self.options.helper_socket is None
 
     @property
@@ -99,7 +101,7 @@ def prepare(options: TaskExecutorOptions, stopping: threading.Event | None = Non
         raise ConfigurationError(
             f"the helper {what}: {error}", details={"state_dir": directory.path}
         ) from None
-    # Release the lock. So another start can lock the directory at once.
+    # Release the lock, so that another start can lock the directory at once.
     except BaseException:
         directory.close()
         raise
@@ -179,7 +181,7 @@ def _text(path: Path | None) -> str | None:
 def _socket_path(options: TaskExecutorOptions, state_dir: Path) -> Path:
     """Returns the path of the helper's socket.
 
-    The path is short. It is different for each state directory. So several executors can share
+    The path is short, and is different for each state directory. So several executors can share
     `run_dir`.
     """
     run_dir = options.run_dir.absolute()
@@ -203,7 +205,7 @@ def _mark(state_dir: Path) -> str:
 def check_ours(path: Path) -> None:
     """Checks that only root or this user can replace the helper's socket in this directory.
 
-    If another process could replace the socket, this process would receive every task.
+    A process that could replace the socket would receive every task in place of the helper.
 
     Raises:
         ConfigurationError: the directory belongs to another user, or all users may replace its

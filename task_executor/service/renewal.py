@@ -1,7 +1,7 @@
 """Renews the certificate of this executor while it runs.
 
-The executor renews a valid certificate every day, by a call to the resource manager. It renews an
-expired certificate at the join port, where it signs with the key of the certificate.
+The executor renews a valid certificate every day, by a call to the resource manager. For an expired
+certificate, the executor calls the join port, and signs the request with the certificate's key.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class Renewal:
         """Renews the certificate soon if this executor trusts other authorities than the RM does.
 
         Args:
-            authorities_sha256: the digest of the authorities that the RM trusts, from its answer;
-                empty: the answer has none.
+            authorities_sha256: the digest of the authorities that the RM trusts, from the RM's
+                answer; empty: the answer has no digest.
         """
         if authorities_sha256 not in ("", self._own.credentials.authorities_sha256):
             self._wanted.set()

@@ -53,7 +53,7 @@ async def resize_slot(
 
     If the outcome contains a slot, all limits of the new size are enforced and durable. If the
     outcome contains an error other than UNREACHABLE, the slot is unchanged. After UNREACHABLE, the
-    result is unknown, and the caller may request the same resize again.
+    result is unknown, and the caller can request the same resize again.
 
     Args:
         keeper: the slots of this executor.
@@ -69,8 +69,8 @@ async def resize_slot(
         resize that parks or unparks the slot continues in the background. The error of such a
         resize is IN_PROGRESS until the resize is done, and PARK_FAILED if it fails.
     """
-    # Steps of the resize. 1: book both sizes. 2: save the new size in the checkpoint. After a
-    # crash, the resize is then completed. 3: enforce the new size (`_enforce`).
+    # Step 1: book both sizes. Step 2: save the new size in the checkpoint, so that the resize is
+    # completed after a crash. Step 3: enforce the new size (`_enforce`).
     async with keeper.resize_lock:
         if known := keeper.mover.outcome(key, number):
             return Outcome(key, error=known)
@@ -118,7 +118,7 @@ async def finish_resizes(
         for limits in on_host:
             key = SlotKey(limits.allocation_id, limits.generation)
             slot = keeper.table.get(key)
-            # otherwise the slot was resized during the call
+            # If this condition is false, the slot was resized during the call.
             if slot is not None and slot.spec is before.get(key):
                 await _correct_limits(keeper, slot, limits)
 
@@ -139,15 +139,15 @@ async def _enforce(keeper: SlotKeeper, key: SlotKey, *, again: bool) -> Outcome:
     # Quotas of operators must shrink before the limits. So operators can return memory in time.
     keeper.operators.size_changed(key)
     await keeper.before_shrink(key)
-    # An earlier attempt may have changed the limits on the host. Then continue in spite of this
-    # error: the limits are known only after the attempt below.
+    # If an earlier attempt has possibly changed the limits on the host, continue in spite of this
+    # error. The limits are known only after the attempt below.
     if (refused := await _limit_tasks(keeper, key)) and not again:
         return await keep_size(keeper, key, wanted, size_kept(wanted, refused))
     async with keeper.cpu_bindings.lock:
         try:
             binding, found = await _apply(keeper, slot.spec, wanted, again=again)
         except (Unavailable, OSError) as error:
-            # The helper may or may not have changed the limits. So both sizes stay booked.
+            # It is not known whether the helper has changed the limits. So both sizes stay booked.
             keeper.cpu_bindings.forget(key)
             log.error("resize_not_settled", allocation_id=key.allocation_id, error=str(error))
             return Outcome(key, error=size_unknown(wanted, error))
@@ -176,7 +176,7 @@ async def _enforce(keeper: SlotKeeper, key: SlotKey, *, again: bool) -> Outcome:
     keeper.operators.size_changed(key)
     if refused := await _limit_tasks(keeper, key):
         log.error("task_limit_not_set", allocation_id=key.allocation_id, error=str(refused))
-    # this returns cpus that the slot no longer has to the pools
+    # Give the cpus that the slot no longer has back to the pools.
     await keeper.cpu_bindings.sync_or_log()
     keeper.on_resize(time.monotonic() - begun, failure)
     await keeper.save_or_log()  # after a crash before this line, the resize is repeated
@@ -236,12 +236,12 @@ async def _apply(
         keeper: the slots.
         current: the old size.
         wanted: the new size.
-        again: True if an earlier attempt may have changed the limits on the host. If the helper
+        again: True if an earlier attempt has possibly changed the limits on the host. If the helper
             then rejects this attempt, the function writes the old limits again.
 
     Returns:
-        The cpus and memory nodes on which the slot runs now. Then the helper's isolation report, or
-        the error that prevents the new size.
+        The cpus and memory nodes on which the slot runs now, and the helper's isolation report. If
+        an error prevents the new size, this error replaces the report.
 
     Raises:
         Unavailable, OSError: it is unknown which limits are enforced.
@@ -273,7 +273,7 @@ async def _apply(
         except FinegrainError as error:
             failure = size_kept(wanted, error)
     binding = keeper.table.cpus.binding_of(current)
-    # An earlier attempt may have set the new limits, so write the old limits again.
+    # An earlier attempt has possibly set the new limits, so write the old limits again.
     if again:
         try:
             if other_shares:
@@ -300,7 +300,7 @@ async def limit_cpu(keeper: SlotKeeper, quotas: Mapping[SlotKey, int]) -> None:
     """
     for slot in list(keeper.table):
         before, quota = keeper.cpu_quotas.get(slot.key), quotas.get(slot.key)
-        # A resize in progress may write an old quota or the new one. The next call corrects it.
+        # A resize in progress can write the old or the new quota. The next call corrects the quota.
         if before == quota or slot.state is not CarveState.ALLOCATED or slot.becoming is not None:
             continue
         async with keeper.cpu_bindings.lock:
@@ -333,7 +333,7 @@ async def _correct_limits(keeper: SlotKeeper, slot: Slot, limits: SlotLimits) ->
             corrected = replace(keeper.limits_of(slot.spec, binding), pids_max=limits.pids_max)
             report = await keeper.helper.resize_slot(corrected)
             keeper.cpu_bindings.applied(slot.key, binding)
-            # otherwise the slot was freed during the call
+            # If this condition is false, the slot was freed during the call.
             if keeper.table.get(slot.key) is not None:
                 keeper.table.resized(slot.key, keeper.isolation_of(report, slot.spec))
     except (FinegrainError, OSError) as error:

@@ -146,20 +146,22 @@ class SlotKeeper:
         self.admin_calls = AdminCalls()
         self.fence: CommandFence[Any] = CommandFence()
         self.on_change: Callable[[], None] = lambda: None  # wakes the report loop
-        # Called when a slot is removed. Its tasks are deleted some time later.
+        # Called when a slot is removed. The slot's tasks are deleted some time later.
         self.on_slot_removed: Callable[[SlotKey], None] = lambda _key: None
-        # Called before a resize lowers limits. It gives tasks time to return managed memory.
+        # Called before a resize lowers limits. The function gives tasks time to return managed
+        # memory.
         self.before_shrink: Callable[[SlotKey], Awaitable[None]] = _no_wait
         self.on_carve: Callable[[float, bool], None] = lambda _seconds, _ok: None
         self.on_free: Callable[[float], None] = lambda _seconds: None
         self.on_resize: Callable[[float, FinegrainError | None], None] = lambda _s, _error: None
         self.own_slots: set[SlotKey] = set()  # slots of device tests and daemons; not in the table
-        # Called before slots are carved. It starts the daemons that their shares of devices need.
+        # Called before slots are carved. The function starts the daemons for the slots' device
+        # shares.
         self.prepare_devices: Callable[[Sequence[SlotSpec]], Awaitable[None]] = _prepare_nothing
         # Limits the memory of devices for slots that exist on the host.
         self.limit_devices: Callable[[Iterable[SlotSpec]], Awaitable[None]] = _prepare_nothing
-        # Returns the reason why a slot of one size cannot get the shares of another size; None: it
-        # can get the shares.
+        # Returns the reason why a slot of one size cannot get the shares of another size; None: the
+        # slot can get the shares.
         self.refuse_shares: Callable[[SlotSpec, SlotSpec], FinegrainError | None] = (
             lambda _current, _wanted: None
         )
@@ -194,7 +196,9 @@ class SlotKeeper:
         )
 
     def has_news(self) -> bool:
-        """Returns True if the RM does not get the present state by the answer to a command."""
+        """Returns True if the RM needs a report, because no answer to a command has the present
+        state.
+        """
         return bool(self.admin_calls.first()) or self.reports.has_news(self.table)
 
     def next_state(self) -> NumberedState:
@@ -245,8 +249,9 @@ class SlotKeeper:
     def _save_later(self) -> None:
         """Saves the state after a pause, once for all changes of the pause.
 
-        It is used when slots end that the RM has freed. Until then, the checkpoint has them as
-        being freed. After a crash, such a slot counts as ended if it is not on the host.
+        The keeper calls this method when slots end that the RM has freed. Until the save, the
+        checkpoint has these slots as being freed. After a crash, such a slot counts as ended if it
+        is not on the host.
         """
         if not self._is_save_due:
             self._is_save_due = True
@@ -292,8 +297,8 @@ class SlotKeeper:
         """Applies the settings that an administrator made for this host at runtime, and saves them.
 
         The caller (the agent) must continue to report. So the method moves slots in the background.
-        It compares both the number and the settings with the present ones. After the RM's database
-        was restored from a backup, the same number can mean other settings.
+        The method compares both the number and the settings with the present number and settings.
+        After the RM's database was restored from a backup, the same number can mean other settings.
 
         Args:
             policy: the settings.
@@ -376,8 +381,8 @@ class SlotKeeper:
         outcomes = [self._refuse_while_cleaning(outcome) for outcome in self.table.allocate(specs)]
         new = list({o.key: o.slot for o in outcomes if o.must_carve and o.slot}.values())
         enforced: list[Slot] = []
-        # Hold the lock while the cpus are read from the ledger, and until the helper has confirmed
-        # them (see `CpuBindings`).
+        # Hold the lock from the moment when the cpus are read from the ledger, until the helper has
+        # confirmed the cpus (see `CpuBindings`).
         async with self.cpu_bindings.lock:
             failed = await self._clear_cpus(new)
             new = [slot for slot in new if slot.key not in failed]
@@ -484,7 +489,7 @@ class SlotKeeper:
             return isolation
 
     async def _make_durable(self, slots: Sequence[Slot]) -> dict[SlotKey, FinegrainError]:
-        """First saves slots that are enforced. Only then marks them as ALLOCATED.
+        """Saves slots that are enforced, and marks them as ALLOCATED only after the save.
 
         A report must contain a slot only after the slot is in the checkpoint. Otherwise a restarted
         front would not know a slot that was reported.
@@ -550,7 +555,8 @@ class SlotKeeper:
             await asyncio.wait(self._cleaning.values(), timeout=timeout_s)
 
     async def restart_time_limits(self, reuses: Sequence[tuple[SlotKey, int]]) -> None:
-        """Starts the time limits of reused slots again, once for each reuse, and saves this.
+        """Starts the time limits of reused slots again, once for each reuse, and saves the new
+        starts.
 
         Args:
             reuses: the slots, each with the number of its last reuse.
@@ -582,11 +588,11 @@ class SlotKeeper:
         ]
         if not begun:
             return
-        # Mark the tasks before the kill. So their ends are reported as cancelled.
+        # Mark the tasks before the kill, so that the executor reports the tasks as cancelled.
         for key, _ in begun:
             for task in self.tasks.of_slot(key):
                 task.cancelled = task.cancelled or not task.has_ended
-        # Save before the first signal. A restarted front then continues to free these slots.
+        # Save before the first signal, so that a restarted front continues to free these slots.
         await self.save_or_log()
         for key, grace_ms in begun:
             self.begin_teardown(key, grace_ms=grace_ms)

@@ -69,7 +69,7 @@ log = get_logger(__name__)
 
 
 class SlotSockets:
-    """The sockets of all slots whose tasks may need a socket.
+    """The sockets of all slots whose tasks can need a socket.
 
     Args:
         keeper: the slots, tasks and operators of this executor.
@@ -407,8 +407,8 @@ class _Connection:
 
 
 def _make_directory(directory: Path) -> None:
-    """Makes the directory of sockets. All users may enter the directory, because a task may run as
-    any user.
+    """Makes the directory of sockets. All users may enter the directory, because tasks can run as
+    different users.
     """
     directory.mkdir(mode=0o711, parents=True, exist_ok=True)
     for path in (directory, directory.parent):

@@ -62,7 +62,8 @@ class Squeezer:
         table: the slots of this executor, and the ledger of their cpus.
         locations: the core, NUMA node and package of each cpu of the host.
         rule: the limits that decide how many cpus best-effort slots get.
-        limit_cpu: a function that sets the quotas of slots; other slots have no quota any more.
+        limit_cpu: a function that sets the quotas of slots, and removes the quotas of all other
+            slots.
         usage: the call `usage` of the helper, which returns the CPU time that each slot has used.
         update_conditions: a function that moves slots to the present cpus for best-effort slots. It
             is called with `squeezed=CPUS` when these cpus change (None: all cpus).

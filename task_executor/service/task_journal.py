@@ -34,7 +34,7 @@ class TaskJournal:
 
     Args:
         folder: the folder of the segments.
-        read_file: reads the file of an earlier version; None: it has no task.
+        read_file: a function that reads a file of an earlier version; None: the file has no task.
 
     Attributes:
         damage: one sentence for each segment that could not be read as a whole.
@@ -88,8 +88,8 @@ class TaskJournal:
     def prepare_sync(self) -> Callable[[], None]:
         """Returns a function that makes all lines up to now durable.
 
-        The function may run in another thread while lines are written, but not twice at a time. It
-        raises OSError.
+        The function may run in another thread while lines are written, but not twice at a time. The
+        function raises OSError if a sync fails.
 
         Raises:
             OSError: no segment can be made.
@@ -132,7 +132,7 @@ class TaskJournal:
         if self._fd < 0:
             self._begin_segment()
         if os.pwrite(self._fd, line, self._size) < len(line):
-            # The next line overwrites this part.
+            # The next line overwrites the part that was written.
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._size += len(line)
 

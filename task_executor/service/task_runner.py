@@ -1,6 +1,6 @@
 """Runs tasks in slots: starts, cancels, signals and deletes tasks, and writes their input.
 
-Only the owner of a job may use the job's tasks, and shows a token that a resource manager has
+Only the owner of a job may use the job's tasks, and must show a token that a resource manager has
 signed. Administrators may also cancel, watch and list tasks. If a submission is repeated, no second
 task starts. The helper creates the processes. An ended task is kept as long as its slot exists, and
 for some time longer for late watchers. If a slot has run very many tasks, its oldest ended tasks
@@ -51,7 +51,7 @@ LINGER_S = 60.0  # an ended task is kept for this time after the end of its slot
 # an ended task that is being watched is kept for this time after the end of its slot
 LINGER_WATCHED_S = 600.0
 ENDED_PER_SLOT_MAX = 1_000  # if a slot has more tasks, its oldest ended tasks are deleted
-SETTLE_S = 20.0  # if a task is being started, a call waits for it for at most this time
+SETTLE_S = 20.0  # if a task is being started, a call waits at most this time for the start
 INPUT_BYTES_MAX = 64 * 1024
 INPUT_PAUSE_S_MIN, INPUT_PAUSE_S_MAX = 0.005, 0.2
 HELPER_RETRY_S = 1.0
@@ -226,8 +226,9 @@ class TaskRunner:
     async def _start_new(self, task: Task, submission: Submission, slot: Slot) -> None:
         """Starts a task, and returns when the task is durable.
 
-        The task is written before it starts. So a front that is killed knows its processes after a
-        restart. The sync may end after the start, because a power cut also ends the process.
+        The task is written before it starts. So if the front is killed, the next front knows the
+        task's processes. The sync can end after the start: a power cut during the sync also ends
+        the processes.
         """
         try:
             self._write(task)
@@ -296,8 +297,8 @@ class TaskRunner:
     async def _start(self, task: Task, spec: TaskSpec) -> int:
         """Starts the task, and returns its pid.
 
-        If the helper is unreachable, the task may or may not have been started. The method then
-        repeats the same call. This is safe, and shows the result.
+        If the helper is unreachable, it is not known whether the task was started. The method then
+        repeats the same call, which is safe and shows the result.
         """
         while True:
             try:
@@ -333,7 +334,7 @@ class TaskRunner:
 
     async def _await_durable(self, task: Task, durable: asyncio.Future[None]) -> None:
         try:
-            # The shield: other tasks wait for the same sync.
+            # Shield the sync, because other tasks wait for the same sync.
             await asyncio.shield(durable)
         except OSError as error:
             raise self._not_recorded(error) from None
@@ -363,7 +364,7 @@ class TaskRunner:
             task_id: the id of the task.
             shown: the caller, and the rights that its token gives.
             operators: True if administrators (role `operator`) may also use the task.
-            reads: True: the call changes nothing, so any token of the job is enough.
+            reads: True if the call changes nothing, so that any token of the job is enough.
 
         Raises:
             NotFound: TASK_UNKNOWN.
@@ -393,7 +394,7 @@ class TaskRunner:
         await self.await_start(task)
         if task.has_ended:
             return
-        # Save the task before the kill. A restarted front then still reports the end as cancelled.
+        # Save the task before the kill, so that a restarted front still reports it as cancelled.
         if not task.cancelled:
             task.cancelled = True
             await self._save_or_log(task)
@@ -420,7 +421,7 @@ class TaskRunner:
         await self.await_start(task)
         if task.has_ended:
             return
-        # Save the task before the kill. A restarted front then still reports the reason.
+        # Save the task before the kill, so that a restarted front still reports the reason.
         await self.note_reason(task, fault)
         await self._unless_ended(self._helper.kill_task(task.task_id, 0))
 
@@ -578,7 +579,7 @@ class TaskRunner:
         # Watched tasks are kept. If the task of a watcher were deleted, the watcher would lose its
         # stream.
         for task in self._tasks.oldest_idle(key, ENDED_PER_SLOT_MAX - 1):
-            # A time far in the past. So the next sweep deletes the task.
+            # The value 0 is far in the past, so the next sweep deletes the task.
             task.slot_removed_at = 0.0
 
     def overdue(self, now: float) -> list[Task]:

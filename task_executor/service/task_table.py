@@ -187,7 +187,7 @@ class TaskTable:
                     task.peak_gpu_memory_bytes = max(task.peak_gpu_memory_bytes, memory_bytes)
 
     def check_room(self, memory_bytes: int) -> None:
-        """Checks that an executor with `memory_bytes` of memory may run one more task.
+        """Checks that an executor with `memory_bytes` of memory is allowed to run one more task.
 
         Raises:
             ResourceExhausted: too many tasks are kept, or too many are running.
@@ -231,7 +231,8 @@ class TaskTable:
 
         Args:
             key: the slot.
-            most: the number of tasks that the slot may have. If it has no more, yields nothing.
+            most: the number of tasks that the slot may have. If the slot has no more tasks, the
+                method yields nothing.
         """
         tasks = self._by_slot.get(key, {})
         idle = (task for task in tasks.values() if task.has_ended and not task.watchers)
@@ -287,7 +288,7 @@ class TaskTable:
         Args:
             task: the task. If it has ended already, nothing changes.
             record: the helper's record of how the task ended.
-            count: False: do not change the counters of metrics.
+            count: False if the counters of metrics must not change.
         """
         if task.has_ended:
             return
@@ -307,7 +308,7 @@ class TaskTable:
 
 def outcome_of(task: Task, record: ExitRecord) -> str:
     """Returns the outcome of a task in one word, for metrics and logs."""
-    # Check this first: a task that was killed for memory may be cancelled, too.
+    # Check this first: a task that was killed for memory was possibly cancelled, too.
     if record.oom_killed:
         return "oom_killed"
     if record.timed_out:

@@ -1,7 +1,7 @@
 """Determines the user that a task runs as, and the environment of the task.
 
 The helper, which has the privilege to change users, checks the same rules again. This module also
-checks them. So the caller gets an error that says what to do.
+checks them, so that the caller gets an error that says what to do.
 """
 
 from __future__ import annotations

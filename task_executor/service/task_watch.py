@@ -141,7 +141,7 @@ async def short_output(task: Task, wait_ms: int) -> list[task_executor_pb2.Outpu
 def _output_sizes(task: Task) -> dict[int, int]:
     """Returns the number of bytes of each stream of an ended task."""
     record = task.exit
-    if record is None:  # it never ran
+    if record is None:  # the task never ran
         return {}
     return {
         STDOUT: record.stdout_bytes + record.stdout_dropped_bytes,
@@ -156,8 +156,9 @@ def _new_output(
 
     Args:
         readers: the readers by the numbers of their streams.
-        thorough: True: the task has ended, so all output is available. False: the task may still be
-            writing. So stop at the first chunk that is not full: more output may fill it later.
+        thorough: True if the task has ended, so that all output is available. False if the task can
+            still write. Then the iterator ends at the first chunk that is not full, because more
+            output can fill this chunk later.
     """
     pending = dict(readers)
     while pending:

@@ -22,8 +22,8 @@ from task_executor.service.slot_keeper import SlotKeeper
 MEASURE_S_MIN = 1.0
 ANSWER_S_MAX = 1.0
 SEND_S_MIN = 4.0
-"""Shortest time between two reports with measurements, because a busy executor reports many times a
-second.
+"""Shortest time between two reports with measurements. Without this limit, a busy executor would
+send measurements many times a second.
 """
 
 log = get_logger(__name__)
