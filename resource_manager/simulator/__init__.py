@@ -1,3 +1,3 @@
-"""Runs the real engine in virtual time, for synthetic jobs and batch logs. Needs no clock, network
-or hosts.
+"""Runs the real engine in virtual time, for synthetic jobs and batch logs. The simulator needs no
+network and no hosts.
 """

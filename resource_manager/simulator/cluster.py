@@ -75,7 +75,7 @@ class Cluster:
         effort: number and cost of the decisions.
         events: number of cluster events, by kind.
         waiting_kinds: number of waiting requests of each kind; a gang counts as one request.
-        changed_nodes: nodes whose slots changed, until a reader replaces the set.
+        changed_nodes: nodes whose slots have changed since a reader last replaced the set.
         on_settled: functions that are called after each moment, when the engine has no decision
             left.
         executors: the simulated executors, by node.
@@ -162,10 +162,10 @@ class Cluster:
             group: resource group of the job; created with weight 1 if it does not exist.
             profile: profile of each thread.
             at_ms: time of arrival, in virtual milliseconds; not in the past.
-            gang: all threads start at once, or none.
+            gang: whether all threads must start at the same time.
             labels: labels that a node must have; sorted.
             expected_ms: the expected run time of each thread, for its request; None: the request
-                contains none.
+                contains no expected run time.
 
         Returns:
             The record of the job, which is updated as time advances.
@@ -232,15 +232,15 @@ class Cluster:
         self.at_moment(at_ms, lambda at: JobEndRequested(at, job_id, "ENDED"))
 
     def run(self, until_ms: int | None = None) -> None:
-        """Advances time until no event is left, or up to and including a moment."""
+        """Advances time until no event is left, or up to and including `until_ms`."""
         while (moment := self._next_moment()) is not None:
             if until_ms is not None and moment > until_ms:
                 break
             self.now_ms = moment
             self._live_through()
         if until_ms is not None:
-            # There is no more event until `until_ms`. But later submissions must not be earlier
-            # than this time.
+            # There is no more event until `until_ms`. Jobs that are submitted after this call must
+            # not arrive before `until_ms`.
             self.now_ms = max(self.now_ms, until_ms)
 
     # The events of one moment.
@@ -253,15 +253,15 @@ class Cluster:
         moment = min(known)
         timer = self.state.timers.next_due_ms()
         if timer is not None:
-            # Timers without effect may be due every second, so they are delayed after a quiet
+            # Timers without effect can be due every second, so they are delayed after a quiet
             # moment.
             moment = min(moment, max(timer, self._quiet_until_ms))
-        # A timer may be overdue, but time never goes back.
+        # A timer can be overdue, but time never goes back.
         return max(self.now_ms, moment)
 
     def _live_through(self) -> None:
-        """Runs one moment: ends and scheduled events, then arrivals, then commands until no command
-        is left.
+        """Runs one moment: first the ends of threads and the scheduled events, then the arrivals,
+        then commands until no command is left.
         """
         self.effort.moments += 1
         before = self._effects
@@ -274,7 +274,7 @@ class Cluster:
         # A moment is quiet if it has only timers without effect.
         quiet = not first and not arrivals and self._effects == before
         self._quiet_until_ms = self.now_ms + QUIET_MS if quiet else 0
-        # Executors answer at once, and an answer may lead to further placements at the same moment.
+        # Executors answer at once, and an answer can cause further placements at the same moment.
         while self._wire or self.state.unfinished:
             self._batch(self._carry_out())
         for observer in self.on_settled:
@@ -423,7 +423,7 @@ class Cluster:
         job = self._jobs.pop(job_id, None)
         if job is None:
             return
-        for number in job.running.values():  # after `end_job`, threads may still run
+        for number in job.running.values():  # after `end_job`, threads possibly still run
             self.log.ended(number, self.now_ms)
         # `waiting` is read before `end_ms` is set, because an ended job has no waiting threads.
         if lots := job.record.waiting:

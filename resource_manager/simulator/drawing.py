@@ -43,7 +43,7 @@ class Bar:
 class Timeline:
     """Threads of capacity, one below another, and the threads of work that ran on them.
 
-    `marks` has the character of each job; `meanings` explains other marks.
+    `marks` has the character of each job. `meanings` explains all other characters.
     """
 
     title: str
@@ -69,8 +69,8 @@ class Area:
     end_s: float
     flows: Mapping[str, Steps]
     marks: Mapping[str, str]
-    # intervals (start and end in seconds) with the ideal share of each flow; drawn as lines in
-    # files with pictures
+    # intervals (start and end in seconds) with the ideal share of each flow; drawn as lines in PNG
+    # and SVG files
     ideal: Sequence[tuple[float, float, Mapping[str, float]]] = ()
 
 
@@ -79,7 +79,7 @@ def timeline_text(timeline: Timeline, end_s: float = 0.0, width: int = WIDTH) ->
     `end_s`.
 
     A thread of work begins with an edge if it has at least two columns. A thread that is narrower
-    than a column may be hidden by the next thread. The number at the end of a line counts the
+    than a column can be hidden by the next thread. The number at the end of a line counts the
     line's threads of work.
 
     Args:

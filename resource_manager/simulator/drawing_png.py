@@ -108,7 +108,7 @@ def _draw_timeline(ax: Axes, timeline: Timeline, colours: Mapping[str, str]) -> 
             color=colours[name],
             edgecolor="white",
             linewidth=0.7,
-            # A label per bar would repeat the name in the legend.
+            # With a label on every bar, the legend would contain the same name several times.
             label=name if name not in named else None,
         )
         named.add(name)

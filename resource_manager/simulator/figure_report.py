@@ -1,4 +1,5 @@
-"""Reports the results of the figures: as text for people, as plain data for programs.
+"""Reports the results of the figures of `figure_setups.py`, as text for people and as plain data
+for programs.
 
 Units are seconds and threads of capacity.
 """
@@ -31,8 +32,8 @@ def figure_text(result: FigureResult, end_s: float = 0.0) -> str:
 
 
 def shared_end_s(results: Mapping[str, FigureResult], name: str) -> float:
-    """Returns the end of a figure's time axis. If the figure's counterpart was run, both figures
-    have the same end.
+    """Returns the end of a figure's time axis. A figure can have a counterpart: the same work in
+    fewer or in more threads. If both were run, the two time axes have the same end.
     """
     mine = results[name]
     pair = [
@@ -44,8 +45,8 @@ def shared_end_s(results: Mapping[str, FigureResult], name: str) -> float:
 
 
 def comparison_text(results: Mapping[str, FigureResult]) -> str:
-    """Returns a table that compares coarse and fine submission, or an empty text. The table has the
-    figures whose counterparts were run.
+    """Returns a table that compares coarse and fine submission of the same work. Without a pair of
+    figures that were both run, the text is empty.
     """
     rows = []
     for fine in results.values():

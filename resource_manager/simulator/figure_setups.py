@@ -21,8 +21,8 @@ COUNTED_IN_SLOTS = Fairness(usage_measure="slots")
 """The default settings, but with slots as the unit of usage."""
 
 UNITS = 100
-"""Number of pieces of work of Job 1. A fine thread of work has one piece, a coarse thread about
-ten.
+"""Number of pieces of work of Job 1. A fine thread of work has one piece, and a coarse thread has
+about ten pieces.
 """
 
 STATE_U_UNIT = 54
@@ -64,7 +64,7 @@ class SetUp:
     coarse: str = ""
     looked_at_ms: int | None = None
     meanings: Mapping[str, str] = field(default_factory=dict)
-    shares: bool = False  # True: the figure is drawn as shares over time; False: as a timeline
+    shares: bool = False  # whether the figure shows shares over time instead of a timeline
 
 
 def lane_names(count: int) -> list[str]:
@@ -231,7 +231,7 @@ def figure_3_10(
     """Returns the set-up with 60 threads of capacity and three jobs: DEFAULT2 ends first, then
     MED1, then DEFAULT1.
 
-    The threads may be long or short. In all cases the jobs have work for three intervals: 1,200 s
+    The threads can be long or short. In all cases the jobs have work for three intervals: 1,200 s
     until DEFAULT2 ends, then 600 s until MED1 ends, then 400 s until DEFAULT1 ends.
     """
 

@@ -1,6 +1,7 @@
 """Runs the figures of `figure_setups.py` with the real engine, and measures them.
 
-A result contains numbers, and the data of a picture. Other modules print and draw them.
+A result contains numbers, and the data of a picture. Other modules print the numbers and draw the
+picture.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class Choice:
     """The choice at one moment: the job that was served, its thread of capacity, and the usage at
     that moment.
 
-    `jobs` has the seconds that threads of each job ran. `groups` has the sum of each group, divided
-    by its weight.
+    `jobs` has the seconds that threads of each job ran. `groups` has the sum over the jobs of each
+    group, divided by the weight of the group.
     """
 
     at_s: float
@@ -65,8 +66,8 @@ class Phase:
     A phase begins when a job has no more waiting work. `converged_s` is the time until all jobs
     were served fairly; None: this took longer than the phase. `error` is the largest relative
     difference after this time. `shares` has the mean number of threads of capacity that each job
-    used, and `ideal` has this number in the ideal schedule. The two are measured after convergence.
-    Threads of jobs that have no more waiting work must have ended by then.
+    used, and `ideal` has this number in the ideal schedule. `shares` and `ideal` are measured after
+    convergence, and after the last thread of each job without waiting work has ended.
     """
 
     start_s: float
@@ -127,7 +128,7 @@ def run_figure(set_up: SetUp) -> FigureResult:
 
 
 def run_set_up(set_up: SetUp, until_ms: int | None = None) -> Cluster:
-    """Returns a simulated cluster after the whole figure, or after a moment of it.
+    """Runs a whole figure, or its part up to `until_ms`, and returns the simulated cluster.
 
     Each thread of capacity is a host with one core, and gives the host its name.
     """
@@ -161,7 +162,8 @@ def choice_at(log: RunLog, moment_ms: int) -> Choice:
     jobs = {job.job_id: 0.0 for job in log.jobs.values()}
     groups = {job.group: 0.0 for job in log.jobs.values()}
     for run in log:
-        # Count only the time before the moment: the engine knew nothing later when it chose.
+        # Count only the time before the moment: at that moment, the engine did not know what would
+        # run later.
         end_ms = moment_ms if run.end_ms is None else min(run.end_ms, moment_ms)
         ran_s = max(0, end_ms - run.start_ms) / 1_000
         jobs[run.job_id] += ran_s

@@ -91,7 +91,7 @@ class IdealTree:
         """Returns the share of `capacity` of each flow with demand: leaves, all flows above, and
         the root.
 
-        O(n log n) in the flows that have demand.
+        Cost: O(n log n) for n flows with demand.
 
         Args:
             demands: the amount that each leaf could use.
@@ -164,9 +164,10 @@ def divide(capacity: float, basins: Sequence[Basin]) -> dict[str, float]:
 def _level(spare: float, basins: Sequence[Basin]) -> float:
     """Returns the level at which the flows use `spare` in addition to all lower bounds.
 
-    Iterates over the levels at which the slope changes: a basin starts to fill at lower / weight
-    and is full at upper / weight. In the example of `divide` the slope is 4 up to level 2, which
-    takes 8 of the 10. Then A is full and the slope is 3, so the level is 2 + 2 / 3.
+    Iterates over the levels at which the slope changes. The slope is the sum of the weights of all
+    basins that are filling: a basin starts to fill at lower / weight and is full at upper / weight.
+    In the example of `divide` the slope is 4 up to level 2, which takes 8 of the 10. Then A is full
+    and the slope is 3, so the level is 2 + 2 / 3.
     """
     turns = sorted(
         turn

@@ -1,11 +1,12 @@
 """Checks after every moment of a run whether capacity is idle although a waiting request fits.
 
-The check does not use the engine's index. For each waiting kind of request it keeps a number: the
-slots that fit on each node. It updates this number for nodes that changed. So a check costs the
-number of waiting kinds times the number of changed nodes. Two kinds of capacity do not count as
-idle: capacity that is reserved for a starved request, and capacity beyond the maximum of a group. A
-node with a reservation does not count for requests with devices. Amounts do not show which devices
-the reservation needs, so the engine places these requests elsewhere.
+The check does not use the engine's index. For each kind of waiting requests, the check keeps the
+number of slots that fit on each node. It recomputes this number only for nodes that have changed.
+So the cost of a check is the number of these kinds times the number of changed nodes. Two kinds
+of capacity do not count as idle: capacity that is reserved for a starved request, and capacity
+beyond the maximum of a group. A node with a reservation does not count for requests with devices.
+Amounts do not show which devices the reservation needs, so the engine places these requests
+elsewhere.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class IdleCheck:
 
     def _holds(self, cluster: Cluster) -> set[str]:
         """Returns the nodes whose reserved capacity has changed since the last check."""
-        # Most runs reserve nothing. So they need no pass over the hosts.
+        # Most runs reserve nothing, so this test usually saves a pass over the hosts.
         if not cluster.events["reservation_made"]:
             return set()
         hosts = cluster.state.hosts.items()

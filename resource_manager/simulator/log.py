@@ -1,5 +1,5 @@
-"""Records all runs, with place and time. All tables, plots and measures are computed from this
-record.
+"""Records all runs of threads, each with its place and its times. All tables, plots and measures
+are computed from this record.
 
 The record is stored in columns. So a million runs take only tens of megabytes.
 """

@@ -3,8 +3,8 @@ capacity.
 
 Bounded slowdown is defined by D. G. Feitelson, "Metrics for parallel job scheduling and their
 convergence" (JSSPP 2001). It is the response time divided by the run time. The run time counts as
-at least `SLOWDOWN_BOUND_MS`, and the result as at least 1. `ShareGap` measures over windows of time
-how far shares are from the ideal.
+at least `SLOWDOWN_BOUND_MS`, and the result counts as at least 1. `ShareGap` measures how far the
+shares in windows of time are from the ideal shares.
 """
 
 from __future__ import annotations
@@ -172,8 +172,8 @@ class ShareGap:
     """The distance of a run from the ideal schedule, over windows of `window_ms`.
 
     `error` is the fraction of all usage that went to other groups than in the ideal schedule.
-    `error` is half the sum of absolute differences, divided by the sum of received service. Both
-    sums are over all windows in which requests waited.
+    It is half the sum of the absolute differences between received and ideal service, divided by
+    the sum of received service. Both sums are over all windows in which requests waited.
     """
 
     window_ms: int

@@ -92,7 +92,8 @@ class Placements:
         allocation_id = f"r{self._tries}"
         orders = self._settle(RequestsSubmitted(_AT, _JOB, (RequestSpec(allocation_id, profile),)))
         if not orders:
-            # The request must not wait. The other program may send it again.
+            # The request must not wait: if it should be tried again, the other program sends it
+            # again.
             self._settle(SlotsReleased(_AT, _JOB, ((allocation_id, 0),)))
             return None
         self._ids[name] = allocation_id

@@ -19,11 +19,11 @@ _WITHOUT_LIMIT = 2**31
 
 
 def simulated(settings: EngineSettings) -> EngineSettings:
-    """Returns the settings. Settings of parts that do not exist in a simulation are turned off.
+    """Returns the settings with changes that a simulation needs.
 
     A simulation has no silent executors, leases or restarts. It also has no limits that protect the
-    memory of a real service. A thread may request no memory or no cpu, because logs often do not
-    record these amounts.
+    memory of a real service. Threads are allowed to request no memory or no cpu, because logs often
+    do not record these amounts.
     """
     return replace(
         settings,
@@ -42,8 +42,8 @@ def simulated(settings: EngineSettings) -> EngineSettings:
 
 @dataclass(slots=True)
 class Effort:
-    """The work of the engine. `cpu_s` is the cpu time of all decisions, and `longest_cpu_s` the cpu
-    time of the longest decision.
+    """The work of the engine. `cpu_s` is the cpu time of all decisions, and `longest_cpu_s` is the
+    cpu time of the longest decision.
     """
 
     decisions: int = 0
@@ -77,7 +77,7 @@ class Submitted:
 
     @property
     def kind(self) -> Kind:
-        """The kind of its requests."""
+        """The kind of the job's requests."""
         record = self.record
         together = record.threads if record.gang else 1
         return Kind(record.profile, self.labels, together, record.group)

@@ -2,10 +2,10 @@
 
 - `reference:fcfs-easy`: jobs start in order of arrival, with EASY backfilling. Source: D. A. Lifka,
   "The ANL/IBM SP scheduling system" (JSSPP 1995). Only the first waiting job has a reservation. Any
-  other job may start earlier if this does not delay the start of the first job.
-- `reference:multifactor-easy`: the same, but the first job is the job whose group has the least
-  usage for its weight, as with the fair-share factor of Slurm's multifactor priority. Usage is the
-  number of cores times seconds. After `HALF_LIFE_MS`, usage counts half.
+  other job can start earlier if this does not delay the start of the first job.
+- `reference:multifactor-easy`: the same rules, but the first job is a job of the group with the
+  least usage for its weight. Slurm's multifactor priority has a similar fair-share factor. Usage is
+  the number of cores times seconds. After `HALF_LIFE_MS`, usage counts half.
 
 If the jobs have no estimated run times, there are no reservations: each job starts if it fits.
 
@@ -157,7 +157,7 @@ class ReferenceCluster:
         for job in self._waiting:
             places = _places(job, self._free)
             if first is not None and places is not None:
-                # The job may start if it ends before the first job starts, or if there is room for
+                # The job can start if it ends before the first job starts, or if there is room for
                 # both jobs.
                 requested_ms = job.trace.requested_ms
                 if requested_ms is None or now_ms + requested_ms > shadow_ms:

@@ -28,8 +28,8 @@ WINDOW_S = 60.0
 class Usage:
     """Usage and demand from this moment until the next moment of the series.
 
-    `running` is the cost of each leaf's slots, `demand` the cost of its slots and waiting requests
-    together, `capacity` the total.
+    `running` is the cost of each leaf's slots, `demand` is the cost of the leaf's slots and waiting
+    requests together, and `capacity` is the total capacity.
     """
 
     at_s: float

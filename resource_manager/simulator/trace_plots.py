@@ -1,8 +1,8 @@
 """Pictures of a replayed log: cores in use by group, waiting threads, and the distribution of
 waits.
 
-The pictures are text, or PNG or SVG files drawn with matplotlib (the extra `plots`). All policies
-are shown. Time is in days.
+The pictures are text, PNG files or SVG files. matplotlib (the extra `plots`) draws the files. Each
+picture shows all policies. Time is in days.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def _detected(path: Path) -> str:
     for name, columns in _COLUMNS.items():
         if header.issuperset(columns):
             return name
-    # This mistake is frequent, so it gets a separate error.
+    # A list of nodes instead of a log is a frequent mistake, so it has its own error.
     if header.issuperset(("cpu_milli", "memory_mib", "gpu")):
         expected = "a log of requests; this is a list of nodes, which --nodes takes"
         raise InvalidArgument("FILE", str(path), expected)

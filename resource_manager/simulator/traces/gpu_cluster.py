@@ -1,4 +1,4 @@
-"""Requests of a production GPU cluster in which several requests may share a GPU (openb, 2023).
+"""Requests of a production GPU cluster in which several requests can share a GPU (openb, 2023).
 
 The log counts thousandths of a GPU. Slots get hundredths, so shares are rounded up.
 """

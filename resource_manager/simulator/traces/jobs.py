@@ -56,8 +56,9 @@ class TraceJob:
 
 
 RUN_TIMES = ("log", "none", "scaled")
-"""Where the expected run times come from: the requested times of the log; there are none; the real
-run time of each job, times a factor from 1 to 5 that belongs to its user.
+"""Sources of expected run times. `log` means the requested times in the log, and `none` means that
+there are no expected run times. `scaled` means the real run time of each job, multiplied by a
+factor from 1 to 5 for the job's user.
 """
 
 SCALE_MAX = 5.0

@@ -1,8 +1,8 @@
 """The nodes of a simulated cluster, from a short description or from a file.
 
-A description lists kinds of nodes, separated by commas. A kind is `COUNTxCPUScpu`, followed by
-optional parts: `:SIZE` of memory, `:COUNTgpu`, `:NAME=AMOUNT` of an extended resource, `*SPEED`,
-`@LABEL=VALUE`. Examples:
+A description lists kinds of nodes, separated by commas. A kind has the form `COUNTxCPUScpu`,
+followed by optional parts: `:SIZE` of memory, `:COUNTgpu`, `:NAME=AMOUNT` of an extended resource,
+`*SPEED`, `@LABEL=VALUE`. Examples:
 
     128x1cpu
     20x80cpu:505G@cluster=zewura,48x12cpu:90G@cluster=zegox

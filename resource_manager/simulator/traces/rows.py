@@ -66,7 +66,7 @@ class Row:
         Args:
             column: column of the number.
             factor: factor to base units.
-            least: the smallest valid number, before the factor.
+            least: the smallest valid number, before it is multiplied.
             missing: result for an empty text or -1, which mean that no value was recorded.
 
         Raises:
