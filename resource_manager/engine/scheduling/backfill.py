@@ -1,21 +1,23 @@
-"""Implements EASY backfilling: plans the start of the first waiter, and places other waiters before
-this start. A waiter is a gang, or the waiting requests of one job and class.
+"""Implements EASY backfilling: plans the start of the first waiter, and places other waiters on the
+reserved hosts before this start. A waiter is a gang, or the waiting requests of one job and
+scheduling class.
 
 Source: D. A. Lifka, "The ANL/IBM SP scheduling system" (JSSPP 1995). If the engine knows when slots
 will end (`lifecycle/run_times.py`), it can reserve capacity for a later moment, and use the
-capacity until then:
+capacity until this moment:
 
 1. *Plan.* If the first waiter in order has declared a run time, it gets a *planned* reservation at
-   once. It is on the hosts that will have room for this waiter first, if slots end as expected.
-   When slots have ended, or the order has changed, the plan is made again.
-2. *Backfill.* If the slots of a waiter will probably end before the planned start, the waiter may
-   use all free capacity of the reserved hosts, even of hosts that are reserved for starved owners.
-   All other waiters may use only the capacity that the owner does not need
+   once. The reservation is on the hosts that will be the first to have room for this waiter, if
+   slots end as expected. When slots have ended or the order has changed, the plan is made again.
+2. *Backfill.* If the slots of a waiter will probably end before the planned start, the waiter can
+   use all free capacity of the reserved hosts. The hosts that are reserved for starved owners are
+   included. All other waiters can use only the capacity that the owner does not need
    (`ReservedCapacity.spare`).
 
 Example: a gang needs 4 hosts. Two hosts are free, and the slots on two other hosts will end in 60
 minutes. The gang reserves these 4 hosts for a start in 60 minutes. A request with an expected run
-time of 50 minutes is placed on one of the free hosts. A request with 70 minutes is not.
+time of 50 minutes is placed on one of the free hosts. A request with an expected run time of 70
+minutes is not placed there.
 
 If a slot runs longer than expected, the owner starts later than planned.
 """
@@ -50,8 +52,8 @@ from resource_manager.engine.scheduling.reservations import (
 from resource_manager.engine.state import State
 
 COMPARED_MAX = 256
-"""Maximum number of waiters that are compared: those that have waited longest. The first of them in
-order is the owner of the plan.
+"""Maximum number of waiters that are compared. The waiters that have waited longest are compared,
+and the first of them in order becomes the owner of the plan.
 """
 
 TRIED_MAX = 64
@@ -59,8 +61,8 @@ TRIED_MAX = 64
 
 
 class Candidate(NamedTuple):
-    """A waiter that may be placed before the owner of a reservation, and the expected run time of
-    its slots.
+    """A waiter that can be placed before the owner of a reservation starts, and the expected run
+    time of the waiter's slots.
     """
 
     waiter: Waiter
@@ -77,24 +79,25 @@ class Backfill:
 
     def plan(self) -> None:
         """Plans the start of the first waiter in order, if it has declared a run time. Replaces the
-        plan of the last check. Before that, places waiters that fit now, until a waiter does not
-        fit.
+        plan of the last check. If the first waiter fits now, places it, and continues with the next
+        waiter.
         """
         state, reservations = self._state, self._state.reservations
         planned, now_ms = reservations.planned, state.journal.now_ms
-        # If the owner of the plan was placed or has ended, another waiter is first now.
+        # The plan is valid while its owner waits. If the owner was placed or has ended, another
+        # waiter is first now.
         is_valid = planned is not None and planned.owner.waits_in(state.queue)
         none = not state.settings.fairness.reservations_max
         if none or (is_valid and now_ms < reservations.plan_ms):
             return
-        # The number of slots that have ended, and of reuses.
+        # The number of slots that have ended plus the number of reuses.
         freed = state.flows.placements - len(state.slots)
         for _ in range(TRIED_MAX):
             # A waiter that a maximum blocks has no owner.
             owners = (owner_of(state, waiter) for waiter in in_order(self._state))
             owner = next((each for each in owners if each is not None), None)
             kept = reservations.planned
-            # While no slot has ended, no other hosts can have room earlier.
+            # If no slot has ended since the plan was made, no other hosts can have room earlier.
             if kept is not None:
                 if kept is planned and kept.owner == owner and reservations.plan_freed == freed:
                     return
@@ -109,15 +112,17 @@ class Backfill:
             state.hosts.refresh(state.queue)
             reserve_planned(ReservationSearch(state, owner, self._times))
             again = reservations.planned
-            # Another waiter may have been first in the meantime, and may have been placed.
+            # If the new plan has the owner of the earlier plan, the promise to this owner stays
+            # valid. The owner can be different in between, when another waiter was first and was
+            # placed.
             if planned is not None and again is not None and again.owner == planned.owner:
                 again.promised_ms = planned.promised_ms
             if owner.waits_in(state.queue):
                 return
 
     def fill(self) -> None:
-        """Places waiters on reserved hosts if they will probably have ended before the owners
-        start.
+        """Places waiters on reserved hosts, if the slots of these waiters will probably end before
+        the owners of the hosts start.
         """
         state, now_ms = self._state, self._times.now_ms
         later = [
@@ -132,9 +137,9 @@ class Backfill:
             return
         placer = Placer(state.hosts)
         opened: list[tuple[Host, ReservedCapacity | None]] = []
-        # First open the hosts of the latest start, for all candidates that end before this start.
-        # Then also open the hosts of the next start, for candidates that end before that start.
-        # Continue in the same way.
+        # Go through the reservations in the order of their starts, the latest start first. In each
+        # step, open the hosts of one more reservation. Then place candidates that end before the
+        # start of this reservation. The hosts of the later starts are already open.
         for at_ms, reservation in later:
             here = [state.hosts[name] for name in reservation.hosts]
             for host in here:
@@ -149,9 +154,12 @@ class Backfill:
         placer.finish()
 
     def _promised(self, each: Reservation) -> int | None:
-        """Returns the moment before which backfilled slots must end; None: it is not known."""
+        """Returns the moment before which backfilled slots must end, or None if this moment is not
+        known.
+        """
         expected_ms = self._times.start_ms(self._state.hosts, each.hosts)
-        # While the start is not known, nothing is backfilled, but the promise stays.
+        # While the start is not known, no waiter is backfilled, but the promised start does not
+        # change.
         if expected_ms is None:
             return None
         known_ms = each.promised_ms
@@ -159,8 +167,8 @@ class Backfill:
         return each.promised_ms
 
     def _room(self, opened: Iterable[Reservation]) -> Amounts:
-        """Returns the amounts that are free in the whole cluster, in the units of the index. The
-        amounts of opened reservations are included.
+        """Returns the amounts that are free in the whole cluster, in the units of the index. They
+        include the free amounts of opened reservations.
         """
         hosts = self._state.hosts
         room: Amounts = hosts.indexes.main.sums
@@ -170,12 +178,12 @@ class Backfill:
         return room
 
     def _candidates(self, latest_ms: int, room: Amounts) -> Iterator[Candidate]:
-        """Yields the waiters that will probably have ended before a moment, in order.
+        """Yields in order the waiters whose slots will probably end before a given moment.
 
         Args:
             latest_ms: the moment (monotonic).
-            room: the amounts that are free in the whole cluster. Waiters that need more are left
-                out.
+            room: the amounts that are free in the whole cluster. Waiters that need more than these
+                amounts are left out.
         """
         state = self._state
         owners = {each.owner.waiter for each in state.reservations.by_number.values()}
@@ -204,11 +212,11 @@ class Backfill:
         return all(amount <= room.get(name, 0) for name, amount in in_grains(need).items())
 
     def _expected_ms(self, waiter: Waiter) -> int | None:
-        """Returns the expected run time of a waiter: of its first request, or of the longest member
-        of its gang. None: it is not known.
+        """Returns the expected run time of a waiter: the run time of its first request, or of the
+        longest member of its gang. Returns None if the run time is not known.
         """
         longest_ms = 0
-        # Equal members have equal run times, so each run time is read once.
+        # Equal members have equal run times, so the run time is read once for each kind of member.
         specs = {
             (spec.profile, spec.time_limit_ms, spec.expected_run_time_ms): (spec, job_id)
             for spec, job_id in first_specs(*self._ledgers, waiter)
@@ -243,8 +251,8 @@ class Backfill:
 
 
 def in_order(state: State) -> Sequence[Waiter]:
-    """Returns waiters in the order in which they are served. They are the `COMPARED_MAX`
-    waiters that have waited longest.
+    """Returns the `COMPARED_MAX` waiters that have waited longest, in the order in which they are
+    served.
     """
     flows = state.flows
     fair = state.settings.fairness.order == "fair"

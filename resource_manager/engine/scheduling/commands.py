@@ -1,9 +1,9 @@
-"""Processes answers to commands, and failed deliveries of commands. `dispatch.py` sends the
+"""Processes the answers to commands and the failed deliveries of commands. `dispatch.py` sends the
 commands.
 
-A report may arrive before or after the answer to a command. A report may arrive while the command
-is in flight. If it contains a slot of the command, the slot is confirmed. If the report lacks the
-slot, nothing is known about the slot yet.
+A report can arrive before or after the answer to a command. If a report that arrives before the
+answer contains a slot of the command, the slot is confirmed. If such a report lacks the slot, the
+state of the slot is not known yet.
 """
 
 from __future__ import annotations
@@ -36,24 +36,25 @@ def command_answered(state: State, event: CommandAnswered) -> None:
         return
     command = host.in_flight
     command_arrived(host)
-    # Separate the failed items from the other items.
+    # Collect the slots that the executor did not carve. For slots that the executor did not free,
+    # schedule another attempt.
     refused: list[tuple[Slot, ItemOutcome]] = []
     for key, outcome in zip(command.keys, event.outcomes, strict=False):
         slot = host.slots.get(key)
-        # The outcome of a resize is processed below, after the report is adopted.
+        # The outcome of a resize is processed below, after the report has been adopted.
         if slot is None or not outcome.reason or command.resizes:
             continue
         if command.allocates:
             refused.append((slot, outcome))
         else:
             _free_failed(state.journal, state.settings, state.timers, host, slot)
-    # The back-off for freeing slots ends only when a command succeeds for all its slots.
+    # The back-off for failed frees ends only when a command has freed all its slots.
     if not any(outcome.reason for outcome in event.outcomes):
         host.frees_failed = 0 if command.frees else host.frees_failed
     for slot, outcome in refused:
         _refused(state, slot, outcome)
-    # Set this before the report is adopted. While a command is in flight, a slot that the report
-    # lacks does not count as missing (`Host.contains`).
+    # Clear `in_flight` before the report is adopted. While a command is in flight, a slot that the
+    # report lacks does not count as missing (`Host.contains`).
     host.in_flight = None
     state.outbox[host.host_id] = None
     result = adopt_report(state, host, event.report, at_least_command=event.command_number)
@@ -66,12 +67,13 @@ def command_answered(state: State, event: CommandAnswered) -> None:
             "it answered a command without a full report",
         )
         return
-    # a newer report, which contains the command's effects, was processed before
+    # the report was not adopted, because a newer report, which contains the command's effects, was
+    # processed before
     if not result.adopted:
         host.contained_command = max(host.contained_command, event.command_number)
         settle(state, host)
-    # Do this after the report is adopted: a refusal ends when a later report differs from the
-    # adopted report.
+    # Remember the refusals only after the report has been adopted: a refusal ends when a later
+    # report differs from the adopted report.
     for slot, _ in refused:
         remember_refusal(state, host, slot)
     if isinstance(command.effect, SendResize):
@@ -80,12 +82,12 @@ def command_answered(state: State, event: CommandAnswered) -> None:
 
 
 def command_refused(state: State, event: CommandRefused) -> None:
-    """Processes the refusal of a whole command. The executor refused because it does not accept the
-    command's numbers.
+    """Processes the refusal of a whole command. The executor refuses a command if it does not
+    accept the command's numbers.
 
-    The resource manager's state of the executor may be wrong, so the executor must register again.
-    After `refused_commands_max` refusals the executor counts as unreachable. If the executor has
-    seen a newer epoch, it proves this when it registers.
+    The resource manager's state of the executor is possibly wrong, so the executor must register
+    again. After `refused_commands_max` refusals the executor counts as unreachable. An executor
+    that has seen a newer epoch proves this when it registers.
     """
     host = _host_of_command(state.hosts, event)
     if host is None:
@@ -118,10 +120,10 @@ def _distrust(
     *,
     reason: str = "",
 ) -> None:
-    # When the executor registers, it gets its orders again in commands with new numbers.
+    # After the executor has registered, it gets its orders again in commands with new numbers.
     host.in_flight = None
     transitions.move_executor(host.executor, RegistrationInput.DISTRUST)
-    # The call raises `hosts.version`. So reservations on the host are checked again.
+    # The call increases `hosts.version`, so that reservations on the host are checked again.
     usage.total_changed(host)
     journal.cluster_event(
         "executor_distrusted",
@@ -154,7 +156,9 @@ def command_undelivered(state: State, event: CommandUndelivered) -> None:
 def _host_of_command(
     hosts: Hosts, event: CommandAnswered | CommandRefused | CommandUndelivered
 ) -> Host | None:
-    """Returns the host if the event is about its command in flight; None: the event is outdated."""
+    """Returns the host if the event is about the host's command in flight. Returns None if the
+    event is outdated.
+    """
     host = hosts.get(event.executor_id)
     if (
         host is None
@@ -183,7 +187,8 @@ def _refused(state: State, slot: Slot, outcome: ItemOutcome) -> None:
     its old position.
     """
     if slot.state is SlotState.ALLOCATED:
-        return  # a report has shown the slot, so the answer is about an older attempt
+        # a report has shown the slot, so the answer is about an earlier attempt to carve the slot
+        return
     request = state.requests.served_by(slot)
     if request is not None:
         state.gang_moves.requeue(request, slot, outcome.reason, outcome.message)

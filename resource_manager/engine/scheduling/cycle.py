@@ -8,11 +8,11 @@
     then reserve capacity for starved requests, request executors for requests that fit on no host,
     and send commands
 
-Equal requests share these stages: a pass checks fit once for each scheduling class, and then places
-several requests of a job together. If no host has room for a class, the class is blocked until a
-host with its labels has more room. Classes and items later in the order are still tried. A gang
-goes through the stages for all its members at once. A resize goes through the stages with one
-candidate, the host of its slot.
+Equal requests go through these stages together: a pass checks the fit once for each scheduling
+class, and then places several requests of a job at a time. If no host has room for a class, the
+class is blocked until a host with the required labels has more room. Later classes, gangs and
+resizes in the order are still tried. A gang goes through the stages for all its members at once.
+For a resize, the stages consider only one host, the host of its slot.
 
 A limit (`Budget`) for the work of one cycle ensures that a long queue does not delay other events.
 The next cycle continues where this cycle stopped: see `State.unfinished`.
@@ -44,19 +44,19 @@ from resource_manager.engine.scheduling.revocation import Revocation
 from resource_manager.engine.state import State
 
 MOVES_MAX = 2_000
-"""The limit for moves in one cycle. To activate or deactivate a job queue is one move. A class with
-room costs at least `ROOM_COST` moves. At most half of the moves may unblock queues that a quota
-blocked.
+"""The limit for moves in one cycle. One move activates or deactivates one job queue. A class with
+room costs at least `ROOM_COST` moves. At most half of the moves are used to unblock queues that a
+quota blocked.
 """
 
 TRIES_MAX = 300
 """The limit for failed tries in one cycle. There are two kinds of failed tries: a gang or a resize
-does not fit, or a request does not fit although its class had room at the last check. A try takes
-about 40 us, which is longer than a check of a class.
+does not fit, or a request does not fit although its class had room at the last check. A failed try
+takes about 40 us, which is longer than a check of a class.
 """
 
 PLACED_MAX = 300
-"""The limit for placed requests in one cycle. A gang is placed as a whole, so it may exceed the
+"""The limit for placed requests in one cycle. A gang is placed as a whole, so it can exceed the
 limit.
 """
 
@@ -69,8 +69,8 @@ ROOM_COST = 20
 """The lowest cost, in moves, of a search for a host with room for a class."""
 
 CHECKED_AGAIN_MAX = 16
-"""If at most this many classes have room, all of them are checked again when one of them has little
-room left.
+"""When a class has little room left and at most this many classes have room, all these classes are
+checked again.
 """
 
 STEPS_PER_TRY = 8
@@ -80,8 +80,8 @@ ATTEMPTS: dict[Kind, Callable[[State, Placer, NonBatchable], bool]] = {
     Kind.GANG: lambda state, placer, item: state.gang_moves.try_gang(placer, item),
     Kind.RESIZE: lambda state, placer, item: state.resizes.try_growth(placer, item),
 }
-"""The functions that try a gang and a resize. A function returns True if the item is not pending
-any more. It returns False if the item does not fit. A function that books capacity calls
+"""The functions that try a gang and a resize. Each function returns True if the gang or resize is
+not pending any more, and False if it does not fit. A function that books capacity calls
 `Placer.follow`.
 """
 
@@ -89,58 +89,60 @@ any more. It returns False if the item does not fit. A function that books capac
 def decide(state: State) -> None:
     """Runs one scheduling cycle."""
     passes = state.queue.passes
-    # First remove the requests of ended jobs from the queue. So none of them is placed.
+    # First remove the requests of ended jobs from the queue, so that none of them is placed.
     if state.endings or state.dependencies.ended:
         continue_ending(state)
-    # Do this before `place_waiting`, which would place other requests on these new executors.
+    # Hand the new executors over before `place_waiting`, which would place other requests on them.
     if state.elastic.arrived:
         hand_over(state)
-    # Plan before other requests are placed. These then leave the capacity for the first waiter in
+    # Plan before other requests are placed, so that they leave the capacity to the first waiter in
     # order.
     if state.run_times.declared and state.queue.starvation:
         Backfill(state).plan()
-    # Place owners of reservations first, because `place_waiting` might give their capacity to other
+    # Place owners of reservations first, because `place_waiting` could give their capacity to other
     # requests.
     if state.reservations.by_number:
         serve_owners(state)
-        # If the owner of the plan was placed, the next in order gets a plan.
+        # If the owner of the plan was placed, the next waiter in order gets a plan.
         if state.run_times.declared:
             Backfill(state).plan()
     place_waiting(state)
-    # A reservation that ends frees its capacity for other requests. So the placement runs again.
+    # When a reservation ends, other requests can use its capacity. So the placement runs again.
     while state.reservations.by_number and end_served(state):
         place_waiting(state)
     if state.queue.starvation:
         reserve_for_starved(state)
-    # Do this after the placements in order: it uses the capacity that they have left.
+    # Backfill after the placements in order, because it uses the capacity that these placements
+    # have left.
     if state.reservations.by_number:
         Backfill(state).fill()
-    # Do this after all placements, because requests that fit need no revocation.
+    # Revoke slots after all placements, because requests that fit need no revocation.
     if state.settings.revocation and Revocation(state).run():
-        # Owners of reservations may have been placed, and slots may have been larger than needed.
+        # The revocation possibly placed owners of reservations, or revoked slots that were larger
+        # than needed. So other requests possibly have room now.
         end_served(state)
         place_waiting(state)
-    # Do this after all placements, because executors are requested only for requests that fit on no
-    # host.
+    # Request executors after all placements, because executors are requested only for requests that
+    # fit on no host.
     if state.settings.provisioning.shapes or state.provisions:
         provide(state)
-    # Do this after all placements. So one command contains all slots that an executor gets in this
-    # cycle.
+    # Send commands after all placements, so that one command contains all slots that an executor
+    # gets in this cycle.
     dispatch(state)
-    # If the pass that ran at the start of this cycle has not ended, the next cycle may still place
-    # the new requests. Then it is too early to record why they wait.
+    # While the pass that ran at the start of this cycle has not ended, the next cycle can still
+    # place the new requests. In this case it is too early to record why they wait.
     if not state.queue.in_pass or state.queue.passes > passes:
         _record_newcomers(state)
-    # Placements have changed usage. A restart could not compute some of these changes again, so
-    # they are stored in this batch.
+    # Placements have changed usage. A restarted resource manager could not compute some of these
+    # changes again, so they are stored in this batch.
     state.usage_checkpoints.keep_urgent()
     state.considered_arrival = state.numbers.arrival
 
 
 def place_waiting(state: State) -> None:
     """Places pending requests, gangs and resizes that fit, in queue order."""
-    # After all events of the batch, update the indexes, and unblock classes and items that may fit
-    # now.
+    # The events of the batch have changed hosts. So update the indexes, and unblock the classes,
+    # gangs and resizes that possibly fit now.
     state.hosts.refresh(state.queue)
     unblocked = state.quotas.unblock(MOVES_MAX // 2)
     if state.queue.unblocked:
@@ -151,7 +153,7 @@ class _Placement:
     """The stages quota, fit, rank and assign, for all candidates of one cycle."""
 
     def __init__(self, state: State, moves: int) -> None:
-        """Starts a placement pass. `moves` is the part of `MOVES_MAX` that this cycle may still
+        """Starts a placement pass. `moves` is the part of `MOVES_MAX` that this cycle can still
         use.
         """
         most = state.settings.classes_tried_max
@@ -173,41 +175,43 @@ class _Placement:
         )
 
     def run(self) -> None:
-        """Continues the pass that the last cycle began. Then runs further passes until nothing is
-        left to try or the budget is used up.
+        """Continues the pass that the last cycle began. Then runs further passes until no candidate
+        is left to try or the budget is used up.
         """
         queue = self._queue
-        # Usage has changed since the last cycle, so jobs may come earlier in the order now.
+        # Usage has changed since the last cycle, so the order of the jobs has possibly changed,
+        # too.
         if queue.non_batchables.in_pass:
             queue.non_batchables.order()
         goes_on = queue.in_pass or queue.begin_pass()
         while goes_on:
             self._check_fit()
             self._serve_in_order()
-            # A quota that admits no class of this pass may admit a class of the next pass.
+            # A quota that admits no class of this pass can admit a class of the next pass.
             queue.order.resume_paused()
             goes_on = queue.begin_pass()
         self._placer.finish()
-        # Wait without the lock. So other commands continue.
+        # The next cycle continues the searches that were cut off, so that other events are
+        # processed in between.
         for scheduling_class in self._unknown:
             queue.continue_with(scheduling_class)
         for request in self._set_aside:
             queue.take_back(request)
 
     def _check_fit(self) -> None:
-        """Checks for each class of the pass whether a host has room (stage "fit")."""
+        """Checks for each class of the pass whether a host has room for it (stage "fit")."""
         queue, placer, budget = self._queue, self._placer, self._budget
         while budget.checks and budget.moves > 0 and (found := queue.next_class()) is not None:
             if placer.has_room(found):
                 budget.moves -= max(ROOM_COST, queue.has_room(found, budget.moves))
             else:
                 self._found_none(found)
-                # Each check of a host's cpus counts as one check.
+                # Checking the cpus of one host counts as one check, too.
                 budget.checks -= min(budget.checks, 1 + placer.hosts_checked(found))
 
     def _found_none(self, scheduling_class: SchedulingClass) -> None:
-        """Blocks a class for which the search found no host. But if the search was cut off, it has
-        not checked all hosts. Then the next cycle tries the class again.
+        """Blocks a class for which the search found no host. If the search was cut off before it
+        had checked all hosts, the next cycle tries the class again instead.
         """
         if self._placer.cut_off(scheduling_class):
             self._queue.fitting.pop(scheduling_class, None)
@@ -216,7 +220,7 @@ class _Placement:
             self._queue.block(scheduling_class)
 
     def _serve_in_order(self) -> None:
-        """Serves, in queue order: gangs, resizes, and job queues whose classes have room."""
+        """Serves gangs, resizes, and job queues whose classes have room, in queue order."""
         queue, budget = self._queue, self._budget
         # Requests of many jobs are placed together for as long as this changes no job's share.
         while len(queue.by_job) > 1 and budget.placements > 0 and self._joint.is_possible():
@@ -234,8 +238,8 @@ class _Placement:
                 queue.block_fitting()
                 break
             elif job_queue.scheduling_class not in queue.fitting:
-                # If a class has no room, its queue is deactivated only when it comes first in
-                # order. Until then the queue costs nothing.
+                # The queue of a class without room is deactivated only when the queue comes first
+                # in order. Until then the queue causes no work.
                 queue.deactivate(job_queue)
                 budget.moves -= 1
             else:
@@ -266,30 +270,31 @@ class _Placement:
         """Runs the stages quota, fit, rank and assign for the next requests of a job."""
         state, queue, placer = self._state, self._queue, self._placer
         scheduling_class, length, more = job_queue.scheduling_class, inf, True
-        # If no other job can be served, place all requests of this job that fit. If another job
-        # can, the fair order limits how many requests are placed at a time.
+        # If no other job can be served, place all requests of this job that fit. If another job can
+        # be served, the fair order limits how many requests are placed at a time.
         if not queue.order.is_alone(job_queue):
             more = placer.has_room_for_more(scheduling_class)
             cost = state.quotas.cost_of(scheduling_class)
             length = queue.order.run_length(job_queue, cost) if more else 1
-        # Quota: the number of the next requests that the group may have now.
+        # Stage "quota": compute how many of the next requests the limits admit now.
         most = self._budget.placements
         cpus = scheduling_class.topology_constrained or bool(state.hosts.indexes.aligning)
         if cpus:
-            most = max(1, most // CPUS_COST)  # placing each request may mean choosing its cpus
+            most = max(1, most // CPUS_COST)  # each request possibly needs a choice of cpus
         numbers = queue.order.next_of(job_queue, min(length, most))
-        # If `admitted` returns 0, it has blocked the queue or paused the group of the job.
+        # If `admitted` returns 0, `admitted` itself has blocked the queue or paused the job's
+        # group.
         if not (most := state.quotas.admitted(job_queue, len(numbers))):
             self._budget.moves -= 1
             return
         count, elsewhere = self._placed_together(numbers[:most])
-        # The first request of a class in a cycle needs a search. Later requests need only a
-        # subtraction.
+        # The first request of a class in a cycle needs a search. For later requests of the class, a
+        # subtraction is enough.
         if scheduling_class not in self._served:
             self._served.add(scheduling_class)
             self._budget.placements -= FIRST_COST
-        # Fit, rank and assign: the placer chooses hosts and numbers of slots, then `moves.place`
-        # books the slots.
+        # Stages "fit", "rank" and "assign": the placer chooses hosts and the number of slots on
+        # each host, and then `moves.place` books the slots.
         placed = 0
         for host_id, share in placer.place(scheduling_class, count, elsewhere):
             run = [state.requests.at(number) for number in islice(numbers, placed, placed + share)]
@@ -304,7 +309,7 @@ class _Placement:
         if placed:
             queue.taken(job_queue, placed)
             self._budget.placements -= placed
-        # this request must avoid some hosts, but other requests of the class may fit
+        # this request must avoid some hosts, but other requests of the class possibly fit
         elif elsewhere:
             self._set_aside.append(state.requests.at(numbers[0]))
             queue.set_aside(job_queue, numbers[0])
@@ -316,9 +321,9 @@ class _Placement:
             self._check_again(scheduling_class)
 
     def _check_again(self, scheduling_class: SchedulingClass) -> None:
-        """A class has little room left: checks again whether a host has room for it. If only few
-        classes have room, checks all of them, because this is cheaper than a failed try for each of
-        their jobs.
+        """Checks again whether a host has room for a class that has little room left. If only few
+        classes have room, checks all of them, because these checks are cheaper than a failed try
+        for each of their jobs.
         """
         fitting, budget = self._queue.fitting, self._budget
         few = len(fitting) <= CHECKED_AGAIN_MAX
@@ -329,8 +334,8 @@ class _Placement:
 
     def _placed_together(self, numbers: list[int]) -> tuple[int, list[str]]:
         """Returns how many requests from the head of this list are placed together, and the hosts
-        that they must avoid. If a request still has an older slot, it is placed alone, and on
-        another host than this slot.
+        that they must avoid. A request that still has an older slot is placed alone, and not on the
+        host of this older slot.
         """
         superseded = self._state.slots.superseded
         if not superseded:
@@ -338,7 +343,7 @@ class _Placement:
         for at, number in enumerate(numbers):
             allocation_id = self._state.requests.at(number).spec.allocation_id
             if older := superseded.get(allocation_id):
-                # Place the requests before this request together first. The next call returns this
+                # First place the requests before this request together. The next call returns this
                 # request alone.
                 return (at, []) if at else (1, [slot.executor_id for slot in older])
         return len(numbers), []
@@ -346,7 +351,7 @@ class _Placement:
 
 def _record_newcomers(state: State) -> None:
     """Writes an entry in the history for each new request that is still pending, and one entry for
-    each part of a range. Stops when the step is full; the next call continues.
+    each part of a range. Stops when the journal of this step is full. The next call continues.
     """
     journal = state.journal
     while state.newcomers and not journal.is_full:
@@ -358,7 +363,7 @@ def _record_newcomers(state: State) -> None:
                 allocation_id=request.allocation_id,
                 reason=_waiting_reason(state, request),
             )
-    # Each part of a range is only one entry, so all parts are recorded at once.
+    # Each part of a range needs only one entry, so all parts are recorded at once.
     for part in state.new_parts:
         waiting = len(part.waiting)
         if waiting:

@@ -3,11 +3,11 @@
 An executor has at most one command in flight. There are three kinds of commands. FreeSlots frees
 many slots, AllocateSlots allocates many slots, and ResizeSlot resizes one slot.
 
-- FreeSlots is sent first, because it makes room. It delays other commands only for a limited time:
-  an executor can free only slots that were allocated before.
-- ResizeSlot and AllocateSlots alternate. So even many orders of one kind delay an order of the
-  other kind by only one command. Capacity does not depend on the order, because the capacity for
-  all these orders is already booked.
+- FreeSlots is sent first, because it makes room on the executor. FreeSlots delays other commands
+  only for a limited time: an executor can free only slots that were allocated before.
+- ResizeSlot and AllocateSlots alternate. So even if many orders of one kind wait, they delay an
+  order of the other kind by only one command. The sequence does not affect capacity, because the
+  capacity for all these orders is already booked.
 """
 
 from __future__ import annotations
@@ -27,32 +27,33 @@ from resource_manager.engine.state import State
 
 
 def dispatch(state: State) -> None:
-    """Sends the next command to executors of the outbox, if they have no command in flight. Repeats
+    """Sends the next command to each executor in the outbox that has no command in flight. Repeats
     commands whose retry is due.
     """
     executor_ids = sorted(state.outbox)
-    # The answer to a command, or the retry timer, adds the executor to the outbox again.
+    # An answer to a command adds the executor to the outbox again, and so does the retry timer.
     state.outbox.clear()
     for executor_id in executor_ids:
         host = state.hosts.get(executor_id)
         if host is None or host.executor.state is not ExecutorState.ACTIVE:
-            continue  # the registration adds the executor again
+            continue  # the registration adds the executor to the outbox again
         if host.reach.unreachable:
-            continue  # a probe that reaches the executor adds it again
+            continue  # a probe that reaches the executor adds the executor to the outbox again
         command = host.in_flight
         if command is None:
             _send_next(state, host)
         elif command.retry_at_ms is not None and command.retry_at_ms <= state.journal.now_ms:
             command.retry_at_ms = None
-            # The repeated command has the same number and content. So the executor recognizes the
-            # command.
+            # The repeated command has the same number and content, so that the executor recognizes
+            # it.
             state.journal.effects.append(command.effect)
 
 
 def _send_next(state: State, host: Host) -> None:
     most = state.settings.command_items_max
     executor = host.executor
-    # The executor needs the capacity of the revoked slots to carve the slots that replace them.
+    # Send no allocations while slots are being revoked: the executor needs the capacity of the
+    # revoked slots to carve the slots that replace them.
     ready = host.to_allocate if not host.revoked else ()
     if host.to_free and host.frees_paused_until_ms <= state.journal.now_ms:
         keys = tuple(islice(host.to_free, most))
@@ -66,8 +67,8 @@ def _send_next(state: State, host: Host) -> None:
         )
         host.in_flight = Command(free, keys)
         state.journal.effects.append(free)
-        # The command for these slots is in flight now. If an executor cannot free a slot,
-        # `_free_failed` adds the slot again.
+        # The command that frees these slots is in flight now. If the executor cannot free a slot,
+        # `_free_failed` adds the slot to `to_free` again.
         for key in keys:
             del host.to_free[key]
     elif host.to_resize and not (host.resized_last and ready):
@@ -123,7 +124,7 @@ _copy = copier(Slot, Slot)
 def _order(requests: Requests, jobs: dict[str, Job], slot: Slot, executor: Executor) -> SlotOrder:
     slot.placed_with_command = executor.command_number
     return SlotOrder(
-        # Copy the slot, because it may change before the effect is sent.
+        # Copy the slot, because it can change before the effect is sent.
         slot=_copy(slot),
         owner=jobs[slot.job_id].owner,
         target_address=requests[slot.allocation_id].spec.target_address,

@@ -2,14 +2,14 @@
 time.
 
 With fair order, jobs alternate slot by slot. So the search for hosts and the bookings would run
-once for each slot. But often, all requests that are next in order certainly fit. Then the choice of
-a host cannot change which job is next. So this module first chooses the requests in fair order, and
-afterwards places them by scheduling class.
+once for each slot. But often, all requests that are next in order certainly fit. In this case, the
+choice of a host cannot change which job is next. So this module first chooses the requests in fair
+order, and afterwards places them by scheduling class.
 
 Example: the classes with room need at most 2 cpus and 8 GiB. Host a has 5 cpus and 20 GiB free, so
-two slots of any of these classes fit on it. Host b has 4 cpus and 30 GiB free, so two slots fit
-there, too. Wherever a slot is placed, it takes at most one of these four places. So four requests
-certainly fit, in any order and on any hosts.
+two slots of any of these classes fit on host a. Host b has 4 cpus and 30 GiB free, so two slots fit
+on host b, too. Wherever a slot is placed, it takes at most one of these four places. So four
+requests certainly fit, in any order and on any hosts.
 """
 
 from __future__ import annotations
@@ -44,24 +44,24 @@ together.
 """
 
 JOINT_MIN = 16
-"""If fewer requests can be placed together, the preparation would cost more than it saves. Then
-they are placed one job at a time.
+"""If fewer requests than this can be placed together, they are placed one job at a time, because
+the preparation would cost more than it saves.
 """
 
 PART_OF_CLASS = 4
-"""This number of requests of a class is placed before the next class. So slots with different needs
-share a host.
+"""This number of requests of a class is placed before the next class, so that slots with different
+needs share a host.
 """
 
 JOBS_PER_REQUEST = 8
-"""If there are more jobs than this for each request that can be placed, sorting the jobs would cost
-more than it saves. Then they are not sorted.
+"""If there are more jobs than this for each request that can be placed, the jobs are not sorted,
+because sorting would cost more than it saves.
 """
 
 
 @dataclass(slots=True)
 class Budget:
-    """The work that one cycle may still do."""
+    """The work that one cycle can still do."""
 
     checks: int  # checks of classes that find no room
     tries: int  # failed tries, see `TRIES_MAX`
@@ -87,17 +87,17 @@ class JointPlacement:
 
         Args:
             placer: the placement pass.
-            budget: the work that the cycle may still do.
+            budget: the work that the cycle can still do.
             served: the classes of which the cycle has placed a request.
 
         Returns:
-            The number of placed requests. 0: the next request must be placed alone.
+            The number of placed requests. If it is 0, the next request must be placed alone.
         """
         queue = self.queue
         plain = {each: self._slot_of(each) for each in queue.fitting if _is_plain(each)}
         allowance = budget.placements * JOINT_PER_PLACEMENT
-        # Search room for one request more than wait, because one place is kept free below. With
-        # this limit, the search does not have to examine every host for a few requests.
+        # Search for room for all waiting requests and one more, because one place is kept free
+        # below. With this limit, the search does not have to examine every host for a few requests.
         most = min(allowance, sum(each.waiting for each in plain) + 1)
         left = self._certain_room(plain, most) - 1 if most > JOINT_MIN else 0
         if left < JOINT_MIN:
@@ -114,8 +114,8 @@ class JointPlacement:
             job_queue = queue.order.first_queue_of(job.name)
             scheduling_class = job_queue.scheduling_class
             if scheduling_class not in queue.fitting:
-                # If a class has no room, its queue is deactivated only when it comes first in
-                # order.
+                # The queue of a class without room is deactivated only when the queue comes first
+                # in order.
                 queue.deactivate(job_queue)
                 budget.moves -= 1
                 jobs.served(job)
@@ -129,7 +129,8 @@ class JointPlacement:
             count = len(numbers)
             if placed + count > left:
                 break
-            # A quota that admits only some of the requests may block the queue.
+            # If a quota admits only some of the requests, they must be placed one job at a time,
+            # because the quota possibly blocks the queue.
             if limited and self.quotas.admitted_of(scheduling_class, job.name, count) < count:
                 break
             requests = [self.requests.at(number) for number in numbers]
@@ -137,7 +138,8 @@ class JointPlacement:
                 served.add(scheduling_class)
                 allowance -= FIRST_COST
             chosen.setdefault(scheduling_class, []).extend(requests)
-            # The next choice depends on the usage and on the queue, so both change at once.
+            # The next choice depends on the usage and on the queue, so update the usage and the
+            # queue now.
             flows.place(job.name, booked, count, cost)
             queue.taken(job_queue, count)
             allowance -= count
@@ -154,18 +156,18 @@ class JointPlacement:
         return placed
 
     def is_possible(self) -> bool:
-        """Returns True if requests of several jobs may be placed together."""
+        """Returns whether requests of several jobs are allowed to be placed together."""
         hosts, costs = self.hosts, self.costs
         return (
             self.queue.order.is_fair
-            # Gangs and resizes come before some of the requests.
+            # Gangs and resizes would have to be placed before some of the requests.
             and not self.queue.non_batchables.in_pass
-            # Hosts on which amounts alone do not decide whether a slot fits.
+            # On these hosts, amounts alone do not decide whether a slot fits.
             and not hosts.indexes.aligning
             and not hosts.refusing
-            # A request must avoid the host of its superseded slot.
+            # A request must not be placed on the host of its superseded slot.
             and not self.slots.superseded
-            # The amounts that a slot books depend on its host.
+            # With separate pools, the amounts that a slot books depend on its host.
             and not (costs.separate_pools and costs.total.get(MEMORY_BYTES))
         )
 
@@ -213,7 +215,7 @@ class JointPlacement:
 
 
 def _is_plain(scheduling_class: SchedulingClass) -> bool:
-    """Returns True under two conditions: amounts alone decide on which hosts a class fits, and
+    """Returns whether two conditions are met: amounts alone decide on which hosts a class fits, and
     every host books the same amounts for the class.
     """
     return (

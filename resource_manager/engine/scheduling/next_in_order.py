@@ -1,17 +1,18 @@
-"""Answers a question: if a slot were given back now, would the job of the slot be served next, or
-another job?
+"""Decides which job would be served next if a slot were given back now: the slot's own job or
+another job.
 
 The code compares virtual times like the scheduling cycle (`fairness/flows.py`), but does not count
-the slot in the virtual time of its job. It considers only the slot's executor: a request that fits
-on another executor has already been placed.
+the slot in the virtual time of its job. The code considers only the slot's executor, because a
+request that fits on another executor has already been placed.
 
 Example: job A has the virtual time 130, of which 20 is the lookahead of the slot. Job B has the
 virtual time 120, and a pending request that fits on the slot's executor. Without the slot, A has
 the virtual time 110, so A would be served next. If B had 100, B would be served next.
 
 If there are too many jobs to compare, the result is "another job". A pending gang counts as fitting
-if one of its members fits. Only a search could check the whole gang. Both rules can only make the
-caller give the slot back. Then the scheduling cycle decides.
+if one of its members fits, because only a search could check the whole gang. If one of these two
+rules gives a wrong result, the slot is given back although it could be reused. The scheduling cycle
+then decides which job gets the capacity.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 from resource_manager.engine.state import State
 
 COMPARED_MAX = 20_000
-"""The limit for compared scheduling classes, job queues and non-batchable items in one call, for
-all its slots together.
+"""The limit for compared scheduling classes, job queues and non-batchable items. It applies to all
+slots of one call together.
 """
 
 
@@ -57,9 +58,9 @@ class NextInOrder:
         self._work: dict[str, dict[str, str]] = {}
 
     def work_of(self, job_id: str) -> dict[str, str]:
-        """Returns the reused slots of a job as a dict. The key is the id of the request that the
-        slot now serves, and the value is the allocation id of the slot. Slots that no longer exist
-        are missing.
+        """Returns the reused slots of a job as a dict, without slots that no longer exist. The key
+        is the id of the request whose work the slot does now, and the value is the allocation id of
+        the slot.
         """
         known = self._work.get(job_id)
         if known is None:
@@ -69,8 +70,8 @@ class NextInOrder:
         return known
 
     def slot_freed(self, job_id: str) -> None:
-        """Drops the cached sort keys of a job and its groups. The caller has freed a slot of the
-        job.
+        """Drops the cached sort keys of a job and its groups. The caller calls this method after it
+        has freed a slot of the job.
         """
         job = self.tree.jobs.get(job_id)
         for flow in (job, *job.ancestors()) if job is not None else ():
@@ -80,8 +81,8 @@ class NextInOrder:
         """Returns True if the capacity of the slot, once it is free, would go to another job."""
         host = self._state.hosts[slot.executor_id]
         there = _FreedHost(host, slot)
-        # If the slot's job could not place an equal slot on the executor, another job gets the
-        # capacity.
+        # If the slot's job could not place an equal slot on the executor, the capacity goes to
+        # another job.
         if not there.is_left or self._is_above_maximum(slot):
             return True
         if self._state.settings.fairness.order == "arrival":
@@ -98,8 +99,8 @@ class NextInOrder:
         return known
 
     def _is_above_maximum(self, slot: Slot) -> bool:
-        """Returns True if a group or the owner of the job uses more than its maximum. This happens
-        after an administrator has lowered the maximum.
+        """Returns whether a group or the owner of the slot's job uses more than its maximum. This
+        is possible after an administrator has lowered the maximum.
         """
         need = needs_slots(counted(slot.booked))
         job = self.tree.jobs[slot.job_id]
@@ -110,11 +111,11 @@ class NextInOrder:
         )
 
     def _could_use(self, slot: Slot, there: _FreedHost) -> Iterator[tuple[Flow, dict[str, int]]]:
-        """Yields other jobs that could place a slot on the executor. Each comes with the amounts
-        that its slot needs.
+        """Yields other jobs that could place a slot on the executor, each with the amounts that
+        this slot needs.
 
-        If there are too many jobs to compare, the function yields the slot's own job last. For this
-        job, `_Without.is_behind` returns True.
+        If there are too many jobs to compare, the function yields the slot's own job at the end.
+        For this job, `_Without.is_behind` returns True, so the result is "another job".
         """
         state, jobs = self._state, self.tree.jobs
         for scheduling_class in state.queue.classes():
@@ -123,7 +124,7 @@ class NextInOrder:
                 need = there.host.booking_for(scheduling_class)
                 for job_id in scheduling_class.job_queues:
                     self._left -= 1
-                    # The slot's own job comes last. It may also not be yielded at all.
+                    # The limit is reached, so the slot's own job is yielded at the end.
                     if self._left < 0:
                         break
                     if job_id != slot.job_id:
@@ -139,7 +140,7 @@ class NextInOrder:
 
     def _need(self, item: NonBatchable, there: _FreedHost) -> dict[str, int]:
         """Returns the amounts that a gang or resize needs on the executor. For a gang, these are
-        the amounts of one member that fits. Empty: the gang or resize does not fit.
+        the amounts of one member that fits. The result is empty if the gang or resize does not fit.
         """
         state = self._state
         if item.kind is Kind.RESIZE:
@@ -152,8 +153,8 @@ class NextInOrder:
         return {}
 
     def _came_before(self, slot: Slot, there: _FreedHost) -> bool:
-        """Finds the oldest request or item that would fit on the executor. Returns True if it
-        belongs to another job.
+        """Returns whether the oldest request, gang or resize that would fit on the executor belongs
+        to another job.
         """
         queue, first = self._state.queue, {True: UNLIMITED, False: UNLIMITED}
         for scheduling_class in queue.classes():
@@ -170,17 +171,18 @@ class NextInOrder:
 
 
 class _FreedHost:
-    """A host as it would be without one of its slots."""
+    """A host in the state that it would have without one of its slots."""
 
     def __init__(self, host: Host, slot: Slot) -> None:
         self.host = host
         self._at = HostView.without(host, [slot])
         self.amounts = self._at.spare()
-        # False: the freed capacity would be reserved. So an equal slot would not fit.
+        # `is_left` is False if an equal slot would not fit, because the freed capacity would be
+        # reserved.
         self.is_left = self._at.spare_slots() > 0 and fits(slot.booked, self.amounts)
 
     def fits(self, scheduling_class: SchedulingClass) -> bool:
-        """Returns True if one request of a class would fit."""
+        """Returns whether one request of a class would fit."""
         return Fit(scheduling_class).fits(self._at)
 
 
@@ -201,23 +203,24 @@ class _Without:
         self._booked = counted(slot.booked)
 
     def is_behind(self, other: Flow, need: dict[str, int]) -> bool:
-        """Returns True if another job would be served before the slot's job.
+        """Returns whether another job would be served before the slot's job.
 
         Args:
             other: the flow of the other job.
-            need: the amounts of the slot that the other job would place.
+            need: the amounts that the slot of the other job would need.
         """
         if other in self._path:
             return True
-        # Compare the two paths at the highest level of the tree at which they differ.
+        # Compare the ancestors of the two jobs at the highest level of the tree at which they
+        # differ.
         mine, theirs = self._siblings(other)
         if self._order.sort_key(theirs) >= self._sort_key_without_slot(mine):
             return False
         return self._admits(other, counted(need))
 
     def _siblings(self, other: Flow) -> tuple[Flow, Flow]:
-        """Returns the two sibling flows to compare. The first is the slot's job or a group above
-        this job. The second is the other job or a group above that job.
+        """Returns the two sibling flows to compare. The first flow is the slot's job or a group
+        above the slot's job. The second flow is the other job or a group above the other job.
         """
         theirs = other
         for flow in other.ancestors():
@@ -238,7 +241,7 @@ class _Without:
         return True, tree.sort_key(flow)[1], tree.key(flow) - less, flow.tie
 
     def _admits(self, other: Flow, need: dict[str, int]) -> bool:
-        """Returns True if no maximum blocks the other job after the slot has ended."""
+        """Returns whether no maximum would block the other job after the slot's end."""
         own = next(iter(self._path)).user
         groups = [
             _GroupWithoutSlot(

@@ -1,10 +1,10 @@
 """Rejects pending requests that are infeasible.
 
-A request that arrives before any executor is known must wait. The request is rejected later under
-two conditions: all executors have been known for `infeasible_after`, and no known executor and no
-executor of a provider could host the request. The request then ends with the reason and message
-that a new request would get. `queue/rejection_clock.py` decides which requests are checked, and
-when.
+A request that arrives before any executor is known must wait. The request is rejected later if two
+conditions are met: all executors have been known for `infeasible_after`, and no known executor and
+no executor that a provider could start can host the request. A rejected request ends with the
+reason and message that a new request would get. `queue/rejection_clock.py` decides which requests
+are checked, and when.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 from resource_manager.engine.state import State
 
 STEPS_MAX = 1_000
-"""The limit for scheduling classes, gangs and requests that one event processes. The next event
-continues.
+"""The limit for scheduling classes, gangs and requests that are processed in one event. The next
+event continues with the rest.
 """
 
 _Run = tuple[Part, int, int] | Request
@@ -41,13 +41,13 @@ def infeasible_timer_fired(state: State) -> None:
     clock = state.rejection_clock
     due_ms = clock.due_ms
     if due_ms is None or not _all_known(state.hosts):
-        return  # the clock restarts when the missing executor registers or is lost
+        return  # the clock restarts when a missing executor registers or is lost
     if state.journal.now_ms < due_ms:
-        # The clock has restarted after this timer was set.
+        # The clock has restarted since this timer was set, so set the timer again.
         state.timers.arm(Timer.INFEASIBLE, "", due_ms)
         return
     if clock.everything:
-        # List the classes and gangs only now, because they may have changed while the clock ran.
+        # List the classes and gangs only now, because they can change while the clock runs.
         clock.everything = False
         clock.scheduling_classes = {
             scheduling_class: 0
@@ -61,7 +61,7 @@ def infeasible_timer_fired(state: State) -> None:
         return
     # The indexes show which classes are feasible, so they must be up to date.
     state.hosts.refresh(state.queue)
-    # Check classes first, then gangs. They share one limit of steps.
+    # Check classes first, then gangs. The limit of steps holds for classes and gangs together.
     left = STEPS_MAX
     while clock.scheduling_classes and left > 0 and not state.journal.is_full:
         left -= _check_class(state, next(iter(clock.scheduling_classes)), left)
@@ -72,12 +72,12 @@ def infeasible_timer_fired(state: State) -> None:
 
 
 def _all_known(hosts: Hosts) -> bool:
-    """Returns True if at least one executor is registered and none is unknown. An executor that is
-    stored is known if it is lost, or if it has registered with this process of the resource
+    """Returns whether at least one executor is registered and no executor is unknown. An executor
+    in the store is known if it is lost, or if it has registered with this process of the resource
     manager.
 
-    The clock restarts when an executor registers, and when an unconfirmed executor is lost. So if
-    the result is True now, it has been True since the clock restarted.
+    The clock restarts when an executor registers, and when an executor that has not registered yet
+    is lost. So if the result is True now, it has been True since the clock restarted.
     """
     states = {host.executor.state for host in hosts.values()}
     return ExecutorState.ACTIVE in states and ExecutorState.UNCONFIRMED not in states
@@ -93,13 +93,13 @@ def _check_class(state: State, scheduling_class: SchedulingClass, most: int) -> 
     Args:
         state: the state of the engine.
         scheduling_class: the class.
-        most: the largest number of steps. The next event continues.
+        most: the largest number of steps. The next event continues with the remaining requests.
 
     Returns:
         The number of steps taken, at least 1.
     """
     clock = state.rejection_clock
-    # The class is added again below if it has more than `most` requests.
+    # The class is added again below if not all its requests are processed now.
     after = clock.scheduling_classes.pop(scheduling_class)
     if (
         not _may_reject(scheduling_class)
@@ -138,8 +138,9 @@ def _check_class(state: State, scheduling_class: SchedulingClass, most: int) -> 
 def _runs(
     requests: Requests, ranges: RangeLedger, scheduling_class: SchedulingClass, after: int
 ) -> Iterator[tuple[_Run, int]]:
-    """Yields the queued requests of a class in order of arrival, each with the arrival number at
-    which to continue. Consecutive members of a range that were never placed are one item.
+    """Yields the queued requests of a class in order of arrival. Consecutive members of a range
+    that were never placed are yielded as one item. Each item comes with the arrival number at which
+    to continue.
 
     Args:
         requests: all requests.
@@ -156,8 +157,8 @@ def _runs(
                 number += 1
                 continue
             first = part.index_of(number)
-            # An interval of the queue may be longer than this run: it may continue after the end of
-            # the part, or after a member that was placed.
+            # An interval of the queue can be longer than this run: the interval possibly continues
+            # after the end of the part, or after a member that was placed.
             last = min(part.end, first + end - number)
             _, last = next(part.waiting.runs_within(first, last))
             number += last - first

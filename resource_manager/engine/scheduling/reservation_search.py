@@ -1,15 +1,15 @@
 """Chooses the hosts to reserve for an owner, and places the owner on them. An owner is a request, a
 gang, or a slot that must grow. Candidates are the hosts that could serve the owner if all other
-slots on them ended. The search chooses the hosts with the smallest missing part.
+slots on them ended. The search chooses the candidates with the smallest missing part.
 
-The missing part of a host is the missing part of its scarcest dimension. Example: a slot needs 4
-cpus and 8 GiB. The host has 1 cpu and 6 GiB free. So 75 % of the cpus and 25 % of the memory are
-missing, and the missing part is 75 %.
+The missing part of a host is the fraction of the need that is not free, in the dimension in which
+this fraction is largest. Example: a slot needs 4 cpus and 8 GiB. The host has 1 cpu and 6 GiB free.
+So 75 % of the cpus and 25 % of the memory are missing, and the missing part is 75 %.
 
 A request is treated like a gang with one member. The members of a gang get hosts one after another,
-the largest member first. If some members get no host, the search that places gangs
+the largest member first. If a member gets no host, the search that places gangs
 (`placement/gangs.py`) is tried. A slot that must grow has one candidate, its own host. The search
-assumes that slots that outlasted a reservation never end.
+assumes that a slot never ends if it did not end during an earlier reservation.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ requests counts twice.
 
 LABEL_VALUES_MAX = 32
 """The limit for values of a label that are tried for a gang. The value whose hosts have the most
-free capacity comes first.
+free capacity is tried first.
 """
 
 NEVER = 2**62
-"""Stands for a moment that is not known. It is later than any other moment."""
+"""Stands for a moment that is not known. `NEVER` is later than any known moment."""
 
 Candidate = tuple[int, int, str]
 """A host, as (missing part in millionths, negative number of its slots, id). The lowest tuple is
 best. If run times are known, the moment at which the host will have room replaces the missing part.
 
 If two hosts have the same missing part, the host with more slots is better, because its slots are
-smaller. On a host with large slots, the end of one slot frees enough capacity, so the owner needs
-no reservation there.
+smaller. On a host with large slots, the end of one slot makes enough capacity free even without a
+reservation.
 """
 
 Members = Sequence[tuple[MemberRequest, int]]
@@ -67,9 +67,9 @@ Members = Sequence[tuple[MemberRequest, int]]
 
 
 class _Unit(NamedTuple):
-    """Members that must get the same host, as pairs (index of the request, count). The class also
-    has the number of such units. If all members must share a host, they are one unit. Otherwise
-    each member is a unit.
+    """Members that must get the same host. If all members of a gang must share a host, they are one
+    unit. Otherwise each member is a unit. `members` contains pairs (index of the request, count),
+    and `times` is the number of such units.
     """
 
     members: Sequence[tuple[int, int]]
@@ -77,16 +77,18 @@ class _Unit(NamedTuple):
 
 
 def own_job_of(owner: ReservationOwner) -> str:
-    """Returns the job whose slots count as if they never ended; empty: there is no such job.
+    """Returns the job whose slots count as if they never ended. The result is empty if there is no
+    such job.
 
-    Requests of one class are served one after another, so the slots of earlier requests end all the
-    time. A gang or a slot that grows is served only once.
+    For the waiting requests of a job, this is their own job. Its requests are served one after
+    another, so slots of its earlier requests end all the time. A gang or a slot that grows is
+    served only once, so there is no such job.
     """
     return "" if isinstance(owner.waiter, int) else owner.job_id
 
 
 class ReservationSearch:
-    """A search for hosts to reserve for one owner. The indexes must be up to date."""
+    """A search for hosts that can be reserved for one owner. The indexes must be up to date."""
 
     def __init__(
         self, state: State, owner: ReservationOwner, times: RunTimes | None = None
@@ -96,8 +98,8 @@ class ReservationSearch:
         Args:
             state: the state.
             owner: the owner.
-            times: estimates of run times: hosts that will have room earlier are better. None: the
-                hosts where least is missing now are best.
+            times: estimates of run times, with which the hosts that will have room first are best.
+                If it is None, the hosts with the smallest missing part are best.
         """
         self._times = times
         self.state, self._hosts, self.owner = state, state.hosts, owner
@@ -106,13 +108,13 @@ class ReservationSearch:
         self._outlasting = state.reservations.outlasting
         self._own_job = own_job_of(owner)
         self._trials = TentativeCpus(self._cpus_if_others_ended)
-        # By host: the amounts of the members to which the search has already given this host.
+        # For each host, the amounts of the members to which the search has already given this host.
         self._chosen: dict[str, Amounts] = {}
         self._everywhere: list[list[Candidate]] | None = None
 
     @cached_property
     def requests(self) -> Sequence[MemberRequest]:
-        """The member requests of the owner, with the hosts that they must avoid now; empty: the
+        """The member requests of the owner, with the hosts that they must avoid now. Empty if the
         owner is a slot that must grow.
         """
         owner, state = self.owner, self.state
@@ -126,8 +128,8 @@ class ReservationSearch:
         return (MemberRequest(profile, labels, 1, elsewhere, cpus),)
 
     def choose(self, taken: Collection[str]) -> dict[str, list[Share]] | None:
-        """Returns the hosts to reserve, each with the members that it would get; None: there are no
-        suitable hosts.
+        """Returns the hosts to reserve, each with the members that it would get. Returns None if
+        there are no suitable hosts.
 
         Args:
             taken: the hosts that must not be used.
@@ -140,8 +142,8 @@ class ReservationSearch:
         units = [_Unit([(at, 1)], count) for at, count in counts]
         if where.placement is GangPlacement.SAME_EXECUTOR:
             units = [_Unit(counts, 1)]
-        # The list of candidates includes the hosts of `taken`, because the caller may call `choose`
-        # again with fewer hosts in `taken`.
+        # The stored list of candidates includes the hosts of `taken`, because the caller can call
+        # `choose` again with fewer hosts in `taken`.
         if self._everywhere is None:
             most = CANDIDATES_MAX // len(units)
             self._everywhere = [self._candidates(unit, most) for unit in units]
@@ -156,8 +158,8 @@ class ReservationSearch:
         found = next((shares for shares in each if shares is not None), None)
         # For one slot the search above is complete, so another search would find nothing.
         if found is None and sum(count for _, count in counts) > 1:
-            # `seek` does not know which slots may never end. So it must avoid the hosts of such
-            # slots.
+            # `seek` assumes that all slots end. So it must avoid the hosts of slots that possibly
+            # never end.
             away = {
                 name
                 for name, host in self._hosts.items()
@@ -173,16 +175,17 @@ class ReservationSearch:
         return by_host
 
     def booked(self, host: Host, shares: Iterable[Share]) -> dict[str, int]:
-        """Returns the amounts that the owner would book on a host. `SLOTS` is the number of
-        slots.
+        """Returns the amounts that the owner would book on a host. The key `SLOTS` stands for the
+        number of slots.
         """
         if self._slot is not None:
             return {**growth(host, self._slot)}
         return _booked_by(host, _members(self.requests, shares))
 
     def suits(self, each: Reservation, names: Iterable[str]) -> bool:
-        """Returns True under two conditions: the owner's requests are unchanged, and these hosts of
-        the reservation could still serve the owner if all other slots on them ended.
+        """Returns whether a reservation is still suitable for the owner. The owner's requests must
+        be unchanged, and the given hosts must be able to serve the owner if all other slots on them
+        ended.
         """
         # The requests also contain the hosts to avoid, which change when older slots end.
         if self.requests != each.requests:
@@ -190,8 +193,8 @@ class ReservationSearch:
         return all(self._suits(each, name) for name in names)
 
     def fits_now(self, each: Reservation) -> bool:
-        """Returns True if the owner can get cpus and NUMA nodes on its reserved hosts now. The
-        caller has checked that the amounts are free.
+        """Returns whether the owner can get cpus and NUMA nodes on its reserved hosts now. The
+        caller must check before the call that the amounts are free.
         """
         if self._slot is not None:
             found = self.state.resizes.assignment_for(self._hosts.of(self._slot), self._slot)
@@ -203,8 +206,8 @@ class ReservationSearch:
         )
 
     def place(self, each: Reservation) -> None:
-        """Places the owner on its reserved hosts. The caller has checked that all needed capacity
-        is free on them.
+        """Places the owner on its reserved hosts. The caller must check before the call that all
+        needed capacity is free on these hosts.
 
         Raises:
             InvariantBroken: the host has too few suitable cpus for a slot that must grow.
@@ -225,8 +228,8 @@ class ReservationSearch:
             state.queue.served(owner.waiter[0], [request])
 
     def _may_grow(self) -> bool:
-        """Returns True if three things fit together on the host of the slot: the slot, its growth,
-        and the slots that may never end.
+        """Returns whether the slot, its growth, and the slots that possibly never end fit together
+        on the host of the slot.
         """
         slot = self._slot
         if slot is None or slot.wanted is None:
@@ -245,15 +248,16 @@ class ReservationSearch:
         host, kept = self._hosts.get(name), each.hosts[name]
         if host is None:
             return False
-        # The need may have changed after the reservation was made. Example: the default slot of the
-        # host now has another size.
+        # The need possibly changed after the reservation was made. For example, the default slot of
+        # the host now has another size.
         need = self.booked(host, each.shares[name])
         if need != ({**kept.amounts, SLOTS: kept.slots} if kept.slots else kept.amounts):
             return False
         if self._slot is not None:
             return self._may_grow()
-        # Processes outside slots may use a part of the host for some time. They will end, so the
-        # total of the host counts. But if the host has no slots, only its free capacity counts.
+        # Processes outside slots can use a part of the host for some time. These processes will
+        # end, so the total of the host counts. But if the host has no slots, only its free capacity
+        # counts.
         most = host.total if host.slots or host.unowned else host.free()
         slots = host.executor.registration.slots_max or UNLIMITED
         members = _members(each.requests, each.shares[name])
@@ -264,15 +268,16 @@ class ReservationSearch:
         )
 
     def _candidates(self, unit: _Unit, most: int) -> list[Candidate]:
-        """Returns up to `most` hosts whose total amounts are enough for a unit. The hosts may still
-        be unsuitable for other reasons: `_admission` checks these later, and only for the best
+        """Returns up to `most` hosts whose total amounts are enough for a unit. A host can be
+        unsuitable for other reasons: `_admission` checks these reasons later, and only for the best
         hosts.
         """
         members = self._of(unit)
         class_for = self.state.queue.class_for
         needs = [(needs_of(class_for(request.key)).amounts, n) for request, n in members]
         pooled, separate = (_sum((need[kind], n) for need, n in needs) for kind in (0, 1))
-        # In the index, reserved capacity is not free. So hosts without reservations are preferred.
+        # In the index, reserved capacity does not count as free. So hosts without reservations are
+        # preferred.
         index = self._hosts.indexes.main
         none = [[0] * len(index)]
         free_of = [
@@ -305,11 +310,11 @@ class ReservationSearch:
     def _by_value(
         self, units: Sequence[_Unit], candidates: Sequence[Sequence[Candidate]], label: str
     ) -> Iterator[list[list[Candidate]]]:
-        """Yields, for each value of the label, the candidates that have this value. The value whose
-        hosts have the most free capacity comes first.
+        """Yields the candidates for one value of the label after another. The value whose hosts
+        have the most free capacity comes first.
         """
         admissions = [_admission(self._of(unit)) for unit in units]
-        # A host that may not serve a member must not influence the order of the values.
+        # A host that is not allowed to serve a member must not influence the order of the values.
         candidates = [
             [each for each in some if admits(self._hosts[each[2]])]
             for admits, some in zip(admissions, candidates, strict=True)
@@ -317,7 +322,7 @@ class ReservationSearch:
         free: Counter[str] = Counter()
         for missing, _, host_id in chain.from_iterable(candidates):
             if value := self._hosts[host_id].labels.get(label):
-                # Count at least 1 per host, because the slots of a full host will end, too.
+                # Count at least 1 for each host, because the slots of a full host will end, too.
                 free[value] += 1 + max(0, MILLION - missing)
         for value in sorted(free, key=lambda value: (-free[value], value))[:LABEL_VALUES_MAX]:
             yield [
@@ -332,10 +337,10 @@ class ReservationSearch:
         *,
         one_each: bool,
     ) -> list[Share] | None:
-        """Gives each unit the host with the smallest missing part, the largest unit first. Returns
-        None if a unit gets no host.
+        """Gives each unit the host with the smallest missing part. The largest unit is first.
+        Returns None if a unit gets no host.
         """
-        # Forget the hosts that were given to members for another value of the label.
+        # Forget the hosts that members got when another value of the label was tried.
         self._chosen.clear()
         self._trials.roll_back()
         counts: Counter[tuple[int, str]] = Counter()
@@ -353,8 +358,8 @@ class ReservationSearch:
                     or not admits(host)
                     or self._need_with(host, members) is None
                 ):
-                    # The host is not put back into the list, because during the search its room
-                    # only shrinks.
+                    # The host is not put back into the list, because the room on a host only
+                    # shrinks during the search.
                     continue
                 booked = _booked_by(host, members)
                 self._chosen[host_id] = add(booked, self._chosen.get(host_id, {}))
@@ -380,9 +385,9 @@ class ReservationSearch:
         return size_of(self.state.queue.class_for(request.key), sums)
 
     def _need_with(self, host: Host, members: Members) -> Amounts | None:
-        """Returns the amounts that these members book on a host, together with the members that the
-        search has already put there. None: they would not fit even if all other slots on the host
-        ended.
+        """Returns the amounts that these members book on a host, plus the amounts of the members
+        that the search has already put there. Returns None if all these members would not fit even
+        if all other slots on the host ended.
         """
         need = add(_booked_by(host, members), self._chosen.get(host.host_id, {}))
         if not fits(need, self._if_others_ended(host)) or not self._trials.fit_all(members, host):
@@ -390,9 +395,9 @@ class ReservationSearch:
         return need
 
     def _missing(self, host: Host, members: Members) -> int | None:
-        """Returns the missing part of a host for these members, as `_need_with` counts them. With
-        estimates of run times, returns when the host will have room for all of them. None: they do
-        not fit.
+        """Returns the missing part of a host for these members and the members that already got the
+        host. With estimates of run times, returns the moment when the host will have room for all
+        of them. Returns None if they do not fit.
         """
         need = self._need_with(host, members)
         if need is None or self._times is not None:
@@ -401,30 +406,32 @@ class ReservationSearch:
         return _missing_part((n, free.get(name, 0)) for name, n in need.items())
 
     def _ready(self, host: Host, need: Amounts) -> int:
-        """Returns when a host will probably have these amounts free; `NEVER` if not known."""
+        """Returns when a host will probably have these amounts free, or `NEVER` if this moment is
+        not known.
+        """
         ready_ms = self._times.ready_ms(host, need) if self._times is not None else None
         return NEVER if ready_ms is None else ready_ms
 
     def _if_others_ended(self, host: Host) -> dict[str, int]:
-        """Returns the amounts that would be free on a host if its slots ended. Slots that may never
-        end keep their amounts.
+        """Returns the amounts that would be free on a host if all its slots ended, except for slots
+        that possibly never end.
         """
-        # The owner's job must get more capacity than it has now. So the slots of this job count as
-        # if they never ended: their capacity already belongs to the job.
+        # The owner's job must get more capacity than it has now. The capacity of its present slots
+        # already belongs to the job, so these slots count as if they never ended.
         stays = [
             slot.booked
             for key, slot in host.slots.items()
             if key in self._outlasting or slot.job_id == self._own_job
         ]
-        # This sum is lower than the total if processes outside slots use a part of the host.
+        # The sum `could` is lower than the total if processes outside slots use a part of the host.
         total, could = host.total, add(host.free(), host.booked)
         most = {name: min(amount, total.get(name, 0)) for name, amount in could.items()}
         slots = host.executor.registration.slots_max or UNLIMITED
         return {**subtract(most, total_of(stays)), SLOTS: slots - len(stays)}
 
     def _cpus_if_others_ended(self, host: Host) -> CpuLedger | None:
-        """Returns a copy of the host's cpu ledger with only the slots that may never end; None: the
-        host has no cpu ledger.
+        """Returns a copy of the host's cpu ledger with only the slots that possibly never end.
+        Returns None if the host has no cpu ledger.
         """
         if host.cpus is None:
             return None
@@ -435,8 +442,8 @@ class ReservationSearch:
 
 
 def _admission(members: Members) -> Callable[[Host], bool]:
-    """Returns a function that tells whether a host may serve these members. The function does not
-    compare capacity.
+    """Returns a function that returns whether a host is allowed to serve these members. That
+    function does not compare capacity.
     """
     checked = [(request, conditions_of(request)) for request, _ in members]
 
@@ -466,7 +473,7 @@ def _sum(many: Iterable[tuple[Amounts, int]]) -> dict[str, int]:
 
 
 def _missing_part(needs: Iterable[tuple[int, int]]) -> int:
-    """Returns the missing part of the scarcest dimension, in millionths of the need. `needs`
-    contains a pair (needed, free) for each dimension.
+    """Returns the missing part, in millionths of the need. `needs` contains a pair (needed, free)
+    for each dimension.
     """
     return max((0, *((n - free) * MILLION // n for n, free in needs)))

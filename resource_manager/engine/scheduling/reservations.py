@@ -4,33 +4,34 @@ gang or resize.
 The scheduler places every request that fits, so small requests could delay a large request
 indefinitely. To prevent this, the longest starved request, gang or resize becomes the owner of a
 reservation. Candidates are the hosts that could serve the owner if all other slots on them ended.
-The hosts with the smallest missing part are reserved. Other requests may use the capacity of these
-hosts that the owner does not need (`ReservedCapacity.spare`). When all slots that existed at the
-time of the reservation have ended, the owner is placed on its hosts. If the owner fits on other
-hosts earlier, it is placed there.
+The candidates with the smallest missing part (see `reservation_search.py`) are reserved. Other
+requests can use the capacity of the reserved hosts that the owner does not need
+(`ReservedCapacity.spare`). The owner is placed on its reserved hosts, at the latest when all slots
+that existed at the time of the reservation have ended. If the owner fits on other hosts earlier, it
+is placed on these other hosts.
 
 Example: a request for 8 cpus is starved. Host a has 10 cpus and three slots of 2 cpus, so 4 cpus
 are free, and half of the need is missing. Host b has 10 cpus and five slots of 2 cpus, so all of
-the need is missing. Host a is reserved. Other requests may use 2 of its 4 free cpus, because 2 + 8
-<= 10. Suppose a new slot gets these 2 cpus. When the three old slots have ended, 2 + 3 * 2 = 8 cpus
-are free, and the owner is placed.
+the need is missing. Host a is reserved. Other requests can use 2 of its 4 free cpus, because 2 + 8
+<= 10. Suppose that a new slot gets these 2 cpus. When the three old slots have ended, 2 + 3 * 2 = 8
+cpus are free, and the owner is placed.
 
 - A job has at most one reservation, a host keeps capacity for at most one owner, and at most
   `reservations_max` reservations exist.
-- A job gets no reservation if it has received more than its share. Its share is computed among the
-  jobs that were served after its starvation clock started.
-- Reserved capacity is idle for a while. So only the longest starved owner may reserve all capacity
-  that it needs. All other owners together reserve at most `reserved_part_max` of any resource.
-- If all hosts that are suitable for an owner are reserved, the owner claims these hosts. Then an
-  owner that has been starved for a shorter time must not reserve them.
-- A reservation ends when its owner is placed or is no longer pending. It also ends when its hosts
-  cannot serve the owner any more, and when a quota blocks the owner.
-- Slots that do not end for a very long time may be services. So a reservation that waits for such
-  slots expires. The owner's next reservation lasts twice as long.
+- A job gets no reservation if it has received more than its fair share. This share is computed
+  among the jobs that were served after the job's starvation clock started.
+- Reserved capacity is idle for a while. So only the longest starved owner can reserve all capacity
+  that it needs. All other owners together can reserve at most `reserved_part_max` of each resource.
+- If all hosts that are suitable for an owner are reserved, the owner claims these hosts: owners
+  that have been starved for a shorter time must not reserve them.
+- A reservation ends when its owner is placed or is no longer pending. A reservation also ends when
+  its hosts cannot serve the owner any more, and when a quota blocks the owner.
+- Slots that do not end for a very long time are possibly services, which never end. So a
+  reservation that waits for such slots expires. The owner's next reservation lasts twice as long.
 
-The end of slots may be known. Then other requests may use the reserved capacity until the owner
-needs it, and the first waiter in order gets a planned reservation at once: see `backfill.py`. A
-waiter that has declared its run time gets no other reservation.
+If run times of slots are known, other requests can use the reserved capacity until the owner needs
+it. The first waiter in order gets a planned reservation at once: see `backfill.py`. A waiter that
+has declared its run time gets only planned reservations.
 """
 
 from __future__ import annotations
@@ -105,8 +106,8 @@ def serve_owners(state: State) -> None:
         if not why and has_room(state, each):
             ReservationSearch(state, each.owner).place(each)
             why = "placed there"
-        # The owner replaces an ended slot of its own job, so the job has no more capacity than
-        # before. So the reservation stays for the job's next request.
+        # In this case the owner only replaces an ended slot of its own job, so the job gets no more
+        # capacity than before. So the reservation stays for the job's next request.
         elif not why and _may_replace(search := ReservationSearch(state, each.owner), each):
             search.place(each)
             state.hosts.touch(state.hosts[next(iter(each.hosts))])
@@ -116,8 +117,8 @@ def serve_owners(state: State) -> None:
 
 
 def end_served(state: State) -> bool:
-    """Ends reservations whose owners were placed on other hosts. Returns True if a reservation
-    ended. Then other requests may use its capacity.
+    """Ends reservations whose owners were placed on other hosts. Returns whether a reservation
+    ended, so that other requests can use its capacity.
     """
     reservations = state.reservations.by_number.values()
     served = [each for each in reservations if not each.owner.waits_in(state.queue)]
@@ -137,8 +138,8 @@ def _passed_on(search: ReservationSearch, each: Reservation) -> bool:
     """Passes a reservation on to the next request of the same job and class, if the job has still
     received less than its share. Returns False if there is no such request.
 
-    The job itself has probably given back the capacity on which the last owner was placed. Then the
-    job has no more capacity than before.
+    The reservation stays, because the job probably has no more capacity than before: the last owner
+    was probably placed on capacity that the job itself had given back.
     """
     state, waiter = search.state, each.owner.waiter
     if isinstance(waiter, int) or state.settings.fairness.order != "fair" or each.planned:
@@ -155,7 +156,7 @@ def _passed_on(search: ReservationSearch, each: Reservation) -> bool:
 
 
 def reserve_for_starved(state: State) -> None:
-    """Makes reservations for starved waiters, if there are any. The indexes must be up to date."""
+    """Makes reservations for starved waiters. The indexes must be up to date."""
     reservations = state.reservations
     if not state.settings.fairness.reservations_max:
         return
@@ -163,11 +164,12 @@ def reserve_for_starved(state: State) -> None:
     more = state.queue.starvation.is_over(reservations.next_since, state.settings.fairness)
     if more or state.journal.now_ms >= reservations.due_ms:
         _check(state)
-    # Set the timer for the next moment when time alone may change something. Then the next
-    # starvation clock has run long enough, or a reservation expires.
+    # Set the timer for the next moment at which a check can have a new result without another
+    # event: a starvation clock has run long enough, or a reservation expires.
     next_ms = reservations.next_since.ms + state.settings.fairness.starvation_timeout_ms
     wake_ms = [next_ms, *(each.until_ms for each in reservations.by_number.values())]
-    # Another check can make a reservation only if time may help, or if a request was placed.
+    # A further check can make a reservation only if passing time can change its result, or if a
+    # request was placed.
     if reservations.stuck or state.flows.placements > reservations.placements:
         wake_ms.append(reservations.due_ms)
     wake_ms = [each for each in wake_ms if each > state.journal.now_ms]
@@ -176,18 +178,21 @@ def reserve_for_starved(state: State) -> None:
 
 
 def _check(state: State) -> None:
-    """Examines starved waiters, the longest starved first, and reserves hosts for some of them."""
+    """Examines starved waiters in the order of their waits, the longest wait first. Reserves hosts
+    for some of them.
+    """
     reservations = state.reservations
     fairness, now_ms = state.settings.fairness, state.journal.now_ms
-    # The examination starts again with the longest starved waiter only when all waiters were
-    # examined.
+    # Only when all waiters have been examined, the examination starts again with the longest
+    # starved waiter.
     waiting, reservations.next_since = state.queue.starvation.starved(fairness)
     if not reservations.unexamined:
-        # Reversed, because `pop` takes from the end of the list.
+        # The list is reversed, because `pop` takes from its end.
         reservations.unexamined = list(waiting)[::-1]
         # The examination starts again, so waiters claim hosts again.
         reservations.claimed = set()
-    # Drop the results of failed searches when hosts have changed, or after a minute.
+    # Drop the results of failed searches when hosts have changed, or when `SEARCHED_FOR_MS` are
+    # over.
     version, until_ms = reservations.searched_as_of
     if not reservations.searched or version != state.hosts.version or now_ms >= until_ms:
         reservations.searched_as_of = state.hosts.version, now_ms + SEARCHED_FOR_MS
@@ -196,14 +201,16 @@ def _check(state: State) -> None:
     shares = SharesSince(state.flows)
     budget, time_may_help = EXAMINED_MAX, False
     while reservations.unexamined and budget > 0:
-        # When a reservation ends, the examination starts again with all waiters.
+        # No further reservation is possible. When a reservation has ended, the examination starts
+        # again with all waiters.
         if len(reservations) >= fairness.reservations_max:
             reservations.unexamined.clear()
             break
         waiter = reservations.unexamined.pop()
         budget -= 1
         owner, clock = owner_of(state, waiter), state.queue.starvation.get(waiter)
-        # If a waiter has declared its run time, it gets a plan when it is the first in order.
+        # A waiter that has declared its run time is skipped below: it gets a plan when it is the
+        # first in order.
         if owner is None or clock is None:
             continue
         if has_declared(state.requests, state.queue, state.gangs, waiter):
@@ -216,8 +223,8 @@ def _check(state: State) -> None:
             or not _is_owed(state, shares, owner, clock.since)
             or not _may_reserve(state, owner, since)
         ):
-            # Each of the three conditions above may change with time, or when other requests are
-            # placed.
+            # Each of the three conditions above can change as time passes, or when other requests
+            # are placed.
             time_may_help = True
         elif waiter in reservations.searched:
             # Waiters that have been starved for a shorter time must not get hosts that are suitable
@@ -232,13 +239,14 @@ def _check(state: State) -> None:
 
 
 def _starved_since(state: State, waiter: Waiter, clock: StarvationClock) -> Mark | None:
-    """Returns the mark from which the wait of a waiter counts: its last placement, or else the
-    start of its clock. None: the waiter is not starved.
+    """Returns the mark from which the wait of a starved waiter counts: the last placement of one of
+    its requests or, without a placement, the start of its starvation clock. Returns None if the
+    waiter is not starved.
 
-    In one case, a waiter counts as starved before the timeout: in fair order, its job comes before
-    a running job with smaller pending requests. When a small slot of the running job ends, the free
-    capacity is too small for the waiter. So without a reservation, requests of the waiter would be
-    placed only by chance.
+    In one case, a waiter counts as starved before the timeout: the order is fair, and the waiter's
+    job comes before a running job with smaller pending requests. When a small slot of the running
+    job ends, the free capacity is too small for the waiter, and the running job gets it again. So
+    without a reservation, requests of the waiter would be placed only by chance.
     """
     mark, flows = clock.served or clock.since, state.flows
     if state.queue.starvation.is_over(mark, state.settings.fairness):
@@ -258,8 +266,8 @@ def _starved_since(state: State, waiter: Waiter, clock: StarvationClock) -> Mark
 
 
 def _comes_first_in_job(queue: WaitingQueue, owner: ReservationOwner, since: Mark) -> bool:
-    """Returns False if the job has waiting requests with a higher priority, and equal requests were
-    placed since `since`.
+    """Returns False if the job has waiting requests with a higher priority than the owner, and
+    requests of their class were placed since `since`.
     """
     waiter = owner.waiter
     if isinstance(waiter, int):
@@ -276,17 +284,17 @@ def _comes_first_in_job(queue: WaitingQueue, owner: ReservationOwner, since: Mar
 
 
 def _is_owed(state: State, shares: SharesSince, owner: ReservationOwner, since: Mark) -> bool:
-    """Returns True if the owner's job has received at most its share since `since`."""
+    """Returns whether the owner's job has received at most its share since `since`."""
     if state.settings.fairness.order == "fair":
         return _comes_first_in_job(state.queue, owner, since) and shares.is_owed(
             owner.job_id, since.ms
         )
     if isinstance(owner.waiter, int):
         return True
-    # If requests are served in order of arrival, an owner must not overtake earlier requests of its
+    # Requests are served in order of arrival, so an owner must not overtake earlier requests of its
     # class.
     scheduling_class, _ = owner.waiter
-    # An earlier request that a quota blocks does not count: it would not be served first.
+    # An earlier request that a quota blocks does not count, because it would not be served first.
     return all(
         state.quotas.request_block(scheduling_class, earlier.job_id) is not None
         for earlier in scheduling_class.first_queues(EARLIER_MAX)
@@ -295,17 +303,18 @@ def _is_owed(state: State, shares: SharesSince, owner: ReservationOwner, since: 
 
 
 def _may_reserve(state: State, owner: ReservationOwner, since: Mark) -> bool:
-    """Returns True if an owner may reserve capacity.
+    """Returns whether an owner is allowed to reserve capacity.
 
-    The longest starved owner may always reserve. For any other owner, its need and all reservations
-    together must stay within `reserved_part_max`. This sum does not include the reservation of the
-    longest starved owner.
+    The longest starved owner is always allowed to reserve capacity. For any other owner, the sum of
+    its need and all reservations must stay within `reserved_part_max`. This sum does not include
+    the reservation of the longest starved owner.
     """
     starved = (each for each in state.reservations.by_number.values() if not each.planned)
     in_order = sorted(starved, key=lambda each: each.order)
     if not in_order or (since.ms, owner.number) < in_order[0].order:
         return True
-    # `in_order[0]` is the reservation of the longest starved owner, which does not count.
+    # `in_order[0]` is the reservation of the longest starved owner, which does not count in the
+    # sum.
     kept = (kept.amounts for each in in_order[1:] for kept in each.hosts.values())
     if not isinstance(owner.waiter, int):
         need = state.quotas.largest_booking(owner.waiter[0])
@@ -319,16 +328,16 @@ def _may_reserve(state: State, owner: ReservationOwner, since: Mark) -> bool:
 
 
 def reserve_planned(search: ReservationSearch) -> None:
-    """Reserves the hosts that will have room for an owner first, if this time is known. If the
-    owner fits there now, places the owner.
+    """Reserves the hosts that will be the first to have room for an owner, if it is known when they
+    will have room. If the owner fits there now, places the owner.
     """
     state, times = search.state, search.state.run_times
     clock = state.queue.starvation.get(search.owner.waiter)
     shares = search.choose(state.reservations.on_host)
     if shares is None or clock is None:
         return
-    # If the time when the hosts have room is not known, the owner gets a reservation when it is
-    # starved.
+    # If it is not known when the hosts will have room, the owner gets no plan. It gets a
+    # reservation when it is starved.
     ready = (
         times.ready_ms(state.hosts[name], search.booked(state.hosts[name], some))
         for name, some in shares.items()
@@ -338,15 +347,15 @@ def reserve_planned(search: ReservationSearch) -> None:
 
 
 def _reserve(search: ReservationSearch, clock: StarvationClock, since: Mark) -> None:
-    """Reserves the best hosts for an owner, or places the owner if it fits there now. If all
-    suitable hosts are reserved or claimed, the owner claims them.
+    """Reserves the best hosts for an owner. If the owner fits on these hosts now, places the owner
+    instead. If all suitable hosts are reserved or claimed, the owner claims them, too.
     """
     reservations, owner = search.state.reservations, search.owner
     taken = reservations.claimed.union(reservations.on_host)
     shares = search.choose(taken)
     if shares is None:
-        # Search without regard to reservations and claims, to find the hosts that the owner may get
-        # later.
+        # Search again without regard to reservations and claims, to find the hosts that the owner
+        # can get later.
         found = frozenset((search.choose(()) or ()) if taken else ())
         reservations.searched[owner.waiter] = found
         reservations.claimed |= found
@@ -362,7 +371,9 @@ def _make(
     *,
     planned: bool = False,
 ) -> None:
-    """Makes a reservation on these hosts, or places the owner if it fits there now."""
+    """Makes a reservation on these hosts. If the owner fits on these hosts now, places the owner
+    instead.
+    """
     state, owner = search.state, search.owner
     reservations = state.reservations
     # Best-effort slots run on all cpus that no LSE slot has. New best-effort slots, one after
@@ -374,8 +385,8 @@ def _make(
     for name, some in shares.items():
         amounts = search.booked(state.hosts[name], some)
         slots = amounts.pop(SLOTS, 0)
-        # The owner waits only for the end of these slots. Slots that are booked later must leave
-        # room for the owner.
+        # The owner waits only for the end of the slots in `before`. Slots that are booked later
+        # must leave room for the owner.
         here, own_job = state.hosts[name].slots, own_job_of(owner)
         before = {key: each.booked for key, each in here.items() if each.job_id != own_job}
         own = total_of(each.booked for each in here.values() if each.job_id == own_job)
@@ -394,8 +405,8 @@ def _make(
         lacking=next(iter(hosts)),
         planned=planned,
     )
-    # This search finds placements that the search of `Placer` does not find, so the owner may fit
-    # now.
+    # The search for reservations finds placements that the search of `Placer` does not find. So the
+    # owner possibly fits now.
     if has_room(state, made):
         search.place(made)
         for name in hosts:
@@ -410,7 +421,7 @@ def _make(
     if len(hosts) == 1:
         ((name, kept),) = hosts.items()
         what = f"{amounts_text(kept.amounts)} are reserved for it on {name}"
-    # A plan is made again at each check, so it gets no entry in the history.
+    # A plan is made again at every check, so plans get no entry in the history.
     if not planned:
         _record(state, "reservation_made", made, f"{owner.title} waited too long: {what}")
 
@@ -420,8 +431,8 @@ def end(state: State, ended: Reservation, why: str) -> None:
     for host in (state.hosts[name] for name in ended.hosts if name in state.hosts):
         host.reserved = None
         state.hosts.touch(host)
-        # For topology-constrained classes, a reserved host has no room even if amounts are free. So
-        # these classes must be tried again when the reservation ends.
+        # A reserved host has no room for topology-constrained classes even if amounts are free. So
+        # these classes must be tried again when the reservation has ended.
         state.hosts.indexes.log_growth(host, state.queue)
     if not ended.planned:
         _record(state, "reservation_ended", ended, f"{ended.owner.title}: {why}")
@@ -438,12 +449,14 @@ def _record(state: State, kind: str, about: Reservation, message: str) -> None:
 
 
 def _void(state: State, each: Reservation) -> str:
-    """Returns the reason why a reservation is no longer valid; empty: the reservation is valid."""
+    """Returns the reason why a reservation is no longer valid. The reason is empty if the
+    reservation is valid.
+    """
     if not each.owner.waits_in(state.queue):
         return "it no longer waits"
-    # As long as `hosts.version` is unchanged, every reserved host would still be suitable if it
-    # were empty. But refusals and reports do not change the version. So hosts that refused, and the
-    # host that lacked capacity, are always checked.
+    # While `hosts.version` is unchanged, every reserved host would still be suitable if it were
+    # empty. But refusals and reports do not change the version. So always check hosts that refused
+    # a slot, and the host that lacked capacity at the last check.
     names = [each.lacking, *(name for name in state.hosts.refusing if name in each.hosts)]
     if each.version != state.hosts.version:
         each.version, names = state.hosts.version, list(each.hosts)
@@ -454,9 +467,9 @@ def _void(state: State, each: Reservation) -> str:
 
 
 def _expired(state: State, each: Reservation) -> str:
-    """Returns the reason why a reservation has expired; empty: the reservation has not expired. The
-    slots that did not end in time are added to `outlasting`. So other reservations do not wait for
-    their end.
+    """Returns the reason why a reservation has expired. The reason is empty if the reservation has
+    not expired. Adds the slots that did not end in time to `outlasting`, so that other reservations
+    do not wait for their end.
     """
     # If the hosts have room, `serve_owners` places the owner in this cycle. A plan waits only for
     # slots whose end is known.
@@ -469,7 +482,8 @@ def _expired(state: State, each: Reservation) -> str:
         for key, slot in state.hosts[name].slots.items()
         if key in kept.before and slot.state is not SlotState.FREEING and key != each.owner.slot
     ]
-    # All slots of `before` have ended or are being freed, so the missing capacity may be free soon.
+    # All slots of `before` have ended or are being freed, so the missing capacity is possibly free
+    # soon.
     if not lasting:
         each.until_ms = state.journal.now_ms + state.settings.fairness.starvation_timeout_ms
         return ""
@@ -479,7 +493,7 @@ def _expired(state: State, each: Reservation) -> str:
     outlasting.update(key for _, key in lasting)
     clock = state.queue.starvation.get(each.owner.waiter)
     if clock is not None:
-        # The owner's next reservation lasts twice as long. So a long slot cannot last longer than
+        # The owner's next reservation lasts twice as long, so that a long slot does not outlast
         # every reservation.
         clock.expired += 1
     where, (allocation_id, _) = lasting[0]
@@ -488,7 +502,7 @@ def _expired(state: State, each: Reservation) -> str:
 
 
 def has_room(state: State, each: Reservation) -> bool:
-    """Returns True if the owner fits on its reserved hosts now."""
+    """Returns whether the owner fits on its reserved hosts now."""
     # Check the host that lacked capacity at the last check first, because it probably still lacks
     # capacity.
     for name in (each.lacking, *each.hosts):
@@ -500,15 +514,13 @@ def has_room(state: State, each: Reservation) -> bool:
 
 def _lacks(hosts: Hosts, each: Reservation, name: str) -> bool:
     host, kept = hosts[name], each.hosts[name]
-    # Leave out the capacity that the owner's job itself has given back.
+    # Do not count the capacity that the owner's job itself has given back.
     free = subtract(host.free(), kept.given_back(host.slots)) if kept.own else host.free()
     return any(kept.missing(free, host.slots_left()))
 
 
 def _may_replace(search: ReservationSearch, each: Reservation) -> bool:
-    """Returns True if slots of the owner's job have ended on the reserved host, and the owner fits
-    into their place.
-    """
+    """Returns whether the owner can replace ended slots of its own job on the reserved host."""
     (name, kept), *others = each.hosts.items()
     host = search.state.hosts[name]
     if others or not kept.own or any(kept.missing(host.free(), host.slots_left())):
@@ -520,8 +532,8 @@ def owner_of(state: State, waiter: Waiter) -> ReservationOwner | None:
     """Returns the owner that a reservation for a waiter would have. If the waiter stands for a
     job's requests of one class, the owner is the oldest of these requests.
 
-    None: nothing is pending any more, or a maximum blocks the waiter. Such a block ends with an
-    event, such as the end of a slot, and not with time.
+    Returns None if the waiter is not pending any more, or if a maximum blocks the waiter. Such a
+    block ends only by an event, such as the end of a slot, and not because time passes.
     """
     if _quota_block_of(state, waiter) is not None:
         return None
@@ -545,8 +557,8 @@ def owner_of(state: State, waiter: Waiter) -> ReservationOwner | None:
 def first_specs(
     requests: Requests, queue: WaitingQueue, gangs: GangLedger, waiter: Waiter
 ) -> Iterator[tuple[RequestSpec, str]]:
-    """Yields the first request of a waiter, or all members of its gang, with the id of the job. A
-    resize yields nothing.
+    """Yields the spec of a waiter's first request, or of all members of its gang, with the id of
+    the job. For a resize, yields nothing.
     """
     if not isinstance(waiter, int):
         if (job_queue := waiter[0].job_queues.get(waiter[1])) is not None:
@@ -561,13 +573,13 @@ def first_specs(
 def has_declared(
     requests: Requests, queue: WaitingQueue, gangs: GangLedger, waiter: Waiter
 ) -> bool:
-    """Returns True if a waiter's first request has an expected run time or a time limit."""
+    """Returns whether a waiter's first request has an expected run time or a time limit."""
     spec, _ = next(first_specs(requests, queue, gangs, waiter), (None, ""))
     return spec is not None and declares(spec)
 
 
 def _quota_block_of(state: State, waiter: Waiter) -> QuotaBlock | None:
-    """Returns the maximum that blocks a waiter; None: no maximum blocks the waiter."""
+    """Returns the maximum that blocks a waiter, or None if no maximum blocks the waiter."""
     if not isinstance(waiter, int):
         return state.quotas.request_block(*waiter)
     item = state.queue.non_batchables.get(waiter)

@@ -1,15 +1,16 @@
 """Takes revocable slots back for requests that fit on no executor.
 
-A request may ask for a *revocable* slot. Such a slot is booked like any other slot. If a request or
-gang that is not revocable fits on no host, the engine looks for the least costly set of revocable
-slots whose capacity is sufficient: the set with the fewest slots, and of these sets the one with
-the least service. These slots are *revoked*: their requests return to their places in the queue,
-and their tasks get a signal and a grace time. The request is placed in the same step, so no other
-request gets the capacity. Its slot is ordered when the revoked slots have ended. Until then, no
-other slot is ordered on the host.
+A request can allow its slot to be *revocable*. A revocable slot is booked like any other slot. If a
+request or gang that is not revocable fits on no host, the engine looks for the least costly set of
+revocable slots whose capacity is sufficient. This is the set with the fewest slots. If several sets
+have the fewest slots, it is the set with the least service (cost times run time). These slots are
+*revoked*: their requests return to their places in the queue, and their tasks get a signal and a
+grace time. The request is placed in the same step, so no other request gets the capacity. When the
+revoked slots have ended, the executor gets the order to carve the new slot. Until then, the
+executor gets no order to carve a slot.
 
-Slots that are not revocable are never taken, and no slot is taken because of fairness. Capacity
-that is free, or that becomes free without a revocation, is used first.
+Slots that are not revocable are never taken back, and no slot is taken back because of fairness.
+Free capacity, and capacity that becomes free without a revocation, is used first.
 
 Example: a host has 8 cpus, three revocable slots of 2 cpus and another slot of 2 cpus. A request
 for 4 cpus arrives. The two revocable slots that were placed last are revoked for it.
@@ -46,10 +47,10 @@ GRACE_MS = 10_000
 """The time that the tasks of a revoked slot have between SIGTERM and SIGKILL."""
 
 RETRY_MS = 1_000
-"""A search without result is repeated after this time."""
+"""After this time, a search without result is repeated."""
 
 TRIED_MAX = 32
-"""At most this many waiters are searched for in one cycle."""
+"""In one cycle, the search runs for at most this many waiters."""
 
 PLACED_MAX = 64
 """At most this many requests of one waiter are placed in one cycle."""
@@ -58,8 +59,8 @@ HOSTS_MAX = 512
 """At most this many hosts with revocable slots are compared for one request."""
 
 SETS_MAX = 256
-"""At most this many sets of slots are compared on one host. Then the search ends with a set in
-which every slot is necessary.
+"""At most this many sets of slots are compared on one host. If they are not enough, the search ends
+with a set in which every slot is necessary.
 """
 
 Found = tuple[Host, tuple[Slot, ...]]
@@ -78,7 +79,7 @@ class Revocation:
         """Revokes slots for the waiters that are first in order and fit on no host.
 
         Returns:
-            True if other requests may have room now.
+            True if other requests possibly have room now.
         """
         state, retry = self._state, self._state.revocation_retries
         hosts = self._hosts()
@@ -102,7 +103,7 @@ class Revocation:
 
     def least_set(self, request: Request) -> Found | None:
         """Returns the least costly set of revocable slots whose capacity is sufficient for a
-        request; None: there is none, or the request fits without a revocation.
+        request. Returns None if there is no such set, or if the request fits without a revocation.
         """
         scheduling_class = self._state.queue.class_of(request.spec)
         return self._least(scheduling_class, request, self._hosts())
@@ -112,7 +113,9 @@ class Revocation:
         return list(islice((h for h in hosts if h.revocable and h.eligible), HOSTS_MAX))
 
     def _is_stuck(self, waiter: Waiter) -> bool:
-        """Returns True if a waiter may revoke slots, and has been tried without result."""
+        """Returns whether a waiter is allowed to revoke slots, and could not be placed without a
+        revocation.
+        """
         state = self._state
         if not isinstance(waiter, int):
             return not waiter[0].lane.revocable and state.queue.is_blocked(waiter[0])
@@ -124,7 +127,7 @@ class Revocation:
         state = self._state
         for _ in range(PLACED_MAX):
             owner = owner_of(state, waiter)
-            if owner is None:  # nothing waits any more, or a maximum blocks it
+            if owner is None:  # the waiter is not pending any more, or a maximum blocks it
                 return False
             if owner.gang_id:
                 return self._serve_gang(state.gangs.waiting[owner.gang_id], hosts)
@@ -154,7 +157,7 @@ class Revocation:
         avoided = {slot.executor_id for slot in older}
         cost: tuple[int, float, str] | None = None
         if any(fit.fits(at) for at in self._soon() if at.host.host_id not in avoided):
-            return None  # its capacity becomes free without a revocation
+            return None  # enough capacity becomes free without a revocation
         for host in hosts:
             if host.host_id in avoided:
                 continue
@@ -169,8 +172,9 @@ class Revocation:
         return best
 
     def _soon(self) -> list[HostView]:
-        """Returns the hosts with slots that are being freed, as if these slots had ended. Slots
-        whose capacity another request has booked are left out.
+        """Returns the hosts with slots that are being freed, in the state that they will have when
+        these slots have ended. Slots whose capacity another request has already booked are not
+        counted.
         """
         if self._ending is None:
             ending: dict[str, list[Slot]] = {}
@@ -188,10 +192,13 @@ class Revocation:
     def _least_on(
         self, host: Host, fit: Fit, candidates: Sequence[Slot], most: int
     ) -> tuple[Slot, ...] | None:
-        """Returns the least costly set of at most `most` slots of a host; None: there is none."""
+        """Returns the least costly set of at most `most` slots of a host, or None if there is no
+        such set.
+        """
 
         def suffices(slots: Collection[Slot]) -> bool:
-            # Compare the amounts first, because this is much cheaper than all constraints.
+            # Compare the amounts first, because this comparison is much cheaper than a check of all
+            # constraints.
             free = add(free_now, total_of(slot.booked for slot in slots))
             return fits(requested, free) and fit.fits(HostView.without(host, slots))
 
@@ -216,14 +223,16 @@ class Revocation:
         if compared <= SETS_MAX:
             return None
         kept = list(candidates)
-        for slot in reversed(candidates):  # keep the slots with the most service
+        for slot in reversed(candidates):  # first try to keep the slots with the most service
             without = [each for each in kept if each is not slot]
             if without and suffices(without):
                 kept = without
         return tuple(kept) if len(kept) <= most else None
 
     def _candidates(self, host: Host) -> list[Slot]:
-        """Returns the slots of a host that may be revoked, those with the least service first."""
+        """Returns the slots of a host that are allowed to be revoked. The slots with the least
+        service come first.
+        """
         state = self._state
         slots = (host.slots[key] for key in host.revocable)
         found = [
@@ -238,14 +247,16 @@ class Revocation:
         return sorted(found, key=lambda each: (self._service(each), each.allocation_id))
 
     def _service(self, slot: Slot) -> float:
-        """Returns the service that a slot has received: its cost times its time."""
+        """Returns the service of a slot: its cost times the time for which it has existed."""
         since_ms = slot.allocated_time_ms or self._state.journal.at.time_ms
         return slot.cost * max(0, self._state.journal.at.time_ms - since_ms)
 
     # The search for a gang.
 
     def _serve_gang(self, waiting: WaitingGang, hosts: Sequence[Host]) -> bool:
-        """Revokes slots for all members of a gang, or none. Returns True if the gang was placed."""
+        """Revokes slots for all members of a gang and places the gang, or does nothing. Returns
+        whether the gang was placed.
+        """
         state, where = self._state, waiting.kind.where
         candidates = [slot for host in hosts for slot in self._candidates(host)]
         candidates.sort(key=self._service, reverse=True)
@@ -256,7 +267,7 @@ class Revocation:
         if found is not None:
             used = {share.host_id for share in found}
             trial.spare([slot for slot in candidates if slot.executor_id not in used])
-            # Keep each slot that the gang does not need; check the slots with the most service
+            # Keep each slot that the gang does not need. Check the slots with the most service
             # first.
             for slot in list(trial.taken.values())[:SETS_MAX]:
                 trial.spare([slot])
@@ -267,7 +278,8 @@ class Revocation:
         taken = trial.end()
         if found is None or not taken:
             return False
-        # One member on each host stands for the gang: it is placed and ends with the others.
+        # On each host, one member stands for the gang as the request for which the slots are
+        # revoked. This is correct, because all members are placed and end together.
         owners: dict[str, Request] = {}
         groups = state.gang_moves.by_request(waiting)
         members = [iter(groups[each]) for each in requests]
@@ -284,8 +296,8 @@ class Revocation:
 
 
 class _Trial:
-    """Takes slots out of the ledgers of their hosts, to find out what would fit without these
-    slots.
+    """Takes slots out of the ledgers of their hosts for some time, to find out what would fit
+    without these slots.
     """
 
     def __init__(self, hosts: Hosts) -> None:
@@ -293,7 +305,7 @@ class _Trial:
         self.taken: dict[SlotKey, Slot] = {}
 
     def take(self, slots: Iterable[Slot]) -> None:
-        """Takes slots out."""
+        """Takes slots out of the ledgers."""
         for slot in slots:
             key = (slot.allocation_id, slot.generation)
             self.taken[key] = slot
@@ -301,7 +313,7 @@ class _Trial:
         self._follow(slots)
 
     def spare(self, slots: Iterable[Slot]) -> None:
-        """Puts slots back."""
+        """Puts slots back into the ledgers."""
         for slot in slots:
             key = (slot.allocation_id, slot.generation)
             del self.taken[key]
@@ -309,7 +321,7 @@ class _Trial:
         self._follow(slots)
 
     def end(self) -> list[Slot]:
-        """Puts all slots back, and returns those that were out."""
+        """Puts all slots back into the ledgers, and returns the slots that were still out."""
         taken = list(self.taken.values())
         self.spare(taken)
         return taken
@@ -338,8 +350,9 @@ class _Trial:
 
 
 def _distinct(candidates: Sequence[Slot], most: int) -> list[Slot]:
-    """Leaves out slots that cannot be better than others: of plain slots with equal bookings, only
-    the `most` slots with the least service matter. `candidates` is sorted by service.
+    """Returns the candidates without slots that cannot be better than other slots. Of plain slots
+    with equal bookings, only the `most` slots with the least service matter. `candidates` must be
+    sorted by service.
     """
     seen: Counter[tuple[tuple[str, int], ...]] = Counter()
     found = []

@@ -1,19 +1,19 @@
-"""Decides whether a slot whose work is done may serve another request of its job.
+"""Decides whether a slot whose work is done can serve another request of its job.
 
 Reuse is allowed only if the slot's job would be served next with the freed capacity
-(`next_in_order.py`). In this case, giving the slot back would have the same result. Reuse saves the
-time to free the slot and to carve a new slot. Otherwise the job must give the slot back, and the
-slot's request ends with the reason.
+(`next_in_order.py`). In this case, the job would get the capacity again after it has given the slot
+back, but reuse saves the time to free the slot and to carve a new slot. If reuse is not allowed,
+the job must give the slot back, and the slot's request ends with the reason.
 
 Example: job A has a slot whose work is done, and a pending request for an equal slot. Job B waits
-for a slot that would fit on the same host. If A has the lower virtual time without the slot, the
-pending request of A becomes RELEASED with the reason REUSED, and A keeps the slot. Otherwise the
-slot is freed with the reason FAIR_SHARE.
+for a slot that would fit on the same host. If the slot is not counted and A has the lower virtual
+time, the pending request of A becomes RELEASED with the reason REUSED, and A keeps the slot.
+Otherwise the slot is freed with the reason FAIR_SHARE.
 
-The slots of a call are decided one after another. The results are stored in the requests that
-ended, so a repeated call gets the same results, also after a restart. Messages do not contain
-request ids. A range stores its ended members by reason and message, so different messages would
-need more space.
+The decisions for the slots of a call are made one after another. The results are stored in the
+requests that ended. So a repeated call gets the same results, even after a restart. Messages do not
+contain request ids. A range stores its ended members by reason and message, so a different message
+for each request would need more space.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from resource_manager.engine.scheduling.next_in_order import NextInOrder
 from resource_manager.engine.state import State
 
 REPORTS_LEFT_MIN = 3
-"""A slot with a time limit is reused only if enough time is left: its executor must still send at
-least this number of reports before the limit is over.
+"""A slot with a time limit is reused only if its executor will still send at least this number of
+reports before the limit is over.
 """
 
 WORK_TAKEN_OVER = "a slot that the job already had was reused for this request"
@@ -54,8 +54,8 @@ NOT_GRANTED = "the request of the slot was not granted"
 
 
 def reuse_slots(state: State, event: SlotsReuseRequested) -> list[ItemOutcome]:
-    """Reuses slots for other requests of their job where this is fair. Gives back the other
-    slots.
+    """Reuses those slots of a call that can serve another request of their job without unfairness
+    to other jobs. Gives back the other slots of the call.
 
     Returns:
         One outcome for each new range, then one outcome for each slot.
@@ -83,8 +83,8 @@ def _reuse_or_free(
     job_id = event.job_id
     allocation_id, generation, for_id = item
     request, waiting = state.requests.named(allocation_id), state.requests.named(for_id)
-    # First handle the cases that need no comparison of jobs: the request is unknown, the call is a
-    # repetition, the request has ended, or the generation is outdated.
+    # First handle the cases that need no comparison of jobs: an unknown request, a repeated call,
+    # an ended request, and an outdated generation.
     if request is None or request.job_id != job_id:
         return ItemOutcome(
             allocation_id,
@@ -106,23 +106,23 @@ def _reuse_or_free(
             f" {request.generation}",
             (("generation", str(generation)), ("current", str(request.generation))),
         )
-    # Compare with other jobs. Then either reuse the slot, or give it back. When a time limit starts
-    # again, the executor learns this from the answers to its next reports. The executor must not
-    # end the slot before it has received this answer.
+    # After the comparison with other jobs, either reuse the slot or give it back. Reuse starts the
+    # slot's time limit again. The executor learns this from the answers to its next reports, and
+    # must not end the slot before it has received such an answer.
     until_ms = state.journal.now_ms + REPORTS_LEFT_MIN * state.settings.report_interval_ms
     reason, message = _obstacle(
         state.hosts, state.slots, request, waiting, following, until_ms=until_ms
     )
     if not reason and waiting is not None:
         _take_over(state, request, waiting)
-        # Later slots of this call must not take over this work again.
+        # Later slots of this call must not take over the same work.
         following.work_of(job_id)[for_id] = allocation_id
         return ItemOutcome(allocation_id)
     _end_thread(state.journal, state.slots, state.jobs, request)
     state.gang_moves.give_up(
         request, alone=True, reason=reason, message=message, grace_ms=event.grace_ms
     )
-    # The job now has one slot less, which may change the result for the next slot.
+    # The job now has one slot less, which possibly changes the result for the next slot.
     following.slot_freed(job_id)
     return ItemOutcome(allocation_id, reason, message)
 
@@ -130,16 +130,17 @@ def _reuse_or_free(
 def _was_reused(request: Request, waiting: Request, following: NextInOrder) -> bool:
     """Returns True if the slot of `request` probably took over the work of `waiting`.
 
-    The store does not contain which slot took over the work. Another slot took it over in two
-    cases: another slot does the work now, or this slot was given back earlier.
+    The store does not record which slot took over the work. The result is False in two cases:
+    another slot does the work now, or this slot was given back before the work was taken over.
     """
     if waiting.job_id != request.job_id or waiting.reason != Reason.REUSED:
         return False
-    # If this slot ended before the other request ended, this slot cannot have taken over its work.
+    # A slot whose request ended before `waiting` ended cannot have taken over the work of
+    # `waiting`.
     if request.end_time_ms and waiting.end_time_ms and request.end_time_ms < waiting.end_time_ms:
         return False
     by = following.work_of(request.job_id).get(waiting.allocation_id)
-    # If no slot does this work any more, the function assumes that this slot took over the work.
+    # If no slot does this work any more, the slot of `request` probably took over the work.
     return by in (None, request.allocation_id)
 
 
@@ -152,18 +153,18 @@ def _obstacle(
     *,
     until_ms: int,
 ) -> tuple[str, str]:
-    """Returns the reason why a slot may not be reused.
+    """Returns the reason why a slot must not be reused.
 
     Args:
         hosts: all hosts.
         slots: all slots.
         request: the request that the slot serves.
-        waiting: the pending request that the slot would serve; None: the request is unknown.
+        waiting: the pending request that the slot would serve, or None if this request is unknown.
         following: the object that compares jobs.
-        until_ms: the executor knows by this time (monotonic) that the slot was reused.
+        until_ms: the moment (monotonic) by which the executor knows that the slot was reused.
 
     Returns:
-        A reason and a message; both are empty if the slot may be reused.
+        A reason and a message. Both texts are empty if the slot can be reused.
     """
     slot = slots.of(request)
     why = ""
@@ -187,13 +188,13 @@ def _obstacle(
         why = NO_NEW_SLOTS
     if why or slot is None:
         return Reason.NOT_REUSABLE, why
-    # The comparison of jobs costs most, so it is made last.
+    # The comparison of jobs is the most expensive check, so it is made last.
     return (Reason.FAIR_SHARE, FAIR_SHARE) if following.goes_to_another_job(slot) else ("", "")
 
 
 def _need_equal_slots(request: Request, waiting: Request) -> bool:
-    """Returns True if both requests would get equal slots. The specs must be equal, except for ids
-    and settings that do not affect the slot.
+    """Returns whether both requests would get equal slots. For this, their specs must be equal,
+    except for ids and settings that do not affect the slot.
     """
     like = replace(
         waiting.spec,
@@ -218,19 +219,20 @@ def _has_its_size(hosts: Hosts, slot: Slot, request: Request) -> bool:
 
 
 def _may_last(slot: Slot, until_ms: int) -> bool:
-    """Returns True if the time limit of the slot is not over before `until_ms`."""
+    """Returns whether the time limit of the slot lasts until `until_ms` or longer."""
     if slot.time_limit_ms is None:
         return True
-    # After a restart, the start of a reused slot's thread is not known.
+    # After a restart of the resource manager, the start of a reused slot's thread is not known.
     since_ms = slot.thread_since_ms
     return since_ms is not None and since_ms + slot.time_limit_ms >= until_ms
 
 
 def _end_thread(journal: Journal, slots: Slots, jobs: dict[str, Job], request: Request) -> None:
-    """Counts the finished thread of a slot that the job must give back and may not reuse.
+    """Counts the finished thread of a slot that the job must give back because it must not reuse
+    the slot.
 
-    The thread is done, because the job master requested reuse. But `give_up` gets a reason here, so
-    it treats the slot as taken away, and does not count the thread.
+    The request for reuse means that the thread is done. But this slot ends with a reason, so
+    `give_up` treats the slot as taken away from the job, and does not count the thread.
     """
     slot = slots.of(request)
     if slot is not None and request.state is RequestState.GRANTED:
@@ -241,8 +243,8 @@ def _end_thread(journal: Journal, slots: Slots, jobs: dict[str, Job], request: R
 def _take_over(state: State, request: Request, waiting: Request) -> None:
     """Reuses the slot of a request for the work of a pending request. The pending request ends."""
     slot = state.slots.of(request)
-    # Reuse counts as a placement. Call `served` before the pending request ends, because its end
-    # may stop the clock.
+    # Reuse counts as a placement. Call `served` before the pending request ends, because the end of
+    # the request possibly stops the starvation clock.
     state.queue.starvation.served((state.queue.class_of(waiting.spec), waiting.job_id))
     state.moves.end_request(
         waiting, RequestInput.REUSE, reason=Reason.REUSED, message=WORK_TAKEN_OVER
