@@ -89,11 +89,13 @@ HINTS: dict[Reason, str] = {
 
 
 REQUIREMENTS = ("qos", "cpu_bind", "cpu_exclusive", "numa", "label", "require_isolation")
-"""An executor that is large enough may still be unsuitable because of one of these parameters."""
+"""Parameters of requests besides the amounts. An executor with enough capacity can still be
+unsuitable because of one of these parameters.
+"""
 
 
 def hint_for(error: FinegrainError, typed: Mapping[str, object]) -> str:
-    """Returns a hint: the things that the user can do about an error. The hint mentions only
+    """Returns a hint, which says what the user can do about an error. The hint mentions only
     options that the user typed.
 
     Args:
@@ -102,7 +104,7 @@ def hint_for(error: FinegrainError, typed: Mapping[str, object]) -> str:
     """
     if error.reason is not Reason.INFEASIBLE_NEVER:
         return HINTS.get(error.reason, "")
-    # Other messages with this reason are about a slot that exists, or about a whole batch.
+    # All other messages with this reason are about a slot that exists, or about a whole batch.
     with_wait = "allow_pending" in typed
     options = [f"--{name.replace('_', '-')}" for name in REQUIREMENTS if typed.get(name)]
     parts = [f"request less, or leave out {' or '.join(options)}" if options else "request less"]
@@ -116,13 +118,14 @@ def hint_for(error: FinegrainError, typed: Mapping[str, object]) -> str:
 def enter_command(
     output: OutputFormat, manager: str = "", credentials: str = "", config_file: str = ""
 ) -> None:
-    """Stores these common options. `current()` then returns them.
+    """Stores the common options of a command. `current()` then returns these options.
 
     Args:
         output: form of the output.
-        manager: addresses of resource managers, separated by commas; empty: not given.
-        credentials: credentials file; empty: not given.
-        config_file: configuration file; empty: not given.
+        manager: addresses of resource managers, separated by commas. Empty if the option was not
+            given.
+        credentials: credentials file. Empty if the option was not given.
+        config_file: configuration file. Empty if the option was not given.
     """
     enter(
         Invocation(output=output, manager=manager, credentials=credentials, config_file=config_file)
@@ -130,8 +133,8 @@ def enter_command(
 
 
 def reporting_errors(command: Callable[P, None]) -> Callable[P, None]:
-    """Decorates a command. A `FinegrainError` in it then becomes one line, a hint and an exit
-    code.
+    """Decorates a command. For a `FinegrainError` in the command, the process prints one line and a
+    hint, and ends with an exit code.
     """
 
     @wraps(command)
@@ -147,7 +150,7 @@ def reporting_errors(command: Callable[P, None]) -> Callable[P, None]:
 
 
 def need_modules(extra: str, *modules: str) -> None:
-    """Raises an error that names the extra to install if a module is missing. Does not import the
+    """If a module is missing, raises an error that names the extra to install. Does not import the
     modules.
     """
     from importlib.util import find_spec

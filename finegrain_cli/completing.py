@@ -1,7 +1,8 @@
 """Completes values in shells: executors, jobs, slots, requests, groups and fixed words.
 
-A completion must be fast and print no error. If the resource manager does not answer at once, there
-are no suggestions. Each suggestion is a value and a text that zsh and fish show beside it.
+A completion must be fast and print no error. If the resource manager does not answer at once, the
+user gets no suggestions. Each suggestion is a value and a text. zsh and fish show the text beside
+the value.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ Suggestions = list[tuple[str, str]]
 
 PATIENCE_S: Final = 0.5
 ITEMS_MAX: Final = 2_000
-"""With more slots or requests than this number, ids are suggested only after the user has typed
-four characters.
+"""If there are more slots or requests than this number, ids are suggested only after the user has
+typed four characters.
 """
 
 
@@ -110,7 +111,7 @@ def devices(context: typer.Context, incomplete: str) -> Suggestions:
 
 
 def words(*known: str) -> Callable[[str], list[str]]:
-    """Returns a completer of fixed words that may be typed in upper or lower case."""
+    """Returns a completer of fixed words. The user can type the words in upper or lower case."""
 
     def complete(incomplete: str) -> list[str]:
         # Return words in the case that the user typed: shells take only suggestions that begin with
@@ -129,7 +130,9 @@ def _last(incomplete: str, text: str) -> Suggestions:
 
 
 def _with_full_ids(texts: dict[str, str], incomplete: str) -> Iterator[tuple[str, str]]:
-    """Yields the short form of each id, or the id itself if its beginning was typed."""
+    """Yields the short form of each id. If the user has typed the beginning of the full id, yields
+    the full id instead.
+    """
     short = ShortIds(texts)
     for full, text in texts.items():
         yield (full if incomplete and full.startswith(incomplete) else short(full)), text
@@ -140,7 +143,8 @@ def _asked(
     incomplete: str,
     find: Callable[[Cluster], Iterable[tuple[str, str]]],
 ) -> Suggestions:
-    """Returns the values from a call that begin with `incomplete`; empty: the call failed.
+    """Calls the resource manager, and returns the values that begin with `incomplete`. Returns no
+    values if the call failed.
 
     Args:
         context: the context of the command, with the options that name the resource manager.

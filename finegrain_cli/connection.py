@@ -1,8 +1,8 @@
 """Finds the resource manager and the credentials for a command, and opens a client.
 
 `finegrain/targets.py` has the rules, which also apply to the client library. This module adds flags
-and the configuration. To start fast, it imports gRPC and the configuration's model only when
-needed.
+and the configuration. The module imports gRPC and the configuration's model only when they are
+needed, so that commands start fast.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def resolve_target(invocation: Invocation | None = None) -> Target:
     """Determines addresses and credentials of this invocation.
 
     Args:
-        invocation: the invocation; None: the current invocation.
+        invocation: the invocation. If None, the current invocation is used.
 
     Raises:
         FinegrainError: see `finegrain.targets.resolve_target`.
@@ -108,18 +108,18 @@ async def open_connection(budget_s: float) -> AsyncIterator[Connection]:
 
 
 def _own_state_dir(client: ClientSettings) -> Path:
-    """Returns the state directory of a resource manager that may run on this host."""
+    """Returns the state directory that a resource manager on this host uses, if one runs."""
     return Path(client.rm_state_dir) if client.rm_state_dir else state_directory("rm")
 
 
 def _check_listens(target: Target) -> None:
-    """Checks whether any process listens at a loopback address. If none does, the command fails at
-    once.
+    """If all addresses are loopback addresses, checks that a process listens at one of them. So the
+    command fails at once if no resource manager runs.
 
     Raises:
-        Unavailable: no process listens at any of the addresses. All addresses are loopback
-            addresses, and `local_managers` knows no resource manager with one of them. A known
-            resource manager may just be restarting.
+        Unavailable: no process listens at any of the addresses, and `local_managers` knows no
+            resource manager with one of these addresses. For a known resource manager the command
+            tries again, because the resource manager is possibly being restarted.
     """
     if not all(map(is_loopback, target.addresses)):
         return

@@ -1,4 +1,5 @@
-"""Keeps the options of the current invocation: configuration, form of the output, addresses.
+"""Keeps the options of the current invocation, such as configuration, form of the output and
+addresses.
 
 Commands get these options from `current()`. This module does not import gRPC.
 """
@@ -29,8 +30,8 @@ class Invocation:
     _configuration: Configuration | None = None
 
     def configuration(self) -> Configuration:
-        """Returns the merged configuration (flag > environment > file > default), which is read
-        only once.
+        """Returns the merged configuration, which is read only once. Flags have the highest
+        priority, followed by the environment, files and defaults.
 
         Raises:
             ConfigurationError: a file cannot be read, a key is unknown, or a value is invalid.
@@ -67,12 +68,12 @@ _CURRENT: ContextVar[Invocation | None] = ContextVar("invocation", default=None)
 
 
 def enter(invocation: Invocation) -> None:
-    """Makes this the invocation that `current` returns."""
+    """Stores an invocation. `current` then returns this invocation."""
     _CURRENT.set(invocation)
 
 
 def current() -> Invocation:
-    """Returns the current invocation. If `enter` was not called, this is an invocation without
+    """Returns the current invocation. If `enter` was not called, returns an invocation without
     options.
     """
     invocation = _CURRENT.get()

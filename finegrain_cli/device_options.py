@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 _NUMBER: Final = re.compile(r"[0-9]{1,12}(\.[0-9]{1,2}0*)?|\.[0-9]{1,2}0*", re.ASCII)
 _PERCENTAGE: Final = re.compile(r"[0-9]{1,15}", re.ASCII)
 _FIELD: Final = re.compile(r"\bdevices(?:\[([^]]*)\])?$")
-"""A field about devices in an error, with the names of the amounts if the error is only about some
-amounts.
+"""Finds a field about devices in the text of an error. The group has the names of amounts if the
+error is only about some amounts.
 """
 _OPTIONS: Final = {
     "gpu": "--gpu",
@@ -31,7 +31,7 @@ _OPTIONS: Final = {
     "rdma": "--rdma",
     "fpga": "--fpga",
 }
-"""Options by name of the resource."""
+"""The options, by the name of the resource that each option requests."""
 
 # Try the longest names first, because some names are the beginning of other names.
 _ANY_NAME: Final = "|".join(map(re.escape, sorted(_OPTIONS, key=len, reverse=True)))
@@ -43,8 +43,8 @@ _LIMITED_GPUS: Final = ("gpu", *_PERCENT, "gpu-memory")
 
 
 def device_dimensions(name: str) -> tuple[str, ...]:
-    """Returns the dimensions to which a limit with this name applies; empty: the name is not a name
-    of devices.
+    """Returns the dimensions to which a limit with this name applies. Returns no dimensions if the
+    name does not mean devices.
 
     `device.NAME` always names a configured device type, and `extended.NAME` a countable resource.
 
@@ -79,8 +79,8 @@ def device_limit(option: str, name: str, text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DeviceOptions:
-    """The options as the user typed them. `gpu`, `rdma`, `fpga` and `device` are numbers of
-    devices.
+    """The values of the options as the user typed them. `gpu`, `rdma`, `fpga` and `device` are
+    numbers of devices.
     """
 
     gpu: str = ""
@@ -103,8 +103,8 @@ class DeviceOptions:
 
         found = self.named()
         try:
-            # The resource manager makes the same check, but only here the error can name the
-            # options.
+            # The resource manager makes the same check. But only this code knows the options that
+            # the error must name.
             requests = device_requests(found)
         except InvalidArgument as error:
             raise self.explained(error) from None
@@ -147,7 +147,7 @@ class DeviceOptions:
         return tuple(found)
 
     def _typed(self) -> dict[str, str]:
-        """Returns the values as typed, by name of the resource."""
+        """Returns the values as the user typed them, by name of the resource."""
         typed = {
             "gpu": self.gpu,
             "gpu-core": str(self.gpu_core or ""),
@@ -161,7 +161,7 @@ class DeviceOptions:
         return {name: text for name, text in typed.items() if text}
 
     def _counted(self) -> Iterator[tuple[str, int]]:
-        """Yields names and hundredths of devices."""
+        """Yields the name of each typed resource, and its number of devices in hundredths."""
         for name, text in (("gpu", self.gpu), ("rdma", self.rdma), ("fpga", self.fpga)):
             if text:
                 yield name, _hundredths(f"--{name}", text)

@@ -1,5 +1,5 @@
-"""Defines the exit codes of the `finegrain` command, which docs/cli.md lists and which must not
-change.
+"""Defines the exit codes of the `finegrain` command. docs/cli.md lists these codes, and they must
+not change.
 
 `finegrain run` returns the exit code of its command. For failures of `finegrain run` itself, it
 uses the codes of shells and container tools (125 to 128).
@@ -26,7 +26,7 @@ class ExitCode(IntEnum):
     PERMISSION = 8
     THREADS_FAILED = 9  # `batch`: not every thread is done; `job run`: the job did not finish
     REVOKED = 123  # `run`: the slot was taken back for a request that is not revocable
-    # `run`: the time limit of the slot was over; timeout(1) has the same exit code.
+    # `run`: the slot reached its time limit; timeout(1) has the same exit code.
     TIME_LIMIT = 124
     RUN_FAILED = 125  # `run` itself failed: the command did not start, or its output was lost
     NOT_EXECUTABLE = 126
@@ -68,8 +68,8 @@ _BY_CLASS: tuple[tuple[type[errors.FinegrainError], ExitCode], ...] = (
 
 
 def exit_code_of(error: errors.FinegrainError) -> ExitCode:
-    """Returns the exit code for an error: by its reason if the reason is listed, otherwise by its
-    class.
+    """Returns the exit code for an error. The code depends on the reason of the error if the reason
+    is listed, and otherwise on the error's class.
     """
     if error.reason in _BY_REASON:
         return _BY_REASON[error.reason]

@@ -49,7 +49,8 @@ def _read(file: Path) -> str:
 def _from_python(text: str, file: Path, name: str) -> JobGraph:
     from finegrain_client.graph import JobGraph
 
-    # read the file first: both kinds of files then give the same error if the file cannot be read
+    # Read the file first. If the file cannot be read, a Python file then causes the same error as a
+    # job file.
     _read(file)
     try:
         module = _imported(file)
@@ -70,8 +71,8 @@ def _from_python(text: str, file: Path, name: str) -> JobGraph:
 
 
 def _described(error: BaseException, file: Path) -> str:
-    """Returns the error as text. If the traceback contains a line of the user's file, the text has
-    the last such line.
+    """Returns the error as text. If the traceback contains lines of the user's file, the text names
+    the last of these lines.
     """
     name = type(error).__name__
     what = f"it raised {name}: {error}" if str(error) else f"it raised {name}"
@@ -81,12 +82,15 @@ def _described(error: BaseException, file: Path) -> str:
 
 
 def _imported(file: Path) -> ModuleType:
-    """Runs a Python file as a module. Imports find modules in its folder, as in a script."""
+    """Runs a Python file as a module. Its imports find modules in the folder of the file, as in a
+    script.
+    """
     spec = importlib.util.spec_from_file_location(f"finegrain_job_{file.stem}", file.resolve())
     if spec is None or spec.loader is None:
         raise ConfigurationError(f"{file} cannot be read as Python")
     module = importlib.util.module_from_spec(spec)
-    # A dataclass looks up its module by name, so the module must have an entry.
+    # A dataclass looks up its module by name in `sys.modules`, so the module must have an entry
+    # there.
     sys.modules[spec.name] = module
     sys.path.insert(0, str(file.resolve().parent))
     try:

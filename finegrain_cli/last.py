@@ -16,17 +16,19 @@ from finegrain.errors import NotFound, Reason
 T = TypeVar("T")
 
 LAST: Final = "last"
-"""The word that people type for their latest job, or for the request of this job."""
+"""The word that people type instead of the id of their latest job, or of the first request of this
+job.
+"""
 
 
 def remember(job_id: str, allocation_id: str = "") -> None:
     """Stores the ids of a job that a command of this user has started.
 
-    The function ignores a failure, because the command does not need the stored ids.
+    The function ignores errors, because the command does not need the stored ids.
 
     Args:
         job_id: the job.
-        allocation_id: the first request of the job; empty: no request yet.
+        allocation_id: the first request of the job. Empty if the job has no request yet.
     """
     path = _file()
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
@@ -41,7 +43,7 @@ def remembering(show: Callable[[T], None], job_id: Callable[[], str]) -> Callabl
 
     Args:
         show: a function that shows the progress of a batch or of a job graph.
-        job_id: a function that returns the id of the job; empty: there is no job yet.
+        job_id: a function that returns the id of the job, or an empty text if there is no job yet.
     """
     is_remembered = False
 

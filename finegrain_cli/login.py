@@ -1,5 +1,5 @@
-"""Implements `finegrain login`, which gets a certificate: with a token, from this host's resource
-manager, or by renewal.
+"""Implements `finegrain login`, which gets a certificate in one of three ways: with a token, from
+this host's resource manager, or by renewal.
 
 This module needs the library `cryptography`, which the client library does not need.
 """
@@ -46,8 +46,8 @@ def with_token(text: str) -> Credentials:
 
 
 def find_login_socket(state_dir: Path) -> Path | None:
-    """Returns the socket of a resource manager on this host; None: no resource manager runs
-    here.
+    """Returns the socket of a resource manager on this host, or None if no resource manager runs on
+    this host.
 
     Args:
         state_dir: the configured state directory, which the function searches first.
@@ -66,7 +66,7 @@ def at_socket(path: Path, role: Role) -> Credentials:
         role: `Role.USER` or `Role.OPERATOR`.
 
     Raises:
-        PermissionDenied: this user may not have the role.
+        PermissionDenied: this user is not allowed to have the role.
         Unavailable: the resource manager does not answer.
     """
     key = new_key()

@@ -50,7 +50,7 @@ def show_help(
 
     Example: finegrain help groups set
     """
-    # Run `finegrain COMMAND --help`. An unknown command then gives the same error.
+    # Run `finegrain COMMAND --help`. So an unknown command causes the same error as without `help`.
     app([*(command or ()), "--help"], prog_name=context.find_root().info_name)
 
 
@@ -85,6 +85,7 @@ def main() -> None:
     try:
         app(prog_name="finegrain")
     except BrokenPipeError:
-        # Without this, Python would fail a second time when it flushes standard output at exit.
+        # Redirect standard output. Otherwise, Python would fail a second time when it flushes
+        # standard output at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(ExitCode.ERROR)

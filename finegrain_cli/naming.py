@@ -1,6 +1,7 @@
-"""Finds the ids that people mean by a part of an id, the name of a job, or `last`.
+"""Finds the full id that a user means. The user typed a part of the id, the name of a job, or
+`last`.
 
-The resource manager finds ids by their end in an index, so this module need not list all items.
+The resource manager has an index of ids by their end. So this module need not list all items.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 
 ENDED_STATES = ("CANCELLED", "REJECTED", "RELEASED", "LOST")
 NAMED_MAX = 100
-"""The names of jobs are looked up by id. This is the maximum number of looked-up names. For more
-jobs, it is faster to list all jobs.
+"""Up to this number of jobs, the names of jobs are looked up by id. For more jobs, a list of all
+jobs is faster.
 """
 
 
@@ -43,7 +44,7 @@ def full_allocation_id(cluster: Cluster, text: str) -> str:
 def full_job_id(cluster: Cluster, text: str) -> str:
     """Returns the full id of a job, active or ended.
 
-    `text` may be the job's id, the job's name if only one job has this name, or the beginning or
+    `text` can be the job's id, the job's name if only one job has this name, or the beginning or
     end of the id. Names have priority over parts of ids.
 
     Raises:
@@ -117,15 +118,15 @@ def job_names(cluster: Cluster, job_ids: Iterable[str]) -> dict[str, str]:
 
 
 def _described(jobs: list[JobStatus]) -> str:
-    """Returns up to five of these jobs as text, the newest first."""
+    """Returns a text that lists up to five of the jobs, the newest first."""
     # Jobs come in order of arrival, so the last five are the newest.
     some = [f"{each.job_id} ({'ended' if each.ended else 'active'})" for each in jobs[:-6:-1]]
     return ", ".join(some) + (", ..." if len(jobs) > len(some) else "")
 
 
 def best_matches(text: str, ids: Iterable[Any]) -> list[str]:
-    """If an id equals `text`, returns this id. If none does, returns the ids that end with `text`.
-    If there are no such ids either, returns the ids that begin with `text`.
+    """Returns the id that equals `text`. If no id equals `text`, returns the ids that end with
+    `text`. If no id ends with `text`, returns the ids that begin with `text`.
     """
     known = [str(each) for each in ids]
     if text in known:
@@ -135,7 +136,7 @@ def best_matches(text: str, ids: Iterable[Any]) -> list[str]:
 
 
 def only(what: str, text: str, found: list[str], reason: Reason) -> str:
-    """Returns the id that equals `text`. If no id equals it, returns the only id in `found`.
+    """Returns the id that equals `text`. If no id equals `text`, returns the only id in `found`.
 
     Args:
         what: the kind of objects that the ids name, such as "request or slot", for errors.

@@ -28,7 +28,7 @@ _OPTIONS: Final = {
     "expected_run_time_s": "expected_run_time",
     "priority": "priority",
 }
-"""The parameter of the command, by name of the field."""
+"""The parameter of the command for each field of the API, by name of the field."""
 
 _ANY_FIELD: Final = "|".join(map(re.escape, _OPTIONS))
 _ABOUT: Final = re.compile(
@@ -48,19 +48,19 @@ _NO_PROFILE: Final = ", or no profile at all for a default slot"
 
 
 def name_options(error: FinegrainError, typed: Mapping[str, object]) -> None:
-    """Changes an error about a field: it then names the option and the value that the user
-    typed.
+    """Changes an error about a field, so that the error names the option and the value that the
+    user typed.
 
     Other errors stay unchanged.
 
     Args:
         error: the error.
-        typed: parameters of the command, as typed.
+        typed: parameters of the command, as the user typed them.
     """
-    # Remove the advice to job masters, which names a parameter of the library: the hint names the
-    # option.
+    # Remove the advice to job masters, because the advice names a parameter of the library. The
+    # hint names the option instead.
     error.message = error.message.replace(_ADVICE, "")
-    # Usage lines call the argument ID, SLOT or REQUEST. The error says ID.
+    # Usage lines call the argument ID, SLOT or REQUEST. Errors call the argument ID.
     error.message = _ID.sub("ID is ", error.message)
     found = _ABOUT.search(error.message)
     if found is None:
@@ -68,7 +68,7 @@ def name_options(error: FinegrainError, typed: Mapping[str, object]) -> None:
     field = found["field"]
     parameter = _OPTIONS[field]
     text = typed.get(parameter)
-    # The user did not type the option, or the command does not have it.
+    # Without a text, the user did not type the option, or the command does not have the option.
     if not text:
         return
     option = _flag(parameter)
@@ -85,7 +85,9 @@ def name_options(error: FinegrainError, typed: Mapping[str, object]) -> None:
 
 
 def advised(message: str) -> str:
-    """Returns a refusal of requests with the advice for the command line, not for the library."""
+    """Replaces the advice for the library in a message about refused requests by the advice for the
+    command line.
+    """
     return message.replace(
         _ADVICE, "; request less, or use --allow-pending to wait for another executor"
     )
@@ -96,7 +98,9 @@ def _flag(parameter: str) -> str:
 
 
 def _in_units(field: str, expected: str) -> str:
-    """Returns the expected values with option names, and with amounts in the unit of the option."""
+    """Returns the expected values as text. The text has names of options instead of fields, and
+    amounts in the unit of the option.
+    """
     for only_in_programs in (_NO_PROFILE, _IN_PYTHON):
         expected = expected.replace(only_in_programs, "")
     if field.endswith("_milli"):

@@ -20,8 +20,8 @@ StateDirOption = Annotated[
 
 
 def state_dir_of(given: str) -> Path:
-    """Returns the given state directory of the resource manager, or the configured directory if
-    none is given.
+    """Returns the state directory of the resource manager: `given`, or the configured directory if
+    `given` is empty.
     """
     from finegrain_cli.config.daemon_options import rm_state_dir
 

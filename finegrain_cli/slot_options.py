@@ -365,7 +365,7 @@ def slot_spec(
 
 
 def _levels(texts: Sequence[str], amounts: Mapping[str, int]) -> dict[str, str]:
-    """Returns the levels that are required, by dimension.
+    """Returns the required levels of enforcement, by dimension.
 
     Raises:
         InvalidArgument: a level cannot be read, or its dimension is not requested.
@@ -381,7 +381,7 @@ def _levels(texts: Sequence[str], amounts: Mapping[str, int]) -> dict[str, str]:
 
 
 def seconds(option: str, text: str) -> float | None:
-    """Returns a duration in seconds; None: the option was not given.
+    """Returns a duration in seconds, or None if the option was not given.
 
     Raises:
         InvalidArgument: the text is not a duration.
@@ -390,7 +390,7 @@ def seconds(option: str, text: str) -> float | None:
 
 
 def task_seconds(option: str, text: str) -> float | None:
-    """Returns the time limit of a task in seconds; None: the option was not given.
+    """Returns the time limit of a task in seconds, or None if the option was not given.
 
     Raises:
         InvalidArgument: the text is not a duration, or the duration is not allowed.

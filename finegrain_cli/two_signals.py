@@ -15,7 +15,7 @@ ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class TwoSignals:
-    """Handles SIGINT, SIGTERM and SIGHUP. It must be created inside a running event loop.
+    """Handles SIGINT, SIGTERM and SIGHUP. An instance must be created inside a running event loop.
 
     Args:
         on_first: a function that is called at the first signal.
@@ -23,7 +23,7 @@ class TwoSignals:
             All data that must survive must already be on disk.
 
     Attributes:
-        first: number of the first signal; 0: no signal has arrived.
+        first: number of the first signal, or 0 if no signal has arrived.
     """
 
     def __init__(self, on_first: Callable[[], None], before_exit: Callable[[], None]) -> None:

@@ -43,7 +43,7 @@ def print_outcome(batch: BatchStatus, form: OutputFormat) -> None:
 
 
 def batch_dict(batch: BatchStatus) -> dict[str, Any]:
-    """Returns a batch as data for JSON, with only the names of its environment variables."""
+    """Returns a batch as data for JSON. Of environment variables, the data has only the names."""
     shown = {"batch": short_name(batch), **batch.to_dict()}
     shown["spec"]["env"] = sorted(shown["spec"]["env"])
     return shown

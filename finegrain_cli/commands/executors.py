@@ -180,7 +180,7 @@ def set_(
 ) -> None:
     """Set how an executor's host assigns cpus to slots.
 
-    With --defaults, the settings apply to all hosts of the cluster without settings. A change
+    With --defaults, the settings apply to each host of the cluster that has no settings. A change
     applies to new slots, from the next decision on, and survives restarts.
 
     \b

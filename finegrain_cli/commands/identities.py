@@ -104,7 +104,7 @@ def login(
 
     A token determines your new identity. Without a token, the resource manager of this host asks
     the kernel for your login name. If no resource manager runs on this host, the command renews
-    your present credentials. They may even have expired.
+    your present credentials, even if they have expired.
 
     The file is ~/.config/finegrain/credentials, or the file that --credentials names.
 

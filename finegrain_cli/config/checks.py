@@ -1,4 +1,4 @@
-"""Checks combinations of values in a configuration, and the files that the values name.
+"""Checks combinations of values in a configuration. Also checks the files that the values name.
 
 The checks start no process and open no connection.
 """
@@ -22,7 +22,7 @@ FILES = (
 
 
 def find_problems(settings: Settings) -> list[str]:
-    """Returns one line per problem. Each line names the key, and says what to do."""
+    """Returns one line for each problem. The line names the key, and says what to do."""
     return [
         *_addresses(settings),
         *_web(settings),

@@ -1,5 +1,5 @@
-"""Converts settings to the daemons' options. For a key without a value, the daemon's default
-applies.
+"""Converts settings to the options of the daemons. If a key has no value, the daemon uses its
+default.
 """
 
 from __future__ import annotations

@@ -57,8 +57,7 @@ def flags_given(sections: tuple[str, ...], given: Mapping[str, Any]) -> list[Fla
 def flag_name(key: Key, name: str = "") -> str:
     """Returns the flag of a key: "--log-level" for log.level, "--listen" for rm.listen.
 
-    `name` may be an older name of the key. In this case the function returns the flag of the older
-    name.
+    If `name` is an older name of the key, the function returns the flag of the older name.
     """
     name = name or key.name
     name = _NAMES.get(name, name.replace("_", "-"))
@@ -114,6 +113,6 @@ def _value(given: Any) -> Any:
     if not isinstance(given, list):
         return given
     if not all("=" in each for each in given):
-        # if a value is not NAME=VALUE, decoding fails with the error of this key
+        # This text is not valid for the key. So the decoder raises the error of this key.
         return ",".join(given)
     return {name: text for name, _, text in (each.partition("=") for each in given)}

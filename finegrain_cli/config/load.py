@@ -1,8 +1,8 @@
 """Merges the configuration, and records the source of each value.
 
-The sources are, highest priority first: flags; environment variables (FINEGRAIN_RM__LISTEN); the
-file of --config, or else the user's file; the host's file; defaults. An unknown key is an error
-that names the nearest known key.
+The sources are, highest priority first: flags, environment variables (FINEGRAIN_RM__LISTEN), the
+file of --config or otherwise the user's file, the host's file, and the defaults. An unknown key is
+an error that names the most similar known key.
 """
 
 from __future__ import annotations
@@ -76,8 +76,9 @@ def load_configuration(
     """Reads and merges the configuration.
 
     Args:
-        config_file: this file is read in place of the user's file; empty: the user's file is read.
-        environment: environment variables; None: the environment of this process.
+        config_file: this file is read in place of the user's file. If empty, the user's file is
+            read.
+        environment: environment variables. If None, the environment of this process is used.
         flags: the flags on the command line, which have the highest priority.
 
     Raises:
@@ -180,7 +181,7 @@ def _from_file(path: Path, problems: list[str]) -> list[Value]:
                 values.append(Value(section, key, value))
                 continue
             old, new = f"{section}.{name}", f"{section}.{key}"
-            # Do not choose one of the two values silently, because this could surprise the user.
+            # A silent choice of one of the two values could surprise the user. So report a problem.
             if key in table:
                 problems.append(
                     f"{path}: {old} is the old name of {new}, and both are set; keep {new}"
@@ -191,7 +192,9 @@ def _from_file(path: Path, problems: list[str]) -> list[Value]:
 
 
 def _device_types(table: Mapping[str, Any], path: str, problems: list[str]) -> Iterator[Value]:
-    """Yields the sections [devices.TYPE]. A later layer replaces the whole section of a type."""
+    """Yields one value for each section [devices.TYPE]. If several layers have a section for the
+    same type, the layer with the highest priority replaces the whole section.
+    """
     known = list(DeviceTypeSection.model_fields)
     for name, keys in table.items():
         if not isinstance(keys, dict):
@@ -276,7 +279,7 @@ def _validated(
 
 
 def _given(problem: Any) -> str:
-    """Returns the value as the user typed it. If the value is already decoded, it is shown in the
+    """Returns the value as the user typed it. If the value is already decoded, returns it in the
     unit that people use.
     """
     value, kind = problem["input"], _kind(problem)

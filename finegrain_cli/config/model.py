@@ -92,7 +92,7 @@ DurationOrNever = Annotated[
     int | None,
     _reader(parse_duration_ms),
     Kind.DURATION,
-    # pydantic runs the last validator first. So this validator removes "never" before the parser
+    # pydantic runs the last validator first. So this validator replaces "never" before the parser
     # runs.
     BeforeValidator(lambda value: None if value == "never" else value),
 ]
@@ -652,7 +652,7 @@ class DeviceTypeSection(Section):
 
 
 class Settings(Section):
-    """The whole file."""
+    """All sections of the file."""
 
     client: ClientSection = Field(default_factory=ClientSection)
     log: LogSection = Field(default_factory=LogSection)

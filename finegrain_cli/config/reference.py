@@ -23,7 +23,9 @@ COMMANDS = {
 
 
 def reference() -> str:
-    """Returns one table per section: key, flag, default, meaning."""
+    """Returns one table for each section. The columns are the key, its flag, its default and its
+    meaning.
+    """
     parts = [BEGIN]
     for section, holder in Settings.model_fields.items():
         model = holder.annotation

@@ -13,7 +13,9 @@ RENAMED: Mapping[tuple[str, str], str] = {
     ("fairness", "service"): "usage_measure",
     ("fairness", "tally_interval"): "usage_interval",
 }
-"""The new name of each key, by section and old name. Deprecated since 0.2, removed in 0.3."""
+"""The new name of each key, by section and old name. The old names are deprecated since version
+0.2. Version 0.3 removes them.
+"""
 
 _TLS = "TLS is always on and needs no files: remove the key"
 _TOKEN = "certificates have replaced tokens: remove the key, and see docs/operations.md"
@@ -45,5 +47,7 @@ def old_names(section: str, key: str) -> list[str]:
 
 
 def renaming_warning(old: str, new: str) -> str:
-    """Returns the warning for the use of an old name. Both names are as the user types them."""
+    """Returns the warning for the use of an old name. The parameters are the names in the form in
+    which users type them.
+    """
     return f"{old} is now called {new}; the next minor version will not accept the old name"

@@ -16,9 +16,10 @@ ENV_SEPARATOR = "__"
 
 
 class ClientSettings(NamedTuple):
-    """The section `client`, and the state directory of a resource manager on this host.
+    """The values of the section `client`, and the state directory of a resource manager on this
+    host.
 
-    The defaults are the defaults of the model. They apply if no source sets a key.
+    The defaults are equal to the defaults of the model. They apply if no source sets a key.
     """
 
     manager: tuple[str, ...] = ()
@@ -35,14 +36,16 @@ def user_file(environment: Mapping[str, str]) -> Path:
 def is_key(variable: str) -> bool:
     """Returns True if an environment variable sets a key, such as FINEGRAIN_RM__LISTEN.
 
-    FINEGRAIN_MANAGER sets a flag, and FINEGRAIN_TASK_ID is set for tasks, so these variables set no
-    key.
+    FINEGRAIN_MANAGER and FINEGRAIN_TASK_ID set no key: the first sets a flag, and tasks get the
+    second.
     """
     return variable.startswith(ENV_PREFIX) and ENV_SEPARATOR in variable
 
 
 def is_configured(config_file: str, environment: Mapping[str, str]) -> bool:
-    """Returns True if a file or an environment variable may set a key of the configuration."""
+    """Returns True if a configuration file exists or is given, or an environment variable sets a
+    key.
+    """
     return bool(
         config_file
         or any(map(is_key, environment))

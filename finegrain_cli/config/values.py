@@ -1,6 +1,7 @@
 """Converts values of the configuration to text, and lists all keys.
 
-The text of a value can be copied into a configuration file, where it gives the same value.
+A user can copy the text of a value into a configuration file. The text is then decoded to the same
+value.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Key:
 
     @property
     def kind(self) -> Kind | None:
-        """The base unit of the value; None: the value has no unit."""
+        """The base unit of the value, or None if the value has no unit."""
         return next((each for each in _markers(self.field) if isinstance(each, Kind)), None)
 
     @property
@@ -86,13 +87,15 @@ def value_of(settings: BaseModel, key: Key) -> Any:
 
 
 def shown(value: Any) -> Any:
-    """Returns a value for programs: in base units, with passwords in URLs masked."""
+    """Returns a value in the form for programs. Amounts are in base units, and passwords in URLs
+    are masked.
+    """
     return _PASSWORD.sub(r"\1:***@", value) if isinstance(value, str) else value
 
 
 def toml_text(key: Key, value: Any) -> str:
-    """Returns a value as TOML. None becomes "never" if the key has a default, otherwise an empty
-    text.
+    """Returns a value as TOML. For None, the text is "never" if the key has a default, and empty if
+    it has none.
     """
     if value is None:
         return json.dumps(NEVER) if key.default is not None else ""
@@ -120,7 +123,7 @@ def amount_text(kind: Kind, amount: int) -> str:
 def _plain(kind: Kind | None, value: Any) -> str:
     if kind is not None and isinstance(value, int):
         return json.dumps(amount_text(kind, value))
-    # TOML and JSON have the same form for these values
+    # TOML and JSON write these values in the same form.
     return json.dumps(value, ensure_ascii=False)
 
 

@@ -26,8 +26,8 @@ from finegrain_cli.demo.report import DemoLog, report
 from finegrain_cli.local.cluster import ExecutorShare, LocalCluster
 from finegrain_cli.local.task_user import choose_task_user
 
-# Use the pid in the names: control groups have these names, so two demos on the same host need
-# different names.
+# Control groups have the names of the executors. The names contain the pid, because two demos on
+# the same host need different names.
 EXECUTORS = (f"demo-{os.getpid()}-a", f"demo-{os.getpid()}-b")
 FAKE_GPUS = "dgx-a100"
 MEMORY_BYTES = 1024 * MIB
@@ -42,7 +42,8 @@ def main(arguments: Sequence[str] = ()) -> int:
     cpus = sorted(os.sched_getaffinity(0))
     share_milli = min(1000, 1000 * len(cpus) // len(EXECUTORS))
     dedicated_cpus = len(cpus) >= len(EXECUTORS)  # otherwise both executors share one cpu
-    # Each executor gets a dedicated cpu or, on a host with one cpu, half of the cpu's time.
+    # Each executor gets a dedicated cpu. On a host with one cpu, each executor gets half of the
+    # cpu's time.
     shares = [
         ExecutorShare(
             executor_id=name,
@@ -60,7 +61,8 @@ def main(arguments: Sequence[str] = ()) -> int:
         cluster = LocalCluster(shares=shares, fake_gpus=FAKE_GPUS, task_user=task_user)
         stack.enter_context(cluster)
         words = asyncio.run(_run(cluster, plan, log))
-        # Stop the cluster here and not by `with`, because only `stop` returns leftovers.
+        # Stop the cluster here, because `stop` returns the leftovers, and the end of the `with`
+        # block does not.
         leftovers = cluster.stop()
         _check_words(words, plan, log)
     for left in leftovers:

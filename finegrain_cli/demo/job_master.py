@@ -37,13 +37,14 @@ class DemoPlan:
     share_milli: int
     steady_executor: str
     drained_executor: str
-    dedicated_cpus: bool = False  # True: executors have whole cpus, to which slots can be pinned
+    dedicated_cpus: bool = False  # True if executors have whole cpus, to which slots can be pinned
 
     @property
     def map_specs(self) -> list[fg.SlotSpec]:
-        """Slots of 16 sizes: each slot has 4 to 11.5 % of an executor's cpu, and 32 to 62 MiB.
+        """The slots of the map tasks, in 16 sizes. A slot has 4 to 11.5 % of an executor's cpu, and
+        32 to 62 MiB.
 
-        Together the slots need more than one executor has.
+        All slots together need more than the capacity of one executor.
         """
         return [
             fg.SlotSpec(
@@ -153,7 +154,8 @@ async def _reduce(job: fg.Job, plan: DemoPlan, lines: list[str], log: DemoLog) -
     async def reduce(part: int) -> Counter[str]:
         slot = await requests[part].granted(GRANT_TIMEOUT_S)
         log.expect(slot.executor_id == plan.steady_executor, "a reduce ran on a drained executor")
-        # Each map wrote REDUCES lines, one per part, so every REDUCES-th line belongs to this part.
+        # Each map task wrote REDUCES lines: one line for each part. So every REDUCES-th line
+        # belongs to this part.
         data = "\n".join(lines[part::REDUCES]).encode()
         task = await slot.run([plan.program.python, plan.program.script, "reduce"], stdin=data)
         result = log.record(f"reduce {part}", slot, (await task.wait()).check())
@@ -168,7 +170,9 @@ async def _reduce(job: fg.Job, plan: DemoPlan, lines: list[str], log: DemoLog) -
 
 
 async def _exceed_memory_limit(job: fg.Job, plan: DemoPlan, log: DemoLog) -> None:
-    """Shows a task that exceeds its slot's memory: only this task is killed, with the reason."""
+    """Shows a task that exceeds its slot's memory. Only this task is killed, and its result has the
+    reason.
+    """
     (request,) = await job.request_slots(
         fg.SlotSpec(cpu_milli=plan.share_milli // 2, memory_bytes=40 * fg.MIB)
     )
@@ -186,7 +190,7 @@ async def _exceed_memory_limit(job: fg.Job, plan: DemoPlan, log: DemoLog) -> Non
 
 
 async def _dedicated_cpu(cluster: fg.Cluster, job: fg.Job, plan: DemoPlan, log: DemoLog) -> None:
-    """Shows a pinned slot: only its tasks and best-effort tasks run on its cpu."""
+    """Shows a pinned slot. Only the slot's tasks and best-effort tasks run on the slot's cpu."""
     if not plan.dedicated_cpus:
         log.progress("this host has too few cpus to dedicate one: skipped the pinned slot")
         return

@@ -1,7 +1,8 @@
-"""Finds a Python that the user of tasks can run, and gives this user files that it can read.
+"""Finds a Python that the user of the tasks can run, and copies files so that this user can read
+them.
 
-If root starts the demo, its tasks run as another user. But Python and this package may be in a
-directory that only root can read, such as root's home directory.
+If root starts the demo, the tasks run as another user. But Python and this package are possibly in
+a directory that only root can read, such as root's home directory.
 """
 
 from __future__ import annotations
@@ -34,14 +35,15 @@ class Program:
 
 @contextmanager
 def program_for(task_user: TaskUser, files: Sequence[Path]) -> Iterator[Program]:
-    """Yields the program of tasks; copies of the files exist while the block runs.
+    """Yields the program of the tasks. If the tasks need copies of the files, the copies exist
+    until the end of the context.
 
     Args:
         task_user: the user that runs tasks.
         files: the files with the words.
 
     Raises:
-        ConfigurationError: the user can run no Python.
+        ConfigurationError: the user cannot run any Python on this host.
     """
     script = Path(wordcount.__file__)
     if task_user.is_shared or task_user.user is None:

@@ -29,7 +29,9 @@ class Record:
 
 @dataclass(slots=True)
 class DemoLog:
-    """Prints progress on standard error. Collects records of tasks, and failed checks."""
+    """Prints progress on standard error. Collects the records of tasks, and the descriptions of
+    failed checks.
+    """
 
     started_at: float = field(default_factory=time.monotonic)
     records: list[Record] = field(default_factory=list)
@@ -40,7 +42,7 @@ class DemoLog:
         say(f"[{time.monotonic() - self.started_at:5.1f} s] {text}")
 
     def record(self, what: str, slot: Slot, result: TaskResult) -> TaskResult:
-        """Records a task that ended. Returns its result."""
+        """Records a task that ended. Returns `result`."""
         self.records.append(Record.of(what, slot, result))
         return result
 

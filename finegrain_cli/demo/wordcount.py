@@ -1,10 +1,11 @@
 """Implements the task of the demo. A map task counts the words of files, and a reduce task adds up
 counts.
 
-The task uses only the standard library.
+The task uses only the standard library. It has two command lines:
 
-wordcount.py map PARTS FILE... writes one JSON object per part: word -> count wordcount.py reduce
-reads such objects, one per line, and writes the sum of the counts
+- `wordcount.py map PARTS FILE...` writes one JSON object for each part: word -> count.
+- `wordcount.py reduce` reads JSON objects of this form, one per line, and writes the sum of the
+  counts.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ def count_words(paths: Iterable[str]) -> Counter[str]:
 
 
 def part_of(word: str, parts: int) -> int:
-    """Returns the number of a word's reducer. The number is the same in every process, unlike
-    `hash`.
+    """Returns the number of the reducer of a word. Unlike `hash`, the function returns the same
+    number in every process.
     """
     return zlib.crc32(word.encode()) % parts
 

@@ -1,7 +1,8 @@
 """Checks whether control groups can enforce the limits of slots: version, controllers, access.
 
 The result is about the control group of the calling process. A daemon that systemd starts has
-another control group. The check of access creates and removes a group, but moves no process.
+another control group. To check access, the module creates and removes a group, but moves no
+process.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ NONE_MEANS = "executors run with isolation none: amounts are booked, but not enf
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """The cgroups of the calling process: one per v1 controller, and its v2 cgroup."""
+    """The cgroups of the calling process: one cgroup for each v1 controller, and the v2 cgroup."""
 
     v1: dict[str, Path] = field(default_factory=dict)
     v2: Path | None = None
 
     @property
     def version(self) -> str:
-        """One of "v1", "v2", "none" and "hybrid". Hybrid: both versions are mounted, and the v1
-        controllers are used.
+        """One of "v1", "v2", "none" and "hybrid". With "hybrid", both versions are mounted, and the
+        v1 controllers are used.
         """
         if self.v1:
             return "hybrid" if self.v2 else "v1"
@@ -56,8 +57,8 @@ def examine_cgroups(root: Path = ROOT) -> Iterator[Finding]:
 
 
 def read_groups(root: Path = ROOT) -> Groups:
-    """Reads the mounts and groups of this process from /proc/self, because mount points may be
-    unusual.
+    """Reads the mounts and groups of this process from /proc/self, because hosts can have unusual
+    mount points.
     """
     # Stage 1: the group of this process in each hierarchy. A line is "4:cpu,cpuacct:/path". In the
     # unified hierarchy (v2), the line has no names: "0::/path".
@@ -124,7 +125,7 @@ def _v2(own: Path) -> Iterator[Finding]:
             "delegate them: Delegate=cpu cpuset memory pids in the unit of the user manager "
             "(systemctl edit user@.service) or of the executor",
         )
-    # Check these files, because an executor also moves processes and enables controllers.
+    # Check these files, too, because an executor also moves processes and enables controllers.
     closed = [each for each in V2_CONTROL_FILES if not os.access(own / each, os.W_OK)]
     why = f"{closed[0]} is not writable" if closed else _cannot_make(own)
     if why:
@@ -135,8 +136,8 @@ def _v2(own: Path) -> Iterator[Finding]:
 
 
 def _cannot_make(parent: Path) -> str:
-    """Returns the reason why no group can be created below `parent`; empty if a group can be
-    created.
+    """Returns the reason why no group can be created below `parent`, or an empty text if a group
+    can be created.
     """
     probe = parent / f"finegrain-doctor-{os.getpid()}"
     try:

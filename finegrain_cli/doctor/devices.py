@@ -27,7 +27,8 @@ _FIXES: Final = (
     ("NoPermission", "let the executor's user open /dev/nvidiactl and /dev/nvidia*"),
     ("GpuIsLost", "reset the host; if the GPU is lost again, it or its slot is broken"),
 )
-"""Pairs of a text and a fix. The fix applies if the reason of NVML's failure contains the text."""
+"""Pairs of a text and a fix. The fix applies if the reason of a failure of NVML contains the text.
+"""
 
 
 def examine_devices(
@@ -38,7 +39,7 @@ def examine_devices(
     Args:
         settings: the configuration of the executor.
         root: the root directory. Tests pass a fake directory.
-        source: the source of data on NVIDIA GPUs; None: NVIDIA's driver.
+        source: the source of data on NVIDIA GPUs. If None, NVIDIA's driver is the source.
     """
     from finegrain_cli.config.daemon_options import task_executor_options
     from task_executor.host.configured_devices import discover

@@ -23,7 +23,9 @@ class Grade(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One result of an examination. `fix` is a command or change that helps. It is empty for OK."""
+    """One result of an examination. `fix` is a command or a change that solves the problem. For the
+    grade OK, `fix` is empty.
+    """
 
     name: str
     grade: Grade
@@ -31,7 +33,7 @@ class Finding:
     fix: str = ""
 
     def to_dict(self) -> dict[str, str]:
-        """Returns a form that can be written as JSON."""
+        """Returns the finding in a form that can be written as JSON."""
         return {
             "name": self.name,
             "grade": self.grade.value,

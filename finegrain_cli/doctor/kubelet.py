@@ -36,7 +36,7 @@ def examine_kubelet(settings: Settings, root: Path = Path("/")) -> Iterator[Find
     config = str(options.kubelet_config) if options.kubelet_config else None
     found = KubeletFiles(str(options.kubelet_dir), config).read("")
     texts, failures = dict(found["texts"]), dict(found["failures"])
-    # Warn of files that cannot be read, but still compare the readable files.
+    # Warn about files that cannot be read. Compare the readable files nevertheless.
     for failure in failures.values():
         yield warn(NAME, failure, "run the doctor, and the executor's helper, as root")
     if not texts:
@@ -53,7 +53,7 @@ def examine_kubelet(settings: Settings, root: Path = Path("/")) -> Iterator[Find
 
 
 def _apart(state: KubeletState, online: CpuSet, slot_cpus: CpuSet) -> Finding:
-    """Checks that no cpu can be dedicated by both the kubelet and the executor."""
+    """Checks that there is no cpu that both the kubelet and the executor could dedicate."""
     if state.cpu_manager_policy != "static":
         return ok(NAME, "it dedicates no cpus to containers (cpu manager policy none)")
     both = (online - state.reserved_cpus) & slot_cpus

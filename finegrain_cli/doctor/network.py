@@ -1,6 +1,4 @@
-"""Checks the ports of the daemons: a port is free, or some process uses it. Also checks the
-resource manager.
-"""
+"""Checks whether the ports of the daemons are free, and whether a resource manager answers."""
 
 from __future__ import annotations
 
@@ -47,8 +45,8 @@ def examine_manager(*, named: bool) -> Iterator[Finding]:
     """Checks whether a resource manager answers.
 
     Args:
-        named: True if the user gave the resource manager's address. In this case a missing answer
-            is a failure, otherwise it is a warning.
+        named: True if the user gave the resource manager's address. If so, a missing answer is a
+            failure. Otherwise, a missing answer is a warning.
     """
     from finegrain_cli.common import HINTS
     from finegrain_cli.connection import open_cluster, resolve_target
@@ -84,7 +82,7 @@ def _port(key: str, address: str, daemon_uids: set[int]) -> Finding:
         return ok(key, f"{address}: any free port")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
-        # Old connections in TIME_WAIT must not make the port look busy.
+        # Without this option, old connections in TIME_WAIT would make the port look busy.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
@@ -104,8 +102,8 @@ def _bind_failed(
     owner = _owner(port)
     if owner and _is_ours(owner[1]) and _uid(owner[0]) in daemon_uids:
         return ok(key, f"{address}: in use by finegrain itself (pid {owner[0]})")
-    # Without a key of the cluster, a process cannot impersonate a daemon. But while it uses the
-    # port, the daemon cannot start.
+    # Another process on the port is no security problem: without a key of the cluster, the process
+    # cannot impersonate a daemon. But the daemon cannot start while the process uses the port.
     whose = (
         f"process {owner[0]} ({' '.join(owner[1])[:120]}) of {_user(owner[0])}, which is no daemon "
         "of finegrain"
@@ -117,7 +115,7 @@ def _bind_failed(
 
 
 def _uid(pid: int) -> int | None:
-    """Returns the user of a process; None: it has ended."""
+    """Returns the user of a process, or None if the process has ended."""
     try:
         return Path(f"/proc/{pid}").stat().st_uid
     except OSError:
@@ -133,10 +131,10 @@ def _user(pid: int) -> str:
 
 
 def _daemon_uids(state_dir: Path) -> set[int]:
-    """Returns the users that a daemon with this state directory may run as.
+    """Returns the users as which a daemon with this state directory possibly runs.
 
-    Callers also check the user of a process. The command line is not enough: any user can start a
-    process with the command line of a daemon.
+    Callers check the command line and the user of a process. The command line alone is not enough:
+    any user can start a process with the command line of a daemon.
     """
     try:
         return {0, os.geteuid(), state_dir.stat().st_uid}
@@ -151,8 +149,8 @@ def _is_ours(words: list[str]) -> bool:
 
 
 def _owner(port: int) -> tuple[int, list[str]] | None:
-    """Returns the pid and command line of the process that listens at a port; None: this user
-    cannot see the process.
+    """Returns the pid and the command line of the process that listens at a port. Returns None if
+    this user cannot see the process.
     """
     inodes = {inode for table in ("tcp", "tcp6") for inode in _listening(table, port)}
     # /proc/net/tcp has the inode of each socket, and /proc/PID/fd links to "socket:[INODE]".

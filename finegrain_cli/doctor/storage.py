@@ -70,8 +70,8 @@ def examine_credentials(settings: Settings) -> Iterator[Finding]:
 
 
 def examine_database(settings: Settings) -> Iterator[Finding]:
-    """Checks the connection, the schema and the content of the database. Reports the owner of its
-    lock.
+    """Checks the connection, the schema and the content of the database. Reports which process has
+    the lock of the database.
     """
     from finegrain_cli.config.daemon_options import database_url
     from resource_manager.storage import schema
@@ -84,7 +84,7 @@ def examine_database(settings: Settings) -> Iterator[Finding]:
         fix = "restore a backup: finegrain db restore" if location.is_sqlite else "see the message"
         yield fail("database", error.message, fix)
         return
-    # An empty or missing database has version 0.
+    # For an empty or missing database, the version is 0.
     if version == 0:
         yield ok("database", f"{location}: created at the first start of the resource manager")
         return

@@ -30,9 +30,9 @@ def state_file_of(text: str) -> Path:
 
 
 def find_state_file(text: str) -> Path | None:
-    """Returns the state file of a job; None: there is no such job.
+    """Returns the state file of a job, or None if there is no such job.
 
-    `text` may be the path of the file, the file's name without suffix, or the beginning of this
+    `text` can be the path of the file, the file's name without suffix, or the beginning of this
     name.
     """
     from finegrain_client.state_folder import JOBS

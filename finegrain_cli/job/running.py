@@ -44,7 +44,7 @@ POLL_INTERVAL_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class JobRunOptions:
-    """Options of the command that are not part of the description of the job."""
+    """The options of the command that do not describe the job."""
 
     form: OutputFormat
     quiet: bool = False
@@ -68,7 +68,7 @@ def start(spec: GraphRunSpec, state: str, options: JobRunOptions) -> int:
 
 
 def attach(name: str, options: JobRunOptions) -> int:
-    """Follows a job on which a process works, or continues a job on which no process works.
+    """Follows a job if a process works on the job. Otherwise, continues the job.
 
     Raises:
         FinegrainError: there is no such job, or it cannot be continued.
@@ -99,7 +99,7 @@ def attach(name: str, options: JobRunOptions) -> int:
 
 
 def stop(name: str, options: JobRunOptions) -> int:
-    """Cancels a job, with or without a process that works on it.
+    """Cancels a job. If a process works on the job, interrupts this process first.
 
     Raises:
         FinegrainError: there is no such job, or its runner cannot be stopped.
@@ -151,7 +151,9 @@ async def _cancel_left_job(path: Path) -> None:
 
 
 class _Lines:
-    """Prints changed progress on standard error, at most one line every `LINE_EVERY_S`."""
+    """Prints progress on standard error when it has changed, at most one line every `LINE_EVERY_S`
+    seconds.
+    """
 
     def __init__(self, name: str, *, quiet: bool) -> None:
         self._name, self._quiet = name, quiet
@@ -164,7 +166,7 @@ class _Lines:
             self.close()
 
     def close(self) -> None:
-        """Prints the last progress, if it was not printed yet."""
+        """Prints the last progress, unless it was already printed."""
         if self._latest != self._printed and not self._quiet:
             say(f"finegrain: {self._name}: {self._latest}")
             self._next_s = time.monotonic() + LINE_EVERY_S

@@ -1,5 +1,5 @@
-"""Implements `finegrain job status JOB` and `finegrain explain JOB`, which show a job and why its
-regions wait.
+"""Implements `finegrain job status JOB`, which shows a job, and `finegrain explain JOB`, which
+shows why regions of a job wait.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def _operators_of(job: GraphJobStatus) -> OperatorsInUse:
 
     try:
         return asyncio.run(ask())
-    # for example, the caller has no suitable role; then show the job without its operators
+    # If the call fails, for example because the caller has no suitable role, show the job without
+    # its operators.
     except FinegrainError as error:
         hosts = {each.executor_id for each in job.tasks if each.running}
         return OperatorsInUse(missing=dict.fromkeys(sorted(hosts), error.message))
@@ -46,7 +47,7 @@ def explain_job(path: Path, executor_id: str, max_executors: int, form: OutputFo
 
     Args:
         path: state file of the job.
-        executor_id: explain only this executor; empty: all executors.
+        executor_id: the only executor to explain. If empty, all executors are explained.
         max_executors: maximum number of executors to list for each request.
         form: table or JSON.
 

@@ -99,7 +99,7 @@ def progress_text(progress: GraphProgress) -> str:
 
 
 def job_dict(job: GraphJobStatus) -> dict[str, Any]:
-    """Returns a job as data for JSON, with only the names of its environment variables."""
+    """Returns a job as data for JSON. Of environment variables, the data has only the names."""
     return {
         "job": Path(job.state_file).stem,
         "name": job.spec.plan.name,
@@ -155,7 +155,7 @@ def print_status(job: GraphJobStatus, found: OperatorsInUse, form: OutputFormat)
         for each in job.regions
         if each.message
     ]
-    # A job may have 100,000 tasks. Show running tasks first, because people look for running tasks.
+    # A job can have 100,000 tasks. Show running tasks first, because people look for running tasks.
     tasks = sorted(shown["tasks"], key=lambda row: not row["running"])
     if tasks:
         lines += ["", *table_lines(_TASKS, tasks[:TASKS_SHOWN], form)]

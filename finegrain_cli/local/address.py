@@ -1,8 +1,8 @@
-"""Keeps the resource manager's address when `finegrain up` uses a state directory again.
+"""Finds the address of an earlier resource manager when `finegrain up` uses a state directory
+again.
 
-Batches, jobs and executors may continue after the end of a resource manager, and call its address
-again. So the next resource manager listens at the same port. It can do this only if the port is
-free.
+Batches, jobs and executors can continue after the end of a resource manager, and then call its
+address again. So the next resource manager listens at the same port if the port is free.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ ADDRESS_FILE = "up.address"
 
 def write_address(state_dir: Path, address: str) -> None:
     """Saves the address for the next cluster that uses this directory."""
-    with suppress(OSError):  # ignore this, because the cluster works without the file
+    with suppress(OSError):  # ignore errors, because the cluster works without the file
         (state_dir / ADDRESS_FILE).write_text(f"{address}\n", encoding="utf-8")
 
 
 def previous_address(state_dir: Path, wanted: ListenOptions) -> ListenOptions:
     """Returns `wanted`. If `wanted` has port 0 and the former port is free, the result has the
-    former port.
+    former port instead of port 0.
     """
     host, _, port = wanted.address.rpartition(":")
     if port != "0":
@@ -35,8 +35,8 @@ def previous_address(state_dir: Path, wanted: ListenOptions) -> ListenOptions:
         former = (state_dir / ADDRESS_FILE).read_text(encoding="utf-8").strip()
         former_host, _, former_port = former.rpartition(":")
         with socket.socket() as probe:
-            # Set this option, because connections of the former process in TIME_WAIT must not make
-            # the port look busy.
+            # Without this option, connections of the former process in TIME_WAIT would make the
+            # port look busy.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, int(former_port)))
     except (OSError, ValueError, OverflowError):

@@ -1,7 +1,7 @@
 """Runs a whole cluster on this host as child processes, for `finegrain up` and for tests.
 
 This module determines the order in which daemons start and stop. When one daemon ends by itself,
-all other daemons are stopped, too. A stopped cluster leaves no process and no cgroup.
+the module also stops all other daemons. A stopped cluster leaves no process and no cgroup.
 
 Tasks run as the user that `task_user.py` chooses. All files are in one directory: `rm/` (database,
 certificates), `executors/ID/`, `logs/`. Only sockets are in a temporary directory, because the path
@@ -81,25 +81,25 @@ class LocalCluster:
     sets `scaled`.
 
     Args:
-        executors: number of executors, each with an equal part of this host. Not used if `shares`
-            or `scale` is given.
+        executors: number of executors, each with an equal part of this host. The number is not used
+            if `shares` or `scale` is given.
         shares: the executors, each with an explicit part of this host.
         scale: the number of executors that the resource manager may start and stop on demand. With
             `scale`, the cluster starts without executors.
-        state_dir: directory of all files except sockets, such as the directory of an earlier
-            cluster; None: a temporary directory.
+        state_dir: directory of all files except sockets. It can be the directory of an earlier
+            cluster. If None, the cluster uses a temporary directory.
         listen: address of the resource manager. With port 0, the kernel chooses the port.
         metrics_listen: address of the resource manager's metrics. With port 0, the kernel chooses
             the port.
-        cpus: divide only these cpus; empty: all cpus.
-        memory_bytes: divide only this amount of memory; None: all memory.
+        cpus: the cpus to divide. If empty, all cpus are divided.
+        memory_bytes: the amount of memory to divide. If None, all memory is divided.
         isolation: "auto" or "none". With "none", no limits are enforced.
-        fake_gpus: the machine whose GPUs each executor pretends to have, such as "dgx-a100"; empty:
-            the real GPUs.
-        task_user: the user that runs tasks; None: see `choose_task_user`.
-        fairness: settings of the order in which requests are served; None: the defaults.
+        fake_gpus: the machine whose GPUs each executor pretends to have, such as "dgx-a100". If
+            empty, executors offer the real GPUs.
+        task_user: the user that runs tasks. If None, `choose_task_user` chooses the user.
+        fairness: settings of the order in which requests are served. If None, the defaults apply.
         log: level and format of the daemons' logs.
-        show_logs: True: the daemons log to this process's standard error.
+        show_logs: True if the daemons must log to this process's standard error.
 
     Raises:
         InvalidArgument: there is no executor, or two executors have the same id.
@@ -172,21 +172,21 @@ class LocalCluster:
         """Starts all daemons, and waits until all executors have registered.
 
         Raises:
-            ConfigurationError: a daemon did not start. The message has the last line of its log.
-                All other daemons have been stopped.
+            ConfigurationError: a daemon did not start. The message has the last line of the
+                daemon's log. All other daemons have been stopped.
         """
         try:
             self._prepare()
             self._start_manager()
             self._start_executors()
         except BaseException:
-            # Stop after Ctrl-C, too: processes that have started must not be left behind.
+            # Also stop after Ctrl-C, because no started process must be left behind.
             self.stop()
             raise
 
     def ended(self) -> str:
-        """Returns a message about a daemon that ended by itself, with its last log line; empty: all
-        daemons run.
+        """Returns a message about a daemon that ended by itself, with the daemon's last log line.
+        Returns an empty text if all daemons run.
         """
         for daemon in self._daemons():
             if not daemon.runs():
@@ -204,7 +204,8 @@ class LocalCluster:
         raise FinegrainError(f"{what}; everything else is stopped now")
 
     def stop(self) -> list[str]:
-        """Frees all slots, ends all processes and removes temporary files. It may be called twice.
+        """Frees all slots, ends all processes and removes temporary files. A second call is
+        allowed.
 
         Returns:
             One line for each process, cgroup or directory that could not be removed.
@@ -212,8 +213,8 @@ class LocalCluster:
         if self._base is None:
             return []
         with signals_deferred():
-            # Stop the executors first: they report their last changes to the resource manager.
-            # Signal all executors before the first wait. So they stop at the same time.
+            # Stop the executors before the resource manager, because they send their last reports
+            # to it. Signal all executors before the first wait, so that they stop at the same time.
             for executor in self._executors:
                 executor.terminate()
             for executor in self._executors:
@@ -231,7 +232,8 @@ class LocalCluster:
             shutil.rmtree(self._base, ignore_errors=True)
             if self._base.exists():
                 left.append(f"directory {self._base}")
-            # Release the lock last, because no other cluster may use the directory before.
+            # Release the lock last, because no other cluster must use the directory before this
+            # point.
             if self._lock is not None:
                 os.close(self._lock)
         self._lock = None
@@ -260,7 +262,8 @@ class LocalCluster:
                 "another one with --state-dir",
                 details={"state_dir": self.state_dir},
             ) from None
-        # Take the lock before any change of a file, because another cluster may use the directory.
+        # Take the lock before any change of a file, because another cluster possibly uses the
+        # directory.
         self._lock = take_lock(self.state_dir)
         if self._scale is not None:
             self.scaled = ScaledExecutors(
@@ -299,7 +302,7 @@ class LocalCluster:
         self._await(manager, lambda: manager.endpoint() is not None)
         note = manager.endpoint() or {}
         self.address = str(note["address"])
-        # Save the address. The next cluster in this directory then listens at the same port.
+        # Save the address, so that the next cluster in this directory listens at the same port.
         write_address(self.state_dir, self.address)
         self.metrics_address = str(note.get("metrics_address") or "")
         self.web_address = str(note.get("web_address") or "")
@@ -315,7 +318,7 @@ class LocalCluster:
             options = self._executor_options(share)
             name = f"executor {share.executor_id}"
             self._executors.append(self._daemon(name, share.executor_id, options))
-        # start all executors without waiting; so they start in parallel
+        # Start all executors before the first wait, so that they start in parallel.
         for executor in self._executors:
             executor.start()
         for share, executor in zip(self.shares, self._executors, strict=True):
@@ -385,7 +388,8 @@ class LocalCluster:
         yield from (executor for executor in self._executors if executor.pid)
 
     def _end(self, daemon: DaemonProcess) -> None:
-        """Waits for the end of a daemon that got SIGTERM. Kills the daemon after the timeout.
+        """Waits for the end of a daemon that has received SIGTERM. Kills the daemon after the
+        timeout.
 
         If the daemon is an executor that did not stop cleanly, `sweep` frees its slots.
         """
@@ -403,9 +407,9 @@ def _equal_shares(
 ) -> list[ExecutorShare]:
     """Returns equal parts of this host.
 
-    The executors' names contain a hash of the path of the state directory. Names of control groups
-    must be unique on the host, and so these names are unique. They stay the same when the directory
-    is used again.
+    The executors' names contain a hash of the path of the state directory. So the names are unique
+    on this host, as names of control groups must be. The names stay the same when the directory is
+    used again.
     """
     mark = hashlib.sha256(os.fsencode(state_dir)).hexdigest()[:6]
     names = [f"local-{mark}-{number}" for number in range(1, executors + 1)]
@@ -413,7 +417,7 @@ def _equal_shares(
 
 
 def _registered(executor: DaemonProcess) -> bool:
-    """Returns True if the executor serves and the resource manager knows it."""
+    """Returns True if the executor serves, and the resource manager knows the executor."""
     note = executor.endpoint()
     if note is None:
         return False

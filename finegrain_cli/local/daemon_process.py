@@ -27,7 +27,9 @@ NOT_FOR_CHILDREN = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 
 
 class DaemonProcess:
-    """A daemon in a separate process and session. So Ctrl-C reaches only the parent."""
+    """A daemon in a separate process and a separate session. So Ctrl-C reaches only the parent
+    process.
+    """
 
     def __init__(
         self, name: str, options: Options, log_file: Path, *, temporary_dir: Path, show_log: bool
@@ -40,11 +42,11 @@ class DaemonProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Starts the daemon. This method may be called again after the daemon has ended."""
+        """Starts the daemon. Another call is allowed after the daemon has ended."""
         environment = {k: v for k, v in os.environ.items() if k not in NOT_FOR_CHILDREN}
         environment["TMPDIR"] = str(self._temporary_dir)  # for the tasks' scratch directories
         with self._log_file.open("ab") as log:
-            # Start the child in a new session. So it gets no signals from the terminal.
+            # Start the child in a new session, so that the child gets no signals from the terminal.
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", __name__],
                 stdin=subprocess.PIPE,
@@ -63,11 +65,11 @@ class DaemonProcess:
 
     @property
     def pid(self) -> int:
-        """The process id; 0 before the start."""
+        """The process id, or 0 before the start."""
         return self._process.pid if self._process else 0
 
     def exit_code(self) -> int | None:
-        """Returns the exit code; None: the daemon runs, or was never started."""
+        """Returns the exit code, or None if the daemon runs or was never started."""
         return self._process.poll() if self._process else None
 
     def runs(self) -> bool:
@@ -75,8 +77,8 @@ class DaemonProcess:
         return self._process is not None and self._process.poll() is None
 
     def endpoint(self) -> dict[str, Any] | None:
-        """Returns the content of the daemon's endpoint file: its addresses and its pid. None until
-        the daemon serves.
+        """Returns the content of the daemon's endpoint file: the daemon's addresses and its pid.
+        Returns None until the daemon serves.
 
         The method ignores a file with another pid, because an earlier process has written it.
         """
@@ -92,7 +94,9 @@ class DaemonProcess:
             self._process.terminate()
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits until the process has ended. Returns False if it still runs after the timeout."""
+        """Waits until the process has ended. Returns False if the process still runs after the
+        timeout.
+        """
         if self._process is None:
             return True
         try:
@@ -109,7 +113,9 @@ class DaemonProcess:
             self._process.kill()
 
     def last_words(self) -> str:
-        """Returns the last line of the log, or its message if the line is JSON; empty: no line."""
+        """Returns the last line of the log. If the line is JSON, returns only its message. If the
+        log has no line, returns an empty text.
+        """
         try:
             lines = self._log_file.read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:

@@ -1,7 +1,7 @@
 """Implements `finegrain up`, which runs a local cluster in the foreground.
 
 This module prints the messages for people. It stops all daemons after Ctrl-C, after SIGTERM, and
-when the terminal is closed. It also stops all when one daemon has ended by itself.
+when the terminal is closed. It also stops all daemons when one daemon has ended by itself.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _announce(cluster: LocalCluster, output: OutputFormat) -> None:
     with blocking.connect((cluster.address,), credentials=cluster.credentials_file) as client:
         # With `--scale` no executor runs at the start.
         executors = [] if cluster.scaled else client.executors()
-        # Leave out the token in JSON, because JSON is often logged.
+        # Create no token for JSON, because JSON is often logged.
         guest = (
             client.create_token(Role.USER, GUEST, ttl_s=GUEST_TTL_S) if output not in JSON else None
         )
@@ -143,8 +143,8 @@ def _announce(cluster: LocalCluster, output: OutputFormat) -> None:
 
 
 def _example_size(cluster: LocalCluster) -> str:
-    """Returns `--cpu` and `--memory` of the example command, with at most the amounts of a new
-    executor.
+    """Returns the options `--cpu` and `--memory` of the example command. The values are at most the
+    amounts of a new executor.
     """
     total = cluster.scaled.total if cluster.scaled else {}
     cpu_milli = min(500, total.get(CPU_MILLI, 500))
@@ -153,7 +153,7 @@ def _example_size(cluster: LocalCluster) -> str:
 
 
 def _scale(cluster: LocalCluster) -> dict[str, Any] | None:
-    """Returns the settings of scaling, for JSON; None: there is no `--scale`."""
+    """Returns the settings of scaling for JSON, or None if `--scale` was not given."""
     if cluster.scaled is None:
         return None
     scale = cluster.scaled.scale
@@ -166,8 +166,8 @@ def _scale(cluster: LocalCluster) -> dict[str, Any] | None:
 
 
 def _not_enforced(executors: list[ExecutorStatus]) -> list[str]:
-    """Returns one line for each limit that is not enforced. Then come the reasons, each with its
-    fix.
+    """Returns one line for each limit that is not enforced, and then one line for each reason, with
+    its fix.
 
     If several limits have the same reason, the reason is printed once.
     """
@@ -203,7 +203,8 @@ def _stop_signals() -> Iterator[None]:
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         nonlocal is_stopping
-        # Ignore a second signal, which must not interrupt the stop that the first signal has begun.
+        # Ignore a second signal, because it must not interrupt the stop that the first signal has
+        # begun.
         if is_stopping:
             return
         is_stopping = True

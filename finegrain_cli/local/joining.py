@@ -1,5 +1,5 @@
-"""Writes join tokens for the executors of a local cluster. So its user does not have to set up
-anything.
+"""Writes join tokens for the executors of a local cluster. So the user of the cluster does not have
+to set up anything.
 """
 
 from __future__ import annotations

@@ -32,7 +32,9 @@ def find_leftovers(base: Path, state_dir: Path, executor_dirs: Sequence[Path]) -
 
 
 def groups_of(executor_dir: Path) -> list[str]:
-    """Returns the executor's control groups that still exist, according to its helper's note."""
+    """Reads the control groups of an executor from the note of the executor's helper. Returns the
+    groups that still exist.
+    """
     try:
         note = json.loads((executor_dir / "helper" / "helper.json").read_text(encoding="utf-8"))
         paths = dict.fromkeys(note["base"].values())

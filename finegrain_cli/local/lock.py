@@ -48,7 +48,7 @@ def take_lock(state_dir: Path, *, wait_s: float = SWEEP_WAIT_S) -> int:
     except BaseException:
         os.close(descriptor)
         raise
-    with suppress(OSError):  # the disk may be full; the pid is only for error messages
+    with suppress(OSError):  # for example, the disk is full; only errors need the pid
         os.ftruncate(descriptor, os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0))
     return descriptor
 
@@ -60,8 +60,8 @@ def _lock(descriptor: int, state_dir: Path, deadline: float) -> None:
             return
         except OSError:
             owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
-        # Do not wait for a running `finegrain up`, which keeps the lock. Wait for a sweeper, which
-        # will release the lock.
+        # Do not wait for a running `finegrain up`, because it keeps the lock. Wait for a sweeper,
+        # because it will release the lock.
         if _is_running(owner) or time.monotonic() > deadline:
             _refuse(state_dir, owner)
         time.sleep(POLL_INTERVAL_S)

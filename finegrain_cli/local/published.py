@@ -1,6 +1,6 @@
 """Lets commands in other terminals find the cluster of `finegrain up`.
 
-`finegrain/local_managers.py` reads the notes.
+A note is a file with the cluster's address. `finegrain/local_managers.py` reads the notes.
 """
 
 from __future__ import annotations
@@ -39,6 +39,6 @@ def published(note: Mapping[str, Any]) -> Iterator[None]:
             yield
         finally:
             path.unlink(missing_ok=True)
-            with suppress(OSError):  # the directory has other notes if other clusters run
+            with suppress(OSError):  # the directory can have other clusters' notes
                 directory.rmdir()
                 directory.parent.rmdir()

@@ -1,4 +1,4 @@
-"""Prepares the executors of a local cluster that its resource manager starts and stops itself
+"""Prepares the executors that the resource manager of a local cluster starts and stops on demand
 (`--scale`).
 
 This module divides the host among these executors, and writes the file of the providers. It also
@@ -25,8 +25,8 @@ from finegrain_cli.local.shares import cpu_milli_of, equal_parts
 from finegrain_cli.local.stop import KILL_GRACE_MS, STOP_TIMEOUT_S
 from finegrain_cli.local.task_user import TaskUser, choose_task_user
 
-# Import these modules at the start of this process. Another version of finegrain may be installed
-# before the process stops the executors.
+# Import these modules at the start of this process. A user could install another version of
+# finegrain before this process stops the executors.
 from resource_manager.providers.process_executor import ExecutorDirectory, executor_paths
 from resource_manager.providers.process_sweep import stop_everything
 from task_executor.host.network_ports import TASK_PORTS_DEFAULT, offered_ports, read_range
@@ -75,10 +75,10 @@ class ScaledExecutors:
             stopped.
         state_dir: state directory of the cluster. Executors that already run in this directory are
             adopted.
-        cpus: divide only these cpus; empty: all cpus.
-        memory_bytes: divide only this amount of memory; None: all memory.
+        cpus: the cpus to divide. If empty, all cpus are divided.
+        memory_bytes: the amount of memory to divide. If None, all memory is divided.
         isolation: "auto" or "none". With "none", no limits are enforced.
-        task_user: the user that runs tasks; None: see `choose_task_user`.
+        task_user: the user that runs tasks. If None, `choose_task_user` chooses the user.
     """
 
     def __init__(
@@ -146,7 +146,9 @@ class ScaledExecutors:
         self._sweeper.stdin.flush()
 
     def ended(self) -> str:
-        """Returns a message if the sweeper has ended too early; empty: the sweeper runs."""
+        """Returns a message if the sweeper has ended too early, or an empty text if the sweeper
+        runs.
+        """
         if self._sweeper is None or self._sweeper.poll() is None:
             return ""
         return f"the sweeper of executors ended with exit code {self._sweeper.returncode}"
@@ -154,7 +156,7 @@ class ScaledExecutors:
     def stop_executors(self) -> None:
         """Stops all executors in an orderly way.
 
-        The resource manager must still run, because the executors send it their last reports.
+        The resource manager must still run, because the executors send their last reports to it.
         """
         fronts = [
             front
@@ -171,7 +173,7 @@ class ScaledExecutors:
         """Ends all remaining processes of executors, after the resource manager has ended.
 
         Returns:
-            One line for each process or cgroup that is still there.
+            One line for each process or cgroup that could not be removed.
         """
         # Read the groups before the sweep, which may remove the files that list the groups.
         groups = [
@@ -189,7 +191,8 @@ class ScaledExecutors:
         def text(value: str) -> str:
             return json.dumps(value, ensure_ascii=False)
 
-        # Write the totals explicitly, because each executor also offers ports.
+        # Write the totals explicitly, because they also contain the ports that each executor
+        # offers.
         ports = len(offered_ports(read_range(TASK_PORTS_DEFAULT)))
         amounts = f'cpu = "{self.total[CPU_MILLI]}m", memory = "{self.total[MEMORY_BYTES]}"'
         lines = [

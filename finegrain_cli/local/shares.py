@@ -1,8 +1,8 @@
 """Divides this host into explicit shares for executors that run on it at the same time.
 
-Each share has whole cores. If there are too few cores, each share has single cpus. If there are
-fewer cpus than executors, a share is an amount of cpu time, and all executors use the same cpus.
-Resources for the system are reserved once for the whole host, not once per executor.
+Each share has whole cores. If the host has too few cores, each share has single cpus. If the host
+has fewer cpus than executors, a share is an amount of cpu time, and all executors use the same
+cpus. Resources for the system are reserved once for the whole host, not once per executor.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def divide_host(
 
     Args:
         names: ids of the executors.
-        cpus: the cpus to divide; empty: all cpus of this host.
-        memory_bytes: the amount of memory to divide; None: all memory of this host.
+        cpus: the cpus to divide. If empty, all cpus of this host are divided.
+        memory_bytes: the amount of memory to divide. If None, all memory of this host is divided.
 
     Raises:
         InvalidArgument: this host does not have the given part, or the part is too small for this
@@ -56,8 +56,8 @@ def divide_host(
     """
     if len(names) == 1:
         if cpus or memory_bytes is not None:
-            # Check the part here. The executor would refuse it only after other daemons have
-            # started.
+            # Check the given part here, because the executor would refuse a wrong part only after
+            # other daemons have started.
             _host(cpus, memory_bytes)
         return [ExecutorShare(names[0], cpus=cpus, memory_bytes=memory_bytes)]
     return divide(names, *_host(cpus, memory_bytes))
@@ -114,7 +114,7 @@ def divide(names: Sequence[str], topology: HostTopology, capacity: Capacity) -> 
     count = len(names)
     usable = capacity.cpus - capacity.isolated_cpus
     cpu_milli = capacity.cpu_milli_total // count
-    # Round the amounts down. So all shares together never exceed the host.
+    # Round the amounts down, so that all shares together never exceed the host.
     memory_bytes = round_down(capacity.memory_bytes_total // count, MEMORY_GRAIN_BYTES)
     if cpu_milli < CPU_MILLI_MIN or memory_bytes < 64 * MEMORY_GRAIN_BYTES:
         raise InvalidArgument(
@@ -124,8 +124,9 @@ def divide(names: Sequence[str], topology: HostTopology, capacity: Capacity) -> 
             f"{capacity.memory_bytes_total} bytes of memory in total",
         )
     parts = _parts(topology, usable, count)
-    # In two cases, the cpus of a share have more CPU time than the share may use: there is a CPU
-    # quota, or there are fewer cpus than executors. Then also limit the CPU time of each share.
+    # If the host has a CPU quota, or fewer cpus than executors, the cpus of a share have more CPU
+    # time than the share is allowed to use. In these two cases, also limit the CPU time of each
+    # share.
     capped = capacity.cpu_milli_total < 1000 * len(usable) or not parts
     return [
         ExecutorShare(
@@ -143,8 +144,8 @@ def divide(names: Sequence[str], topology: HostTopology, capacity: Capacity) -> 
 def _parts(topology: HostTopology, usable: CpuSet, count: int) -> list[CpuSet]:
     """Returns `count` disjoint sets of cpus, or an empty list if there are fewer cpus than `count`.
 
-    A set has whole cores if there are at least `count` cores, otherwise single cpus. The sizes of
-    the sets differ by at most one core.
+    If the host has at least `count` cores, each set has whole cores. Otherwise, each set has single
+    cpus. The sizes of the sets differ by at most one core or cpu.
     """
     cores = [core.cpus & usable for core in topology.cores if not core.cpus.isdisjoint(usable)]
     # Split cores between executors only if there are too few cores.

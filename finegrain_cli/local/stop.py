@@ -1,6 +1,7 @@
 """Stops daemons of a local cluster in an orderly way, with their slots and tasks.
 
-This module has the time limits of the stop, and prevents that a second Ctrl-C interrupts the stop.
+This module defines the time limits of the stop. It also prevents a second Ctrl-C from interrupting
+the stop.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ POLL_INTERVAL_S = 0.05
 def sweep(executor: DaemonProcess) -> None:
     """Ends the helper, slots and tasks of a crashed executor.
 
-    The function starts the executor again, which adopts the helper, slots and tasks. Then it stops
-    the executor in an orderly way.
+    The function starts the executor again. The executor adopts the helper, slots and tasks. Then
+    the function stops the executor in an orderly way.
     """
     executor.start()
     deadline = time.monotonic() + SWEEP_TIMEOUT_S
@@ -38,7 +39,7 @@ def sweep(executor: DaemonProcess) -> None:
 
 
 def describe_exit(daemon: DaemonProcess) -> str:
-    """Returns a text about the end of a daemon, with its last log line."""
+    """Returns a text about the end of a daemon, with the last log line of the daemon."""
     code = daemon.exit_code() or 0
     if code < 0:
         return f"the {daemon.name} was killed by signal {-code}"
@@ -49,7 +50,9 @@ def describe_exit(daemon: DaemonProcess) -> str:
 
 @contextmanager
 def signals_deferred() -> Iterator[None]:
-    """At SIGINT, SIGTERM and SIGHUP, only prints a message. So the stop is not interrupted."""
+    """Inside the context, SIGINT, SIGTERM and SIGHUP only print a message. So these signals do not
+    interrupt the stop.
+    """
     # Python sets signal handlers only in the main thread.
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -3,8 +3,8 @@
 The sweeper is a separate process in its own session. It reads the names of directories from
 standard input. The end of the input means that `finegrain up` has ended. The sweeper then waits
 until the resource manager has ended, and kills it after a timeout. The sweeper locks the state
-directory of the resource manager. So no other resource manager starts there while executors are
-stopped.
+directory of the resource manager. So no other resource manager starts in this directory while
+executors are stopped.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pathlib import Path
 
 from finegrain.errors import ConfigurationError
 
-# Import these modules at the start of this process. Another version of finegrain may be installed
-# before the process stops the executors.
+# Import these modules at the start of this process. A user could install another version of
+# finegrain before this process stops the executors.
 from resource_manager.providers.process_sweep import stop_everything
 from resource_manager.providers.process_tree import this_process
 from resource_manager.service.state_dir import locked_state_dir
@@ -48,7 +48,8 @@ def main() -> int:
 
 @contextmanager
 def _after_manager(state_dir: Path) -> Iterator[None]:
-    """Waits until the resource manager of a state directory has ended, and locks the directory.
+    """Waits until the resource manager of a state directory has ended. The directory is locked
+    inside the context.
 
     After `MANAGER_EXIT_TIMEOUT_S`, the function kills the resource manager.
     """

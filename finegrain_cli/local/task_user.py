@@ -1,7 +1,7 @@
 """Chooses the user that runs the tasks of a local cluster.
 
-If possible, tasks must not run as the user of the daemons: that user can read the keys of the
-daemons. And tasks that run as root would have all privileges.
+If possible, tasks do not run as the user of the daemons, because this user can read the daemons'
+keys. Tasks also do not run as root, if possible, because they would have all privileges.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class TaskUser:
     """The user that runs tasks, in the form of executors' options.
 
     Attributes:
-        name: name of the user; "self": the user of the daemons.
-        allow_root: let tasks run as root.
+        name: name of the user, or "self" for the user of the daemons.
+        allow_root: whether tasks are allowed to run as root.
     """
 
     name: str
@@ -30,12 +30,12 @@ class TaskUser:
 
     @property
     def user(self) -> User | None:
-        """The user; None: this host does not have this user."""
+        """The user, or None if this host does not have this user."""
         return find_user(str(os.geteuid()) if self.name == SELF else self.name)
 
     @property
     def is_shared(self) -> bool:
-        """True: the daemons run as the same user, so tasks can read their keys."""
+        """True if the daemons run as the same user, so that tasks can read the daemons' keys."""
         return self.name == SELF
 
 
@@ -44,16 +44,17 @@ def choose_task_user(
 ) -> TaskUser:
     """Returns the user that runs tasks.
 
-    If the caller is not root, it is always the user of the daemons. If the caller is root, it is
-    the first of these: the wanted user, the user who called sudo, the configured user.
+    If the caller is not root, the user of the daemons always runs the tasks. If the caller is root,
+    the first of these users runs the tasks: the wanted user, the user who called sudo, the
+    configured user.
 
     Args:
-        wanted: name or number of a user; empty: none was named.
+        wanted: name or number of a user. Empty if no user was named.
         configured: `executor.task_user` of the configuration.
         allow_root: `executor.allow_root_tasks` of the configuration.
 
     Raises:
-        InvalidArgument: there is no such user. Or tasks cannot run as this user, because the caller
+        InvalidArgument: there is no such user, or tasks cannot run as this user because the caller
             is not root.
     """
     own_uid = os.geteuid()
