@@ -1,7 +1,8 @@
 """Computes the sums of the cluster for administrators and for metrics.
 
-The sums over all executors and classes take longer than one step of the writer may take. So these
-functions are generators that pause (`Paused`). During a pause, the engine handles other events.
+The sums over all executors and scheduling classes can take so long that the engine could handle no
+events for too long. So these functions are generators that pause (`Paused`). During a pause, the
+engine handles other events.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class ClusterView:
 
 def cluster_view(state: State) -> Paused[ClusterView]:
     """Returns the sums of the cluster. Executors are read one after the other, so the values of two
-    executors may be from different times.
+    executors can be from different times.
     """
     total: dict[str, int] = {}
     reserved: dict[str, int] = {}
@@ -39,7 +40,7 @@ def cluster_view(state: State) -> Paused[ClusterView]:
     available: dict[str, int] = {}
     states = dict.fromkeys(ExecutorState, 0)
     draining = unreachable = 0
-    # Iterate over a copy, because executors may register or be deleted during a pause.
+    # Iterate over a copy, because executors can register or be deleted during a pause.
     for at, host in enumerate(list(state.hosts.values()), start=1):
         executor = host.executor
         states[executor.state] += 1

@@ -28,12 +28,14 @@ class DeviceView:
     """One device of an executor.
 
     Attributes:
-        problem: the reason why the device gets no new slots; empty: the device may get new slots.
+        problem: the reason why the device gets no new slots. It is empty if the device may get new
+            slots.
         allocated: the amounts of the device that slots have, by dimension.
-        available: the amounts that new slots could have; empty if the device gets no new slots.
+        available: the amounts that new slots could have. It is empty if the device gets no new
+            slots.
         uses: the slots that use the device, each with its share.
-        condition: the condition that the executor last reported; None: no report since the
-            registration had a condition.
+        condition: the last condition of the device that the executor has reported since its
+            registration. None if there was no such report.
     """
 
     device: Device
@@ -62,7 +64,8 @@ def list_devices(
 
     Args:
         state: the engine's state.
-        executor_id: the id of the only executor to return; empty: return all executors.
+        executor_id: the id of the only executor to return. If it is empty, all executors are
+            returned.
         after: the id of the last executor of the previous page.
         limit: the largest number of executors to return.
 

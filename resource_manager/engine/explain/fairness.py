@@ -2,9 +2,9 @@
 
 To find the next request, the scheduler starts at the root of the tree. In each group it chooses one
 child that has queued requests, until it reaches a job. An explanation has one step for each level
-on the way to the job. The step is about one flow on the way: it shows the flow's rank among its
-siblings, the numbers that are compared, and the flows that come before it. The scheduler compares
-the same numbers (`fairness/flows.py`).
+of the path from the root to the explained job. The step is about the flow of the path at this
+level. It shows the flow's rank among its siblings, the compared numbers, and the flows that come
+before it. The scheduler compares the same numbers (`fairness/flows.py`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ComparedFlow:
         tally: the result of this division, which is the virtual time of the flow. The flow with the
             lowest virtual time is served first.
         minimum_reached: the part of the guaranteed minimum that the flow has reached, in
-            millionths; None: the flow has no minimum, or has reached the whole minimum.
+            millionths. None if the flow has no minimum, or has reached the whole minimum.
     """
 
     name: str
@@ -85,7 +85,7 @@ class Step:
     """The rank of one flow among its siblings that have queued requests.
 
     Attributes:
-        group: the name of the group that contains the siblings; empty: the top of the tree.
+        group: the name of the group that contains the siblings. It is empty at the top of the tree.
         flow: the flow on the path to the job.
         position: the rank of `flow`. The flow with rank 1 is served next.
         backlogged: the number of siblings that have queued requests, including `flow`.
@@ -105,7 +105,8 @@ class Step:
 def steps(
     tree: FlowTree, job_id: str, jobs: Mapping[str, Job], measure: Measure
 ) -> tuple[Step, ...]:
-    """Returns the steps from the top of the tree to a job; empty if the job has ended.
+    """Returns the steps from the top of the tree to a job. The result is empty if the job has
+    ended.
 
     Args:
         tree: the fairness tree, advanced to the current time.
@@ -129,7 +130,7 @@ def _step(tree: FlowTree, parent: Flow, flow: Flow, jobs: Mapping[str, Job], uni
     others = [(tree.sort_key(each), each) for each in children if each.waiting and each is not flow]
     before = [each for each in others if each[0] < own]
     first = heapq.nsmallest(AHEAD_MAX, before, key=lambda each: each[0])
-    # Use `>=`: a flow with an equal key counts as coming after `flow`.
+    # `>=` is used, because a flow with an equal key counts as coming after `flow`.
     next_after = min(
         (each for each in others if each[0] >= own), default=None, key=lambda each: each[0]
     )
@@ -170,7 +171,8 @@ def _compared(tree: FlowTree, flow: Flow, jobs: Mapping[str, Job]) -> ComparedFl
         tally=parts.key,
         running=flow.running,
         waiting=flow.waiting,
-        # Round down: a minimum that is almost reached must not be shown as reached.
+        # The part is rounded down, because a minimum that is almost reached must not be shown as
+        # reached.
         minimum_reached=int(reached * 1_000_000) if reached < 1 else None,
     )
 
@@ -186,10 +188,10 @@ def _sentence(
 
     Args:
         flow: the flow to describe.
-        place: the name of the group (empty: the top of the tree), the number of flows before
+        place: the name of the group (empty at the top of the tree), the number of flows before
             `flow`, and the number of flows with queued requests.
-        first: the flow that is served next; None: `flow` itself is served next.
-        next_after: the flow that comes directly after `flow`; None: `flow` comes last.
+        first: the flow that is served next. None if `flow` itself is served next.
+        next_after: the flow that comes directly after `flow`. None if `flow` comes last.
         unit: the unit of usage.
     """
     group, before, backlogged = place
@@ -229,7 +231,7 @@ def _own_text(flow: ComparedFlow, other: ComparedFlow | None, unit: str) -> str:
 
 
 def _against_text(flow: ComparedFlow, other: ComparedFlow) -> str:
-    """Describes the number of `other` with which `flow` is compared."""
+    """Describes the value of `other` with which the value of `flow` is compared."""
     if other.minimum_reached is not None:
         return f"{_percent(other.minimum_reached)} of the guaranteed minimum of {other.title}"
     if flow.minimum_reached is not None:
@@ -244,7 +246,7 @@ def _against_text(flow: ComparedFlow, other: ComparedFlow) -> str:
 
 def _digits(one: float, other: float) -> int:
     """Returns the number of decimal places that are needed to see a difference between two virtual
-    times; 1: they are equal.
+    times. The result is 1 if the virtual times are equal.
     """
     for digits in range(1, _DIGITS_MAX):
         if f"{one:.{digits}f}" != f"{other:.{digits}f}":
@@ -265,12 +267,12 @@ def advise_threads(
 ) -> Advice:
     """Recommends the number of threads for the work of a job; see `fairness/advice.py`.
 
-    A job that has ended still gets advice, until it is deleted.
+    A job that has ended still gets advice until it is deleted.
 
     Args:
         state: the engine's state.
         job_id: the id of the job.
-        target_ms: the time in which a thread should be done.
+        target_ms: the time within which a thread should finish.
         quantile: the part of the threads that should meet the target, above 0 and below 1.
         now_ms: the present time (monotonic).
 

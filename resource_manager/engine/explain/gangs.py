@@ -2,8 +2,9 @@
 places where they fit, and the changes with which all members would fit.
 
 The explanation uses the search that places gangs (`placement/gangs.py`), but also accepts a result
-with only some of the members. If the members differ and not all fit, two searches are made: one
-with the largest members first, and one with the smallest members first. The better result is shown.
+with only some of the members. If the members differ and not all of them fit, two searches are made:
+one with the largest members first, and one with the smallest members first. The explanation shows
+the better result.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ first.
 """
 
 SPOTS_SEARCHED_MAX = 200
-"""The largest number of places (executors or label values) that are searched. The search begins
-with the places that have room for the largest number of members of the smallest size.
+"""The largest number of places (executors or label values) that are searched. Places with room for
+the largest numbers of members of the smallest size are searched first.
 """
 
 SEARCHES_MAX = 2_000
-"""The product of the number of searched places and the number of kinds of members is at most this.
-In each place, each kind needs a search, and the engine handles no events during these searches.
-Example: if a gang has 100 kinds of members, 20 places are searched.
+"""The product of two numbers is at most this: the number of searched places, and the number of
+kinds of members. In each place, each kind needs a search, and the engine handles no events during
+these searches. Example: if a gang has 100 kinds of members, 20 places are searched.
 """
 
 
@@ -51,7 +52,7 @@ class GangExplanation:
 
     Attributes:
         placeable: the number of members that fit together now, in the best place.
-        deadline_time_ms: the wall clock time at which the gang times out; None: the gang has no
+        deadline_time_ms: the wall clock time at which the gang times out. None if the gang has no
             timeout.
     """
 
@@ -64,7 +65,9 @@ class GangExplanation:
 
 
 def explain_gang(state: State, request: Request) -> GangExplanation | None:
-    """Explains the gang of a request; None: the request has no gang, or its gang is not queued."""
+    """Explains the gang of a request. The result is None if the request has no gang, or if its gang
+    is not queued.
+    """
     waiting = state.gangs.waiting.get(request.spec.gang_id)
     if waiting is None:
         return None
@@ -78,15 +81,17 @@ def explain_gang(state: State, request: Request) -> GangExplanation | None:
 def _without_own_reservation(all_hosts: Hosts, reservation: Reservation | None) -> Iterator[None]:
     """Inside the `with` block, the capacity that is reserved for this gang counts as free.
 
-    The function skips hosts that changed since the last refresh of the indexes. If it updated the
-    index of such a host, the next cycle would miss that the host has more free capacity.
+    The function skips hosts that have changed since the last refresh of the indexes. If the
+    function updated the indexes for such a host, the next cycle would not notice that the host has
+    more free capacity.
     """
     names = reservation.hosts if reservation is not None else ()
     hosts = [all_hosts[name] for name in names if name not in all_hosts.touched]
-    # Read all values before the first value is changed. So `finally` can restore each value.
+    # All values are read before the first value is changed, so that `finally` can restore each
+    # value.
     holds = [host.reserved for host in hosts]
-    # `finally` also runs after an error, because the scheduling cycle must find the hosts
-    # unchanged.
+    # The values are restored in `finally`, because the scheduling cycle must find the hosts
+    # unchanged even after an error.
     try:
         for host in hosts:
             host.reserved = None
@@ -108,7 +113,7 @@ def _explained(state: State, waiting: WaitingGang) -> GangExplanation:
         # Give back the capacity that the search has taken tentatively in the shared indexes.
         search.drop()
     deadline_time_ms = None
-    # People read the deadline, so it is a wall clock time.
+    # The deadline is for people, so it is a wall clock time.
     if gang.spec.timeout_ms is not None:
         deadline_time_ms = gang.waiting_since_time_ms + gang.spec.timeout_ms
     return GangExplanation(
@@ -126,7 +131,7 @@ def _spots(hosts: Hosts, search: GangSearch, spec: GangSpec) -> list[GangSpot]:
     """Returns the places where the largest numbers of members fit together, the best place first.
     Leaves out a place where no member fits.
     """
-    # Search at least two places, even if the gang has very many kinds of members.
+    # At least two places are searched, even if the gang has very many kinds of members.
     most = max(2, min(SPOTS_SEARCHED_MAX, SEARCHES_MAX // len(search.members)))
     match spec.placement:
         case GangPlacement.ANYWHERE | GangPlacement.SPREAD:
@@ -153,8 +158,8 @@ def _spots(hosts: Hosts, search: GangSearch, spec: GangSpec) -> list[GangSpot]:
 
 
 def _status_text(state: State, waiting: WaitingGang, spots: Sequence[GangSpot]) -> str:
-    """Describes why a gang waits, if the cause is not a lack of capacity; empty: the cause is a
-    lack of capacity.
+    """Describes why a gang waits, if the cause is not a lack of capacity. The result is empty if
+    the cause is a lack of capacity.
     """
     # The scheduling cycle checks these causes in the same order.
     if not waiting.tried:
@@ -184,14 +189,14 @@ def _summary(
     *,
     unknown: bool,
 ) -> str:
-    """Describes how many members fit now, and with which change all members would fit.
+    """Describes how many members fit now, and the changes with which all members would fit.
 
     Args:
         hosts: all hosts.
         where: the rule for the hosts of the members, such as SPREAD.
         member_requests: the requests of the members.
         spots: the places where the largest numbers of members fit, the best place first.
-        unknown: True: the search was cut off, so all members may or may not fit.
+        unknown: True if the search was cut off. It is then unknown whether all members fit.
     """
     members = sum(each.count for each in member_requests)
     placeable = spots[0].placeable if spots else 0
@@ -248,7 +253,7 @@ def _remedies(
             label = _label_text(where, spots)
             found.append(f"all would fit if there were room for {more}{label}")
     if where.placement is not GangPlacement.ANYWHERE:
-        # This is one more search for the whole gang. So it is made only if the placement rule
+        # One more search for the whole gang is costly, so it is made only if the placement rule
         # restricts the gang.
         anywhere = Where(GangPlacement.ANYWHERE)
         if seek(hosts, anywhere, member_requests) is not None:
@@ -259,8 +264,9 @@ def _remedies(
 def _with_preferred_policies(
     hosts: Hosts, where: Where, member_requests: Sequence[MemberRequest]
 ) -> list[str]:
-    """Describes one required policy that is the only obstacle: if the policy were only preferred,
-    all members would fit now. If there are several such policies, describes the first.
+    """Describes one required policy that is the only obstacle. If this policy were only preferred,
+    all members would fit now. If there are several such policies, the text describes the first
+    policy.
     """
     required = [
         required_policies(member.cpus[0]) for member in member_requests if member.cpus is not None
@@ -298,7 +304,8 @@ def _lack(
         booked = host.booking_for(member)
         for name, amount in booked.items():
             needed[name] = needed.get(name, 0) + amount * member.count
-    # It is enough to compare sums, because the caller knows that not all members fit.
+    # The caller knows that not all members fit, so a comparison of sums is enough to find missing
+    # amounts.
     missing = shortfall(needed, host.free())
     texts = [f"{amount_text(name, amount)} more" for name, amount in missing.items()]
     slots = sum(member.count for member in member_requests) - host.slots_left()

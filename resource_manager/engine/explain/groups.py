@@ -20,7 +20,7 @@ class FlowView:
         service: the decayed usage of the flow, in cost times seconds.
         tally: the virtual time of the flow, by which the scheduler compares siblings.
         oldest_wait_time_ms: the time at which the flow's oldest queued request began to wait (wall
-            clock); None: the flow has no queued request.
+            clock). None if the flow has no queued request.
     """
 
     share_now: float
@@ -34,8 +34,9 @@ class GroupView:
     """A group with its usage. All numbers include the groups below the group.
 
     Attributes:
-        share_entitled: the share to which the group is entitled by its weight, from 0 to 1. Only
-            groups that have queued requests or running slots share. 0: the group has neither.
+        share_entitled: the share to which the group is entitled by its weight, from 0 to 1. It is 0
+            for a group without queued requests and running slots, because such a group takes no
+            share.
         jobs: the number of the group's jobs that have not ended.
     """
 
@@ -57,8 +58,8 @@ def group_views(
 ) -> list[GroupView]:
     """Returns all groups. A parent comes before its children, and siblings are sorted by name.
 
-    The cost is linear in the number of groups. It must not depend on the number of jobs, because
-    there may be 100,000 jobs.
+    The cost is linear in the number of groups. The cost must not depend on the number of jobs,
+    because a cluster can have 100,000 jobs.
 
     Args:
         tree: the fairness tree, advanced to the current time.
@@ -73,7 +74,7 @@ def group_views(
     # parent.
     for group in reversed(ordered):
         if above := group.parent:
-            # `jobs[above]` counts this group as a job, so subtract 1.
+            # `jobs[above]` also counts this group as one of its children, so subtract 1.
             jobs[above] += jobs[group.name] - 1
             since_ms = oldest.get(group.name)
             if since_ms is not None:
@@ -95,13 +96,13 @@ def group_views(
 
 
 def job_flow(tree: FlowTree, job_id: str, oldest_wait_time_ms: int | None) -> FlowView:
-    """Returns the usage of a job; `IDLE` if the job has ended.
+    """Returns the usage of a job. The result is `IDLE` if the job has ended.
 
     Args:
         tree: the fairness tree, advanced to the current time.
         job_id: the id of the job.
         oldest_wait_time_ms: the time at which the job's oldest queued request began to wait (wall
-            clock); None: the job has no queued request.
+            clock). None if the job has no queued request.
     """
     flow = tree.jobs.get(job_id)
     if flow is None:
@@ -114,11 +115,12 @@ def entitlements(tree: FlowTree, weights: Mapping[str, float] = {}) -> dict[str,
     left out.
 
     Example: groups a (weight 1) and b (weight 3) have work, so a is entitled to 0.25 and b to 0.75.
-    Group b has two subgroups of weight 1. Only one of them has work, so it is entitled to 0.75.
+    Group b has two subgroups of weight 1. Only one subgroup has work, so it is entitled to the
+    whole 0.75.
 
     Args:
         tree: the fairness tree.
-        weights: weights that count instead of those in the tree, by flow id.
+        weights: weights that replace weights of the tree, by flow id.
     """
     with_parts = {flow.parent.id for flow in tree.groups.values() if flow.parent is not None}
     found = {tree.root.id: 1.0}
@@ -126,7 +128,7 @@ def entitlements(tree: FlowTree, weights: Mapping[str, float] = {}) -> dict[str,
     while left:
         flow = left.pop()
         if flow.id not in with_parts:
-            continue  # the children are jobs, and there may be very many
+            continue  # all children are jobs, of which there can be very many
         children = _children(flow).values()
         # Divide the share of the parent among the children that have work.
         total = sum(weights.get(child.id, child.weight) for child in children if _has_work(child))

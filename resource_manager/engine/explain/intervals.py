@@ -2,8 +2,8 @@
 range.
 
 Consecutive members of a range that are in the same state form one `RequestInterval`. Example: range
-"r" has 10,000 members, and two of them were placed. The range may then have three intervals: r.0,
-which has ended; r.1, which has a slot; and the other 9,998 members, which wait.
+"r" has 10,000 members. Member r.0 has ended, member r.1 has a slot, and the other 9,998 members
+wait. So the range has three intervals.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from resource_manager.engine.state import State
 
 _DENSE = 4
 """If there are at most this many arrival numbers per stored request, the code looks up each arrival
-number. If there are more, the code scans all requests, because most lookups would find no request.
+number. If there are more arrival numbers, the code scans all requests, because most lookups would
+find no request.
 """
 
 
@@ -92,10 +93,10 @@ def _others(
 ) -> Iterator[Request]:
     """Yields the requests that are not members of ranges."""
     spans = list(_spans_between(ranges, numbers, after))
-    # Deleted requests leave gaps in the numbers. If there are many gaps, it is cheaper to scan all
-    # requests.
+    # Deleted requests leave gaps in the arrival numbers. If there are few gaps, it is cheaper to
+    # look up each number. If there are many gaps, it is cheaper to scan all requests.
     if sum(map(len, spans)) <= _DENSE * len(requests.by_arrival):
-        for span in spans:  # if there are few gaps, it is cheaper to look up each number
+        for span in spans:
             for number in span:
                 if (request := requests.by_arrival.get(number)) is not None:
                     yield request
@@ -106,7 +107,7 @@ def _others(
 
 
 def _spans_between(ranges: RangeLedger, numbers: Numbers, after: int) -> Iterator[range]:
-    """Yields the spans of arrival numbers that lie between ranges."""
+    """Yields the spans of arrival numbers before, between and after ranges."""
     first = after + 1
     for part in ranges.parts(after):
         if part.row.arrival_number > first:

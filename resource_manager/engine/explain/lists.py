@@ -1,8 +1,9 @@
 """Builds the lists for administrators and job masters, in a stable order.
 
-Each list function takes the key after which to start and the largest number of entries, and returns
-a `Page`. The key of the next page is plain data that the caller may encode. Callers must call these
-functions between batches of events, and never inside a batch.
+The arguments of each list function include the key after which the page starts, and the largest
+number of entries. The function returns a `Page`. The key of the next page is plain data that the
+caller can encode. Callers must call these functions between batches of events, and never inside a
+batch.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ _Key = TypeVar("_Key")
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[_Item, _Key]):
-    """Some entries, and `next_key`: the value of `after` with which the caller gets the next page.
-    If `next_key` is None, this is the last page.
+    """Some entries of a list. `next_key` is the value of `after` with which the caller gets the
+    next page. If `next_key` is None, this page is the last page.
     """
 
     items: list[_Item]
@@ -65,9 +66,10 @@ class ExecutorView:
     Attributes:
         total: the capacity that slots can book. It is lower than the registered capacity while cpus
             are reserved, offline, or allocated by a kubelet.
-        available: the free capacity for new slots; empty while the executor gets no new slots.
-        unreachable_reason: the reason why the resource manager cannot connect to the executor;
-            empty: the resource manager can connect.
+        available: the free capacity for new slots. It is empty while the executor gets no new
+            slots.
+        unreachable_reason: the reason why the resource manager cannot connect to the executor. It
+            is empty if the resource manager can connect.
     """
 
     executor: Executor
@@ -83,7 +85,7 @@ class SlotView:
     """A slot, and the address of its executor.
 
     Attributes:
-        resize_message: the reason why the slot's resize waits; empty: no resize waits.
+        resize_message: the reason why the slot's resize waits. It is empty if no resize waits.
         device_conditions: the conditions of the slot's devices that are not healthy, or that
             programs outside slots use.
     """
@@ -101,7 +103,7 @@ class RequestView:
     Attributes:
         count: 1 for a single request. Otherwise the number of consecutive members of a range that
             are in the same state. `request` is then the first of these members.
-        range_id: the id of the range; empty: the request is not a member of a range.
+        range_id: the id of the range. It is empty if the request is not a member of a range.
     """
 
     request: Request
@@ -159,14 +161,15 @@ def list_slots(
     """Returns slots, ordered by executor, allocation id and generation. A key consists of these
     three values.
 
-    One call skips at most `SCANNED_MAX` slots of other jobs. So a page with a next key may have
+    One call skips at most `SCANNED_MAX` slots of other jobs. So a page with a next key can have
     fewer slots than `limit`, or even no slots.
 
     Args:
         state: the engine's state.
-        executor_id: the id of the executor whose slots are returned; empty: return the slots of all
-            executors.
-        job_id: the id of the job whose slots are returned; empty: return the slots of all jobs.
+        executor_id: the id of the executor whose slots are returned. If it is empty, the slots of
+            all executors are returned.
+        job_id: the id of the job whose slots are returned. If it is empty, the slots of all jobs
+            are returned.
         after: the list starts after this key.
         limit: the largest number of entries to return.
 
@@ -200,18 +203,18 @@ def list_requests(
     """Returns requests in order of arrival. The key is the arrival number.
 
     Consecutive members of a range that are in the same state are one entry. One call examines at
-    most `SCANNED_MAX` entries. So a page with a next key may have fewer entries than `limit`, or
+    most `SCANNED_MAX` entries. So a page with a next key can have fewer entries than `limit`, or
     even no entries.
 
     Args:
         state: the engine's state.
-        job_id: the id of the job whose requests are returned; empty: return the requests of all
-            jobs.
-        states: the states of the requests to return; empty: all states of requests that have not
-            ended.
-        allocation_ids: the ids of the requests to return; empty: return all requests. If a text is
-            not an id, it stands for all ids that end with the text. If there are no such ids, it
-            stands for all ids that begin with the text.
+        job_id: the id of the job whose requests are returned. If it is empty, the requests of all
+            jobs are returned.
+        states: the states of the requests to return. If it is empty, all requests that have not
+            ended are returned.
+        allocation_ids: texts that name the requests to return. If it is empty, all requests are
+            returned. A text that is not an id stands for all ids that end with the text. If no id
+            ends with the text, it stands for all ids that begin with the text.
         after: the list starts after this key.
         limit: the largest number of entries to return.
 
@@ -219,14 +222,15 @@ def list_requests(
         NotFound: the job does not exist.
     """
     wanted = frozenset(states) or frozenset(RequestState) - ENDED_REQUEST_STATES
-    # This is a generator. So only the requests of the page are read.
+    # `candidates` is a generator, so only the requests of the page are read.
     candidates, prefixes = _requests_after(state, job_id, after), None
     if allocation_ids:
         allocation_ids = [
             name for each in allocation_ids for name in _full_ids(state.requests, each)
         ]
-        # Known ids are looked up. If one id is unknown, all ids are treated as prefixes, and all
-        # requests are scanned. Many ids begin with the prefix then, so a page is soon full.
+        # If all ids are known, their requests are looked up. If one id is unknown, all ids are
+        # treated as prefixes, and all requests are scanned. Usually, many ids begin with such a
+        # prefix, so a page is soon full.
         named = [state.requests.named(each) for each in allocation_ids]
         if all(named):
             candidates = _by_id(state.jobs, job_id, after, filter(None, named))
@@ -236,7 +240,7 @@ def list_requests(
     views: list[RequestView] = []
     last = after
     for scanned, interval in enumerate(candidates):
-        # Entries that do not match also count towards `SCANNED_MAX`. So the time of a call is
+        # Entries that do not match also count towards `SCANNED_MAX`, so that the time of a call is
         # limited. The next page continues after the last examined entry.
         if scanned == SCANNED_MAX or len(views) == limit:
             return Page(views, last)
@@ -248,9 +252,9 @@ def list_requests(
 
 
 def _full_ids(requests: Requests, text: str) -> Sequence[str]:
-    """Returns the ids that a text means. If the text is an id, this is the text itself. Otherwise
-    these are the ids that end with the text. If there are none, these are the ids that begin with
-    the text.
+    """Returns the ids that a text means. If the text is an id, the result is the text itself.
+    Otherwise the result has the ids that end with the text. If there are no such ids, the result
+    has the ids that begin with the text.
 
     Example: "a1b2c3d4.17" means member 17 of the range whose id ends with a1b2c3d4. "a1b2c3d4"
     means all members of this range: the result is the id of the range and a dot. The ids of all
@@ -284,11 +288,13 @@ def _by_id(
 def _cut(
     requests: Requests, found: Iterable[RequestInterval], prefixes: IdPrefixes
 ) -> Iterator[RequestInterval]:
-    """Splits an interval into its members, if the prefixes may match only some of the members."""
+    """Splits each interval into its members if the prefixes possibly match only some of its
+    members.
+    """
     for interval in found:
         name = interval.request.allocation_id
-        # The ids of the members differ only after the last dot. If a prefix ends before this dot,
-        # it matches either all members or none. So one entry is sufficient.
+        # The ids of the members differ only after the last dot. A prefix that ends at or before
+        # this dot matches either all members or no member. So one entry is sufficient.
         if interval.count > 1 and prefixes.tell_apart(name[: name.rfind(".") + 1]):
             yield from members_of(requests, interval)
         else:
@@ -307,10 +313,10 @@ def list_jobs(
 
     Args:
         state: the engine's state.
-        include_ended: True: also return jobs that have ended and are not deleted yet.
-        matching: texts; empty: return all jobs. A job is returned in two cases: one of the texts is
-            its name or its id, or a text of at least four characters is the beginning or the end of
-            its id.
+        include_ended: if True, jobs that have ended and are not deleted yet are returned, too.
+        matching: texts that select jobs. If it is empty, all jobs are returned. A job is returned
+            in two cases: one of the texts is its name or its id, or a text of at least four
+            characters is the beginning or the end of its id.
         after: the list starts after this key.
         limit: the largest number of entries to return.
     """
@@ -343,8 +349,8 @@ def job_view(state: State, job: Job) -> JobView:
     flow = state.flows.jobs.get(job.job_id)
     if flow is None:  # the job has ended and has no slots
         return JobView(job, 0, 0, {})
-    # The tree counts a slot that waits to grow as a pending request. The next lines subtract these
-    # slots.
+    # The fairness tree counts a slot that waits to grow as a pending request. So these slots are
+    # subtracted.
     items = state.queue.non_batchables.of_job(job.job_id)
     growing = sum(item.kind is Kind.RESIZE for item in items)
     awaited = tuple(state.dependencies.awaited(job.job_id))
@@ -376,8 +382,8 @@ def request_view(state: State, request: Request, count: int = 1) -> RequestView:
     return RequestView(
         request=request,
         job_name=state.jobs[request.job_id].name,
-        # The stored reason belongs to the last change of state. If the request is pending, the
-        # reason why it waits is computed here.
+        # The stored reason is about the last change of state. For a pending request, the reason why
+        # it waits now is computed instead.
         reason=pending_reason(state, request) or request.reason,
         slot=slot_view(state, slot) if slot is not None else None,
         gang=gang.spec if gang is not None else None,
@@ -404,8 +410,8 @@ def _slots_after(
     has more than `SCANNED_MAX` slots, the function also yields slots of other jobs.
     """
     keys = known_job(state.jobs, job_id).slot_keys if job_id else ()
-    # The slots of a job with few slots are sorted, because this is cheaper than to read all hosts.
-    # With very many slots, the sorting would take too long.
+    # If the job has few slots, its slots are sorted, because this is cheaper than to read all
+    # hosts. For a job with very many slots, the sorting would take too long.
     if job_id and len(keys) <= SCANNED_MAX:
         of_job = (state.slots[key] for key in keys)
         yield from sorted(
@@ -441,19 +447,19 @@ class IdPrefixes:
 
     def __init__(self, prefixes: Iterable[str]) -> None:
         self._sorted: list[str] = []
-        for each in sorted(prefixes):  # leave out a prefix that begins with another prefix
+        for each in sorted(prefixes):  # a prefix that begins with another prefix is not needed
             if not self._sorted or not each.startswith(self._sorted[-1]):
                 self._sorted.append(each)
 
     def __call__(self, text: str) -> bool:
-        # Only one prefix can match. Take the prefixes that sort before the text or are equal to the
-        # text: it is the last of these.
+        # Only one prefix can match: the last of the prefixes that sort before the text or are equal
+        # to the text.
         at = bisect_right(self._sorted, text)
         return at > 0 and text.startswith(self._sorted[at - 1])
 
     def tell_apart(self, prefix: str) -> bool:
-        """Returns True if, of all texts that begin with `prefix`, some may match and others may
-        not.
+        """Returns True if some texts that begin with `prefix` can match, while other such texts do
+        not match.
         """
         at = bisect_right(self._sorted, prefix)
         return at < len(self._sorted) and self._sorted[at].startswith(prefix)

@@ -18,13 +18,13 @@ from resource_manager.engine.queue.gangs import MemberRequest
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 MOST = 1 << 31
-"""The number of slots to try on a host where only amounts matter. No host has room for this
-number.
+"""The number of slots to try on a host where only amounts matter. No host has room for so high a
+number of slots.
 """
 
 CHOSEN_MAX = 2_000
-"""The limit for slots, on all hosts together, for which cpus, NUMA nodes or devices are chosen.
-Each choice takes about 50 us, and the resource manager handles no events in this time.
+"""The largest number of slots, on all hosts together, for which cpus, NUMA nodes or devices are
+chosen. Each choice takes about 50 us, and the resource manager handles no events in this time.
 """
 
 
@@ -34,7 +34,8 @@ class MoreFit:
 
     Attributes:
         by_host: the number of slots on each executor, without zeros.
-        is_complete: True if all executors were counted completely. False: more slots may fit.
+        is_complete: True if all executors were counted completely. If it is False, more slots
+            possibly fit.
     """
 
     by_host: dict[str, int] = field(default_factory=dict)
@@ -61,8 +62,8 @@ def count_more(hosts: Hosts, among: Iterable[Host], wanted: SchedulingClass) -> 
     try:
         for host in among:
             needs_topology = host.needs_topology(wanted)
-            # The placer would not use such a host, because it is unknown which cpus the owner of
-            # the reservation needs.
+            # If a host with a reservation needs a check of cpus, the placer does not use this host,
+            # because it is unknown which cpus the owner of the reservation needs.
             if needs_topology and host.reserved is not None:
                 continue
             if needs_topology and (checks >= COSTLY_CHECKS_MAX or not left):
@@ -75,7 +76,7 @@ def count_more(hosts: Hosts, among: Iterable[Host], wanted: SchedulingClass) -> 
             if room and needs_topology:
                 checks += 1
                 left -= room
-                # If the limit is reached, there may be room for more slots on the host.
+                # If the limit is reached, the host possibly has room for more slots.
                 found.is_complete = left > 0
     finally:
         placer.drop()

@@ -1,9 +1,9 @@
-"""Some reads of the state take longer than one step of the writer may take. This module defines
-such reads, which may pause.
+"""Defines reads of the engine's state that pause, so that the engine can handle events during a
+long read.
 
-Such a read is a generator. It yields where it may pause, and returns its result at the end. The
-state may change during a pause. So the read iterates over copies of keys, and skips keys that were
-deleted during a pause.
+Such a read is a generator. The generator yields at each pause, and returns the result at the end.
+The state can change during a pause. So the read iterates over copies of keys, and skips keys that
+were deleted during a pause.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Paused = Generator[None, None, T]
 """A read that yields at each pause and returns a `T`."""
 
 PART = 100
-"""The number of entries after which a read pauses."""
+"""A read pauses after each `PART` entries."""
 
 
 def at_once(read: Paused[T]) -> T:

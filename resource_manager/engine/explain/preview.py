@@ -1,8 +1,8 @@
 """Says what an action of an administrator would change, before it happens.
 
 A preview reads the state and changes nothing. It says which slots and jobs an action concerns, and
-whether other executors have room for these slots now. For weights and limits of a group, it says
-which shares would change.
+whether other executors have room for these slots now. For a change of the weight or the limits of a
+group, the preview says which shares would change.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from resource_manager.engine.queue.gangs import MemberRequest
 from resource_manager.engine.state import State
 
 SLOTS_MAX = 1_000
-"""Slots of one preview for which another executor is sought. Each search may take 50 us, and the
-resource manager handles no events in this time.
+"""The largest number of slots of one preview for which another executor is sought. Each search
+takes up to about 50 us, and the resource manager handles no events in this time.
 """
 
 
@@ -39,8 +39,9 @@ class SlotPreview:
         slot: the slot.
         job_name: the name of its job.
         group: the group of its job.
-        other_executor_id: an executor with room for the slot now, when all slots before it in the
-            preview have moved; empty: there is none, or none was sought.
+        other_executor_id: an executor that has room for the slot now, in addition to the slots
+            before it in the preview. It is empty if there is no such executor, or if no executor
+            was sought.
     """
 
     slot: Slot
@@ -57,9 +58,9 @@ class SharePreview:
         group: the name of the group.
         share_now: the group's part of the present usage.
         before: the share that the group is entitled to now.
-        after: the share that it would be entitled to.
-        exceeded: the dimensions in which the group would use more than its new maximum. Its slots
-            stay, and its requests wait.
+        after: the share to which the group would be entitled after the action.
+        exceeded: the dimensions in which the group would use more than its new maximum. The group
+            would keep its slots, and its requests would wait.
     """
 
     group: str
@@ -75,10 +76,11 @@ class Preview:
 
     Attributes:
         slots: the first `SLOTS_MAX` slots that the action concerns.
-        slots_total: the number of slots that it concerns.
-        waiting: the number of queued requests that it would cancel.
+        slots_total: the number of all slots that the action concerns.
+        waiting: the number of queued requests that the action would cancel.
         sought: True if another executor was sought for the slots.
-        shares: the groups whose shares would change, and the group of the action.
+        shares: the shares of the groups whose shares would change, and of the group that the action
+            changes.
     """
 
     slots: Sequence[SlotPreview] = ()
@@ -103,8 +105,8 @@ class Previews:
     """Previews actions.
 
     Attributes:
-        state: the engine's state; its indexes must be up to date. For `group`, the fairness tree is
-            advanced to the present.
+        state: the engine's state. Its indexes must be up to date. Before `group` is called, the
+            fairness tree must have been advanced to the present.
     """
 
     state: State
@@ -181,10 +183,10 @@ class Previews:
         return Preview(shares=shares)
 
     def _moved(self, slots: Iterable[Slot], executor_id: str) -> Preview:
-        """Lists slots, and seeks another executor for each of them.
+        """Lists slots, and seeks another executor for each of the first `SLOTS_MAX` slots.
 
-        The slots are placed tentatively, one scheduling class after the other. So the answer for a
-        slot takes into account that the slots before it have moved.
+        The slots are placed tentatively, one scheduling class after the other. So two slots never
+        get the same free capacity.
         """
         listed = self._listed(slots)
         classes: defaultdict[SchedulingKey, list[int]] = defaultdict(list)
@@ -233,6 +235,6 @@ class Previews:
 
 def _key_of(request: Request, slot: Slot) -> SchedulingKey:
     """Returns the scheduling key of a request for the slot in its present size."""
-    if request.spec.profile is None:  # each executor has its own default slot
+    if request.spec.profile is None:  # the size of a default slot differs between executors
         return scheduling_key(request.spec)
     return scheduling_key(replace(request.spec, profile=slot.profile))

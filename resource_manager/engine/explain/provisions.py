@@ -1,5 +1,6 @@
-"""Builds the view of executors from providers. It shows the executor shapes, the requested
-executors, the requests that are planned on each of them, and the requests that are not planned.
+"""Builds the view of executors from providers. The view shows the executor shapes, the requested
+executors with the requests that are planned on each executor, and the requests that are not
+planned.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ _BLOCKED_BY_MAXIMUM = "the maximum of a resource group allows no more slots"
 
 @dataclass(frozen=True, slots=True)
 class ShapeView:
-    """An executor shape. `executors` contains the number of its executors by state, with the names
-    of states in lower case.
+    """An executor shape. `executors` has the number of executors of this shape in each state. Its
+    keys are the names of states in lower case.
     """
 
     shape: ExecutorShape
@@ -51,7 +52,9 @@ class ShapeView:
 
 @dataclass(frozen=True, slots=True)
 class ProvidedView:
-    """A requested executor. `deadline_time_ms` is None after the executor has registered."""
+    """A requested executor. `deadline_time_ms` is None when the executor is no longer pending, for
+    example because it has registered.
+    """
 
     provision: Provision
     deadline_time_ms: int | None
@@ -61,7 +64,9 @@ class ProvidedView:
 
 @dataclass(frozen=True, slots=True)
 class ProvidersView:
-    """The state of scaling, with all executors from providers."""
+    """The executor shapes and the executors from providers, the limits of scaling, and the requests
+    that are not planned.
+    """
 
     shapes: list[ShapeView]
     executors: list[ProvidedView]
@@ -89,8 +94,8 @@ def providers_view(state: State) -> ProvidersView:
         ],
         minimum=settings.total_min,
         maximum=settings.total_max,
-        # Without providers there is no maximum to compare the total with, so the total is not
-        # needed.
+        # Without providers there is no maximum with which the total is compared, so the total is
+        # not needed.
         present=state.provision_moves.counted() if settings or state.provisions else {},
         idle_timeout_ms=settings.idle_timeout_ms if settings else 0,
         unplanned=list(_unplanned(state)) if settings else [],
@@ -100,7 +105,7 @@ def providers_view(state: State) -> ProvidersView:
 def _still_planned(gangs: GangLedger, elastic: Elastic) -> dict[str, Content]:
     """Returns, for each executor of the last plan, the planned requests that are still queued.
 
-    The plan may be a second old, and contains only the number of requests of each scheduling class.
+    The plan can be a second old, and contains only the number of requests of each scheduling class.
     The function distributes the requests that are still queued over the executors, in the order of
     the plan.
 
@@ -128,8 +133,9 @@ def _still_planned(gangs: GangLedger, elastic: Elastic) -> dict[str, Content]:
 def _with_end(
     times: RunTimes, started: Instant, host: Host | None, provision: Provision
 ) -> Provision:
-    """Returns a provision whose message also says when its executor will probably be empty, if the
-    run times of all its slots are known. It can be given back then.
+    """Returns a provision whose message also says when its executor will probably be empty. The
+    executor can then be given back to its provider. If the run time of a slot is unknown, the
+    provision is returned unchanged.
     """
     if provision.state is not ProvidedExecutorState.REGISTERED or host is None or not host.slots:
         return provision
@@ -158,14 +164,14 @@ def _provided_view(
 
 
 def planned_on(queue: WaitingQueue, elastic: Elastic, request: Request) -> str:
-    """Returns the pending executor on which a queued request is planned; empty: the request is not
-    planned.
+    """Returns the pending executor on which a queued request is planned. The result is empty if the
+    request is not planned.
 
     For a member of a gang, the result is the first executor for which the gang waits.
 
     Args:
         queue: the queue of pending requests.
-        elastic: the state of scaling, which contains the last plan.
+        elastic: the executors that could be requested, and the last plan.
         request: the queued request.
     """
     if not elastic.plan.on:
@@ -179,12 +185,12 @@ def planned_on(queue: WaitingQueue, elastic: Elastic, request: Request) -> str:
 
 
 def planned_count(queue: WaitingQueue, elastic: Elastic, scheduling_class: SchedulingClass) -> int:
-    """Returns the number of queued requests of a class that are planned. They are the oldest
-    requests.
+    """Returns the number of queued requests of a class that are planned. The planned requests are
+    the oldest requests of the class.
 
     Args:
         queue: the queue of pending requests.
-        elastic: the state of scaling, which contains the last plan.
+        elastic: the executors that could be requested, and the last plan.
         scheduling_class: the scheduling class.
     """
     if not elastic.plan.on:
@@ -224,13 +230,13 @@ def _places(
     """Returns, by arrival number, the executor of each planned request of a class."""
     plan, moves = elastic.plan, queue.moves
     known = plan.places.get(scheduling_class)
-    # The result is cached until the queue changes, because a list needs it for every request of a
-    # class.
+    # The result is cached until the queue changes, because a list of requests needs the result for
+    # every request of a class.
     if known is None or known[0] != moves:
         planned = plan.planned(scheduling_class)
         names = [name for name, count in planned.items() for _ in range(count)]
-        # Not strict, because some requests may have left the class: they were placed after the plan
-        # was made.
+        # `strict` is False, because the class can have fewer requests now: some were possibly
+        # placed after the plan was made.
         places = dict(zip(scheduling_class.numbers(), names, strict=False))
         known = plan.places[scheduling_class] = (moves, places)
     return known[1]
@@ -264,7 +270,7 @@ def _unplanned(state: State) -> list[str]:
     more = 0
     # Requests that are not planned, with their reasons, up to the limit.
     for scheduling_class, count in plan.left.items():
-        # Some requests may have been placed or cancelled after the plan was made.
+        # Some requests were possibly placed or cancelled after the plan was made.
         number = min(count, scheduling_class.waiting)
         if number and len(found) < _UNPLANNED_MAX:
             why = _why_not(state.provisions, state.elastic, scheduling_class, room)
@@ -327,7 +333,7 @@ def _why_not(
 
 
 def _time_ms(started: Instant, at_ms: int) -> int:
-    """Converts monotonic time to wall clock time. The result is wrong if the wall clock was set
+    """Converts monotonic time to wall clock time. The result is wrong if the wall clock was changed
     after the start of the resource manager.
     """
     return started.time_ms + at_ms - started.monotonic_ms

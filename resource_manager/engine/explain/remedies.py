@@ -23,11 +23,11 @@ COUNTERFACTUALS_MAX = 5
 BLOCKING_SLOTS_MAX = 20
 
 COSTLY_TRIES_MAX = 64
-"""If each try must check a costly constraint, at most this number of sets of slots are tried."""
+"""The largest number of sets of slots that are tried if each try must check a costly constraint."""
 
 DROPPED_TRIED_MAX = 100
-"""The largest number of found slots that are checked. The check is whether the request would fit
-even if this slot stayed.
+"""The largest number of found slots for which the code checks whether the request would fit even if
+the slot stayed.
 """
 
 _Found = tuple[int, str, Counterfactual]
@@ -66,13 +66,13 @@ def blocking_slots(survey: Survey) -> list[Slot]:
     # The request fits on the executor now, so no slot blocks it.
     if verdict.fits:
         return []
-    # The number of tries is limited only if each try must choose cpus.
+    # The number of tries is limited only if each try must make costly checks.
     tries_left = COSTLY_TRIES_MAX if survey.fit.has_costly_checks(verdict.host) else None
 
     def fits_without(ended: Sequence[Slot]) -> bool:
         nonlocal tries_left
         at = HostView.without(verdict.host, ended, owns_reservation=verdict.at.owns_reservation)
-        # Make the cheap checks first, because most tries fail them.
+        # The cheap checks are made first, because most tries fail a cheap check.
         if survey.fit.cheap_obstacles(at):
             return False
         if tries_left is None:
@@ -89,15 +89,15 @@ def blocking_slots(survey: Survey) -> list[Slot]:
 def slots_in_the_way(
     slots: Iterable[Slot], missing: Amounts, fits_without: Callable[[Sequence[Slot]], bool]
 ) -> list[Slot]:
-    """Returns a few slots with this property: if they ended, the request would fit. Empty: the
-    request would not fit even if all slots ended.
+    """Returns a few slots such that the request would fit if these slots ended. The result is empty
+    if the request would not fit even if all slots ended.
 
-    Example: 3 cpus are missing. Slot a has 2 cpus, b has 2, and c has 1. The slots are sorted so
-    that the most helpful slot comes first: a, b, c. The end of a alone is not sufficient, but the
-    end of a and b is sufficient. Neither a nor b could stay, so the result is a and b.
+    Example: 3 cpus are missing. Slot a has 2 cpus, b has 2, and c has 1. The slots are sorted, the
+    most helpful slot first: a, b, c. The end of a alone is not sufficient, but the end of a and b
+    is sufficient. Neither a nor b could stay, so the result is a and b.
 
     Args:
-        slots: the slots that may end, all on one host.
+        slots: the slots whose end is considered, all on one host.
         missing: the amounts that the host lacks for the request.
         fits_without: a function that returns True if the request would fit without the given slots.
             It returns False for an empty list.
@@ -121,8 +121,8 @@ def _helpfulness(slot: Slot, missing: Amounts) -> tuple[bool, int, int, int, str
     """Returns a sort key. Slots that are being freed come first. Then come the slots with most of
     the missing amounts, and then the slots with most dedicated cpus or NUMA nodes.
     """
-    # Each amount counts in millionths of the missing amount. So the values of cpu and memory can be
-    # added up.
+    # Each amount counts in millionths of the missing amount, so that the values of cpu and memory
+    # can be added up.
     helps = sum(
         min(slot.booked.get(name, 0), lack) * MILLION // lack for name, lack in missing.items()
     )

@@ -1,7 +1,7 @@
 """Explains why a request waits, and finds the smallest changes with which it would fit.
 
 An explanation uses the same checks as placement (`placement/fit.py`), so it agrees with the
-decisions of the scheduler. It describes one moment, and reserves no capacity.
+decisions of the scheduler. An explanation describes one moment, and reserves no capacity.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ _CONDITIONS = {
 
 @dataclass(frozen=True, slots=True)
 class ExecutorVerdict:
-    """The result of comparing a request with one executor: whether the request fits, and what the
-    executor lacks.
+    """The result of the comparison of a request with one executor: whether the request fits, and
+    what the executor lacks.
     """
 
     executor_id: str
@@ -68,7 +68,7 @@ class ExecutorVerdict:
     blockers: tuple[str, ...]
     dimensions: tuple[Dimension, ...]
     message: str
-    # the reason why cpus, NUMA nodes or devices are not suitable; None: they are suitable
+    # the reason why cpus, NUMA nodes or devices are not suitable; None if they are suitable
     cpu: HostRefusal | None = None
     more_fit: int = 0  # number of equal slots that fit on the executor now
 
@@ -89,14 +89,14 @@ class Explanation:
     would_fit_if: list[Counterfactual] = field(default_factory=list)
     blocked_by: list[Slot] = field(default_factory=list)
     resizes: list[ResizeExplanation] = field(default_factory=list)
-    # the pending executor for which the request waits: a provider starts it, but it has not
-    # registered
+    # the pending executor for which the request waits: a provider is starting this executor, but
+    # the executor has not registered yet
     planned_on: str = ""
-    gang: GangExplanation | None = None  # None: the request is not a member of a queued gang
+    gang: GangExplanation | None = None  # None if the request is not a member of a queued gang
     steps: tuple[Step, ...] = ()  # rank of the job at each level of the fairness tree
     limits: list[QuotaBlock] = field(default_factory=list)  # the maxima that block the request
     reservation: ReservationView | None = None  # the capacity that is reserved for the request
-    # reservations of other owners; without them, the request would fit on their hosts
+    # reservations of other owners on hosts where the request would fit without these reservations
     held_for_others: list[ReservationView] = field(default_factory=list)
     more_fit: int = 0  # number of further equal slots that fit now, on all executors
     more_may_fit: bool = False  # True if some executors were not counted
@@ -110,15 +110,16 @@ def explain(
 ) -> Explanation:
     """Explains the state of a request.
 
-    If the request is queued, the function compares it with executors, to find out why it waits. If
-    the request has a slot, the result contains the unfinished resizes of the slot instead. In both
-    cases, the result also shows how many more slots of this kind fit on the executors now. If the
-    request has ended, the result contains only its state.
+    If the request is queued, the function compares the request with executors, to find out why it
+    waits. If the request has a slot, the result instead contains the unfinished resizes of the
+    slot. In both cases, the result also shows how many more slots of this kind fit on the executors
+    now. If the request has ended, the result contains only its state.
 
     Args:
         state: the engine's state; its indexes must be up to date.
         allocation_id: the id of the request.
-        executor_id: the id of the only executor to compare; empty: all executors are compared.
+        executor_id: the id of the only executor to compare. If it is empty, all executors are
+            compared.
         max_executors: the largest number of executors to list for a queued request. The executors
             on which the request almost fits come first.
 
@@ -160,16 +161,17 @@ def explain(
         if reservation is not None
         else frozenset[str]()
     )
-    # Compare the request with the hosts, and collect the other reasons why it may wait.
+    # The survey compares the request with the hosts. The lines after it collect other possible
+    # reasons why the request waits.
     survey = Survey.of(hosts, scheduling_class, reserved_hosts)
-    # No slot fits on any other host.
+    # No slot fits on a host that is not among the candidates.
     more = count_more(state.hosts, survey.candidates, scheduling_class)
     reason = pending_reason(state, request)
     ahead = _requests_ahead(state.gangs, state.queue, request)
     planned = planned_on(state.queue, state.elastic, request)
     block = waiting_block(state.queue, state.gangs, state.quotas, request)
     if state.dependencies.awaited(request.job_id):
-        block = None  # the job may have no slots at all; the limits of its groups do not matter
+        block = None  # the job must not have slots yet, so the limits of its groups do not matter
     others = held_for_others(state, scheduling_class)
     # The texts of these reasons depend on the request. The text of any other reason is fixed.
     known = {
@@ -234,8 +236,8 @@ def _verdict(one: Verdict, more: MoreFit) -> ExecutorVerdict:
 
 
 def _verdict_message(one: Verdict) -> str:
-    """Describes, as a text for people, what one executor lacks. Obstacles that disappear when slots
-    end come first.
+    """Describes, for people, what one executor lacks. Obstacles that can disappear when slots end
+    come first.
     """
     if one.fits:
         return "fits now"
@@ -306,7 +308,7 @@ def _topology_text(survey: Survey) -> str:
         return "no executor has suitable free capacity"
     count = len(blocked) + survey.unchecked
     some = "1 executor has the amounts" if count == 1 else f"{count} executors have the amounts"
-    # Name the host with the lowest id. So the same state always gives the same text.
+    # The text names the host with the lowest id, so that the same state always gives the same text.
     one = survey.verdict(min(host_id for _, _, host_id in blocked))
     what = "devices" if not by_cpus else "cpus and NUMA nodes"
     text = f"{some}, but no suitable {what}"

@@ -43,7 +43,7 @@ class ReservationView:
     since_time_ms: int
     passed_over_since_time_ms: int
     summary: str
-    start_time_ms: int | None  # when the owner will probably be placed; None: not known
+    start_time_ms: int | None  # when the owner will probably be placed; None if this is not known
 
 
 def reservation_views(state: State) -> list[ReservationView]:
@@ -58,14 +58,14 @@ def reservation_of(state: State, request: Request, slot: Slot | None) -> Reserva
     Args:
         state: the engine's state.
         request: the request that the caller explains.
-        slot: the slot whose waiting resize may own the reservation; None: the owner can only be the
-            request or its gang.
+        slot: the slot of the request. If there is a slot, the owner can only be the waiting resize
+            of the slot. If it is None, the owner can only be the request or its gang.
     """
     gang = state.gangs.of(request)
     number = request.arrival_number if gang is None else gang.arrival_number
     if slot is not None:
-        # No request has the arrival number 0. So for a slot without a waiting resize, no
-        # reservation is found.
+        # No owner has the arrival number 0. So for a slot without a waiting resize, no reservation
+        # is found.
         number = slot.wanted.arrival_number if slot.wanted is not None else 0
     each = state.reservations.by_number.get(number)
     return _view(state.run_times, state.hosts, state.started, each) if each is not None else None
@@ -88,7 +88,7 @@ def _view(times: RunTimes, hosts: Hosts, started: Instant, each: Reservation) ->
             name, kept.amounts, *kept.missing(hosts[name].free(), hosts[name].slots_left())
         )
         for name, kept in each.hosts.items()
-        # The executor may have been deleted after the last cycle. The next cycle will end the
+        # An executor that was deleted after the last cycle is left out. The next cycle will end the
         # reservation.
         if name in hosts
     )

@@ -1,7 +1,7 @@
-"""Explains why a resize waits, and with which change it would fit.
+"""Explains why a resize waits, and names changes with which the resize would fit.
 
-An explanation uses the same checks as the engine uses before it sends a resize to an executor
-(`lifecycle/resizes.py`). It describes one moment, and reserves no capacity.
+An explanation uses the checks that the engine makes before it sends a resize to an executor
+(`lifecycle/resizes.py`). An explanation describes one moment, and reserves no capacity.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class ResizeExplanation:
     """The explanation of a resize. It mirrors ResizeExplanation of the protocol.
 
     Attributes:
-        ordered: True: the resize was sent to the executor; False: it still waits.
-        dimensions: for each dimension that grows: the growth, and the free and the total amount of
+        ordered: True if the resize was sent to the executor, and False if it still waits.
+        dimensions: the growth in each dimension that grows, with the free and the total amount of
             the executor.
         summary: a sentence that describes the state of the resize.
     """
@@ -103,7 +103,8 @@ def _waiting(
         beyond = [name for name in growth_needed if need[name] > total.get(name, 0)]
         lacks = ", ".join(amount_text(name, need[name], total.get(name, 0)) for name in beyond)
         return f"{host.host_id} has become too small for it, even when empty ({lacks})"
-    # Check this before AMOUNTS: if a host is not available, the check of amounts may fail, too.
+    # This check comes before the check of AMOUNTS: if a host is not available, the amounts can be
+    # insufficient, too.
     if any(each.constraint is AVAILABLE for each in obstacles.values()):
         return f"no slot can grow on {host.host_id} now{_unavailable_text(host)}"
     if any(each.constraint is AMOUNTS for each in obstacles.values()):

@@ -1,5 +1,5 @@
-"""Describes revocable slots in explanations: which slots are being revoked for a request, and which
-slots could be revoked for it.
+"""Describes revocable slots in explanations: the slots that are being revoked for a request, and
+the slots that could be revoked for a request.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ SHOWN_MAX = 5
 
 
 def revoked_text(hosts: Hosts, slot: Slot) -> str:
-    """Names the slots that are revoked on the host of a slot that was not ordered yet."""
+    """Names the slots that are being revoked on the host of a pending slot. The pending slot waits
+    for the end of these slots. The result is empty for a slot that is not pending.
+    """
     host = hosts.of(slot)
     revoked = [host.slots[key] for key in host.revoked]
     if slot.state is not SlotState.PENDING or not revoked:
@@ -32,8 +34,8 @@ def revoked_text(hosts: Hosts, slot: Slot) -> str:
 
 
 def revocable_text(state: State, request: Request) -> str:
-    """If revocation is off, names the revocable slots whose capacity a pending request would
-    need.
+    """Names the revocable slots whose capacity a pending request would need. The result is empty if
+    revocation is on, or if the request must not revoke slots.
     """
     spec = request.spec
     if state.settings.revocation or spec.revocable or spec.gang_id:

@@ -1,9 +1,8 @@
 """Compares a request with all hosts. For each host, the survey computes how much the host lacks for
-the request. It also collects the free and total amounts of all usable hosts.
+the request. The survey also collects the free and total amounts of all usable hosts.
 
-A survey takes a few microseconds per host. It checks costly constraints only on hosts that meet all
-other constraints, or all other constraints except labels. At most `COSTLY_CHECKS_MAX` hosts are
-checked in this way.
+A survey takes a few microseconds per host. Costly constraints are checked on at most
+`COSTLY_CHECKS_MAX` hosts, and only on hosts that meet all other constraints or lack only labels.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from resource_manager.engine.placement.fit import AVAILABLE, LABELS, Fit, Verdic
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 COSTLY_CHECKS_MAX = 200
-"""The largest number of hosts on which costly constraints are checked. On any other host, the
-request counts as not fitting. This is almost always right: the request is still queued, so the
-scheduling cycle has found no host for it.
+"""The largest number of hosts on which costly constraints are checked. On any further host, the
+request counts as not fitting. This assumption is almost always right: the request is still queued,
+so the scheduling cycle has found no host for it.
 """
 
 _USABLE_IF = (AVAILABLE, LABELS)
@@ -33,7 +32,7 @@ The parts are:
 
 1. The number of obstacles that would remain even if all slots of the host ended.
 2. The largest lack of any dimension, in millionths of the requested amount.
-3. The id of the host. It makes the order always the same.
+3. The id of the host, so that the order of hosts is always the same.
 
 Example: a request needs 4 cpus. Host a has 8 cpus, but only 3 of them are free. Host b has 4 free
 cpus, but is draining. Host a is nearer, because the obstacle on b would remain when slots end.
@@ -53,7 +52,7 @@ class DimensionSums(NamedTuple):
 class Survey:
     """The comparison of a scheduling class with hosts.
 
-    A host is usable if it is available and carries the required labels.
+    A host is usable if new slots can be placed on it and it carries the required labels.
 
     Attributes:
         fit: the constraints of the class.
@@ -63,8 +62,8 @@ class Survey:
         usable: the number of usable hosts.
         fitting: the number of hosts on which the request fits now.
         refused: True if a usable host has refused an equal request recently.
-        promising: the nearest usable host that is large enough and not reserved for other requests;
-            None: there is no such host.
+        promising: the distance of the nearest usable host that is large enough and not reserved for
+            other requests. None if there is no such host.
         blocked_only_by: for each constraint, the hosts on which this constraint is the only
             obstacle.
         unchecked: the number of hosts on which costly constraints were not checked.
@@ -106,7 +105,7 @@ class Survey:
         return HostView.now(self.hosts[host_id], owns_reservation=host_id in self.own)
 
     def verdict(self, host_id: str) -> Verdict:
-        """Returns the result of comparing the request with one host, with all obstacles."""
+        """Returns the result of the comparison of the request with one host, with all obstacles."""
         return self.fit.verdict(self.view(host_id))
 
     def nearest(self, most: int) -> list[Verdict]:
@@ -120,8 +119,8 @@ class Survey:
     def dimensions(self) -> list[DimensionSums]:
         """Returns the requested dimensions, each with the amounts of all usable hosts.
 
-        Hosts may book different amounts for the same request. Then the smallest of these amounts
-        counts.
+        Hosts can book different amounts for the same request. The smallest of these amounts then
+        counts as the requested amount.
         """
         merged: dict[str, DimensionSums] = {}
         for name, asked, free, total in chain.from_iterable(self._sums.values()):
@@ -148,8 +147,8 @@ class Survey:
                 obstacles += fit.costly_obstacles(at)
             else:
                 self.unchecked += 1
-        # An unchecked host gets the smallest possible lack, 1. So it comes directly after the hosts
-        # on which the request fits.
+        # An unchecked host gets the smallest possible lack, which is 1. So the host comes directly
+        # after the hosts on which the request fits.
         hard, lack, is_usable = 0, 0 if is_known else 1, True
         for each in obstacles:
             if not each.transient:
@@ -160,7 +159,8 @@ class Survey:
             self.candidates.append(at.host)
         distance = hard, lack, host_id
         self.distances.append(distance)
-        # If a host was not checked, the request may or may not fit on it.
+        # If a host was not checked, it is unknown whether the request fits on it, so the host is
+        # not counted.
         if is_known:
             if not obstacles:
                 self.fitting += 1

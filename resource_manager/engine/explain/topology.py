@@ -1,8 +1,8 @@
 """Builds the view of the cpus and NUMA nodes of one executor, with the settings and with the
 assignments of slots.
 
-`finegrain/cpu_pools.py` computes the pools. The executor confines slots with the same code. The
-amounts of NUMA nodes are read from the cpu ledger, which placement uses, too.
+`finegrain/cpu_pools.py` computes the pools. The executor uses the same code to confine slots. The
+amounts of NUMA nodes come from the cpu ledger, which placement uses, too.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class TopologyView:
     """The cpus and NUMA nodes of one executor.
 
     Attributes:
-        zones: one entry for each NUMA node; empty if the host does not report its cores.
+        zones: one entry for each NUMA node. It is empty if the host does not report its cores.
         lost_cpus: the dedicated cpus that slots cannot use any more, as (allocation id, generation,
             cpus).
     """
@@ -65,7 +65,7 @@ def topology_view(state: State, executor_id: str) -> TopologyView:
         policy=host.present.policy,
         zones=zones(host.cpus, host.executor.registration) if host.cpus is not None else [],
         pools=pools(host),
-        # The slots are sorted. So two views can be compared.
+        # The slots are sorted, so that two views can be compared.
         slots=[slot_view(state, host.slots[key]) for key in sorted(host.slots)],
         lost_cpus=[(*key, cpus) for key, cpus in sorted(host.lost_cpus.items())],
     )
@@ -91,8 +91,8 @@ def pools(host: Host) -> Pools:
 
 
 def zones(ledger: CpuLedger, registration: Registration) -> list[Zone]:
-    """Returns the capacity, the allocatable, allocated and available amounts of each NUMA node, in
-    order of the node ids.
+    """Returns the capacity of each NUMA node, and its allocatable, allocated and available amounts,
+    in order of the node ids.
 
     Args:
         ledger: the cpu ledger of the host.
@@ -147,7 +147,7 @@ def _devices_on(ledger: DeviceLedger, node: int) -> _Devices:
             continue
         whole = layout.totals[at]
         used = ledger.used.get((device.type, device.uuid), {})
-        # Slots keep a device that gets no new slots, so their shares still count.
+        # A device that gets no new slots still counts with the shares of its present slots.
         usable = used if ledger.problem(at) else whole
         for total, amounts in zip(sums, (whole, usable, used, ledger.free(at)), strict=True):
             for name, amount in amounts.items():

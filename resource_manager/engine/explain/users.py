@@ -29,8 +29,8 @@ class UserView:
 
 
 def user_views(users: Users, jobs: Mapping[str, Job]) -> list[UserView]:
-    """Returns all users that have limits or live jobs, by name. The cost is linear in the number of
-    live jobs.
+    """Returns the views of all users that have limits or live jobs, sorted by name. The cost is
+    linear in the number of live jobs.
 
     Args:
         users: the limits of users.
@@ -40,7 +40,7 @@ def user_views(users: Users, jobs: Mapping[str, Job]) -> list[UserView]:
 
 
 def user_view(users: Users, jobs: Mapping[str, Job], user: str) -> UserView:
-    """Returns one user.
+    """Returns the view of one user.
 
     Args:
         users: the limits of users.

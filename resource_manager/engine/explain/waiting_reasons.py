@@ -2,7 +2,7 @@
 reason for one request, the number of requests with each reason, and the submission time of the
 oldest queued request of a job or group.
 
-There may be 100,000 job queues, so only one arrival number of each queue is read.
+There can be 100,000 job queues, so only one arrival number of each queue is read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from resource_manager.engine.state import State
 def pending_by_reason(state: State) -> Paused[dict[str, int]]:
     """Returns the number of queued requests by primary reason."""
     counts: dict[str, int] = {}
-    # Computed once here and not for each class, because there may be 10,000 classes.
+    # The limits are checked once, and not for each class, because there can be 10,000 classes.
     limits = bool(maxima(state.flows))
     for at, scheduling_class in enumerate(state.queue.classes(), start=1):
         if at % PART == 0:
@@ -64,10 +64,11 @@ def pending_by_reason(state: State) -> Paused[dict[str, int]]:
 
 
 def pending_reason(state: State, request: Request) -> str:
-    """Returns the reason why a request waits; empty: the request does not wait."""
+    """Returns the reason why a request waits. The result is empty if the request does not wait."""
     if request.state is not RequestState.PENDING:
         return ""
-    # Make the checks in the same order as `pending_by_reason`. Its counts then match these reasons.
+    # The checks have the same order as in `pending_by_reason`, so that the counts agree with these
+    # reasons.
     if request.arrival_number > state.considered_arrival:
         return Reason.NOT_YET_CONSIDERED
     if state.dependencies.awaited(request.job_id):
@@ -83,7 +84,7 @@ def pending_reason(state: State, request: Request) -> str:
 
 
 def reason_of(block: QuotaBlock) -> Reason:
-    """Returns the reason why a request waits that this maximum blocks."""
+    """Returns the reason for a request that this maximum blocks."""
     of_group = block.group_id.startswith((GROUP, ROOT, JOB))
     return Reason.WAITING_GROUP_LIMIT if of_group else Reason.WAITING_USER_LIMIT
 
@@ -91,8 +92,8 @@ def reason_of(block: QuotaBlock) -> Reason:
 def waiting_block(
     queue: WaitingQueue, gangs: GangLedger, quotas: QuotaChecks, request: Request
 ) -> QuotaBlock | None:
-    """Returns the maximum that blocks a queued request or its gang; None: no maximum blocks the
-    request.
+    """Returns the maximum that blocks a queued request or its gang. The result is None if no
+    maximum blocks the request.
 
     Args:
         queue: the queue of pending requests.
@@ -107,17 +108,19 @@ def waiting_block(
 
 
 def _blocked(state: State, scheduling_class: SchedulingClass) -> Paused[dict[str, int]]:
-    """Returns counts of queued requests of a class, by reason. Two kinds are counted: requests of
-    jobs that wait for other jobs, and requests that the maximum of a group blocks.
+    """Returns counts of queued requests of a class, by reason. Two kinds of requests are counted:
+    requests of jobs that wait for other jobs, and requests that the maximum of a group or user
+    blocks.
     """
-    # The result is cached by group and user, because all jobs of both have the same limits.
+    # The block is cached by group and user, because all jobs of one user in one group have the same
+    # limits.
     blocked: dict[tuple[Flow | None, Flow | None], QuotaBlock | None] = {}
     counts: dict[str, int] = {}
     for at, job_queue in enumerate(list(scheduling_class.job_queues.values()), start=1):
         if at % PART == 0:
             yield
         if (flow := state.flows.jobs.get(job_queue.job_id)) is None:
-            continue  # the job has ended during a pause
+            continue  # the job ended during a pause
         # Requests after `considered_arrival` count as not considered yet.
         considered = job_queue.numbers.count_within(0, state.considered_arrival + 1)
         if state.dependencies.awaited(job_queue.job_id):
@@ -147,8 +150,8 @@ def _gang_reasons(state: State, waiting: WaitingGang) -> Iterable[tuple[str, int
 
 
 def rejection_notice(state: State, request: Request) -> str:
-    """Describes, for people, when a queued request will be rejected; empty: the request will not be
-    rejected.
+    """Describes, for people, when a queued request will be rejected. The result is empty if the
+    request will not be rejected.
 
     The indexes must be up to date.
     """
@@ -185,7 +188,7 @@ def jobs_waiting_since(state: State, job_ids: Collection[str]) -> dict[str, int]
             first[job_id] = number
     return {
         job_id: created_ms
-        # Look up requests only here: once for each job, and not for each queue.
+        # Requests are looked up only now: once for each job, and not once for each queue.
         for job_id, number in first.items()
         if (created_ms := _created_ms(state.requests, state.ranges, number)) is not None
     }
@@ -204,7 +207,7 @@ def groups_waiting_since(state: State) -> Paused[dict[str, int]]:
             visited += 1
             if visited % PART == 0:
                 yield
-            # During a pause, the job may have ended, or its requests may have been placed.
+            # During a pause, the job possibly ended, or its requests were possibly placed.
             if job_queue.numbers and (job := jobs.get(job_id)) is not None:
                 number = job_queue.numbers.first
                 if number < first.get(job.group, number + 1):
@@ -225,8 +228,8 @@ def groups_waiting_since(state: State) -> Paused[dict[str, int]]:
 
 
 def _queues_of(queue: WaitingQueue, job_ids: Collection[str]) -> Iterable[JobQueue]:
-    """Yields the queues of some jobs. For each class, the function iterates over these jobs. If the
-    class has fewer queues than there are jobs, it iterates over the queues.
+    """Yields the queues of some jobs. For each class, the function iterates over these jobs, or
+    over the queues of the class if there are not more queues than jobs.
     """
     for scheduling_class in queue.classes():
         job_queues = scheduling_class.job_queues
