@@ -37,6 +37,11 @@ _ABOUT: Final = re.compile(
     r" expected (?P<expected>.+)",
     re.DOTALL,
 )
+_RULE: Final = re.compile(
+    r"(?:requests\[\d+\]\.)?cpu_policy\.neighbors\[(?P<at>\d+)\](?:\.level)? is .+?;"
+    r" expected (?P<expected>.+)",
+    re.DOTALL,
+)
 _NUMBER: Final = re.compile(r"(?<![\w.])\d{2,18}(?![\w.])")
 # Replace only these names in prose, because all other names are also plain words.
 _TECHNICAL: Final = "|".join(re.escape(name) for name in _OPTIONS if re.search("[_.]", name))
@@ -62,6 +67,9 @@ def name_options(error: FinegrainError, typed: Mapping[str, object]) -> None:
     error.message = error.message.replace(_ADVICE, "")
     # Usage lines call the argument ID, SLOT or REQUEST. Errors call the argument ID.
     error.message = _ID.sub("ID is ", error.message)
+    if (rule := _RULE.search(error.message)) is not None:
+        _name_rule(error, rule, typed)
+        return
     found = _ABOUT.search(error.message)
     if found is None:
         return
@@ -82,6 +90,22 @@ def name_options(error: FinegrainError, typed: Mapping[str, object]) -> None:
     error.message = error.message[: found.start()] + reworded
     if "field" in error.details:
         error.details |= {"field": option, "value": value, "expected": expected}
+
+
+def _name_rule(error: FinegrainError, found: re.Match[str], typed: Mapping[str, object]) -> None:
+    """Changes an error about a rule about neighbors. A request has the rules of --near first."""
+    rules: list[tuple[str, str]] = []
+    for option in ("near", "apart"):
+        texts = typed.get(option)
+        rules += (
+            [(_flag(option), text) for text in texts] if isinstance(texts, list | tuple) else []
+        )
+    at = int(found["at"])
+    if at < len(rules):
+        option, text = rules[at]
+        reworded = f"{option} is {text!r}; expected {found['expected']}"
+        error.message = error.message[: found.start()] + reworded
+        error.details |= {"field": option, "value": text, "expected": found["expected"]}
 
 
 def advised(message: str) -> str:

@@ -117,6 +117,13 @@ def test_options_of_devices_are_named_as_typed(options: DeviceOptions, told: str
     assert raised.value.message.replace('"', "'").replace("''", "'") == told
 
 
+def test_a_rule_about_neighbors_is_named_as_typed() -> None:
+    typed = {"near": ["app=db"], "apart": ["app=a", "app=b@core"]}
+    error = InvalidArgument("requests[0].cpu_policy.neighbors[2].level", "core", "level host")
+    name_options(error, typed)
+    assert error.message == "--apart is 'app=b@core'; expected level host"
+
+
 REFUSED = (
     "no executor could host 64 cpu, 256Mi memory, even when empty (cpu: requested 64, largest "
     "executor 2)"
