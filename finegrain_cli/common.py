@@ -88,7 +88,17 @@ HINTS: dict[Reason, str] = {
 }
 
 
-REQUIREMENTS = ("qos", "cpu_bind", "cpu_exclusive", "numa", "label", "require_isolation")
+REQUIREMENTS = (
+    "qos",
+    "cpu_bind",
+    "cpu_exclusive",
+    "numa",
+    "label",
+    "near",
+    "apart",
+    "gang_placement",
+    "require_isolation",
+)
 """Parameters of requests besides the amounts. An executor with enough capacity can still be
 unsuitable because of one of these parameters.
 """
