@@ -61,7 +61,7 @@ class RequestRejected(FinegrainError):
     def _text(self, first: Rejection) -> str:
         more = len(self.rejections) - 1
         text = f"slot request {first.allocation_id} was rejected: {first.message or first.reason}"
-        return text + (f" (and {more} more)" if more else "")
+        return text + (f"; {more + 1} slot requests were rejected in total" if more else "")
 
 
 class GangTimeout(RequestRejected, TimeoutError):
