@@ -40,12 +40,11 @@ class BatchJob:
 
     If a runner is killed, its slots and tasks continue until the lease of the job (`lease_s`)
     expires. A runner that starts within this time takes over the slots and tasks, with all output.
-    A runner that starts later registers a new job. It repeats
-    all threads that have no result.
+    A runner that starts later registers a new job, and repeats all threads that have no result.
 
     Attributes:
         state_file: path of the file with the state of the batch. Only its owner can read the file.
-            It must be on a local disk.
+            The file must be on a local disk.
     """
 
     state_file: Path
@@ -123,8 +122,8 @@ class BatchJob:
     ) -> BatchOutcome:
         """Works on the batch until every thread has its result, or the batch is stopped.
 
-        If this call is cancelled, it first cancels the batch, in the same way as `cancel`. If it
-        raises another error, slots and tasks stay for the next runner.
+        If this call is cancelled, it first cancels the batch, in the same way as `cancel`. If this
+        call raises any other error, slots and tasks stay for the next runner.
 
         Args:
             on_progress: a function that is called at most five times a second. It must not block.
@@ -145,7 +144,8 @@ class BatchJob:
         work = self._work(on_progress, retry_failed=retry_failed)
         self._running = asyncio.create_task(work, name=f"batch {self.state_file}")
         try:
-            # With the shield, a cancellation first releases slots in an orderly way.
+            # If this call is cancelled, the shield keeps the batch running, so that the batch can
+            # release its slots.
             return await asyncio.shield(self._running)
         except asyncio.CancelledError:
             self._wake("cancel")
@@ -191,7 +191,7 @@ class BatchJob:
         state = await asyncio.to_thread(self._open)
         self._spec = state.spec
         try:
-            # Do this before the runner reads the state. So these threads run again.
+            # Do this before the runner reads the state, so that the failed threads run again.
             if retry_failed:
                 await asyncio.to_thread(state.forget_failures)
             self._runner = Runner(
@@ -217,8 +217,8 @@ class BatchJob:
     async def _end(self, stop_mode: str) -> None:
         if self._running is not None and not self._running.done():
             self._wake(stop_mode)
-            # Use `wait`, which does not raise the error of the run, because only the caller of
-            # `run` must get the error.
+            # Only the caller of `run` must get the error of the run, and `wait` does not raise this
+            # error.
             await asyncio.wait([self._running])
             return
         state = await asyncio.to_thread(StateFile.open, self.state_file)

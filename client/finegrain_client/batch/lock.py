@@ -17,9 +17,7 @@ from finegrain.errors import AlreadyExists, Reason
 
 TRIES_MAX = 5
 RETRY_DELAY_S = 0.05
-"""Wait in seconds between tries, because `runner_of` in another process may have the lock for a
-moment.
-"""
+"""Wait in seconds between tries. `runner_of` in another process may have the lock for a moment."""
 
 
 def lock_path(path: Path) -> Path:
@@ -28,14 +26,16 @@ def lock_path(path: Path) -> Path:
 
 
 def runner_of(path: Path) -> dict[str, Any] | None:
-    """Returns `pid` and `host` of the runner that works on the batch; None: no runner does."""
+    """Returns `pid` and `host` of the runner that works on the batch, or None if there is no
+    runner.
+    """
     try:
         descriptor = os.open(lock_path(path), os.O_RDONLY)
     except (FileNotFoundError, PermissionError):
         # the state file is not readable either, and the function that reads it reports the error
         return None
     try:
-        # Take a shared lock. So a reader does not take another reader for a runner.
+        # Use a shared lock, so that a reader does not mistake another reader for a runner.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return None
     except BlockingIOError:
@@ -76,8 +76,8 @@ def take_lock(path: Path) -> int:
 
 
 def _lock_owner(descriptor: int) -> dict[str, Any]:
-    """Returns the owner that the lock file names; empty: the present owner has not written the file
-    yet.
+    """Returns the owner that the lock file names, or {} if the present owner has not written the
+    file yet.
 
     Until the owner writes the file, the file names the previous owner. The pid of the previous
     owner may now belong to another process, so the start time of the process must also match.

@@ -1,10 +1,10 @@
 """Stores the output of threads of work: files in the results folder, and the last bytes in the
 state file.
 
-Each attempt writes to its own files. The files are opened for each chunk: ten thousand attempts may
-run, and open files would need too many descriptors. When an attempt counts as the result of its
-thread, its files are synced and renamed before the result is recorded. So the files of a recorded
-result are complete.
+Each attempt writes to its own files. A file is opened for each chunk, and closed after it: ten
+thousand attempts can run at the same time, and files that stay open would need too many
+descriptors. When an attempt counts as the result of its thread, its files are synced and renamed
+before the result is recorded. So the files of a recorded result are complete.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Output:
         return self._tails.get(stream, b"")
 
     def publish(self) -> None:
-        """Makes this attempt's files the thread's files. The caller has decided that this attempt
-        counts.
+        """Makes the files of this attempt the files of its thread. Call this only for the attempt
+        that counts as the result.
 
         Raises:
             OSError: the files cannot be written.
@@ -73,7 +73,7 @@ class Output:
         for stream in STREAMS:
             final = self._folder / f"{self._thread}.{stream}"
             if stream not in self._begun:
-                # an earlier attempt may have left this file without recording its result
+                # an earlier attempt may have left this file, although its result was not recorded
                 final.unlink(missing_ok=True)
                 continue
             part = self._part(self._folder, stream)

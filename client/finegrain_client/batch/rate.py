@@ -17,7 +17,7 @@ BASIS_MIN = 5
 
 STRAGGLERS_MIN_S = 0.5
 """A thread that has run for less than this time, in seconds, is never a straggler: a second run
-would cost more.
+would cost more than it saves.
 """
 
 
@@ -48,8 +48,8 @@ class Rate:
         return self._sorted[max(0, math.ceil(part * len(self._sorted)) - 1)]
 
     def straggler_after_s(self, factor: float, threads: int) -> float | None:
-        """Returns a run time: a thread that runs for longer is a straggler. None: too few threads
-        are done.
+        """Returns the run time in seconds after which a thread is a straggler, or None if too few
+        threads are done.
 
         Too few means fewer than half of the threads, or fewer than `BASIS_MIN`.
 
@@ -64,13 +64,14 @@ class Rate:
     def estimate(
         self, now: datetime, *, to_run: int, running_s: Sequence[float], at_once: int
     ) -> Estimate | None:
-        """Estimates when all threads will be done. Returns None if no thread is done, and if no
+        """Estimates when all threads will be done. Returns None if no thread is done, or if no
         thread runs.
 
         The estimate is the remaining work, at the mean duration of the finished threads, divided by
         the number of running threads. A running thread is assumed to take at least another tenth of
         the mean. The result is at least the longest remaining time of a running thread. Example:
-        mean 10 s, 4 threads to run, 2 running for 6 s and 12 s: (4 * 10 + 4 + 1) / 2 = 22.5 s.
+        the mean is 10 s, 4 threads have not started, and 2 threads have run for 6 s and 12 s. The
+        estimate is (4 * 10 + 4 + 1) / 2 = 22.5 s.
 
         Args:
             now: the current time.

@@ -149,8 +149,8 @@ class Report:
 
 
 def share_of(slots: BatchSlots, total: Mapping[str, int]) -> float | None:
-    """Returns the dominant share: the largest of the fractions of each dimension of the cluster
-    that the slots have. The result is None if the capacity of the cluster is unknown.
+    """Returns the dominant share of the slots: the largest of their fractions of the cluster's
+    dimensions. The result is None if the capacity of the cluster is unknown.
     """
     held: dict[str, int] = {"cpu_milli": 0, "memory_bytes": 0}
     for slot in slots.held:

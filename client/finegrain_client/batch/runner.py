@@ -1,4 +1,4 @@
-"""Runs a batch until every thread has its result. It uses one job after the other.
+"""Runs a batch until every thread has its result. The runner uses one job after the other.
 
 The runner takes over the job of an earlier runner, or registers a new job. It ends the job when the
 batch is done, stopped or cancelled. If the runner fails, or `BatchJob.leave` is called, the job
@@ -70,8 +70,8 @@ class Runner:
         self._cluster = cluster
         self._state = state
         self._lease_s = lease_s
-        # Use one thread. So writes keep their order, and only one call uses the connection at a
-        # time.
+        # Use only one thread, so that writes keep their order, and only one call uses the
+        # connection at a time.
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="finegrain-batch")
         self._session: Session | None = None
         self._stop_mode = ""
@@ -91,8 +91,8 @@ class Runner:
             while stop_reason is None:
                 known = await self._on_disk(self._state.known)
                 if len(known.final) == self._state.spec.threads:
-                    # The last runner may have been killed after it had stored the last result, and
-                    # before it had ended its job.
+                    # The last runner may have been killed after it stored the last result, but
+                    # before it ended its job.
                     await self._end_leftover_job(known)
                     stop_reason = ""
                 elif self._stop_mode:
@@ -124,8 +124,8 @@ class Runner:
         """Works with one job until this job or the batch ends.
 
         Returns:
-            The reason why the batch stops; empty: the batch is done. None: another job must
-            continue the batch.
+            The reason why the batch stops. The reason is empty if the batch is done. The result is
+            None if another job must continue the batch.
         """
         async with AsyncExitStack() as stack:
             try:
@@ -176,13 +176,14 @@ class Runner:
                 group=spec.group,
                 lease_s=self._lease_s,
                 priority=spec.priority,
-                # When the first thread has run, the other jobs have ended. They may be deleted.
+                # If a thread has already run, the jobs in `after` have ended. Do not name them,
+                # because they are possibly deleted.
                 after=() if known.attempts else spec.after,
             )
             return await stack.enter_async_context(job)
 
         job = await retry_until_answered(register, "registering the batch's job")
-        # from now on, only the runner ends the job; leaving the context does not
+        # from now on, only the runner ends the job; the exit of the context does not end it
         job.detached = True
         return job, await self._on_disk(partial(self._state.add_job, job.job_id))
 
@@ -192,7 +193,8 @@ class Runner:
             return None
         await self._on_disk(partial(self._state.end_job, row.number))
         reason = error.details.get("end_reason", "")
-        # If a runner had begun to end the job, the runner has ended it, not an administrator.
+        # If a runner has recorded that it ends the job, that runner has ended it, not an
+        # administrator.
         ours = await self._on_disk(partial(self._state.meta, ENDING)) == str(row.number)
         if reason == Reason.DEPENDENCY_FAILED:
             return f"a job that it waits for has ended in another way: {error.message}"
@@ -223,8 +225,8 @@ class Runner:
         done = sum(each is ThreadState.DONE for each in known.final.values())
         succeeded = done == self._state.spec.threads
         outcome = JobOutcome.SUCCEEDED if succeeded else JobOutcome.FAILED
-        # Write this before the call. If this runner is killed now, the next runner knows that the
-        # job was ended by a runner, and not by an administrator.
+        # Write this before the call. If this runner is killed after the call, the next runner knows
+        # that a runner ended the job, and not an administrator.
         ending = Changes(meta={ENDING: str(row.number)})
         await self._on_disk(partial(self._state.write, row.number, ending))
         try:

@@ -35,8 +35,8 @@ LOSSES_MAX = 20
 """A thread that loses this many slots fails: the thread itself may crash its hosts."""
 
 REFUSALS_MAX = 3
-"""If this number of attempts could not execute the command, and no attempt could, the batch
-stops.
+"""If this number of attempts could not execute the command, and no other attempt has executed it,
+the batch stops.
 """
 
 USES_MAX = 100
@@ -85,7 +85,7 @@ class BatchScheduler:
         # member has already ended.
         self._reuse_members: dict[int, bool] = {}
         self._given_up = IntervalSet()
-        # The attempt and its start time.
+        # The attempt that was lost with a slot, and the start time of the attempt.
         self._lost_attempts: dict[SlotKey, tuple[AttemptKey, float]] = {}
         self._used: set[SlotKey] = set()
         self._unknown: set[AttemptKey] = set()
@@ -103,7 +103,7 @@ class BatchScheduler:
     ) -> None:
         """Restores attempts and slots of an earlier runner.
 
-        The caller then calls `granted` for every slot that exists, and `finish_restore`.
+        The caller then calls `granted` for every slot that exists, and at the end `finish_restore`.
 
         Args:
             unknown: attempts whose outcome is unknown.
@@ -148,14 +148,13 @@ class BatchScheduler:
         # The slot may still run an attempt: an attempt of an earlier runner, or an attempt from
         # before its executor was lost.
         lost_attempt, start_time = self._lost_attempts.pop(key, (None, 0.0))
-        # The slot was granted while its request was being cancelled.
+        # If the member was given up, the slot was granted while its request was being cancelled.
         if member in self._given_up:
             self._set_phase(held, Phase.RELEASING)  # the cancellation releases the slot
         elif lost_attempt is None:
             self._set_phase(held, Phase.USED if key in self._used else Phase.FREE)
         elif self.threads[lost_attempt[0]] == TODO and not self.stopping:
-            # When the slot of the attempt was lost, the attempt was recorded as ended. But its task
-            # has continued.
+            # The attempt was recorded as ended when its slot was lost, but its task has continued.
             self._actions.changes.reopened.append(lost_attempt)
             self._start_attempt(held, lost_attempt, start_time, again=True)
         else:
@@ -192,8 +191,8 @@ class BatchScheduler:
         self.waiting.remove_run(first, first + count)
 
     def reuse_answered(self, key: SlotKey, member: int, *, agreed: bool) -> None:
-        """Records whether a slot may be reused. If it may not, the resource manager releases the
-        slot.
+        """Records whether a slot may be reused. If the reuse was refused, the resource manager
+        releases the slot.
 
         Args:
             key: the slot.
@@ -229,7 +228,7 @@ class BatchScheduler:
             return
         self._running_of[key[0]].discard(key)
         self._leave_slot(run, key, outcome)
-        # If another attempt at the thread was faster, only the result of the other attempt counts.
+        # If another attempt at the thread was faster, only the result of that attempt counts.
         if self.threads[key[0]] in ENDED:
             self._close(key, "cancelled", "another attempt of its thread finished first")
             self._actions.discard.append(key)
@@ -275,13 +274,13 @@ class BatchScheduler:
         """Returns all actions to take now. From then on, the scheduler assumes that these actions
         are done.
 
-        Example: 10 threads remain, 3 slots are free, 2 are used, and 6 requests wait. Three
-        attempts start, so 7 threads need a slot. The session requests the reuse of both used slots,
-        each for one waiting request. 4 other waiting requests and 2 possible reuses are left, so 1
-        more request is submitted.
+        Example: 10 threads remain, 3 slots are free, 2 slots have run a thread, and 6 requests
+        wait. Three attempts start, so 7 threads need a slot. The session requests the reuse of both
+        used slots, each for one waiting request. 4 other waiting requests and 2 possible reuses are
+        left, so 1 more request is submitted.
         """
-        # Do this first. Threads whose delay is over then count when slots are assigned, reused and
-        # requested.
+        # Do this first, so that threads whose delay is over count when slots are assigned, reused
+        # and requested.
         self.threads.wake(now)
         stragglers = [] if self.stopping else self._stragglers(now)
         self._start_attempts(stragglers, now)
@@ -366,8 +365,8 @@ class BatchScheduler:
             missing = min(missing, self.spec.slots_max - len(self.waiting) - len(self.held_slots))
         if missing > 0:
             self._actions.ask = self._next_member, missing
-            # The session writes this to disk before the call. So no later runner uses these members
-            # again.
+            # The session writes this to disk before the call, so that no later runner uses these
+            # members again.
             self._actions.changes.submitted.append(SubmittedRow(self._next_member, missing))
             self.waiting.add_run(self._next_member, self._next_member + missing)
             # Never use a member twice, even after a refusal.
@@ -425,7 +424,8 @@ class BatchScheduler:
             self._delay(thread, 1, now)
             return
         failures = self._failures[thread] = self._failures.get(thread, 0) + 1
-        # Another attempt at the thread still runs, and may succeed.
+        # The thread does not fail yet: another attempt still runs and can succeed, or a retry is
+        # left.
         if self._running_of[thread] or failures <= self.spec.retries:
             self.retried += 1
             self._actions.discard.append(key)
@@ -435,7 +435,7 @@ class BatchScheduler:
         self._finish(key, result, ThreadState.FAILED)
 
     def _delay(self, thread: int, failures: int, now: float) -> None:
-        # A second run of the thread is still in progress and may succeed.
+        # If a second run of the thread is in progress, wait for its result instead.
         if not self._running_of[thread]:
             self.threads.delay(thread, now + self.spec.retry_after_s(failures))
 
@@ -445,7 +445,7 @@ class BatchScheduler:
         losses = self._lost[thread] = self._lost.get(thread, 0) + 1
         if self.threads[thread] in ENDED or self._running_of.get(thread):
             return
-        # Use no delay, because usually the command did not cause the loss of its slot.
+        # Queue the thread without a delay: usually, the command did not cause the loss of its slot.
         if losses < LOSSES_MAX:
             self.threads.to_do(thread)
             return
@@ -471,7 +471,7 @@ class BatchScheduler:
             self.stop(f"{some}thread {thread} {result.message}")
 
     def _close(self, key: AttemptKey, outcome: str, message: str) -> None:
-        # Cut the message, which may contain output of the task, because the state file must stay
+        # The message may contain output of the task. Cut it, because the state file must stay
         # small.
         self._actions.changes.ended.append((*key, outcome, message[:1000]))
 

@@ -57,7 +57,7 @@ class RunningAttempt:
 
 
 class Ending(Enum):
-    """The end of an attempt."""
+    """How an attempt ended."""
 
     OK = auto()
     FAILED = auto()
@@ -79,7 +79,9 @@ class AttemptOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Run a thread in a slot. With `again`, continue the attempt that already runs in this slot."""
+    """The action to run a thread in a slot. If `again` is true, the attempt already runs in this
+    slot and continues.
+    """
 
     slot: SlotKey
     thread: int

@@ -1,9 +1,9 @@
-"""Runs the main loop of a batch during one job: handles messages, saves decisions, and carries them
-out.
+"""Runs the main loop of a batch during one job: handles messages, saves decisions, and carries the
+decisions out.
 
 The order is important. Each decision of the scheduler is on disk before it is carried out. And
-output files are complete before the result is recorded. Only this loop writes. Background tasks do
-slow work, and put their results into the inbox.
+output files are complete before the result is recorded. Only this loop writes decisions. Background
+tasks do slow work, and put their results into the inbox.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ from finegrain_client.errors import RequestRejected
 T = TypeVar("T")
 
 RELEASE_WAIT_S = 5.0
-"""At its end, a batch waits for at most this time in seconds until its last slots are released."""
+"""Longest time in seconds for which a batch waits, at its end, for the release of its last slots.
+"""
 
 WAKE_INTERVAL_S = 1.0
 """Longest time in seconds between two iterations of the loop, which finds stragglers and reports
@@ -154,8 +155,8 @@ class Session:
 
         The resource manager measures the duration of a thread from the grant to the release of its
         slot. If a slot ends together with its job, the resource manager does not measure the
-        thread. The longest thread is often the last one. Without this wait, it would often not be
-        measured.
+        thread. The longest thread is often the last one, so without this wait the longest thread
+        would often not be measured.
         """
         if self._releases:
             await asyncio.wait(self._releases, timeout=RELEASE_WAIT_S)
@@ -163,8 +164,8 @@ class Session:
     def now(self) -> float:
         """Returns seconds since 1970 by a monotonic clock.
 
-        With the system clock, a change of the clock could make all attempts stragglers at once, or
-        delay a retry by an hour.
+        If this method used the system clock, a change of that clock could make all attempts
+        stragglers at once, or delay a retry by an hour.
         """
         return self._clock_offset_s + time.monotonic()
 
@@ -197,7 +198,7 @@ class Session:
                 self._handle(await self._inbox.get())
         except TimeoutError:
             return
-        # First handle all waiting messages. They then need only one decision and one write.
+        # Handle all waiting messages first, so that they need only one decision and one write.
         while not self._inbox.empty():
             self._handle(self._inbox.get_nowait())
 
@@ -207,7 +208,7 @@ class Session:
             case Granted() | Requeued() | RequestFinished():
                 self._handle_request(message)
             case AttemptEnded(key, outcome):
-                # The loop kept the attempt only in order to cancel it.
+                # The loop keeps the attempt only to be able to cancel it.
                 self._attempts.pop(key, None)
                 scheduler.attempt_ended(key, outcome, self.now())
             case CommandStarted():
@@ -277,7 +278,8 @@ class Session:
             task.add_done_callback(self._releases.discard)
         new, waiting = actions.reuse_new, actions.reuse
         if new is not None:
-            # A call with new members may contain fewer slots, so it names only their slots.
+            # A call that requests new members must contain fewer slots than other calls. So it
+            # contains only the slots that are reused for the new members.
             fresh = range(new[0], new[0] + new[1])
             waiting = [each for each in actions.reuse if each[1] not in fresh]
             pairs = [each for each in actions.reuse if each[1] in fresh]
@@ -341,7 +343,8 @@ class Session:
             await self._on_disk(partial(self._state.taken_in, self.row.number, new[0]))
         answers = [(*pair, each) for pair, each in zip(pairs, agreed, strict=True)]
         self._inbox.put_nowait(ReuseAnswered(answers))
-        # The answers come first: they make the members wait again, and this removes them.
+        # Send the answers first: they make the members wait again, and the refusal then removes the
+        # members.
         if refused is not None:
             self._inbox.put_nowait(refused)
 

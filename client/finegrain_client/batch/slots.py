@@ -1,4 +1,5 @@
-"""Keeps the slots of a batch. This is the part of the runner that calls the resource manager.
+"""Keeps the slots of a batch. This module is the part of the runner that calls the resource
+manager.
 
 All requests of a job are members of one range, `<range id>.<index>`. This module repeats a call
 until the resource manager answers it.
@@ -119,7 +120,7 @@ class BatchSlots:
         self._events: JobEvents = job.events()
 
     def slot(self, key: SlotKey) -> Slot | None:
-        """Returns a slot of the job; None: the job does not have this slot any more."""
+        """Returns a slot of the job, or None if the job does not have this slot any more."""
         slot = self._slots.get(key[0])
         return slot if slot is not None and slot.generation == key[1] else None
 
@@ -197,19 +198,20 @@ class BatchSlots:
     async def reuse(
         self, pairs: Sequence[tuple[SlotKey, int]], new: tuple[int, int] | None = None
     ) -> list[bool]:
-        """Returns for each slot whether it may be reused for its member. The resource manager
-        releases a slot if it rejects the reuse.
+        """Returns for each slot whether the slot may be reused for its member. If the resource
+        manager rejects the reuse of a slot, it releases the slot.
 
         Args:
             pairs: slots, each with a member.
-            new: members that the same call requests: first, count; None: all members wait already.
+            new: first index and count of members that the same call requests; None if all members
+                already wait.
 
         Raises:
             NewMembersRefused: the new members were not accepted, and none of the slots is reused.
             FinegrainError: the resource manager refused the call.
         """
-        # A slot may have been lost in the meantime. Such a slot cannot be reused, so the call must
-        # not name it.
+        # A slot may have been lost in the meantime. The call must not name a lost slot, which
+        # cannot be reused.
         there = {key: slot for key, _ in pairs if (slot := self.slot(key)) is not None}
         reuses = [(there[key], self._id(member)) for key, member in pairs if key in there]
         if not reuses:
@@ -265,8 +267,8 @@ class BatchSlots:
         request = self._job._watch.requests.get(event.allocation_id)
         if request is None:
             # The submission got no answer, so the job deleted the handle of the request. But the
-            # resource manager had accepted the request. Make a new handle of the slot. The slot is
-            # then used or released.
+            # resource manager had accepted the request. Make a new handle of the slot, so that the
+            # slot is used or released.
             known = self._slots.get(event.allocation_id)
             if known is None or known.generation < status.generation:
                 self._slots[event.allocation_id] = Slot(self._job._context, status)

@@ -43,7 +43,8 @@ class BatchSpec:
             `restart_on_device_loss` are ignored: the request of a lost slot is always queued again.
         name: name for people to read, 1 to 200 printable characters.
         priority: order of the batch within its group, -100 to 100; the highest is served first.
-        group: resource group; empty: the rules of the groups decide, or else "default".
+        group: resource group. If it is empty, the first rule that matches decides; if no rule
+            matches, the group is "default".
         after: jobs that must end before the first thread starts: a `JobDependency`, or the id of a
             job that must succeed. If a job ends in another way, the batch stops.
         env: the whole environment of the task. PATH and HOME have defaults.
@@ -88,7 +89,7 @@ class BatchSpec:
     priority: int = 0
 
     def __post_init__(self) -> None:
-        # Store a tuple. So the caller cannot change the command later.
+        # Store a tuple, so that the caller cannot change the command later.
         object.__setattr__(self, "command", tuple(os.fspath(each) for each in self.command))
         object.__setattr__(self, "after", dependencies(self.after))
         _check_whole("threads", self.threads, 1, RANGE_MAX)
@@ -139,8 +140,8 @@ class BatchSpec:
         """Returns the delay before the next try of a thread, in seconds. The thread has already
         failed `failures` times.
         """
-        # Limit the exponent, because a float would overflow. The delay is never below
-        # `retry_delay_s`.
+        # Limit the exponent, because a large exponent would overflow the float. The delay is never
+        # below `retry_delay_s`.
         return min(self.retry_delay_s * 2.0 ** min(failures - 1, 30), max(60.0, self.retry_delay_s))
 
     def to_json(self) -> str:
@@ -160,7 +161,7 @@ class BatchSpec:
 
         def fill(found: re.Match[str]) -> str:
             literal, name = found.groups()
-            # Replace in one pass over the text. So a filled-in value is not replaced again.
+            # Replace in one pass over the text, so that a filled-in value is not replaced again.
             return f"{{{literal}}}" if literal else str(values[name])
 
         return _PLACE.sub(fill, text)

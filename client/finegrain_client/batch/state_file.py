@@ -72,7 +72,7 @@ class StateFile:
             # Take the lock first: no other process may use the file before it is complete.
             lock = take_lock(path)
             try:
-                # Create the file before SQLite opens it. So no other user can ever read the
+                # Create the file before SQLite opens it, so that no other user can ever read the
                 # environment in it.
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
             except FileExistsError:
@@ -95,7 +95,8 @@ class StateFile:
                 f"pragma user_version = {SCHEMA_VERSION};"
             )
             connection.executemany("insert into meta values (?, ?)", meta.items())
-            # In one transaction: if a crash comes before it, the file has no version.
+            # Everything is one transaction: after a crash before this commit, the file has no
+            # version.
             connection.commit()
             return cls(path, lock, connection)
 
@@ -114,7 +115,7 @@ class StateFile:
         try:
             with sqlite_file.named(path, "batch"):
                 connection = sqlite_file.connect(path)
-                # check the file first; so files of other kinds are not changed
+                # check the file first, so that files of other kinds are not changed
                 check_version(path, connection)
                 _upgrade(connection)
                 return cls(path, lock, sqlite_file.write_ahead(connection))
@@ -309,7 +310,7 @@ class StateFile:
 
 def _upgrade(connection: sqlite3.Connection) -> None:
     if connection.execute("pragma user_version").fetchone()[0] == OLDEST_VERSION:
-        # Use one transaction. So a crash leaves either the old version or the new version.
+        # Use one transaction, so that a crash leaves either the old version or the new version.
         connection.executescript(
             f"begin; {UPGRADE_FROM_1}; pragma user_version = {SCHEMA_VERSION}; commit;"
         )

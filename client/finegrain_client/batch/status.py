@@ -112,8 +112,8 @@ def _progress(
     if is_worked_on and "progress" in meta:
         return SHOWN.from_json(Progress, json.loads(meta["progress"]))
     done, failed = counts.get("DONE", 0), counts.get("FAILED", 0)
-    # Count the results, because the progress that a killed runner has saved may be up to a second
-    # older.
+    # Count the results: the progress that a killed runner has saved may be up to a second older
+    # than the results.
     last = json.loads(meta.get("progress", "{}"))
     return Progress(
         state=BatchState(meta["state"]),

@@ -74,13 +74,14 @@ class Threads:
 
     def next(self, preferred: int) -> int | None:
         """Returns `preferred` if this thread is queued. Otherwise returns the queued thread with
-        the lowest index; None: no thread is queued.
+        the lowest index, or None if no thread is queued.
         """
         if preferred < len(self) and self._state[preferred] == TODO:
             return preferred
         while self._todo:
             thread = heapq.heappop(self._todo)
-            # The heap still contains `preferred` threads that were returned above. Skip them here.
+            # The heap may still contain a thread that an earlier call returned as `preferred`. Skip
+            # this thread.
             if self._state[thread] == TODO:
                 return thread
         return None

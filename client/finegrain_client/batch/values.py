@@ -1,5 +1,5 @@
-"""Defines the values that a batch reports, which are plain and frozen. `finegrain/mapping/value.py`
-describes their JSON form.
+"""Defines the plain and frozen values that a batch reports. `finegrain/mapping/value.py` describes
+their JSON form.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class ThreadState(StrEnum):
 class BatchState(StrEnum):
     """The state of a batch."""
 
-    OPEN = "OPEN"  # in progress: the current runner or the next one works on it
+    OPEN = "OPEN"  # not ended: a runner works on it, or the next runner will
     STOPPING = "STOPPING"  # no more threads are started; running threads finish
     # stopped by its policy, or because the runner could not continue; a new runner can resume the
     # batch
@@ -45,7 +45,7 @@ class ThreadResult(Value):
     timed_out: bool
     # The reason why the command never ran (COMMAND_NOT_FOUND, ...) or was ended; otherwise empty.
     reason: str
-    message: str  # the end of the thread, as a text for people
+    message: str  # how the thread ended, as a text for people
     executor_id: str
     start_time: datetime | None
     end_time: datetime | None
@@ -124,7 +124,7 @@ class Progress(Value):
     share: float | None = None
     elapsed_s: float = 0.0  # time since the batch was first started
     estimate: Estimate | None = None  # None: there is too little data yet
-    message: str = ""  # the reason why the batch stopped, or the thing that it waits for
+    message: str = ""  # the reason why the batch stopped, or what the batch waits for
     update_time: datetime | None = None
 
     @property

@@ -1,7 +1,7 @@
 """Runs one attempt at one thread of work in one slot: submits the task, watches it, and returns its
 outcome.
 
-The task id depends only on batch, thread and attempt, and the command only on the spec. So a
+The task id depends only on batch, thread and attempt. The command depends only on the spec. So a
 restarted runner can submit the same task again. The executor does not start the task twice, and the
 runner gets the outcome even if the task has ended.
 """
@@ -39,7 +39,7 @@ HOPELESS = (
     Reason.USER_NOT_ALLOWED,
     Reason.LIMIT_TOO_SMALL,
 )
-"""Reasons why a command did not start. After one of these, another try on the same host would fail
+"""Reasons why a command did not start. After such a reason, another try on the same host would fail
 again.
 """
 
@@ -52,13 +52,15 @@ GONE = (
     Unavailable,
     ResourceExhausted,
 )
-"""Errors after which the attempt never started, or its outcome is unknown. The thread then runs
-again in another slot.
+"""Errors which mean that the attempt never started, or that its outcome is unknown. The thread then
+runs again in another slot.
 """
 
 
 SHORT_S = 0.1
-"""Time for which the submission of a task waits for its end. So a shorter task needs one call."""
+"""Time in seconds for which the call that submits a task waits for the end of the task. A task that
+ends within this time needs only one call.
+"""
 
 
 def task_id_of(batch_id: str, thread: int, attempt: int) -> str:
@@ -74,7 +76,7 @@ def task_id_of(batch_id: str, thread: int, attempt: int) -> str:
 
 @dataclass(slots=True)
 class Attempt:
-    """An attempt. After its submission, it also has its task."""
+    """One attempt at a thread of work. `task` is set when the task was submitted."""
 
     spec: BatchSpec
     batch_id: str
@@ -102,7 +104,7 @@ class Attempt:
                 output=self.output.take,
                 output_limit_bytes=self.spec.output_limit_bytes,
                 task_id=task_id_of(self.batch_id, self.thread, self.number),
-                cancel_on_interrupt=False,  # a later runner takes over the task
+                cancel_on_interrupt=False,  # a later runner can take over the task
                 wait_s=SHORT_S,
             )
             on_start()
