@@ -44,8 +44,8 @@ class Chains:
 
 
 def program_of(graph: GraphSpec, operator: OperatorSpec) -> tuple[str, ...]:
-    """Returns the operator's program, otherwise the program of the job; empty: there is no
-    program.
+    """Returns the operator's program, or the program of the job if the operator has none. The
+    result is empty if the job has no program either.
     """
     return tuple(operator.program or graph.options.program)
 

@@ -166,7 +166,7 @@ class _Assembly:
         for chains in self.chains_of.values():
             slots = max(map(self._parallelism, chains))
             clusters = self._co_located(chains)
-            # Place larger chains first. So smaller chains fill the gaps.
+            # Place larger chains first, so that smaller chains fill the gaps.
             clusters.sort(key=lambda each: -max(map(self._parallelism, each)))
             sizes = [max(map(self._parallelism, each)) for each in clusters]
             for cluster, spread in zip(clusters, spread_evenly(slots, sizes), strict=True):

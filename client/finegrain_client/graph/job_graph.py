@@ -64,7 +64,8 @@ class JobGraph:
         """Adds an operator. `OperatorSpec` describes the arguments.
 
         Raises:
-            InvalidArgument: an argument is wrong, or CPU or task heap is missing in `resources`.
+            InvalidArgument: an argument is wrong, or `resources` does not state CPU and task heap
+                memory.
             GraphError: the graph already has an operator with this name, or too many operators.
         """
         operator = OperatorSpec(
@@ -110,7 +111,8 @@ class JobGraph:
         exchange: Exchange | str = Exchange.PIPELINED,
         pattern: Pattern | str = Pattern.FORWARD,
     ) -> EdgeSpec:
-        """Adds an edge between two operators of this graph, by name or as returned by `operator`.
+        """Adds an edge between two operators of this graph. An operator is given by its name, or as
+        the value that `operator` returned.
 
         Args:
             producer: operator at which the edge begins.

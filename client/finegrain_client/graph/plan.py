@@ -25,7 +25,7 @@ class OperatorPlan:
     Attributes:
         managed: the fractions of its slot's managed memory that the operator gets.
         managed_memory_bytes: the operator's quota; None: the slot is a default slot, so its size is
-            known only when it is granted.
+            known only when the slot is granted.
         output: where the operator's output for blocking edges is stored.
     """
 
@@ -165,7 +165,7 @@ class Plan:
     """The plan of one job.
 
     Attributes:
-        specified: True: all operators have resources; False: no operator has resources.
+        specified: True if all operators have resources. False if no operator has resources.
         network_buffer_bytes: size of one network buffer.
         slots_needed: the smallest number of slots with which the job can run. In a batch job,
             regions can run one after the other. In a streaming job, all regions run at the same

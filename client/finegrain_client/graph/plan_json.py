@@ -1,4 +1,4 @@
-"""Converts plans to JSON and back, with a schema version. Fractions are written as "1/3".
+"""Converts plans to JSON and back, with a schema version. A fraction becomes a text, such as "1/3".
 
 Keys are the names of the fields of `plan.py`. Within a schema version, keys are only added.
 """

@@ -107,7 +107,7 @@ def managed_shares(members: Sequence[OperatorSpec]) -> dict[str, ManagedShare]:
     """Returns the shares of the operators of one group, by name.
 
     All operators have resources, or no operator has resources. If a group has no on-heap managed
-    memory, the on-heap fractions are 0. If it has no off-heap managed memory, the off-heap
+    memory, the on-heap fractions are 0. If the group has no off-heap managed memory, the off-heap
     fractions are 0.
     """
     on_heap = [_on_heap_part(each) for each in members]
@@ -178,10 +178,11 @@ def memory_share(
     slot: SlotProfile,
     group_weight: int,
 ) -> Fraction:
-    """Returns the fraction of its slot's memory that limits a task; 0: only the slot's limit.
+    """Returns the memory limit of a task, as a fraction of the slot's memory. The result is 0 if
+    only the slot's limit applies.
 
-    The limit of a task with resources is its memory. The limit of a task without resources is in
-    proportion to the weights of its operators.
+    The limit of a task with resources is the memory of these resources. The limit of a task without
+    resources is in proportion to the weights of its operators.
 
     Args:
         members: the operators of the task.
@@ -205,7 +206,7 @@ def default_profile(members: Sequence[OperatorSpec], options: JobOptions) -> Slo
         return SlotProfile(is_default=True, ports=ports)
     split = options.default_managed_on_heap_memory_percent
     if split is None:
-        # Give no memory to the heap part or the off-heap part if no operator uses it.
+        # Give no memory to a part, on-heap or off-heap, that no operator uses.
         split = 50 if on_heap and off_heap else 100 * on_heap
     return SlotProfile(
         is_default=True,

@@ -105,7 +105,7 @@ def _in_order(waits: Mapping[str, set[str]], position: Mapping[str, int]) -> lis
 
 
 def _circle(waits: Mapping[str, Iterable[str]], names: Sequence[str]) -> list[str] | None:
-    """Returns elements that form a circle, in the direction of the edges; None: there is no
+    """Returns elements that form a circle, in the direction of the edges, or None if there is no
     circle.
 
     The list begins and ends with the element of the circle that comes first in `names`. If there
@@ -198,8 +198,8 @@ def _far_end(path: Iterable[EdgeSpec], start: str) -> Iterable[str]:
 def _repairing_flip(
     names: Sequence[str], edges: Edges, candidates: Iterable[EdgeSpec]
 ) -> EdgeSpec | None:
-    """Makes one candidate after the other blocking. Returns the first with which the graph is
-    valid.
+    """Returns the first candidate for which the graph is valid if only this candidate becomes
+    blocking. Returns None if there is no such candidate.
     """
     for candidate in candidates:
         changed = [
@@ -268,7 +268,9 @@ def _edge_between(edges: Edges, roots: Mapping[str, str], first: str, then: str)
 
 
 def _waiting_together(waits: Mapping[str, set[str]], start: str) -> set[str]:
-    """Returns the regions that wait for `start` and that `start` waits for, directly or not."""
+    """Returns the regions that wait for `start` and that `start` waits for, directly or through
+    other regions.
+    """
     waiting: dict[str, set[str]] = {each: set() for each in waits}
     for each, others in waits.items():
         for other in others:

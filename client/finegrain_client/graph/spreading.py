@@ -5,8 +5,8 @@ in each slot. The subtasks of a smaller chain are in slots at equal distances. T
 chosen so that the chain gets slots with few subtasks. Chains of a co-location group are spread
 together, as one chain.
 
-Example: 4 slots, chains with 4, 2 and 1 subtasks. The second chain gets slots 0 and 2, the third
-chain gets slot 1.
+Example: a group has 4 slots, and chains with 4, 2 and 1 subtasks. The second chain gets slots 0 and
+2, and the third chain gets slot 1.
 """
 
 from __future__ import annotations

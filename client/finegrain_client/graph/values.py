@@ -47,7 +47,7 @@ class Exchange(StrEnum):
 class Pattern(StrEnum):
     """Which subtasks of an edge's two operators are connected."""
 
-    # subtasks with equal indexes; if the parallelism differs, with the nearest indexes
+    # subtasks with equal indexes, or with the nearest indexes if the parallelism differs
     FORWARD = "forward"
     ALL_TO_ALL = "all-to-all"
 
@@ -96,7 +96,8 @@ class OperatorSpec:
     Attributes:
         name: name of the operator, unique within the graph.
         parallelism: number of subtasks.
-        resources: resources of one subtask; None: unknown, and the job uses default slots.
+        resources: resources of one subtask. None means that they are unknown, and that the job uses
+            default slots.
         program: program and arguments of its tasks; empty: the job's program.
         slot_sharing_group: group of operators that share slots; empty: the default of the job.
         co_location_group: subtasks with the same index of all operators in this group share a slot;
@@ -212,26 +213,27 @@ class JobOptions:
 
     Attributes:
         all_vertices_in_same_slot_sharing_group_by_default: if true, operators without a
-            `slot_sharing_group` share one group. If false, each pipelined region has a group. None:
-            true for streaming jobs, false for batch jobs.
+            `slot_sharing_group` share one group. If false, each pipelined region has a separate
+            group. None means true for streaming jobs and false for batch jobs.
         chaining: if false, each operator has separate tasks.
         program: program and arguments for operators without a program.
         network_buffer_bytes: size of one network buffer.
         network_buffers_per_channel: buffers for each input channel of a task.
         network_floating_buffers_per_gate: further buffers for each input edge of a task.
-        default_managed_memory_percent: percentage of a default slot that is managed memory. It
-            applies if an operator without resources uses managed memory in the slot.
+        default_managed_memory_percent: percentage of a default slot that is managed memory. The
+            percentage applies if an operator without resources uses managed memory in the slot.
         default_managed_on_heap_memory_percent: percentage of this managed memory that is on the
             heap. None: the value depends on the managed memory that the operators of the group use.
-            It is 100 if they use only on-heap memory, 0 if they use only off-heap memory, and 50 if
-            they use both.
+            The value is 100 if they use only on-heap memory, 0 if they use only off-heap memory,
+            and 50 if they use on-heap and off-heap memory.
         restarts_max: maximum number of restarts of one region after failures of its tasks.
         restart_delay_s: delay before the first restart. The delay doubles with each further
             restart, up to 60 s.
-        time_limit_s: longest time of each slot of the job in seconds, from its start on; None: no
-            limit. The executor ends the slot after this time. Its region then restarts.
-        expected_run_time_s: probable time of each slot in seconds, at most `time_limit_s`. It is a
-            hint for the scheduler; None: it is not known.
+        time_limit_s: longest time of each slot of the job in seconds, from the start of the slot
+            on; None: no limit. After this time, the executor ends the slot, and the region of the
+            slot restarts.
+        expected_run_time_s: probable time of each slot in seconds, at most `time_limit_s`. This is
+            a hint for the scheduler. None means that the time is not known.
     """
 
     all_vertices_in_same_slot_sharing_group_by_default: bool | None = None

@@ -34,7 +34,7 @@ class Box:
     height: float
 
     def moved(self, x: float, y: float) -> Box:
-        """Returns this box, moved to another position."""
+        """Returns a copy of this box, shifted by `x` and `y`."""
         return Box(self.x + x, self.y + y, self.width, self.height)
 
 
@@ -60,8 +60,8 @@ def lay_out(plan: Plan, widths: Mapping[str, int], headings: Mapping[int, int]) 
 
     Args:
         plan: the plan.
-        widths: characters of the longest line in each chain's box.
-        headings: characters of each region's heading.
+        widths: number of characters of the longest line in each chain's box.
+        headings: number of characters of each region's heading.
     """
     regions: dict[int, Box] = {}
     chains: dict[str, Box] = {}

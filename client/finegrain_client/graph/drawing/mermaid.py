@@ -17,7 +17,7 @@ def mermaid(plan: Plan) -> str:
 
 
 def _lines(plan: Plan) -> Iterator[str]:
-    # Use numbers as ids: names may be words of Mermaid, such as "end".
+    # Use numbers as ids: a name can be a keyword of Mermaid, such as "end".
     ids = {chain.name: f"c{at}" for at, chain in enumerate(plan.chains)}
     for region in plan.regions:
         yield f'subgraph r{region.number}["{region_text(region)}"]'

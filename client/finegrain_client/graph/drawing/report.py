@@ -17,7 +17,8 @@ def describe(plan: Plan, *, wide: bool = False) -> str:
 
     Args:
         plan: the plan.
-        wide: True: also show programs, ports, the place of stored output, and co-location groups.
+        wide: if true, also show programs, ports, the place of stored output, and co-location
+            groups.
     """
     counts = [counted(len(plan.regions), "region"), counted(plan.tasks, "task")]
     heading = f"job {plan.name}: {plan.mode}, {', '.join(counts)}"
@@ -88,8 +89,8 @@ def _edges(plan: Plan) -> Iterator[str]:
 
 
 def _slots(chain: ChainPlan) -> str:
-    """Returns the slots of the group in which the tasks of a chain run, of which at most 8 are
-    listed.
+    """Returns the slots of the group in which the tasks of a chain run. The text lists at most 8
+    slots.
     """
     if chain.parallelism == chain.spread.slots:
         return "all"

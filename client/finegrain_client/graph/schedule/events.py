@@ -58,7 +58,7 @@ class TaskFailed:
 
     Attributes:
         message: the reason, for people.
-        input_missing: the edge ("map -> reduce") of which the task did not find the data; empty:
+        input_missing: the edge ("map -> reduce") whose data the task did not find. It is empty if
             the task failed for another reason.
     """
 
@@ -69,7 +69,7 @@ class TaskFailed:
 
 @dataclass(frozen=True, slots=True)
 class HostLost:
-    """An executor is lost, with its slots and tasks and the output on its host."""
+    """An executor is lost, with its slots, its tasks, and the output on its host."""
 
     host: str
 

@@ -42,7 +42,7 @@ class Outputs:
 
     @property
     def any_lost(self) -> bool:
-        """True: some output is lost. Output that no region needs any more also counts."""
+        """True if some output is lost. Output that no region needs any more also counts."""
         return bool(self._lost)
 
     @property

@@ -1,5 +1,5 @@
-"""Keeps one region of a job while the job runs. It keeps its state, its tasks, and the number of
-its restarts.
+"""Keeps what changes about one region while its job runs: the state, the tasks, and the number of
+restarts.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MOVES: frozenset[tuple[RegionState, RegionState]] = frozenset(
 """All allowed changes of state. docs/job-graphs.md shows them as a diagram."""
 
 OCCUPYING = frozenset((RegionState.RUNNING, RegionState.CANCELLING, RegionState.DELAYED))
-"""States in which a region occupies its slots. In other states it occupies no slot."""
+"""States in which a region occupies its slots. In any other state, the region occupies no slot."""
 
 
 class RegionRun:

@@ -4,12 +4,13 @@
   its slots are granted. It requests its slots together: either all of them are granted, or none.
 - A region that waits occupies no slot. So no region ever waits for slots of another region that
   waits. And the job can finish with the number of slots that its largest region needs.
-- When a region finishes, its slots may pass to another region. The profiles must be equal, and the
-  other region must need no more slots to start. All other idle slots are released.
+- When a region finishes, its slots pass to another region if two conditions are met: the profiles
+  are equal, and the other region then needs no more slots to start. All other idle slots are
+  released.
 - If a task of a region fails, the region runs again after a delay, in the same slots. A region that
   lost a slot runs again without a delay.
-- If output is lost and a region still needs it, the producer's region runs again, and every region
-  after it, too.
+- If output is lost and a region still needs it, the producer's region runs again. All regions that
+  directly or indirectly wait for that region run again, too.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from finegrain_client.graph.schedule.region import RegionRun, RegionState
 from finegrain_client.graph.schedule.slots import SlotPlace, SlotRequest, Slots, TaskId
 
 LOSSES_MAX = 20
-"""Maximum number of restarts of a region after losses. One more loss fails the job, because the
-tasks may be the cause.
+"""Maximum number of restarts of a region after losses. After one more loss, the job fails: its
+tasks are possibly the cause of the losses.
 """
 
 DELAY_MAX_S = 60.0
@@ -71,7 +72,7 @@ class Schedule:
         """Applies an event, and returns the effects that the runner must carry out, in order.
 
         Cost: The cost is linear in the number of slots if a region starts, stops, or loses a slot
-        or output. In all other cases it is constant.
+        or output. In all other cases the cost is constant.
         """
         self._effects = []
         if self.ended:
@@ -130,9 +131,7 @@ class Schedule:
         self._release_granted(event)
 
     def _release_granted(self, event: events.SlotsGranted) -> None:
-        """A request may have been cancelled before its grant arrived. Releases the slots of such a
-        request.
-        """
+        """Releases the slots of a request that was cancelled before its grant arrived."""
         for at in range(len(event.hosts)):
             self._effects.append(effects.ReleaseSlot(event.first_slot + at))
 
@@ -140,7 +139,7 @@ class Schedule:
         lost = set(places)
         for place in lost:
             self.slots.take(place)
-        # Even if no slot is lost, output on the host may be lost.
+        # Even if the job has lost no slot, it has possibly lost output on the host.
         self._changed = True
         for region in self.regions.values():
             if not region.occupies_slots or lost.isdisjoint(region.places):
@@ -194,7 +193,7 @@ class Schedule:
         self._stop(region, delayed=True)
 
     def _stop(self, region: RegionRun, *, delayed: bool) -> None:
-        """Ends the tasks of a running region. When they have ended, the region runs again."""
+        """Ends the tasks of a running region. When the tasks have ended, the region runs again."""
         # The region may have been stopped before, by a failure of the job.
         if region.state is not RegionState.RUNNING:
             return
@@ -305,8 +304,8 @@ class Schedule:
     def _start_in_idle(
         self, region: RegionRun, occupied: set[SlotPlace], idle: set[SlotPlace]
     ) -> None:
-        """Deploys a region if these slots are enough: idle slots, and slots that it shares with
-        running regions.
+        """Deploys a region if it needs no more slots than the idle slots and the slots that it
+        shares with running regions.
         """
         pairs = self.slots.cover(region.places - occupied, idle)
         if pairs is None:
@@ -325,7 +324,9 @@ class Schedule:
     def _withdraw_request(
         self, region: RegionRun, is_ready: bool, occupied: set[SlotPlace]
     ) -> None:
-        """Cancels the request of a region that does not need exactly the requested slots now."""
+        """Cancels the request of a region if the region no longer needs exactly the requested
+        slots.
+        """
         if region.request is None:
             return
         if is_ready and set(region.request.places) == region.places - occupied:
@@ -338,8 +339,8 @@ class Schedule:
         self, region: RegionRun, occupied: set[SlotPlace], requested: set[SlotPlace]
     ) -> None:
         missing = region.places - occupied
-        # A place has one slot. Another region may have requested a slot for one of these places.
-        # Then this region waits until the slot is granted.
+        # A place has one slot. If another region has requested a slot for one of these places, this
+        # region waits until that slot is granted.
         if region.request is not None or not missing.isdisjoint(requested):
             return
         requested |= missing

@@ -79,14 +79,14 @@ class Slots:
     def cover(
         self, missing: Iterable[SlotPlace], idle: Iterable[SlotPlace]
     ) -> list[tuple[SlotPlace, SlotPlace]] | None:
-        """Returns pairs of an idle slot and the missing place that it serves; None: some missing
-        place would get no slot.
+        """Returns pairs: the place of an idle slot, and the missing place that this slot will
+        serve. Returns None if some missing place would get no slot.
 
         A slot can serve any place with the same profile. If the slot of a missing place is idle,
-        the place keeps it.
+        the place keeps this slot.
         """
         missing, idle = set(missing), set(idle)
-        # Return early in the usual case, in which no slot is idle.
+        # Usually no slot is idle. In this case, skip the computation below.
         if len(missing) > len(idle):
             return None
         pairs = [(place, place) for place in sorted(missing & idle)]
