@@ -4,7 +4,7 @@
     outcome = await job.run()
 
 The schedule (`finegrain_client.graph.schedule`) decides the next steps. Before the schedule applies
-an event, the runner stores the event in a state file. So another runner can continue.
+an event, the runner stores the event in a state file, so that another runner can continue the job.
 docs/job-graphs.md is the guide.
 """
 

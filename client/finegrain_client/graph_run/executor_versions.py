@@ -1,5 +1,4 @@
-"""Checks which executors can run tasks of job graphs, for which version 1.1 of the protocol is
-needed.
+"""Checks which executors can run tasks of job graphs. These tasks need version 1.1 of the protocol.
 
 An executor with an earlier version would start the task without its operators, and report no error.
 """
@@ -18,7 +17,7 @@ NEEDED: Final = (1, 1)
 
 
 class ExecutorVersions:
-    """Reads the protocol version of each executor when a task first needs this version.
+    """Reads the protocol versions of all executors when the version of an executor is first needed.
 
     Args:
         cluster: the cluster.
@@ -30,13 +29,13 @@ class ExecutorVersions:
         self._reading = asyncio.Lock()
 
     async def refusal(self, executor_id: str) -> str:
-        """Returns the reason why an executor cannot run tasks of job graphs; empty: it can run
-        them.
+        """Returns the reason why an executor cannot run tasks of job graphs, or an empty text if
+        the executor can run them.
 
         Raises:
             FinegrainError: the resource manager refused the call.
         """
-        async with self._reading:  # one call serves all tasks that wait for it
+        async with self._reading:  # one call serves all tasks that wait for the lock
             if executor_id in self._suitable:
                 return ""
             executors = await retry_until_answered(self._cluster.executors, "listing executors")

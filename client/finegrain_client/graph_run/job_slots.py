@@ -69,12 +69,14 @@ class JobSlots:
         return found
 
     def slot(self, number: int) -> Slot | None:
-        """Returns the slot with this number; None: the job does not have the slot."""
+        """Returns the slot with this number, or None if the job does not have the slot."""
         request = self._requests.get(number)
         return request.slot if request is not None else None
 
     def new_addresses(self, known: Mapping[str, str]) -> dict[str, str]:
-        """Returns the addresses of the slots' executors that are not in `known` or have changed."""
+        """Returns the addresses of the slots' executors that are new or changed, compared with
+        `known`.
+        """
         slots = [each.slot for each in self._requests.values() if each.slot is not None]
         return {
             each.executor_id: each.executor_address
@@ -148,7 +150,7 @@ class JobSlots:
             await retry_until_answered(request.slot.release, "releasing a slot")
 
     def report_lost(self, number: int) -> None:
-        """Reports a loss: of a slot that has ended without being released, or of its host."""
+        """Reports the loss of a slot that has ended without a release, or of its host."""
         self._unwatch(number)
         request = self._requests.pop(number, None)
         slot = request.slot if request is not None else None

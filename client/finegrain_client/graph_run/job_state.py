@@ -1,4 +1,4 @@
-"""Keeps the state of a running job. This is its schedule, and effects that have no answer yet.
+"""Keeps the state of a running job: its schedule, and the effects whose results are not known yet.
 
 The state is pure: the same events lead to the same state. A runner that continues a job replays the
 events, and then carries out the effects in `outstanding` again.
@@ -38,7 +38,7 @@ class JobState:
         host_of_slot: executor of each granted slot, by slot number.
         slot_of_task: slot number of each attempt in `latest`.
         latest: latest attempt of each subtask, by chain and subtask.
-        ended: the end of the job; None: the job has not ended yet.
+        ended: how the job ended, or None if the job has not ended yet.
         cancelled: True if a user cancelled the job.
     """
 
@@ -85,7 +85,7 @@ class JobState:
         return effects
 
     def outstanding(self) -> list[Effect]:
-        """Returns the effects that an earlier runner may not have completed.
+        """Returns the effects that an earlier runner has possibly not completed.
 
         Repeating these effects is safe. The release of slots is not included: a new runner releases
         every slot that the schedule does not have and has not requested.
@@ -115,12 +115,16 @@ class JobState:
         }
 
     def host_of_task(self, chain: str, subtask: int) -> str:
-        """Returns the executor of the latest attempt of a subtask; empty: no attempt yet."""
+        """Returns the executor of the latest attempt of a subtask. The text is empty if the subtask
+        had no attempt.
+        """
         number = self.slot_of(chain, subtask)
         return "" if number is None else self.host_of_slot[number]
 
     def slot_of(self, chain: str, subtask: int) -> int | None:
-        """Returns the slot number of the latest attempt of a subtask; None: no attempt yet."""
+        """Returns the slot number of the latest attempt of a subtask, or None if the subtask had no
+        attempt.
+        """
         task = self.latest.get((chain, subtask))
         return None if task is None else self.slot_of_task[task]
 

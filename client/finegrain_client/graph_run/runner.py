@@ -87,8 +87,8 @@ class Runner:
         self._file = file
         self._lease_s = lease_s
         self._on_progress = on_progress
-        # Use one thread. So writes keep their order, and only one call uses the connection at a
-        # time.
+        # Use only one thread, so that writes keep their order, and only one call uses the
+        # connection at a time.
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="finegrain-job")
         self._inbox: asyncio.Queue[Event | FinegrainError] = asyncio.Queue()
         self._background: set[asyncio.Task[None]] = set()
@@ -157,7 +157,8 @@ class Runner:
             job = self._cluster.attach_job(job_id, lease_s=self._lease_s)
             return await stack.enter_async_context(job)
         spec = self._file.spec
-        # When the first slot was granted, the other jobs had ended. They may be deleted.
+        # If a slot was granted before, the jobs in `after` have ended. Do not name them, because
+        # they are possibly deleted.
         begun = any(
             isinstance(each, SlotsGranted) for each in await self._on_disk(self._file.events)
         )
@@ -190,8 +191,8 @@ class Runner:
         self._inbox = asyncio.Queue()
         self._tasks.clear()
         lost: list[Event] = [SlotLost(each) for each in sorted(self._state.granted_slots())]
-        # An administrator has ended the job, or a job on which it depends has not ended as
-        # required.
+        # In these cases, an administrator has ended the job, or a job on which this job depends has
+        # not ended as required.
         for_good = error.details.get("end_reason") in (
             Reason.TERMINATED,
             Reason.ENDED,
@@ -201,8 +202,8 @@ class Runner:
             lost.append(CancelOrdered())
         await self._on_disk(partial(self._file.append, lost, {}))
         for event in lost:
-            # Drop the effects, because no slot is left to release, and the next job makes the
-            # requests.
+            # Drop the effects: no slot is left to release, and `run` registers a new job, which
+            # makes the requests again.
             self._state.step(event)
         job_id = await self._on_disk(partial(self._file.meta, "job_id"))
         await self._on_disk(partial(self._file.set_meta, {"ended_job_id": job_id}))
@@ -247,7 +248,7 @@ class Runner:
             self._on_progress(self._state.progress())
 
     def _in_context(self, event: Event) -> Event | None:
-        """Returns the event; None: the event is the loss of a host that the schedule does not
+        """Returns the event, or None if the event is the loss of a host that the schedule does not
         use.
         """
         if isinstance(event, HostLost):
@@ -265,7 +266,8 @@ class Runner:
             case CancelRequest(number):
                 self._start(self._slots.cancel_request(number))
             case PassSlot():
-                # nothing to do: the job keeps the slot, so the resource manager need not know this
+                # nothing to do: the job keeps the slot, and the resource manager does not know
+                # places
                 pass
             case DeployTask(task, slot):
                 self._start(self._run_task(task, slot))

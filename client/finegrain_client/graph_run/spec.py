@@ -30,7 +30,8 @@ class GraphRunSpec:
 
     Attributes:
         plan: the plan.
-        group: resource group of the job; empty: the rules of the groups decide, or else "default".
+        group: resource group of the job. If it is empty, the first rule of a group that matches
+            decides; if no rule matches, the group is "default".
         env: environment of all tasks.
         cwd: absolute path of the working directory of all tasks; empty: a scratch directory for
             each task.
@@ -85,7 +86,7 @@ class GraphRunSpec:
 
 
 def check_can_run(plan: Plan) -> None:
-    """Checks that a plan can run. Not every plan can run: for example, programs may be missing.
+    """Checks that a plan can run. For example, a plan cannot run if an operator has no program.
 
     Raises:
         GraphError: the plan cannot run. The error names the operators to change.

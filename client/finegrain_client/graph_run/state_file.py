@@ -58,8 +58,8 @@ class GraphStateFile:
             path.parent.mkdir(parents=True, exist_ok=True)
             lock = take_lock(path)
             try:
-                # Create the file before SQLite opens it. So no other user can ever read the tasks'
-                # environment.
+                # Create the file before SQLite opens it, so that no other user can ever read the
+                # tasks' environment.
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
             except FileExistsError:
                 os.close(lock)
@@ -78,7 +78,8 @@ class GraphStateFile:
                 f"pragma user_version = {SCHEMA_VERSION};"
             )
             connection.executemany("insert into meta values (?, ?)", meta.items())
-            # In one transaction: if a crash comes before it, the file has no version.
+            # Everything is one transaction: after a crash before this commit, the file has no
+            # version.
             connection.commit()
             return cls(path, lock, connection)
 
@@ -91,7 +92,7 @@ class GraphStateFile:
             AlreadyExists: another runner works on the job.
             ConfigurationError: the file is not the state file of a job, or has another version.
         """
-        with reading(path):  # checks the file first; so files of other kinds are not changed
+        with reading(path):  # checks the file first, so that files of other kinds are not changed
             pass
         lock = take_lock(path)
         try:

@@ -73,8 +73,8 @@ def slot_spec(profile: SlotProfile, times: SlotTimes, allocation_id: str) -> Slo
 
 
 def slot_prefix(run_id: str, job_number: str) -> str:
-    """Returns the beginning of all allocation ids of a job. In an id, "-" and the slot number
-    follow.
+    """Returns the beginning of all allocation ids of a job. The rest of an id is "-" and the slot
+    number.
     """
     return f"{run_id}-{job_number}"
 
@@ -271,7 +271,8 @@ def _host(address: str) -> str:
 
 
 def memory_limit(chain: ChainPlan, profile: SlotProfile, slot_bytes: int) -> int:
-    """Returns the memory limit of a task within its slot, in bytes; 0: only the slot's limit.
+    """Returns the memory limit of a task within its slot, in bytes. The result is 0 if only the
+    slot's limit applies.
 
     Args:
         chain: the chain of the task.
@@ -280,21 +281,23 @@ def memory_limit(chain: ChainPlan, profile: SlotProfile, slot_bytes: int) -> int
     """
     if profile.is_default:
         return int(chain.memory_share * slot_bytes) // MEMORY_GRAIN_BYTES * MEMORY_GRAIN_BYTES
-    # Round up the limit in the same way as the memory of slots. So a task never has less memory
-    # than its resources.
+    # Round up the limit in the same way as the memory of slots, so that a task never has less
+    # memory than its resources.
     wanted = int(chain.memory_share * profile.memory_bytes)
     return min(-(-wanted // MEMORY_GRAIN_BYTES) * MEMORY_GRAIN_BYTES, slot_bytes)
 
 
 def _fraction(operator: OperatorPlan, profile: SlotProfile, slot: Slot) -> str:
-    """Returns the operator's fraction of its slot's managed memory as text; empty: no memory."""
+    """Returns the operator's fraction of its slot's managed memory as text. The text is empty if
+    the operator gets no managed memory.
+    """
     managed_bytes = slot.profile.managed_memory_bytes
     if not managed_bytes:
         return ""  # the slot has no managed memory
     part = Fraction(1)
     if profile.is_default:
         on_heap = Fraction(profile.default_managed_on_heap_memory_percent, 100)
-        # The job may want less managed memory than the default slots of its executors have.
+        # If the job wants less managed memory than the default slot has, reduce the fraction.
         wanted = Fraction(profile.default_managed_memory_percent, 100) * slot.memory_bytes
         part = min(part, wanted / managed_bytes)
     else:

@@ -21,7 +21,7 @@ class GraphState(StrEnum):
 class GraphProgress(Value):
     """The progress of a job.
 
-    `tasks_done` counts finished tasks. They run again only if more output is lost.
+    `tasks_done` counts finished tasks. These tasks run again only if more output is lost.
     """
 
     regions: int
@@ -31,12 +31,12 @@ class GraphProgress(Value):
     tasks_running: int
     slots: int
     restarts: int
-    message: str = ""  # the thing that the job waits for, or the last failure
+    message: str = ""  # what the job waits for, with the last failure if there was one
 
 
 @dataclass(frozen=True, slots=True)
 class GraphOutcome(Value):
-    """The end of a job."""
+    """How a job ended."""
 
     state: GraphState
     message: str  # the reason why the job did not finish; empty: the job finished
