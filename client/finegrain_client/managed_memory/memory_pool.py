@@ -1,8 +1,8 @@
 """Allocates pages of memory for one operator, within its quota.
 
-If the quota shrinks, the pool at once returns its free pages to the kernel. It returns pages in use
-when the operator releases them. The executor waits a moment for these pages before it shrinks the
-slot.
+If the quota shrinks, the pool returns its free pages to the kernel at once. The pool returns pages
+in use when the operator releases them. The executor waits a moment for these pages before it
+shrinks the slot.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ class Page:
         self.memory = memoryview(segment)[offset : offset + size]
 
     def release(self) -> None:
-        """Returns the page to the pool. Its content is lost. A second release does nothing."""
+        """Returns the page to the pool. The content of the page is lost. A second release does
+        nothing.
+        """
         self._pool._release(self)
 
     def _discard(self) -> None:
@@ -48,9 +50,9 @@ class MemoryPool:
     Args:
         page_bytes: size of a page; a multiple of the kernel's page size.
         pages: the quota, in pages.
-        on_use: a function that is called with the bytes in use. It is called at most once a second,
-            and also when the quota changes or the use falls to the quota. The pool holds its lock
-            during the call.
+        on_use: a function that is called with the bytes in use. The pool calls it at most once a
+            second, and additionally when the quota changes or the use falls to the quota. The pool
+            holds its lock during the call.
     """
 
     def __init__(
@@ -79,10 +81,10 @@ class MemoryPool:
         Args:
             operator_id: the operator, which must be registered.
             opportunistic: if true, the pool shares memory with other opportunistic pools of the
-                slot. It may borrow memory that they do not use, and it lends memory that it does
-                not use itself. The operator must release `over_quota` pages within 2 s, or the
-                executor ends the operator's task. While pages of the quota are lent, `allocate`
-                waits up to 30 s for these pages, even with a shorter timeout.
+                slot. The pool can borrow memory that the other pools do not use, and it lends
+                memory that it does not use itself. The operator must release `over_quota` pages
+                within 2 s, or the executor ends the operator's task. While pages of the quota are
+                lent, `allocate` waits up to 30 s for these pages, even with a shorter timeout.
             path: path of the slot's socket; empty: the value of FINEGRAIN_SLOT_SOCKET.
 
         Raises:
@@ -114,7 +116,7 @@ class MemoryPool:
         pool._on_use = lambda used_bytes: slot.report(
             "UseMemory" if opportunistic else "ReportUse", **pool._use(operator_id, used_bytes)
         )
-        # Report once. The executor then knows that a pool enforces the quota of this operator.
+        # Report once, so that the executor knows that a pool enforces the quota of this operator.
         try:
             slot.call("ReportUse", operator_id=operator_id, used_bytes=0)
         except BaseException:
@@ -132,8 +134,8 @@ class MemoryPool:
         use: dict[str, Any] = {"operator_id": operator_id, "used_bytes": used_bytes}
         if self._shares:
             use["wanted_bytes"] = max(self._asked, len(self._used)) * self.page_bytes
-            # More pages may be in use than the limit allows. Then report the pages in use, because
-            # the pool still has them.
+            # If more pages are in use than the limit allows, report the pages in use, because the
+            # pool still has them.
             use["limit_bytes"] = max(self._pages, len(self._used)) * self.page_bytes
         return use
 
@@ -185,7 +187,9 @@ class MemoryPool:
             return page
 
     def _ask(self) -> None:
-        """Requests more pages: lent pages of the quota, otherwise pages above the quota."""
+        """Requests more pages. If pages of the quota are lent, requests these pages. Otherwise
+        requests pages above the quota.
+        """
         if not self._shares:
             return
         used = len(self._used)
@@ -223,7 +227,7 @@ class MemoryPool:
                 self._clean.append(page)
             else:
                 self._free.append(page)
-            # A resize of the slot may wait until this pool is within its quota.
+            # A resize of the slot possibly waits until this pool is within its quota.
             self._report(now=len(self._used) == self._pages)
             self._changed.notify()
 

@@ -37,8 +37,8 @@ class SlotSocket:
 
     Args:
         path: path of the socket; empty: the value of FINEGRAIN_SLOT_SOCKET.
-        on_quota: a function that gets the quotas. It is called after each connect, and when a quota
-            has changed. A thread of this object calls it. None: do not watch quotas.
+        on_quota: a function that gets the quotas. A thread of this object calls the function after
+            each connect, and when a quota has changed. If None, this object does not watch quotas.
 
     Raises:
         SlotSocketError: `path` is empty and FINEGRAIN_SLOT_SOCKET is not set.
@@ -85,7 +85,7 @@ class SlotSocket:
     def call(self, verb: str, *, timeout_s: float = ANSWER_S, **args: Any) -> Any:
         """Calls the executor, and repeats the call if the connection breaks.
 
-        All calls of this protocol may be repeated.
+        It is safe to repeat all calls of this protocol.
 
         Raises:
             SlotSocketError: the executor refused the call, or did not answer within `timeout_s`.
@@ -142,13 +142,14 @@ class SlotSocket:
                 self._peer = None
                 self._answered.notify_all()
             if not self._closed:
-                time.sleep(RETRY_S)  # if the executor refuses the connection, wait before the next
+                # The executor has possibly refused the connection, so do not try again at once.
+                time.sleep(RETRY_S)
 
     def _serve(self, peer: socket.socket) -> None:
         """Receives frames of one connection until it breaks."""
         with self._lock:
             if self._on_quota is not None:
-                # Send this before any other call. So the quotas are known when the first call
+                # Send this before any other call, so that the quotas are known when the first call
                 # returns.
                 _send(peer, {"id": _WATCH, "verb": "WatchQuota", "args": {}})
             self._peer = peer

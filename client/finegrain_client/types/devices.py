@@ -27,7 +27,7 @@ class DeviceStatus(Value):
 
     device: Device
     problem: str  # the reason why no new slot gets the device; empty: new slots can get it
-    cordoned: bool  # True: an administrator prevents that new slots get the device
+    cordoned: bool  # True if an administrator prevents that new slots get the device
     allocated: Mapping[str, int]  # amounts that all slots together have
     available: Mapping[str, int]  # amounts for new slots; empty if no new slot gets the device
     uses: tuple[DeviceUse, ...]
@@ -43,4 +43,4 @@ class ExecutorDevices(Value):
     executor_id: str
     devices: tuple[DeviceStatus, ...]  # sorted by type and minor number
     links: tuple[DeviceLink, ...]  # pairs of GPUs; a pair that is not listed has no NVLink
-    fake: bool  # True: the devices are not real
+    fake: bool  # True if the devices are not real

@@ -74,8 +74,8 @@ class Explanation(Value):
         reservation: capacity reserved for the waiting request.
         held_for_others: capacity reserved for other requests, on executors where this request would
             fit without the reservation.
-        more_fit: number of slots of this size that fit now, if no other request is queued. Reserved
-            capacity does not count as free; maxima of groups are ignored.
+        more_fit: number of slots of this size that would fit now if no other request were queued.
+            Reserved capacity does not count as free. Maxima of groups are ignored.
         more_may_fit: True if `more_fit` does not count all executors.
     """
 

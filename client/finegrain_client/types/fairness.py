@@ -20,10 +20,10 @@ class FlowStatus(Value):
     job_name: str  # empty: the flow is a group
     weight: float
     service: float  # recent usage: cost times seconds, decayed
-    tally: float  # virtual time; the flow with the lowest is served first
+    tally: float  # virtual time; the flow with the lowest virtual time is served first
     running: int  # number of slots
     waiting: int  # number of queued requests
-    # True: the flow is below its guaranteed minimum, and is served before other flows
+    # True if the flow is below its guaranteed minimum; it is then served before other flows
     below_minimum: bool
 
 
@@ -41,8 +41,8 @@ class ChoiceStep(Value):
 
 @dataclass(frozen=True, slots=True)
 class GroupLimit(Value):
-    """A maximum that blocks a request. It is the maximum of a resource group, of the owner of the
-    job (`user`), or of the whole cluster (both are empty).
+    """A maximum that blocks a request. It is the maximum of a resource group (`group`), of the
+    owner of the job (`user`), or of the whole cluster (`group` and `user` are empty).
     """
 
     group: str

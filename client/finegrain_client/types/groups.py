@@ -25,7 +25,7 @@ class GroupStatus(Value):
     share_entitled: float  # share by weight, among groups that have slots or queued requests now
     share_now: float
     service: float  # recent usage: cost times seconds, decayed
-    tally: float  # virtual time; the sibling with the lowest is served next
+    tally: float  # virtual time; the sibling with the lowest virtual time is served next
     running: int  # number of slots
     waiting: int  # number of queued requests
     oldest_wait_time: datetime | None  # arrival time of the group's oldest queued request

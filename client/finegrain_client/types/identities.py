@@ -31,7 +31,7 @@ class TokenStatus(Value):
 
 @dataclass(frozen=True, slots=True)
 class WebLink(Value):
-    """A link that begins a session of the web page. It is valid once."""
+    """A link that begins a session of the web page. The link can be used only once."""
 
     link: str = field(repr=False)
     expire_time: datetime | None

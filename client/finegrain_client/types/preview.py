@@ -38,9 +38,9 @@ class PreviewedShare(Value):
 
     group: str
     share_now: float  # the group's part of the present usage
-    before: float  # the share that it is entitled to now
+    before: float  # the share to which the group is entitled now
     after: float
-    exceeded: tuple[str, ...]  # dimensions in which it uses more than its new maximum
+    exceeded: tuple[str, ...]  # dimensions in which the group uses more than its new maximum
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,8 +54,8 @@ class SlotStatus(Value):
     """One slot as the resource manager lists or offers it.
 
     `profile`, `memory_bytes` and `cpu_limit_milli` are the size that is in force now. `resizes` has
-    the pending changes. If a change was sent to the executor, it comes first. Then come the changes
-    that wait.
+    the pending changes. A change that was sent to the executor comes first, and the changes that
+    wait follow.
     """
 
     allocation_id: str
@@ -80,7 +80,8 @@ class SlotStatus(Value):
     time_limit_s: float | None = None
     reuse_number: int = 0  # how often the slot was reused; counted only with a time limit
     revocable: bool = False  # the resource manager may take the slot back
-    # None: the use is not measured yet, or the kernel does not count it. Only `Cluster` reads it
+    # None: the use is not measured yet, or the kernel does not count it. Only `Cluster` reads the
+    # use.
     used: SlotUsage | None = None
 
 
@@ -162,9 +163,8 @@ class ExecutorStatus(Value):
     """One executor.
 
     `topology` (the fields of the protocol's HostTopology) and `slot_list` are set only by
-    `Cluster.executor`. `unreachable_reason` is set if the resource manager receives the executor's
-    reports, but cannot connect to the executor. It says why. It is empty if the resource manager
-    can connect.
+    `Cluster.executor`. If the resource manager receives the executor's reports, but cannot connect
+    to the executor, `unreachable_reason` says why. Otherwise it is empty.
     """
 
     executor_id: str
@@ -202,8 +202,8 @@ class UsageSample(Value):
     """Use at one moment: measured use of a slot or an executor, or allocated amounts of a group.
 
     `cpu_milli` and `memory_bytes` are of a slot, of all slots of an executor, or of all slots of a
-    group. The amounts of the host are 0 for a slot and a group. The shares and `waiting` are of a
-    group, and 0 for a slot and an executor.
+    group. The amounts of the host are 0 for a slot and a group. The shares and `waiting` are values
+    of a group, and are 0 for a slot and an executor.
     """
 
     sample_time: datetime | None
@@ -220,7 +220,7 @@ class UsageSample(Value):
 class UsageHistory(Value):
     """Use over the last hour, the oldest sample first.
 
-    `executor_id` is empty if the request has no slot now, and for a group.
+    `executor_id` is empty for a group, and for a request that has no slot now.
     """
 
     executor_id: str
@@ -368,7 +368,7 @@ class TaskResult(Value):
 
     @property
     def how(self) -> str:
-        """The end of the task, as a short text for people."""
+        """How the task ended, as a short text for people."""
         if self.oom_killed:
             return (
                 f"used all memory of its slot (peak {self.peak_memory_bytes} bytes) and was killed"

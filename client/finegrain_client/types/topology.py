@@ -70,7 +70,7 @@ class NodeCapacity(Value):
     node: int
     memory_bytes: int
     extended: Mapping[str, int]  # hugepages
-    default_memory: bool  # False: special memory, which a slot gets only on request
+    default_memory: bool  # False for special memory, which a slot gets only on request
 
 
 @dataclass(frozen=True, slots=True)
