@@ -209,7 +209,7 @@ _NAMES: Final = {
     "finegrain_client.graph": "GraphError JobGraph JobOptions ResourceSpec",
     "finegrain_client.graph_run": "GraphJob GraphOutcome GraphRunSpec GraphState",
 }
-"""The public names, separated by spaces, by the module that defines them."""
+"""Maps each module to the public names that it defines, separated by spaces."""
 
 _SUBMODULES: Final = ("batch", "blocking", "graph", "graph_run")
 _MODULE_OF: Final = {name: module for module, names in _NAMES.items() for name in names.split()}

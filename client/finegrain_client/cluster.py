@@ -59,13 +59,13 @@ def connect(
     """Returns a client of one cluster. The client opens no connection before the first call.
 
     Args:
-        address: "host:port" of the resource manager, or several if there are standbys. Default: the
-            environment variable FINEGRAIN_MANAGER (several addresses are separated by commas),
-            otherwise the addresses in the credentials.
+        address: "host:port" of the resource manager, or several addresses if there are standbys.
+            Default: the environment variable FINEGRAIN_MANAGER (several addresses are separated by
+            commas), otherwise the addresses in the credentials.
         credentials: the credentials file of the identity to use, or its content. Default: the file
-            that FINEGRAIN_CREDENTIALS names. Without this variable, the credentials of the cluster
-            that this user runs on this host (`finegrain up`). Without such a cluster,
-            ~/.config/finegrain/credentials.
+            that FINEGRAIN_CREDENTIALS names. If this variable is not set, the default is the
+            credentials of the cluster that this user runs on this host (`finegrain up`). If there
+            is no such cluster, the default is ~/.config/finegrain/credentials.
         budget_s: longest time in seconds that one call may take, including all its retries.
 
     Raises:
@@ -123,12 +123,12 @@ class Cluster(Operations, Identities):
 
         Args:
             name: name for people to read, 1 to 200 printable characters.
-            group: resource group of the job; empty: the rules of the groups decide, and if none
-                matches, "default".
+            group: resource group of the job. If it is empty, the first rule of a group that matches
+                decides; if no rule matches, the group is "default".
             lease_s: time in seconds without contact after which the resource manager ends the job,
                 1 s to 1 day.
             detached: if true, the job has no lease, and leaving `async with` does not end the job.
-                Only `Job.end` ends it.
+                Only `Job.end` ends the job.
             after: jobs that must end before this job gets its first slot. A `JobDependency` says
                 how the other job must end. The id of a job alone means that the job must succeed.
                 If a job ends in another way, this job ends, too (DEPENDENCY_FAILED).
@@ -158,10 +158,10 @@ class Cluster(Operations, Identities):
         )
 
     def attach_job(self, job_id: str, *, lease_s: float = LEASE_DEFAULT_S) -> Job:
-        """Returns an existing job of this client's identity, opened by its id.
+        """Returns a handle of an existing job of this client's identity.
 
         Inside `async with`, `Job.requests` has the requests and slots of the job. Leaving the
-        context does not end the job. Only `Job.end` ends it.
+        context does not end the job. Only `Job.end` ends the job.
 
         Args:
             job_id: id of the job (`Job.job_id`).
@@ -259,7 +259,7 @@ class Cluster(Operations, Identities):
         Raises:
             NotFound: EXECUTOR_UNKNOWN, ALLOCATION_UNKNOWN, GROUP_UNKNOWN: there is no such
                 executor, request or group.
-            InvalidArgument: not exactly one of the three is set.
+            InvalidArgument: none of the three arguments is set, or more than one.
         """
         message = pb.GetUsageRequest(
             executor_id=executor_id, allocation_id=allocation_id, group=group
@@ -295,8 +295,9 @@ class Cluster(Operations, Identities):
         """Returns existing slots, ordered by executor and allocation id.
 
         Args:
-            executor_id: return only slots on this executor; empty: on all executors.
-            job_id: return only slots of this job; empty: of all jobs.
+            executor_id: return only slots on this executor. If empty, return the slots on all
+                executors.
+            job_id: return only slots of this job. If empty, return the slots of all jobs.
         """
         return await self._pages(
             lambda cluster, token, timeout_s: cluster.ListSlots(
@@ -318,11 +319,12 @@ class Cluster(Operations, Identities):
         """Returns requests in queue order.
 
         Args:
-            job_id: return only requests of this job; empty: of all jobs.
-            states: return only requests in these states; empty: requests that have not ended.
+            job_id: return only requests of this job. If empty, return the requests of all jobs.
+            states: return only requests in these states. If empty, return the requests that have
+                not ended.
             allocation_ids: return only requests with these ids. A text of at least 4 characters
                 that is not an id means all ids that end with the text. If no id ends with the text,
-                the text means all ids that begin with it.
+                the text means all ids that begin with the text.
 
         Raises:
             InvalidArgument: a state does not exist, or a part of an id is too short.
@@ -413,8 +415,8 @@ class Cluster(Operations, Identities):
 
         Args:
             allocation_id: the request.
-            executor_id: explain only this executor; empty: all executors.
-            max_executors: largest number of executors to list in full; 0: 20.
+            executor_id: explain only this executor. If empty, explain all executors.
+            max_executors: largest number of executors to list in full; 0 means 20.
 
         Raises:
             NotFound: ALLOCATION_UNKNOWN: there is no such request.
@@ -490,7 +492,7 @@ class Cluster(Operations, Identities):
         return read(Preview, answer)
 
     async def users(self) -> list[UserStatus]:
-        """Returns the users that have limits or live jobs, with their use."""
+        """Returns the users that have limits or live jobs, with the amounts that they use."""
         answer = await self._connection.call_cluster(
             lambda cluster, timeout_s: cluster.ListUsers(pb.ListUsersRequest(), timeout=timeout_s)
         )
@@ -510,8 +512,8 @@ class Cluster(Operations, Identities):
     async def advise(
         self, job_id: str, *, target_s: float | None = None, quantile: float | None = None
     ) -> ThreadAdvice:
-        """Returns a number of threads into which to split a job's work, computed from the time that
-        the job's threads took.
+        """Returns the number of threads into which the work of a job should be split. The number is
+        computed from the times that threads of the job took.
 
         A thread is a part of the work that runs in one slot.
 

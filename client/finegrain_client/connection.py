@@ -1,9 +1,9 @@
 """Keeps the client's gRPC channels to resource managers and executors, one channel per address.
 
 A channel opens on first use. If too many channels to executors are unused, the client closes the
-longest unused channels. A stub's module is imported when it is first called, because the import is
-slow. `finegrain/rpc/leaders.py` chooses which of several resource managers to
-call.
+channels that have been unused for the longest time. The module of a stub is imported at the first
+call of the stub, because the import is slow. `finegrain/rpc/leaders.py` chooses which of several
+resource managers to call.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ leader only after twice the time of the takeover.
 """
 
 LEAVE_FROZEN_AFTER_S = 2.0
-"""If there are several resource managers, and one does not answer in this time, the client leaves
-it.
+"""If there are several resource managers, and the called one does not answer within this time in
+seconds, the client switches to another one.
 """
 
 EXECUTOR_CHANNELS_IDLE_MAX = 64
@@ -115,8 +115,8 @@ class Connection:
         self._cluster_name = credentials.who.cluster
         self._renewal = Renewal(self.own, file, self._renew_certificate)
         self._manager_channels: dict[tuple[str, int], grpc.aio.Channel] = {}
-        # Stubs by service and channel. They are kept, because a new stub takes a part of the time
-        # of a call.
+        # Stubs by service and channel. The connection keeps them, because the creation of a stub
+        # takes a part of the time of a call.
         self._stubs: dict[tuple[object, grpc.aio.Channel], object] = {}
         self._links: OrderedDict[tuple[str, str, int], ExecutorLink] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
@@ -191,7 +191,8 @@ class Connection:
         self._leaders.worked(address)
 
     def leave_manager(self, address: str, error: FinegrainError | None = None) -> bool:
-        """Switches to another resource manager. Returns True if it should be called at once.
+        """Switches to another resource manager. Returns True if the other resource manager should
+        be called at once.
 
         Args:
             address: the address of the resource manager that failed. If the client already uses
@@ -243,7 +244,7 @@ class Connection:
             link = ExecutorLink(*key, channel, cast("TaskExecutorServiceAsyncStub", stub))
             self._links[key] = link
         link.users += 1
-        # Keep the links in order of use. So `release_executor` closes the links that have been
+        # Keep the links in order of use, so that `release_executor` closes the links that have been
         # unused for the longest time.
         self._links.move_to_end(key)
         return link
@@ -256,7 +257,7 @@ class Connection:
         """Drops one user of a link.
 
         Closes unused links with an earlier certificate. If there are still more unused links than
-        the limit, closes the longest unused links.
+        the limit, closes the links that have been unused for the longest time.
         """
         link.users -= 1
         idle = [each for each in self._links.values() if each.users <= 0]
@@ -277,14 +278,16 @@ class Connection:
             *self._manager_channels.values(),
             *(each.channel for each in self._links.values()),
         ]
-        # Clear the channels before the wait. So no other call uses a channel that is being closed.
+        # Clear the channels before the wait, so that no other call uses a channel that is being
+        # closed.
         self._manager_channels.clear()
         self._stubs.clear()
         self._links.clear()
         await asyncio.gather(*self._closing, *(each.close() for each in channels))
 
     def _manager_channel(self) -> grpc.aio.Channel:
-        # An open channel would report only that the server has closed the connection.
+        # Check this before the call: with an expired certificate, the channel would report only
+        # that the server has closed the connection.
         self._renewal.check_valid()
         self._renewal.start()
         # A channel with an earlier certificate stays open for the streams on it.

@@ -1,8 +1,7 @@
-"""Converts the servers' messages into the values of `types`, by the names of their fields.
-
-Only the tables of readers list the names that differ between the protocol and the client.
-`decoding_hosts.py` and `decoding_identities.py` add the values that few programs need, because the
-import of their classes is slow.
+"""Converts the servers' messages into the values of `types`. A field of a value comes from the
+field of the message with the same name. If the names differ, the table of `Reading` entries maps
+them. `decoding_hosts.py` and `decoding_identities.py` convert the values that few programs need.
+They are separate modules because the import of the classes of these values is slow.
 """
 
 from __future__ import annotations

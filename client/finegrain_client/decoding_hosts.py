@@ -57,7 +57,7 @@ read = decoding.read.extended(
         Reading(
             HostPolicyStatus,
             cluster_pb2.GetHostPolicyResponse,
-            # None is possible only in the answer to a change
+            # `followed_number` is None only in the answer to a change
             {"followed_number": Via("followed_number", int)},
             given="executor_id",
         ),

@@ -1,4 +1,4 @@
-"""Checks the jobs after which a job starts, and stores them in state files."""
+"""Checks the dependencies of a job, and reads dependencies from the JSON of state files."""
 
 from __future__ import annotations
 

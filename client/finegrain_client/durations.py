@@ -19,7 +19,9 @@ def duration(value_s: float | None) -> Duration | None: ...
 
 
 def duration(value_s: float | None) -> Duration | None:
-    """Returns seconds as a message, with a precision of microseconds; None gives None."""
+    """Returns seconds as a message, with a precision of microseconds. Returns None if the value is
+    None.
+    """
     if value_s is None:
         return None
     message = Duration()
@@ -29,7 +31,7 @@ def duration(value_s: float | None) -> Duration | None:
 
 
 def grace(grace_s: float | None) -> Duration | None:
-    """Returns the time between SIGTERM and SIGKILL as a message; None: the executor's default.
+    """Returns the time between SIGTERM and SIGKILL as a message. None means the executor's default.
 
     Raises:
         InvalidArgument: the time is negative, or longer than a day.

@@ -65,7 +65,7 @@ class RequestRejected(FinegrainError):
 
 
 class GangTimeout(RequestRejected, TimeoutError):
-    """A gang was not placed as a whole within its timeout. It waits no longer."""
+    """A gang was not placed as a whole within its timeout. The gang does not wait any longer."""
 
     default_reason = Reason.GANG_TIMEOUT
 
@@ -77,7 +77,9 @@ class GangTimeout(RequestRejected, TimeoutError):
 
 
 def rejected(rejections: Sequence[Rejection]) -> RequestRejected:
-    """Returns the error for these rejections: GangTimeout if a gang's timeout caused one."""
+    """Returns GangTimeout if the timeout of a gang caused a rejection, and otherwise
+    RequestRejected.
+    """
     # One rejection for this reason is enough, because a gang ends as a whole.
     if any(each.reason == Reason.GANG_TIMEOUT for each in rejections):
         return GangTimeout(rejections)
@@ -134,7 +136,7 @@ class ResizeRefused(FailedPrecondition):
 
 
 class StillResizing(FinegrainError, TimeoutError):
-    """The slot was not resized within the given time, but the resize stays in progress."""
+    """The slot was not resized within the given time. The resize is still pending."""
 
     default_reason = Reason.NOT_YET_CONSIDERED
 
@@ -150,7 +152,7 @@ class StillResizing(FinegrainError, TimeoutError):
 class SlotLost(FinegrainError):
     """The slot has ended: its executor was lost, or the slot was released.
 
-    It is unknown how far the tasks of the slot got.
+    It is unknown how much of their work the tasks of the slot have done.
     """
 
     default_reason = Reason.EXECUTOR_LOST

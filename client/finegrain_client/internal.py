@@ -11,8 +11,8 @@ _MARK = "finegrain_client_internal"
 
 
 def internal(function: FunctionT) -> FunctionT:
-    """Marks a method that only this package calls. The blocking client does not have such a
-    method.
+    """Marks a method that only this package calls. The blocking client does not have the marked
+    methods.
     """
     function.__dict__[_MARK] = True
     return function

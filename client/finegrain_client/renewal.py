@@ -21,10 +21,12 @@ from finegrain.rpc.own_certificate import OwnCertificate
 from finegrain.v1.identity_pb2 import IssuedCertificate
 
 LOOK_INTERVAL_S = 3_600.0
-"""Longest wait in seconds before the clock is read again, because a sleeping host delays timers."""
+"""Longest wait in seconds before the clock is read again. Longer waits are not exact, because a
+host that sleeps delays timers.
+"""
 BACKDATED_S = 7_200.0
-"""A certificate is valid from a time before its issue. This is the difference, in seconds. It is
-for hosts whose clocks are slow.
+"""A certificate is valid from this number of seconds before its issue, for hosts whose clocks are
+slow.
 """
 STOPPING_S = 2.0
 """`stop` waits for at most this time, in seconds, for a renewal that has begun."""
@@ -150,8 +152,8 @@ class Renewal:
 
     def _write(self, fresh: Credentials) -> None:
         found = self._read()
-        # If the file has another key, the user has logged in again in the meantime. Then keep the
-        # file.
+        # If the file has another key, the user has logged in again in the meantime. In this case,
+        # keep the file.
         if self._file is None or found is None or found.key != fresh.key:
             return
         try:

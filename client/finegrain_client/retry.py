@@ -1,10 +1,10 @@
 """Retries calls. Only this module decides whether a call is tried again.
 
 A call that fails with UNAVAILABLE or CANCELLED is retried with capped, jittered backoff. CANCELLED
-is included because a server that is stopping ends its calls with it. After RESOURCE_EXHAUSTED, the
-server names a time (RetryInfo), and the call is retried after this time. After other errors, a call
-is not retried. All tries of a call share one budget of time. Every call of this client may be
-repeated, because the ids in the call make it idempotent. Streams have no deadline: `resumed`
+is included because a server that is stopping ends its calls with this status. If the server names a
+time with RESOURCE_EXHAUSTED (RetryInfo), the call is retried after this time. After other errors, a
+call is not retried. All tries of a call share one budget of time. It is safe to repeat every call
+of this client, because the ids in the call make it idempotent. Streams have no deadline: `resumed`
 continues a stream at the position where it broke.
 """
 
@@ -39,8 +39,8 @@ REFUSALS = (
     errors.PermissionDenied,
     errors.ResourceExhausted,
 )
-"""Errors after which the call has certainly changed nothing. After other errors, this is
-unknown.
+"""Errors after which the call has certainly changed nothing. After other errors, it is unknown
+whether the call has changed something.
 """
 
 
@@ -61,8 +61,8 @@ class RetryPolicy:
 
 
 class Backoff:
-    """Exponential backoff: delays grow up to a cap, and each delay is a random part, from half to
-    all, of its value.
+    """Exponential backoff: delays grow up to a cap, and each delay is multiplied by a random factor
+    from 0.5 to 1.
     """
 
     def __init__(self, policy: RetryPolicy) -> None:
@@ -117,7 +117,7 @@ def raise_if_closed() -> None:
     returns.
 
     Raises:
-        FailedPrecondition: the channel was closed: the current task is not being cancelled.
+        FailedPrecondition: the channel was closed, and the current task is not being cancelled.
     """
     task = asyncio.current_task()
     if task is not None and not task.cancelling():
@@ -140,8 +140,8 @@ async def call_with_retries(
         policy: budget and delays.
         after_unavailable: a function that is called before each retry. Its argument is the number
             of failed tries.
-        redirect: a function that is called with the error of an unavailable server. If it returns
-            True, the retry does not wait.
+        redirect: a function that is called with the error of an unavailable server. If the function
+            returns True, the retry does not wait.
 
     Raises:
         FinegrainError: the call failed with an error that is not retried, or the budget is used up.
@@ -157,7 +157,7 @@ async def call_with_retries(
         except grpc.RpcError as error:
             delay_s = delay_before_retry(error, backoff)
             if delay_s is None or time.monotonic() + delay_s >= end:
-                # If the budget ran out, report the previous failure. It explains more than the
+                # If the budget ran out, report the previous failure, which explains more than the
                 # timeout.
                 late = code_of(error) is grpc.StatusCode.DEADLINE_EXCEEDED
                 raise error_from_rpc(last if late and last else error, where()) from None
@@ -202,8 +202,8 @@ async def resumed(
         after_break: a function that is called after each break. Its argument is the number of
             breaks since the last message.
         redirect: a function that is called after the stream has ended. Its argument is the error
-            that broke the stream, or None if the server ended the stream. If it returns True, the
-            next try does not wait.
+            that broke the stream, or None if the server ended the stream. If the function returns
+            True, the next try does not wait.
         is_complete: a function that is called when the server has ended the stream without an
             error. It returns True if the stream must not be opened again.
 

@@ -105,8 +105,8 @@ class SlotSpec:
 
     If the caller gives no amount and no `require_isolation`, the request is *unknown*: its slot
     gets the default slot profile of the executor. Otherwise the request is *specified*. A specified
-    request without CPU gets 1000 milli, and one without any part of memory gets 256 MiB. Within one
-    job, either all requests are specified or all are unknown.
+    request without CPU gets 1000 milli, and a specified request without any part of memory gets 256
+    MiB. Within one job, either all requests are specified or all are unknown.
 
     Attributes:
         cpu_milli: guaranteed CPU in thousandths of a core; also the hard limit, unless
@@ -130,10 +130,12 @@ class SlotSpec:
         labels: only executors with all of these labels are used.
         target_address: address to which executors also offer the slot directly
             (`Job.serve_offers`).
-        allow_pending: if no known executor could ever host the slot, wait for a new executor.
-        restart_on_loss: if the slot is lost, queue the request again at its old position.
-        restart_on_device_loss: if a device of the slot fails and tasks cannot use it any more, end
-            the slot, and queue the request again at its old position.
+        allow_pending: if true, and if no known executor could ever host the slot, the request waits
+            for a new executor.
+        restart_on_loss: if true, and if the slot is lost, the request is queued again at its old
+            position.
+        restart_on_device_loss: if true, and if a device of the slot fails so that tasks cannot use
+            it any more, the slot ends, and the request is queued again at its old position.
         qos: how exclusive the slot's cpus are: "LSE" (dedicated), "LSR" (dedicated, but best-effort
             slots may also use them), "LS" (shared), "BE" (shared, best effort). LSE and LSR need
             `cpu_milli` in multiples of 1000.
@@ -144,8 +146,8 @@ class SlotSpec:
             policy: "PCPULevel" (cores), "NUMANodeLevel" (NUMA nodes) or "None". An empty value and
             ":required" have the same meaning as for `cpu_bind`.
         numa: placement on NUMA nodes: "SingleNUMANode", "Restricted", "BestEffort" or "None";
-            empty: as configured for the host. The first two are required, unless ":preferred" is
-            appended.
+            empty: as configured for the host. The first two policies are required, unless
+            ":preferred" is appended.
         slot_labels: labels of the slots, for the rules `near` and `apart` of other slots of the
             job.
         near: rules about slots of the same job: the slot is near one of the slots with these
@@ -156,16 +158,17 @@ class SlotSpec:
         time_limit_s: longest time of the slot in seconds, 1 s to 10 years; None: no limit. The
             executor ends the slot after this time. The request then ends with reason TIME_LIMIT.
         expected_run_time_s: the probable duration of the work in the slot, in seconds; at most
-            `time_limit_s`. It is a hint for the scheduler; None: it is not known.
+            `time_limit_s`. This is a hint for the scheduler; None: the duration is not known.
         wait_timeout_s: longest time in seconds that the request may wait for a slot, up to 10
-            years. Then it is rejected with reason TIMED_OUT, even if this client has ended. None:
-            it waits indefinitely. Members of a gang have the timeout of the gang instead.
+            years. After this time, the request is rejected with reason TIMED_OUT, even if this
+            client has ended. None: the request waits indefinitely. Members of a gang have the
+            timeout of the gang instead.
         priority: order within the job, -100 to 100; the highest is served first.
         revocable: if true, and if revocation is on in the cluster, the resource manager may take
-            the slot back for a request that is not revocable and fits on no executor. The tasks
-            get SIGTERM and a grace time, and the request returns to its place in the queue with
-            reason REVOKED. Not for members of gangs.
-        count: number of such slots.
+            the slot back for a request that is not revocable and fits on no executor. The tasks get
+            SIGTERM and a grace time, and the request returns to its place in the queue with reason
+            REVOKED. Members of gangs cannot be revocable.
+        count: number of equal slots.
         allocation_id: id of the request, only with count 1; empty: the client generates an id.
     """
 
@@ -209,8 +212,8 @@ class SlotSpec:
         object.__setattr__(self, "device_hints", tuple(self.device_hints))
         for name, amount in self.devices.items():
             _check_amount(f"devices[{name!r}]", amount)
-        # Store policies in their normal form. So equal specs compare as equal. The dataclass is
-        # frozen, so set the fields with `object.__setattr__`.
+        # Store policies in their normal form, so that equal specs compare as equal. The dataclass
+        # is frozen, so set the fields with `object.__setattr__`.
         object.__setattr__(self, "qos", read_word("qos", _text("qos", self.qos), QosClass))
         for name, kind in _POLICIES.items():
             object.__setattr__(self, name, _policy(name, getattr(self, name), kind))
@@ -229,7 +232,7 @@ class SlotSpec:
 
     @property
     def is_unknown(self) -> bool:
-        """True: no amount is given, and no `require_isolation`.
+        """True if the caller gave no amount and no `require_isolation`.
 
         The slot then gets the executor's default slot profile.
         """
@@ -268,7 +271,7 @@ class SlotSpec:
             yield message
 
     def _cpu_policy(self) -> cpus_pb2.CpuPolicy | None:
-        """Returns the CPU policy as a message; None: it has only defaults."""
+        """Returns the CPU policy as a message, or None if the policy has only defaults."""
         bind, bind_required = read_policy("cpu_bind", self.cpu_bind or DEFAULT, BindPolicy)
         exclusive, exclusive_required = read_policy(
             "cpu_exclusive", self.cpu_exclusive or DEFAULT, ExclusivePolicy

@@ -1,6 +1,7 @@
 """Finds the state files of batches and job graphs in their default folders.
 
-A command line looks there for the meaning of a name, so this module must be fast to import.
+The command line searches these folders for the name that a user types, so this module must be fast
+to import.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ class StateFolder:
     def path(self) -> Path:
         """Returns the folder.
 
-        For batches, it is `$FINEGRAIN_BATCH_DIR`, otherwise `$XDG_STATE_HOME/finegrain/batches`,
-        otherwise `~/.local/state/finegrain/batches`. For job graphs, it is `$FINEGRAIN_JOB_DIR`, or
-        `finegrain/jobs`.
+        For batches, the folder is `$FINEGRAIN_BATCH_DIR`. If this variable is not set, the folder
+        is `finegrain/batches` below `$XDG_STATE_HOME` (by default `~/.local/state`). For job
+        graphs, the variable is `$FINEGRAIN_JOB_DIR`, and the folder is `finegrain/jobs`.
         """
         if own := os.environ.get(f"FINEGRAIN_{self.kind.upper()}_DIR"):
             return Path(own).absolute()

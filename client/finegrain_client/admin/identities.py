@@ -1,5 +1,5 @@
 """Implements the calls of `Cluster` about join tokens, identities and sessions of the web page. All
-of them need the role `operator`, except those about sessions.
+calls except those about sessions need the role `operator`.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Identities:
         return read.each(TokenStatus, answer.tokens)
 
     async def revoke_token(self, token_id: str) -> None:
-        """Revokes a token, which then can no longer be used.
+        """Revokes a token, so that no member can use the token any more.
 
         Raises:
             NotFound: there is no such token.
@@ -82,7 +82,7 @@ class Identities:
         )
 
     async def deny_identity(self, subject: str, *, reason: str = "") -> None:
-        """Rejects an identity from now on, and ends its streams.
+        """Denies an identity: its calls are rejected from now on, and its streams end.
 
         Args:
             subject: "ROLE/NAME", or the serial number of one certificate in hexadecimal.
@@ -131,8 +131,8 @@ class Identities:
         return read(WebLink, answer)
 
     async def web_sessions(self) -> list[WebSession]:
-        """Returns the sessions of the web page: those of this identity, or all for the role
-        `operator`.
+        """Returns the sessions of the web page that this identity has. A caller with the role
+        `operator` gets the sessions of all identities.
         """
         answer = await self._connection.call_identities(
             lambda service, timeout_s: service.ListWebSessions(
@@ -158,12 +158,14 @@ class Identities:
     async def audit(
         self, *, newest: int = 100, actor: str = "", method: str = ""
     ) -> list[AuditEntry]:
-        """Returns the newest entries of the audit log, the oldest of these first.
+        """Returns the newest entries of the audit log, ordered from the oldest to the newest.
 
         Args:
             newest: maximum number of entries.
-            actor: only entries of this identity, such as "operator/ann"; empty: all.
-            method: only entries of this method, such as "DrainExecutor"; empty: all.
+            actor: return only entries of this identity, such as "operator/ann". If empty, return
+                the entries of all identities.
+            method: return only entries of this method, such as "DrainExecutor". If empty, return
+                the entries of all methods.
         """
         found: list[AuditEntry] = []
         while len(found) < newest:

@@ -1,4 +1,4 @@
-"""Implements the calls of `Cluster` that change the cluster. All of them need the role
+"""Implements the calls of `Cluster` that change the cluster. All these calls need the role
 `operator`.
 """
 
@@ -210,13 +210,14 @@ class Operations:
     ) -> GroupStatus:
         """Adds or removes rules that put jobs into a resource group.
 
-        The rules are compared with a job that names no group when it registers. Of all rules of all
-        groups, the first that matches decides. Jobs that are registered already stay.
+        The resource manager compares the rules with each new job that names no group. Of the rules
+        of all groups, the first rule that matches decides. Jobs that are already registered stay in
+        their group.
 
         Args:
             name: name of the group.
-            add: rules to add. `GroupRule.order` 0: after all other rules.
-            remove: orders of rules of this group to remove.
+            add: rules to add. A rule whose `order` is 0 comes after all other rules.
+            remove: the rules of this group to remove, each by the value of its `order`.
 
         Raises:
             InvalidArgument: a rule has no pattern, or its order is not allowed.
@@ -245,13 +246,13 @@ class Operations:
     ) -> GroupStatus:
         """Changes which users may register jobs in a resource group and in the groups below it.
 
-        Jobs that are registered already stay. Administrators may use every group.
+        Jobs that are already registered stay in their group. Administrators may use every group.
 
         Args:
             name: name of the group.
             allow: users to allow, such as "user/alice"; "*": all users.
-            revoke: users that must lose the right. They are named in the same form in which they
-                were allowed.
+            revoke: users that lose the right. Name each user in the same form in which the user was
+                allowed.
 
         Raises:
             InvalidArgument: an entry is not a user.
@@ -276,8 +277,8 @@ class Operations:
             user: identity such as "user/alice"; "*": all users that have no separate limits, except
                 administrators.
             maximum: limits by dimension: "jobs", "requests", "slots", "cpu_milli", "memory_bytes",
-                and those of `set_group`. None removes the limit of this dimension. Limits that are
-                not named stay.
+                and the dimensions of `set_group`. None removes the limit of a dimension. Limits
+                that are not named stay unchanged.
 
         Raises:
             InvalidArgument: an argument is out of range.
@@ -346,7 +347,7 @@ class Operations:
                 policy.
             default_exclusive: "PCPULevel", "NUMANodeLevel" or "None", for requests that name no
                 exclusive policy.
-            clear: settings to remove, by the names of the arguments above.
+            clear: names of the settings to remove. The names are those of the arguments above.
 
         Raises:
             InvalidArgument: an argument has a value that is not allowed.
@@ -426,7 +427,7 @@ class Operations:
     async def park(
         self, allocation_id: str, *, wait: bool = True, timeout_s: float | None = None
     ) -> types.SlotStatus:
-        """Frees the GPUs of any job's slot while its processes stay; see `Slot.park`.
+        """Frees the GPUs of a slot of any job. The slot's processes stay; see `Slot.park`.
 
         Args:
             allocation_id: the slot.
@@ -451,7 +452,7 @@ class Operations:
     async def unpark(
         self, allocation_id: str, *, wait: bool = True, timeout_s: float | None = None
     ) -> types.SlotStatus:
-        """Gives GPUs to any job's slot again, after `park`; see `Slot.unpark`.
+        """Gives GPUs back to a parked slot of any job; see `Slot.unpark`.
 
         Args:
             allocation_id: the slot.
@@ -475,8 +476,8 @@ class Operations:
     async def withdraw_resize(self, allocation_id: str) -> types.SlotStatus:
         """Withdraws all pending changes of a slot.
 
-        If the executor already carries out a change, it resizes the slot back to the old size
-        afterwards.
+        If the executor is already carrying out a change, the executor then resizes the slot back to
+        the old size.
 
         Raises:
             NotFound: ALLOCATION_UNKNOWN: there is no such slot or request, or the slot or request

@@ -51,7 +51,8 @@ class Resizing:
         status: types.SlotStatus | None = None
         try:
             async with asyncio.timeout(timeout_s):
-                # First read the position in the event log. So no event about the change is missed.
+                # Read the position in the event log first, so that no event about the change is
+                # missed.
                 next_sequence = await self._next_sequence()
                 status = await self._request_size(change, wait_for_use=wait_for_use)
                 return await self._resized(status, change, next_sequence) if wait else status
@@ -115,7 +116,8 @@ class Resizing:
             if isinstance(found, types.SlotStatus):
                 return found
             if found is not None and not message:
-                # The status may be newer than the events: read the reason of the refusal.
+                # The status already shows a refusal whose event was not read yet. Read the event,
+                # which has the reason.
                 message, next_sequence = await self._news(next_sequence, wait_s=0.0)
                 if message:
                     continue

@@ -1,5 +1,5 @@
-"""Provides the blocking client, for programs without an event loop. It has the names and arguments
-of the asyncio client.
+"""Provides the blocking client, for programs without an event loop. This client has the same names
+and arguments as the asyncio client.
 
     from finegrain_client import SlotSpec, blocking
 

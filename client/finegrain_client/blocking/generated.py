@@ -81,13 +81,13 @@ def connect(
     """Returns a client of one cluster. The client opens no connection before the first call.
 
     Args:
-        address: "host:port" of the resource manager, or several if there are standbys. Default: the
-            environment variable FINEGRAIN_MANAGER (several addresses are separated by commas),
-            otherwise the addresses in the credentials.
+        address: "host:port" of the resource manager, or several addresses if there are standbys.
+            Default: the environment variable FINEGRAIN_MANAGER (several addresses are separated by
+            commas), otherwise the addresses in the credentials.
         credentials: the credentials file of the identity to use, or its content. Default: the file
-            that FINEGRAIN_CREDENTIALS names. Without this variable, the credentials of the cluster
-            that this user runs on this host (`finegrain up`). Without such a cluster,
-            ~/.config/finegrain/credentials.
+            that FINEGRAIN_CREDENTIALS names. If this variable is not set, the default is the
+            credentials of the cluster that this user runs on this host (`finegrain up`). If there
+            is no such cluster, the default is ~/.config/finegrain/credentials.
         budget_s: longest time in seconds that one call may take, including all its retries.
 
     Raises:
@@ -142,8 +142,8 @@ class Task(Handle["AsyncTask"]):
         """Yields the task's output from the given offsets to the end of the task.
 
         The executor keeps the output as long as the slot exists. So each iteration reads all
-        output, whatever other iterations read. The client does not read faster than the caller
-        consumes.
+        output, even if other iterations have already read it. The client does not read faster than
+        the caller consumes.
 
         Raises:
             SlotLost: the slot has ended.
@@ -174,7 +174,7 @@ class Task(Handle["AsyncTask"]):
 
         Raises:
             SlotLost: the slot has ended.
-            FinegrainError: the executor refused, or could not be reached.
+            FinegrainError: the executor refused the call, or could not be reached.
         """
         self.loop.run(self.inner.signal(number))
 
@@ -186,7 +186,7 @@ class Task(Handle["AsyncTask"]):
 
         Raises:
             SlotLost: the slot has ended.
-            FinegrainError: the executor refused, or could not be reached.
+            FinegrainError: the executor refused the call, or could not be reached.
         """
         self.loop.run(self.inner.cancel(grace_s))
 
@@ -194,7 +194,7 @@ class Task(Handle["AsyncTask"]):
 class Slot(ContextHandle["AsyncSlot"]):
     """Resources on one executor that belong to the job until `release`.
 
-    A slot can be used in `with`, which releases it at the end.
+    A slot can be used in `with`, which releases the slot at the end.
     """
 
     @property
@@ -267,8 +267,9 @@ class Slot(ContextHandle["AsyncSlot"]):
             timeout_s: after this time in seconds, the executor ends the task; None: there is no
                 limit.
             stdin: bytes or chunks of bytes, or "pipe" for `Task.write_input`; None: /dev/null.
-            output: where the output goes. "capture": into the result. "stream": the caller reads
-                `Task.output`. A function: it is called with every `OutputChunk`.
+            output: where the output goes. With "capture", the result contains the output. With
+                "stream", the caller reads `Task.output`. A function is called with
+                every `OutputChunk`.
             output_limit_bytes: bytes per stream that the executor keeps on disk, at most the
                 executor's own limit; 0: the executor's limit. If there is more output, the executor
                 keeps the first and the last part.
@@ -279,7 +280,7 @@ class Slot(ContextHandle["AsyncSlot"]):
             cancel_on_interrupt: if true, interrupting this call also cancels the task. If false, an
                 accepted task continues, and a call with the same `task_id` returns its handle.
             wait_s: the call returns when the task has ended, or after this time in seconds, at most
-                1. For a task that ends earlier, this saves a call to the executor.
+                1. For a task that ends within this time, this saves a call to the executor.
 
         Raises:
             TaskNotStarted: the command cannot be executed. `reason` says why.
@@ -375,8 +376,9 @@ class Slot(ContextHandle["AsyncSlot"]):
         withdraws the change.
 
         Args:
-            wait_for_use: the action if the slot uses more memory than its new size. True: wait
-                until the slot uses less; False: refuse the change.
+            wait_for_use: what the executor does if the slot uses more memory than its new size. If
+                true, the executor waits until the slot uses less. If false, the executor refuses
+                the change.
             timeout_s: longest time to wait in seconds; None: no limit.
 
         Raises:
@@ -428,7 +430,7 @@ class Slot(ContextHandle["AsyncSlot"]):
         """Gives the slot GPUs again, after `park`. Returns when the slot's processes can use the
         GPUs.
 
-        The change is queued until GPUs are free. `withdraw_resize` withdraws it.
+        The change is queued until GPUs are free. `withdraw_resize` withdraws the change.
 
         Args:
             timeout_s: longest time to wait in seconds; None: no limit.
@@ -443,8 +445,8 @@ class Slot(ContextHandle["AsyncSlot"]):
     def withdraw_resize(self) -> SlotStatus:
         """Withdraws all pending changes.
 
-        If the executor has already received a change and carries it out, the slot is then resized
-        to its old size.
+        If the executor is already carrying out a change, the executor then resizes the slot back to
+        the old size.
 
         Raises:
             FinegrainError: the call to the resource manager failed.
@@ -490,13 +492,13 @@ class Slot(ContextHandle["AsyncSlot"]):
 
 
 class Request(Handle["AsyncRequest"]):
-    """A slot request. It is queued until it is granted or ends.
+    """A slot request, which is queued until it is granted or ends.
 
     Attributes:
         allocation_id: id of the request and of the slot that will serve the request.
         state: state of the request. `reason` (a stable code) and `message` explain the state.
-        slot: latest slot of the request; None: no slot yet. The slot may have ended, see
-            `Slot.has_ended`.
+        slot: latest slot of the request; None: no slot yet. `Slot.has_ended` tells whether the slot
+            has ended.
         gang: the gang to which the request belongs; None: no gang.
         acknowledged: True if the resource manager has stored the request durably.
     """
@@ -575,8 +577,8 @@ class Request(Handle["AsyncRequest"]):
         fit.
 
         Args:
-            executor_id: explain only this executor; empty: all executors.
-            max_executors: largest number of executors to list in full; 0: 20.
+            executor_id: explain only this executor. If empty, explain all executors.
+            max_executors: largest number of executors to list in full; 0 means 20.
 
         Raises:
             FinegrainError: the call to the resource manager failed.
@@ -647,7 +649,9 @@ class RequestRange(Handle["AsyncRequestRange"]):
         return self.loop.call(self.inner.waiting_members)
 
     def index_of(self, allocation_id: str) -> int | None:
-        """Returns the index of the member with this allocation id; None: no member has this id."""
+        """Returns the index of the member with this allocation id, or None if this is not an id of
+        this range.
+        """
         return self.loop.call(lambda: self.inner.index_of(allocation_id))
 
     def slots(self) -> Iterator[Slot]:
@@ -693,7 +697,7 @@ class Job(ContextHandle["AsyncJob"]):
     """A job: registered on entering `with`, kept alive inside it, and ended on exit.
 
     Attributes:
-        job_id: id of the job. Another process of the same user opens the job with this id by
+        job_id: id of the job. Another process of the same user can open the job by this id, with
             `Cluster.attach_job`.
     """
 
@@ -720,9 +724,9 @@ class Job(ContextHandle["AsyncJob"]):
 
     @property
     def requests(self) -> list[Request]:
-        """The requests that have not ended. They are in the order in which they were made.
+        """The requests that have not ended, in the order in which they were made.
 
-        A member of a range is included only once it has had a slot.
+        A member of a range is included only after it has got a slot.
         """
         return [Request(self.loop, each) for each in self.loop.call(lambda: self.inner.requests)]
 
@@ -915,8 +919,8 @@ class Job(ContextHandle["AsyncJob"]):
         return self.loop.run(self.inner.serve_offers(address))
 
     def fail(self) -> None:
-        """Lets leaving `with` end the job with the outcome FAILED. Without this call, the
-        outcome is SUCCEEDED, or FAILED after an exception.
+        """After this call, leaving `with` ends the job with the outcome FAILED. Without this
+        call, the outcome is SUCCEEDED, or FAILED after an exception.
         """
         self.loop.call(self.inner.fail)
 
@@ -962,12 +966,12 @@ class Cluster(LoopOwner["AsyncCluster"]):
 
         Args:
             name: name for people to read, 1 to 200 printable characters.
-            group: resource group of the job; empty: the rules of the groups decide, and if none
-                matches, "default".
+            group: resource group of the job. If it is empty, the first rule of a group that matches
+                decides; if no rule matches, the group is "default".
             lease_s: time in seconds without contact after which the resource manager ends the job,
                 1 s to 1 day.
             detached: if true, the job has no lease, and leaving `with` does not end the job.
-                Only `Job.end` ends it.
+                Only `Job.end` ends the job.
             after: jobs that must end before this job gets its first slot. A `JobDependency` says
                 how the other job must end. The id of a job alone means that the job must succeed.
                 If a job ends in another way, this job ends, too (DEPENDENCY_FAILED).
@@ -993,10 +997,10 @@ class Cluster(LoopOwner["AsyncCluster"]):
         )
 
     def attach_job(self, job_id: str, *, lease_s: float = 30.0) -> Job:
-        """Returns an existing job of this client's identity, opened by its id.
+        """Returns a handle of an existing job of this client's identity.
 
         Inside `with`, `Job.requests` has the requests and slots of the job. Leaving the
-        context does not end the job. Only `Job.end` ends it.
+        context does not end the job. Only `Job.end` ends the job.
 
         Args:
             job_id: id of the job (`Job.job_id`).
@@ -1058,7 +1062,7 @@ class Cluster(LoopOwner["AsyncCluster"]):
         Raises:
             NotFound: EXECUTOR_UNKNOWN, ALLOCATION_UNKNOWN, GROUP_UNKNOWN: there is no such
                 executor, request or group.
-            InvalidArgument: not exactly one of the three is set.
+            InvalidArgument: none of the three arguments is set, or more than one.
         """
         return self.loop.run(
             self.inner.usage(executor_id=executor_id, allocation_id=allocation_id, group=group)
@@ -1083,8 +1087,9 @@ class Cluster(LoopOwner["AsyncCluster"]):
         """Returns existing slots, ordered by executor and allocation id.
 
         Args:
-            executor_id: return only slots on this executor; empty: on all executors.
-            job_id: return only slots of this job; empty: of all jobs.
+            executor_id: return only slots on this executor. If empty, return the slots on all
+                executors.
+            job_id: return only slots of this job. If empty, return the slots of all jobs.
         """
         return self.loop.run(self.inner.slots(executor_id=executor_id, job_id=job_id))
 
@@ -1098,11 +1103,12 @@ class Cluster(LoopOwner["AsyncCluster"]):
         """Returns requests in queue order.
 
         Args:
-            job_id: return only requests of this job; empty: of all jobs.
-            states: return only requests in these states; empty: requests that have not ended.
+            job_id: return only requests of this job. If empty, return the requests of all jobs.
+            states: return only requests in these states. If empty, return the requests that have
+                not ended.
             allocation_ids: return only requests with these ids. A text of at least 4 characters
                 that is not an id means all ids that end with the text. If no id ends with the text,
-                the text means all ids that begin with it.
+                the text means all ids that begin with the text.
 
         Raises:
             InvalidArgument: a state does not exist, or a part of an id is too short.
@@ -1152,8 +1158,8 @@ class Cluster(LoopOwner["AsyncCluster"]):
 
         Args:
             allocation_id: the request.
-            executor_id: explain only this executor; empty: all executors.
-            max_executors: largest number of executors to list in full; 0: 20.
+            executor_id: explain only this executor. If empty, explain all executors.
+            max_executors: largest number of executors to list in full; 0 means 20.
 
         Raises:
             NotFound: ALLOCATION_UNKNOWN: there is no such request.
@@ -1212,7 +1218,7 @@ class Cluster(LoopOwner["AsyncCluster"]):
         )
 
     def users(self) -> list[UserStatus]:
-        """Returns the users that have limits or live jobs, with their use."""
+        """Returns the users that have limits or live jobs, with the amounts that they use."""
         return self.loop.run(self.inner.users())
 
     def groups(self) -> Groups:
@@ -1222,8 +1228,8 @@ class Cluster(LoopOwner["AsyncCluster"]):
     def advise(
         self, job_id: str, *, target_s: float | None = None, quantile: float | None = None
     ) -> ThreadAdvice:
-        """Returns a number of threads into which to split a job's work, computed from the time that
-        the job's threads took.
+        """Returns the number of threads into which the work of a job should be split. The number is
+        computed from the times that threads of the job took.
 
         A thread is a part of the work that runs in one slot.
 
@@ -1361,13 +1367,14 @@ class Cluster(LoopOwner["AsyncCluster"]):
     ) -> GroupStatus:
         """Adds or removes rules that put jobs into a resource group.
 
-        The rules are compared with a job that names no group when it registers. Of all rules of all
-        groups, the first that matches decides. Jobs that are registered already stay.
+        The resource manager compares the rules with each new job that names no group. Of the rules
+        of all groups, the first rule that matches decides. Jobs that are already registered stay in
+        their group.
 
         Args:
             name: name of the group.
-            add: rules to add. `GroupRule.order` 0: after all other rules.
-            remove: orders of rules of this group to remove.
+            add: rules to add. A rule whose `order` is 0 comes after all other rules.
+            remove: the rules of this group to remove, each by the value of its `order`.
 
         Raises:
             InvalidArgument: a rule has no pattern, or its order is not allowed.
@@ -1381,13 +1388,13 @@ class Cluster(LoopOwner["AsyncCluster"]):
     ) -> GroupStatus:
         """Changes which users may register jobs in a resource group and in the groups below it.
 
-        Jobs that are registered already stay. Administrators may use every group.
+        Jobs that are already registered stay in their group. Administrators may use every group.
 
         Args:
             name: name of the group.
             allow: users to allow, such as "user/alice"; "*": all users.
-            revoke: users that must lose the right. They are named in the same form in which they
-                were allowed.
+            revoke: users that lose the right. Name each user in the same form in which the user was
+                allowed.
 
         Raises:
             InvalidArgument: an entry is not a user.
@@ -1406,8 +1413,8 @@ class Cluster(LoopOwner["AsyncCluster"]):
             user: identity such as "user/alice"; "*": all users that have no separate limits, except
                 administrators.
             maximum: limits by dimension: "jobs", "requests", "slots", "cpu_milli", "memory_bytes",
-                and those of `set_group`. None removes the limit of this dimension. Limits that are
-                not named stay.
+                and the dimensions of `set_group`. None removes the limit of a dimension. Limits
+                that are not named stay unchanged.
 
         Raises:
             InvalidArgument: an argument is out of range.
@@ -1464,7 +1471,7 @@ class Cluster(LoopOwner["AsyncCluster"]):
                 policy.
             default_exclusive: "PCPULevel", "NUMANodeLevel" or "None", for requests that name no
                 exclusive policy.
-            clear: settings to remove, by the names of the arguments above.
+            clear: names of the settings to remove. The names are those of the arguments above.
 
         Raises:
             InvalidArgument: an argument has a value that is not allowed.
@@ -1537,7 +1544,7 @@ class Cluster(LoopOwner["AsyncCluster"]):
     def park(
         self, allocation_id: str, *, wait: bool = True, timeout_s: float | None = None
     ) -> SlotStatus:
-        """Frees the GPUs of any job's slot while its processes stay; see `Slot.park`.
+        """Frees the GPUs of a slot of any job. The slot's processes stay; see `Slot.park`.
 
         Args:
             allocation_id: the slot.
@@ -1556,7 +1563,7 @@ class Cluster(LoopOwner["AsyncCluster"]):
     def unpark(
         self, allocation_id: str, *, wait: bool = True, timeout_s: float | None = None
     ) -> SlotStatus:
-        """Gives GPUs to any job's slot again, after `park`; see `Slot.unpark`.
+        """Gives GPUs back to a parked slot of any job; see `Slot.unpark`.
 
         Args:
             allocation_id: the slot.
@@ -1574,8 +1581,8 @@ class Cluster(LoopOwner["AsyncCluster"]):
     def withdraw_resize(self, allocation_id: str) -> SlotStatus:
         """Withdraws all pending changes of a slot.
 
-        If the executor already carries out a change, it resizes the slot back to the old size
-        afterwards.
+        If the executor is already carrying out a change, the executor then resizes the slot back to
+        the old size.
 
         Raises:
             NotFound: ALLOCATION_UNKNOWN: there is no such slot or request, or the slot or request
@@ -1613,7 +1620,7 @@ class Cluster(LoopOwner["AsyncCluster"]):
         return self.loop.run(self.inner.tokens())
 
     def revoke_token(self, token_id: str) -> None:
-        """Revokes a token, which then can no longer be used.
+        """Revokes a token, so that no member can use the token any more.
 
         Raises:
             NotFound: there is no such token.
@@ -1621,7 +1628,7 @@ class Cluster(LoopOwner["AsyncCluster"]):
         self.loop.run(self.inner.revoke_token(token_id))
 
     def deny_identity(self, subject: str, *, reason: str = "") -> None:
-        """Rejects an identity from now on, and ends its streams.
+        """Denies an identity: its calls are rejected from now on, and its streams end.
 
         Args:
             subject: "ROLE/NAME", or the serial number of one certificate in hexadecimal.
@@ -1650,8 +1657,8 @@ class Cluster(LoopOwner["AsyncCluster"]):
         return self.loop.run(self.inner.web_link())
 
     def web_sessions(self) -> list[WebSession]:
-        """Returns the sessions of the web page: those of this identity, or all for the role
-        `operator`.
+        """Returns the sessions of the web page that this identity has. A caller with the role
+        `operator` gets the sessions of all identities.
         """
         return self.loop.run(self.inner.web_sessions())
 
@@ -1664,12 +1671,14 @@ class Cluster(LoopOwner["AsyncCluster"]):
         self.loop.run(self.inner.end_web_session(session_id))
 
     def audit(self, *, newest: int = 100, actor: str = "", method: str = "") -> list[AuditEntry]:
-        """Returns the newest entries of the audit log, the oldest of these first.
+        """Returns the newest entries of the audit log, ordered from the oldest to the newest.
 
         Args:
             newest: maximum number of entries.
-            actor: only entries of this identity, such as "operator/ann"; empty: all.
-            method: only entries of this method, such as "DrainExecutor"; empty: all.
+            actor: return only entries of this identity, such as "operator/ann". If empty, return
+                the entries of all identities.
+            method: return only entries of this method, such as "DrainExecutor". If empty, return
+                the entries of all methods.
         """
         return self.loop.run(self.inner.audit(newest=newest, actor=actor, method=method))
 

@@ -30,12 +30,11 @@ class BatchJob(Handle["AsyncBatchJob"]):
 
     If a runner is killed, its slots and tasks continue until the lease of the job (`lease_s`)
     expires. A runner that starts within this time takes over the slots and tasks, with all output.
-    A runner that starts later registers a new job. It repeats
-    all threads that have no result.
+    A runner that starts later registers a new job, and repeats all threads that have no result.
 
     Attributes:
         state_file: path of the file with the state of the batch. Only its owner can read the file.
-            It must be on a local disk.
+            The file must be on a local disk.
     """
 
     def __init__(
@@ -95,8 +94,8 @@ class BatchJob(Handle["AsyncBatchJob"]):
     ) -> BatchOutcome:
         """Works on the batch until every thread has its result, or the batch is stopped.
 
-        If this call is cancelled, it first cancels the batch, in the same way as `cancel`. If it
-        raises another error, slots and tasks stay for the next runner.
+        If this call is cancelled, it first cancels the batch, in the same way as `cancel`. If this
+        call raises any other error, slots and tasks stay for the next runner.
 
         Args:
             on_progress: a function that is called at most five times a second. It must not block.

@@ -22,13 +22,13 @@ class GraphJob(Handle["AsyncGraphJob"]):
     """A job that runs a plan on a cluster.
 
     Attributes:
-        state_file: path of the file with the state of the job. Only its owner can read the file. It
-            must be on a local disk.
+        state_file: path of the file with the state of the job. Only its owner can read the file.
+            The file must be on a local disk.
 
     Args:
         cluster: the cluster.
-        spec: the plan to run, alone or with environment and group; None: continue the job of
-            `state_file`.
+        spec: the plan to run. A `GraphRunSpec` adds the environment, the group and other settings
+            to the plan. None means to continue the job of `state_file`.
         state_file: path of the state file; None: a new file in the default folder.
         lease_s: lease of the job in seconds. If no runner works on the job for this time, the
             resource manager releases the slots of the job. The next runner then runs the regions of
@@ -61,7 +61,7 @@ class GraphJob(Handle["AsyncGraphJob"]):
         fails, the slots and tasks stay, and another runner can continue the job.
 
         Args:
-            on_progress: a function that is called after every change. It must not block.
+            on_progress: a function that is called after every change. The function must not block.
 
         Returns:
             The outcome of the job. If the job has already ended, this is the stored outcome.

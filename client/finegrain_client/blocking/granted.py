@@ -30,10 +30,11 @@ class AsGranted:
 
 
 def as_granted(requests: Iterable[Request]) -> AsGranted:
-    """Iterates over the slots of `requests`, each once, in the order in which they are granted.
+    """Iterates over the slots of `requests` in the order in which they are granted. Each slot comes
+    once.
 
     If a request ends without a slot, the iteration raises the error of `Request.granted`. To get
-    the remaining slots, continue with `next` on the same iterator. If the caller leaves the loop
-    early, the remaining requests stay queued.
+    the remaining slots, continue with `next` on the same iterator. If the caller ends the loop
+    before the last slot, the remaining requests stay queued.
     """
     return AsGranted(list(requests))

@@ -47,7 +47,7 @@ class ContextHandle(Handle[ContextT]):
         try:
             self.loop.run(enter())
         except BaseException as error:
-            if entered:  # the interruption came too late to cancel it
+            if entered:  # the entry was complete before the interruption: leave the context
                 self.loop.run(self.inner.__aexit__(type(error), error, None))
             raise
         return self
@@ -72,8 +72,8 @@ ClosableT = TypeVar("ClosableT", bound=Closable)
 
 
 class LoopOwner(ContextHandle[ClosableT]):
-    """The first handle of a loop, which creates all other handles. Closing this handle ends the
-    loop's thread.
+    """The first handle of a loop. It creates all other handles. Closing this handle ends the loop's
+    thread.
     """
 
     def __exit__(

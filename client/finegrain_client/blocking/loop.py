@@ -1,7 +1,7 @@
 """Runs an event loop in a dedicated thread, for callers without an event loop.
 
 After an interruption (Ctrl-C), the loop cancels the pending call and waits until the call has
-cleaned up. Then KeyboardInterrupt is raised as usual.
+cleaned up. After that, KeyboardInterrupt is raised as usual.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class PrivateLoop:
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs a coroutine on the loop and returns its result.
 
-        An interruption cancels the coroutine and waits until it has cleaned up.
+        If this call is interrupted, it cancels the coroutine, waits until the coroutine has cleaned
+        up, and then raises the interruption.
 
         Raises:
             ConfigurationError: the loop is closed, or the caller is on the loop's own thread.
@@ -86,7 +87,7 @@ class PrivateLoop:
     def iterate(self, items: AsyncIterator[T]) -> Generator[T, None, None]:
         """Yields the items of an async iterator, and closes the iterator at the end."""
 
-        # Return an item in a tuple, because None marks the end and may also be an item.
+        # Return an item in a tuple: None marks the end, and an item can also be None.
         async def step() -> tuple[T] | None:
             try:
                 return (await anext(items),)
@@ -122,7 +123,7 @@ def _wait_for(outcome: Future[T]) -> T:
         try:
             return outcome.result(WAKE_INTERVAL_S)
         except TimeoutError:
-            if outcome.done():  # the work raised the error itself, or has ended in the meantime
+            if outcome.done():  # the work itself raised TimeoutError, or has ended in the meantime
                 return outcome.result()
 
 

@@ -1,6 +1,7 @@
 """Runs the background tasks of a job, and notifies waiting code of changes.
 
-All asyncio tasks of a job belong to one `Background`. When the job is left, it cancels them.
+All asyncio tasks of a job belong to one `Background`. When the client leaves the job, `Background`
+cancels these tasks.
 """
 
 from __future__ import annotations
@@ -84,8 +85,8 @@ class Changes:
         """Wakes all waiters and calls all listeners."""
         for waiter in self._waiters:
             if not waiter.done():
-                # Skip a waiter that is already done. It stays in the set until its coroutine runs,
-                # and a second change may come before that.
+                # A waiter stays in the set until its coroutine runs. A second change can come
+                # before that, so skip waiters that are already done.
                 waiter.set_result(None)
         # Iterate over a copy, because a listener may remove itself.
         for listener in list(self.listeners):
@@ -95,12 +96,13 @@ class Changes:
 async def unless(event: asyncio.Event, work: Awaitable[T], error: Callable[[], Exception]) -> T:
     """Returns the result of `work`, or raises `error()` if `event` is set first.
 
-    `work` has always ended on return: if `event` is set first, `work` is cancelled and awaited.
+    When this function returns, `work` has ended in every case: if `event` is set first, `work` is
+    cancelled and awaited.
 
     Args:
         event: the event that makes the result useless.
         work: the work to wait for. It is not started if `event` is already set.
-        error: creates the exception to raise.
+        error: a function that creates the exception to raise.
 
     Raises:
         Exception: the exception that `error` created, or that `work` raised.

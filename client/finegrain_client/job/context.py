@@ -20,8 +20,8 @@ class JobContext:
 
     Attributes:
         registered: true after the resource manager has accepted the job.
-        tokens: allocation tokens by allocation id and generation, while the watch applies the
-            message with which they have arrived.
+        tokens: allocation tokens, by allocation id and generation. A token is kept only while the
+            watch applies the message with which the token arrived.
     """
 
     connection: Connection

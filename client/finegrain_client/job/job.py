@@ -53,7 +53,7 @@ class Job:
     """A job: registered on entering `async with`, kept alive inside it, and ended on exit.
 
     Attributes:
-        job_id: id of the job. Another process of the same user opens the job with this id by
+        job_id: id of the job. Another process of the same user can open the job by this id, with
             `Cluster.attach_job`.
     """
 
@@ -99,9 +99,9 @@ class Job:
 
     @property
     def requests(self) -> list[Request]:
-        """The requests that have not ended. They are in the order in which they were made.
+        """The requests that have not ended, in the order in which they were made.
 
-        A member of a range is included only once it has had a slot.
+        A member of a range is included only after it has got a slot.
         """
         return list(self._watch.requests.values())
 
@@ -324,8 +324,8 @@ class Job:
         return self._offers.address
 
     def fail(self) -> None:
-        """Lets leaving `async with` end the job with the outcome FAILED. Without this call, the
-        outcome is SUCCEEDED, or FAILED after an exception.
+        """After this call, leaving `async with` ends the job with the outcome FAILED. Without this
+        call, the outcome is SUCCEEDED, or FAILED after an exception.
         """
         self._failed = True
 
@@ -383,8 +383,8 @@ class Job:
         # Read the error before `close`, which sets an error itself.
         ended = self._watch.error is not None
         if self.detached:
-            # A detached job keeps its slots and tasks. The client is about to lose its handles. So
-            # background calls that cancel unwanted tasks must finish first.
+            # A detached job keeps its slots and tasks. The client is about to drop the handles of
+            # these tasks, so background calls that cancel unwanted tasks must finish first.
             await self._context.background.settle(ENDING_BUDGET_S)
         self._watch.close(
             JobEnded(f"this client has closed its handle of job {self.job_id}"), expected=True
@@ -444,8 +444,8 @@ class Job:
         self.lease_s = answer.lease.ToMicroseconds() / 1e6 or self.lease_s
 
     async def _abandon(self, message: rm.RegisterJobRequest) -> None:
-        # The job may or may not be registered: the call may still be on its way. So register again
-        # with the same request_id, which is idempotent, and then end the job.
+        # It is unknown whether the job is registered: the call is possibly still on its way. So
+        # register again with the same request_id, which is idempotent, and then end the job.
         try:
             await self._register_once(message, ABANDONING_BUDGET_S)
             await self._end(self._context.connection, None, ABANDONING_BUDGET_S)

@@ -109,8 +109,8 @@ class OfferServer(job_master_pb2_grpc.JobMasterServiceServicer):
         )
 
     def _refusal(self, context: Any) -> FinegrainError | None:
-        """Returns the reason why the caller may not offer slots; None: the caller may offer
-        slots.
+        """Returns the reason why the caller is not allowed to offer slots, or None if there is no
+        such reason.
         """
         shown = context.auth_context().get(IDENTITY_KEY, ())
         try:

@@ -1,7 +1,7 @@
 """Applies events and snapshots of a job's watch stream to its ranges.
 
-An event or an entry of a snapshot may belong to a range. This module finds the range. It also finds
-the members that are missing in a snapshot. `watch.py` reads the stream itself.
+An event or an entry of a snapshot can belong to a range. This module finds this range, and the
+members of ranges that are missing in a snapshot. `watch.py` reads the stream itself.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ class WatchedRanges:
         self.by_id: dict[str, RequestRange] = {}
 
     def range_of(self, event: JobEvent, requests: dict[str, Request]) -> RequestRange | None:
-        """Returns the range to which an event belongs; None: it belongs to no known range.
+        """Returns the range to which an event belongs, or None if the event belongs to no known
+        range.
 
-        A waiting member may end without ever having a slot. Then the range only increases its count
-        of ended members. For any other event, the waiting member becomes a `Request` and is added
-        to `requests`.
+        If a waiting member ends without ever having a slot, the range only increases its count of
+        ended members. For any other event, the waiting member becomes a `Request` and is added to
+        `requests`.
         """
         found = members_of(event)
         owner = self.by_id.get(found[0]) if found is not None else None
@@ -71,8 +72,8 @@ class WatchedRanges:
     def begin_snapshot(self) -> None:
         """Records which waiting members the next snapshot must show.
 
-        Only the members of acknowledged ranges are recorded, because the resource manager may not
-        know other ranges yet.
+        Only the members of acknowledged ranges are recorded, because the resource manager possibly
+        does not know other ranges yet.
         """
         self._unseen = {
             name: IntervalSet(each.waiting_members())
@@ -89,7 +90,7 @@ class WatchedRanges:
         owner = self.by_id.get(range_id)
         if owner is None or owner.index_of(status.allocation_id) is None:
             return None
-        # If a range is not acknowledged yet, the snapshot may lack it.
+        # If a range is not acknowledged yet, it is possibly missing in the snapshot.
         if range_id in self._unseen:
             self._unseen[range_id].remove_run(int(digits), int(digits) + status.count)
         return owner
@@ -107,7 +108,8 @@ class WatchedRanges:
         """Ends the members that a snapshot did not show.
 
         Members that `found` reports as ended get the reported state. The resource manager does not
-        know the other members any more. So they end as CANCELLED with reason ALLOCATION_UNKNOWN.
+        know the remaining members any more, so these members end as CANCELLED with reason
+        ALLOCATION_UNKNOWN.
 
         Args:
             found: the statuses that the resource manager returned for the incomplete ranges.

@@ -92,7 +92,9 @@ class RequestRange:
         return list(self._waiting.runs())
 
     def index_of(self, allocation_id: str) -> int | None:
-        """Returns the index of the member with this allocation id; None: no member has this id."""
+        """Returns the index of the member with this allocation id, or None if this is not an id of
+        this range.
+        """
         range_id, _, digits = allocation_id.rpartition(".")
         if range_id != self.range_id or not (digits.isascii() and digits.isdecimal()):
             return None
@@ -102,7 +104,7 @@ class RequestRange:
     def slots(self) -> GrantedSlots:
         """Iterates over the current slots, then over each new slot; see `GrantedSlots`."""
         slots = GrantedSlots(self, self._listeners.discard)
-        # Register the iterator before the current slots are queued. So no slot is missed.
+        # Register the iterator before the current slots are queued, so that no slot is missed.
         if not self.has_ended:
             self._listeners.add(slots)
         for request in self.requests.values():
@@ -262,7 +264,7 @@ class GrantedSlots:
 
     The iteration yields each slot once. A new slot that replaces a lost slot is yielded, too. For
     members that end without a slot, nothing is yielded; `RequestRange.ended` counts these members.
-    A slot may be lost before the caller reads it, so check `Slot.has_ended`.
+    A slot can be lost before the caller gets it, so check `Slot.has_ended`.
 
     Raises (from the iteration):
         JobEnded: the job has ended.

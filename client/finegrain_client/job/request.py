@@ -42,13 +42,13 @@ out.
 
 
 class Request:
-    """A slot request. It is queued until it is granted or ends.
+    """A slot request, which is queued until it is granted or ends.
 
     Attributes:
         allocation_id: id of the request and of the slot that will serve the request.
         state: state of the request. `reason` (a stable code) and `message` explain the state.
-        slot: latest slot of the request; None: no slot yet. The slot may have ended, see
-            `Slot.has_ended`.
+        slot: latest slot of the request; None: no slot yet. `Slot.has_ended` tells whether the slot
+            has ended.
         gang: the gang to which the request belongs; None: no gang.
         acknowledged: True if the resource manager has stored the request durably.
     """
@@ -140,8 +140,8 @@ class Request:
         fit.
 
         Args:
-            executor_id: explain only this executor; empty: all executors.
-            max_executors: largest number of executors to list in full; 0: 20.
+            executor_id: explain only this executor. If empty, explain all executors.
+            max_executors: largest number of executors to list in full; 0 means 20.
 
         Raises:
             FinegrainError: the call to the resource manager failed.
@@ -327,10 +327,11 @@ class AsGranted:
 
 
 def as_granted(requests: Iterable[Request]) -> AsGranted:
-    """Iterates over the slots of `requests`, each once, in the order in which they are granted.
+    """Iterates over the slots of `requests` in the order in which they are granted. Each slot comes
+    once.
 
     If a request ends without a slot, the iteration raises the error of `Request.granted`. To get
-    the remaining slots, continue with `anext` on the same iterator. If the caller leaves the loop
-    early, the remaining requests stay queued.
+    the remaining slots, continue with `anext` on the same iterator. If the caller ends the loop
+    before the last slot, the remaining requests stay queued.
     """
     return AsGranted(requests)

@@ -1,7 +1,7 @@
 """Submits and cancels requests, in batches that each fit into one message.
 
 A gang is never split. If a call fails or is cancelled, the client cancels all requests that the
-call may have submitted: the caller has no handle of these requests.
+call has possibly submitted, because the caller has no handle of these requests.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Submission:
             if isinstance(error, REFUSALS):
                 # the batch was rejected as a whole, so no request of the batch was stored
                 del tried[-1]
-            # Remove the handles first. They then receive no more events.
+            # Remove the handles first, so that they receive no more events.
             self._forget([each.allocation_id for each in requests])
             self._withdraw([each.allocation_id for one in tried for each in one.requests])
             raise
@@ -147,8 +147,8 @@ class Submission:
                 lambda manager, timeout_s: manager.RequestResource(message, timeout=timeout_s)
             )
         except BaseException as error:
-            # Cancel the members only if all of them are new. A repeated call submits the same
-            # members again, and other code may use them.
+            # Cancel the members only if all of them are new. If the call repeats an earlier call,
+            # other code possibly uses the members.
             if is_new:
                 known.forget(*members)
                 self._watch.ranges.drop_if_ended(known)
@@ -167,8 +167,8 @@ class Submission:
     async def reuse_for_new(
         self, pairs: Sequence[Reuse], template: slots_pb2.SlotRequest, first: int, count: int
     ) -> tuple[list[ItemOutcome], ItemOutcome | None]:
-        """Submits members of a range, and reuses slots for them in the same call. The call may be
-        repeated.
+        """Submits members of a range, and reuses slots for them in the same call. It is safe to
+        repeat the call.
 
         Args:
             pairs: slots, each with the allocation id of a new member.
@@ -177,8 +177,8 @@ class Submission:
             count: number of new members.
 
         Returns:
-            The outcomes of the pairs, and the outcome of the new members; None: the resource
-            manager has an older version, which ignores new members.
+            The outcomes of the pairs, and the outcome of the new members. The latter is None if the
+            resource manager has an older version, which ignores new members.
         """
         range_id = template.allocation_id
         # Add the members before the call: the watch stream may be faster than the answer.

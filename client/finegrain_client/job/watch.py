@@ -47,7 +47,7 @@ class JobWatch:
 
     Attributes:
         requests: requests that have not ended, by allocation id. A member of a range is included
-            only once it has had a slot.
+            only after it has got a slot.
         ranges: ranges with members that have not ended.
         sequence: sequence number of the last applied event.
         error: the reason why the stream has ended; None while the stream runs.
@@ -89,7 +89,8 @@ class JobWatch:
             return
         self.error = error
         for request in list(self.requests.values()):
-            # End the requests first. A listener that ends then finds their final states.
+            # End the requests first, so that a listener that ends finds the final states of the
+            # requests.
             request.fail(error)
         self.requests.clear()
         self.ranges.close(error)
@@ -124,7 +125,8 @@ class JobWatch:
                 await follow(stream, self._handle)
             except OutOfRange as error:
                 # The resource manager no longer has the next events, so start again with a
-                # snapshot. If the client was already waiting for a snapshot, it cannot continue.
+                # snapshot. If the client was already waiting for a snapshot, the watch cannot
+                # continue.
                 if self._want_snapshot and not self._parts_received:
                     self.close(error)
                 self._want_snapshot = True
@@ -139,7 +141,7 @@ class JobWatch:
                 await asyncio.sleep(max(backoff.next_s(), error.retry_after_s or 0.0))
             except FinegrainError as error:
                 self.close(_as_job_ended(self._context.job_id, error))
-            # this is a bug, but callers that wait must still get an error
+            # such an error is a bug, but callers that wait must still get an error
             except Exception as error:
                 log.exception("watching job %s failed", self._context.job_id)
                 self.close(FinegrainError(f"watching job {self._context.job_id} failed: {error!r}"))
@@ -167,7 +169,8 @@ class JobWatch:
     def _open(self) -> StreamCall[rm.WatchJobResponse]:
         self._watched = self._context.connection.manager_address
         # The snapshot must show every request that was acknowledged before this call. A request
-        # that is still being submitted may be missing: it may not have arrived yet.
+        # that is still being submitted can be missing, because the resource manager has possibly
+        # not received it yet.
         self._parts_received = 0
         self._not_shown = [each for each in self.requests.values() if each.acknowledged]
         self.ranges.begin_snapshot()
@@ -183,7 +186,7 @@ class JobWatch:
             await self._handle_snapshot(response.snapshot)
         for message in response.events:
             self._context.take_token(message)
-            # A resumed stream may repeat events.
+            # A resumed stream can repeat events.
             if message.sequence <= self.sequence:
                 continue
             if message.sequence > self.sequence + 1:
@@ -232,8 +235,8 @@ class JobWatch:
             self._first_snapshot.set()
 
     async def _end_unseen(self, sequence: int) -> None:
-        """Ends the waiting members that are missing in the snapshot. They get the state that the
-        resource manager returns.
+        """Ends the waiting members that are missing in the snapshot. The members get the state that
+        the resource manager returns.
 
         These members have ended in the meantime.
         """
@@ -285,8 +288,8 @@ class JobWatch:
         request.update_status(status)
 
     def _member(self, status: RequestStatus) -> Request | None:
-        """Converts a member of a range to a `Request`. There is one exception: a waiting member
-        that has never had a slot.
+        """Converts a member of a range to a `Request`, unless the member waits and has never had a
+        slot.
         """
         if status.state is RequestState.PENDING and status.generation == 0:
             return None
@@ -315,8 +318,8 @@ class JobWatch:
         found = {each.allocation_id: each for each in statuses}
         for request in missing:
             if request.allocation_id not in found:
-                # The resource manager may have been restored from older state, for example. Send an
-                # event, because listeners may wait for the slot.
+                # For example, the resource manager was restored from older state. Send an event,
+                # because listeners possibly wait for the slot.
                 self._dispatch(
                     JobEvent(
                         sequence=sequence,

@@ -1,3 +1,3 @@
-"""Implements the handle of a slot. It gives access to the size, the tasks, and the reuse of the
-slot.
+"""Implements the handle of a slot. The handle gives access to the size, the tasks, and the reuse of
+the slot.
 """

@@ -31,7 +31,8 @@ T = TypeVar("T")
 FAILURES_AFTER_RELEASE_MAX = 12
 """Number of failed tries (about 20 s) after which the client gives up the tasks of a released slot.
 
-The number is high: only the executor knows how the tasks ended, and it may be restarting.
+The number is high: only the executor knows how the tasks ended, and the executor is possibly
+restarting.
 """
 
 TOKEN_PAUSE_S = 10.0
@@ -49,7 +50,7 @@ class SlotAtExecutor:
     Attributes:
         lost: an event that is set when the client learns that the slot is lost. Callers that wait
             for the slot's tasks then get `SlotLost`.
-        error: the reason why the slot ended; None: it has not ended.
+        error: the reason why the slot ended; None: the slot has not ended.
     """
 
     lost: asyncio.Event
@@ -107,8 +108,8 @@ class SlotAtExecutor:
 
     @internal
     def end(self, error: FinegrainError, *, at_once: bool) -> None:
-        """Marks the slot as ended. With `at_once`, callers that wait for a task return at once.
-        Without it, they return when the task's stream ends.
+        """Marks the slot as ended. If `at_once` is true, callers that wait for a task return at
+        once. Otherwise these callers return when the task's stream ends.
         """
         if self.error is None:
             self.error = error
@@ -169,7 +170,7 @@ class SlotAtExecutor:
         try:
             return await unless(self.lost, work, self._why)
         except NotFound as error:
-            # The executor may forget a slot before the watch stream reports the slot's end.
+            # The executor can forget a slot before the watch stream reports the slot's end.
             if self.error is not None:
                 raise self.error from error
             if error.reason is Reason.ALLOCATION_UNKNOWN:
@@ -210,8 +211,9 @@ class SlotAtExecutor:
         """Gets a new allocation token, if the executor has refused the known token. The caller then
         repeats its call.
 
-        The executor refuses the token if the cluster's authority was replaced since. The client
-        has no token if the slot was granted before the client attached to the job.
+        The executor refuses the token if the cluster's authority was replaced after the token was
+        signed. The client has no token if the slot was granted before the client attached to the
+        job.
 
         Args:
             error: the error of the call.
@@ -224,7 +226,7 @@ class SlotAtExecutor:
         if error.reason is not Reason.TOKEN_REFUSED or now - self._token_renewed_at < TOKEN_PAUSE_S:
             raise error
         self._token_renewed_at = now
-        # After the end of the slot, its tasks can only be read.
+        # After the end of the slot, only the output of its tasks can be read.
         ended = self.has_ended
         self._token = await new_token(
             self._context.connection,

@@ -33,8 +33,8 @@ FORGOTTEN = (
     "the resource manager's database was restored from a backup that does not contain it; request "
     "it again"
 )
-"""Text of the error if the resource manager has acknowledged a change and does not know it any
-more.
+"""Text of the error if the resource manager has acknowledged a change and does not know this change
+any more.
 """
 
 _PARTS = {
@@ -44,7 +44,7 @@ _PARTS = {
     "managed_memory_bytes": "managed_memory_bytes",
     "network_memory_bytes": "network_memory_bytes",
 }
-"""Field of `ResourceProfile`, by field of `SizeChange`."""
+"""Maps each field of `SizeChange` to the field of `ResourceProfile`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +148,7 @@ async def parking_change(connection: Connection, allocation_id: str, *, park: bo
     Args:
         connection: connection to the cluster.
         allocation_id: the slot.
-        park: True: the slot gives up its GPUs; False: the slot gets GPUs again.
+        park: True if the slot must give up its GPUs. False if the slot must get GPUs again.
 
     Raises:
         InvalidArgument: the request of the slot has no GPUs.
@@ -227,7 +227,7 @@ def outcome(
         The slot's status if the change is done. An error if the change was refused. None if the
         change is pending.
     """
-    # In this case, the status is older than the change, or the change is still pending.
+    # There is no outcome yet if the status is older than the change, or if the change is pending.
     if status.resize_number < resize_number or under_way(status, resize_number):
         return None
     if change.is_met_by(status):
@@ -239,8 +239,8 @@ def outcome(
 
 
 async def request_of(connection: Connection, allocation_id: str) -> RequestStatus | None:
-    """Reads an active request and its slot from the resource manager; None: there is no such
-    request.
+    """Reads an active request and its slot from the resource manager. Returns None if there is no
+    such request.
 
     Raises:
         FinegrainError: the call to the resource manager failed.

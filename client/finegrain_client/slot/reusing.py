@@ -61,7 +61,7 @@ async def reuse_once(
 
     Args:
         context: the job.
-        pairs: as many pairs as one call may contain.
+        pairs: the pairs, at most as many as one call may contain.
         grace_s: see `Job.reuse`.
         ranges: ranges that are submitted in the same call.
 

@@ -1,6 +1,6 @@
 """Keeps the size of one slot and the changes of this size, as its job master knows them.
 
-Events, snapshots and answers to calls can arrive in any order, and each of them may contain the
+Events, snapshots and answers to calls can arrive in any order, and each of them can contain the
 outcome of a change. This module ignores older states.
 """
 
@@ -41,8 +41,8 @@ class _Waiter:
     def update(self, status: SlotStatus, reason: str, message: str) -> None:
         if found := outcome(status, self._change, self.number, reason, message):
             self.settle(found)
-        # In this case, the status is older than the change, or the resource manager has lost the
-        # change.
+        # If its number is lower, the status is older than the change, or the resource manager has
+        # lost the change.
         elif status.resize_number < self.number:
             self._news.set()
 
@@ -52,9 +52,7 @@ class _Waiter:
         self._news.set()
 
     async def news(self) -> SlotStatus | None:
-        """Waits for a status. If the slot has the change, returns the slot; None: the status does
-        not have the change.
-        """
+        """Waits for a status. Returns the status if the slot has the change, and None otherwise."""
         await self._news.wait()
         self._news.clear()
         if isinstance(self._outcome, FinegrainError):
@@ -88,10 +86,10 @@ class SlotSize:
             each.update(status, reason, message)
 
     def reset(self, status: SlotStatus) -> None:
-        """Applies the current status of the resource manager. It may be older than the known
+        """Applies the current status of the resource manager, even if it is older than the known
         status.
 
-        The current status can be older if the resource manager was restored from older state.
+        The current status is older if the resource manager was restored from older state.
         """
         self.status = status
         for each in self._waiters:

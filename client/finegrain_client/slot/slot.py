@@ -29,7 +29,7 @@ from finegrain_client.types.status import SlotStatus, TaskStatus
 class Slot(SlotAtExecutor):
     """Resources on one executor that belong to the job until `release`.
 
-    A slot can be used in `async with`, which releases it at the end.
+    A slot can be used in `async with`, which releases the slot at the end.
     """
 
     def __repr__(self) -> str:
@@ -104,8 +104,9 @@ class Slot(SlotAtExecutor):
             timeout_s: after this time in seconds, the executor ends the task; None: there is no
                 limit.
             stdin: bytes or chunks of bytes, or "pipe" for `Task.write_input`; None: /dev/null.
-            output: where the output goes. "capture": into the result. "stream": the caller reads
-                `Task.output`. A function (plain or async): it is called with every `OutputChunk`.
+            output: where the output goes. With "capture", the result contains the output. With
+                "stream", the caller reads `Task.output`. A function (plain or async) is called with
+                every `OutputChunk`.
             output_limit_bytes: bytes per stream that the executor keeps on disk, at most the
                 executor's own limit; 0: the executor's limit. If there is more output, the executor
                 keeps the first and the last part.
@@ -116,7 +117,7 @@ class Slot(SlotAtExecutor):
             cancel_on_interrupt: if true, cancelling this call also cancels the task. If false, an
                 accepted task continues, and a call with the same `task_id` returns its handle.
             wait_s: the call returns when the task has ended, or after this time in seconds, at most
-                1. For a task that ends earlier, this saves a call to the executor.
+                1. For a task that ends within this time, this saves a call to the executor.
 
         Raises:
             TaskNotStarted: the command cannot be executed. `reason` says why.
@@ -226,8 +227,9 @@ class Slot(SlotAtExecutor):
         withdraws the change.
 
         Args:
-            wait_for_use: the action if the slot uses more memory than its new size. True: wait
-                until the slot uses less; False: refuse the change.
+            wait_for_use: what the executor does if the slot uses more memory than its new size. If
+                true, the executor waits until the slot uses less. If false, the executor refuses
+                the change.
             timeout_s: longest time to wait in seconds; None: no limit.
 
         Raises:
@@ -277,7 +279,7 @@ class Slot(SlotAtExecutor):
         """Gives the slot GPUs again, after `park`. Returns when the slot's processes can use the
         GPUs.
 
-        The change is queued until GPUs are free. `withdraw_resize` withdraws it.
+        The change is queued until GPUs are free. `withdraw_resize` withdraws the change.
 
         Args:
             timeout_s: longest time to wait in seconds; None: no limit.
@@ -307,8 +309,8 @@ class Slot(SlotAtExecutor):
     async def withdraw_resize(self) -> SlotStatus:
         """Withdraws all pending changes.
 
-        If the executor has already received a change and carries it out, the slot is then resized
-        to its old size.
+        If the executor is already carrying out a change, the executor then resizes the slot back to
+        the old size.
 
         Raises:
             FinegrainError: the call to the resource manager failed.

@@ -107,8 +107,8 @@ class TaskOptions:
     def holder_of(self, task_id: str) -> str:
         """Returns the id of the output's holder; empty: no holder.
 
-        The holder's id is the task id. So if another process submits the same task again, it is the
-        same holder.
+        The holder's id is the task id. So if another process submits the same task again, that
+        process is the same holder.
         """
         return task_id if self.hold_output else ""
 
@@ -128,8 +128,8 @@ class _Reader:
 
     @property
     def is_done(self) -> bool:
-        """Returns True if no further message can come. If it returns False, the stream may still
-        end at any time.
+        """True if no further message can come. If this is False, the stream can still end at any
+        time.
         """
         if self.status is None or not self.status.state.has_ended:
             return False
@@ -170,8 +170,8 @@ class Task:
         self._must_acknowledge = asyncio.Event()
         self._input = TaskInput(slot, context, status.task_id)
         self._done: asyncio.Future[TaskResult] = asyncio.get_running_loop().create_future()
-        # Without this line, asyncio would log that an exception was never retrieved if no caller
-        # waits for the task. Read the exception here to prevent this message.
+        # If no caller waits for the task, asyncio would log that an exception was never retrieved.
+        # Read the exception here to prevent this message.
         self._done.add_done_callback(lambda done: done.cancelled() or done.exception())
         self.task_id = status.task_id
         self.status = status
@@ -223,8 +223,8 @@ class Task:
         """Yields the task's output from the given offsets to the end of the task.
 
         The executor keeps the output as long as the slot exists. So each iteration reads all
-        output, whatever other iterations read. The client does not read faster than the caller
-        consumes.
+        output, even if other iterations have already read it. The client does not read faster than
+        the caller consumes.
 
         Raises:
             SlotLost: the slot has ended.
@@ -267,7 +267,7 @@ class Task:
 
         Raises:
             SlotLost: the slot has ended.
-            FinegrainError: the executor refused, or could not be reached.
+            FinegrainError: the executor refused the call, or could not be reached.
         """
         message = te.SignalTaskRequest(task_id=self.task_id, signal=int(number))
         await self._slot.call(
@@ -282,7 +282,7 @@ class Task:
 
         Raises:
             SlotLost: the slot has ended.
-            FinegrainError: the executor refused, or could not be reached.
+            FinegrainError: the executor refused the call, or could not be reached.
         """
         await _cancel(self._slot, self.task_id, grace_s)
 
@@ -356,7 +356,7 @@ class Task:
         return self._reader.is_done
 
     async def _acknowledge(self) -> None:
-        """Acknowledges the output that was processed. The executor may then remove this output."""
+        """Acknowledges the output that was processed. The executor can then remove this output."""
         acknowledged = (0, 0)
         while True:
             with suppress(TimeoutError):
@@ -418,9 +418,9 @@ async def start_task(
 
     Submitting the same id again does not start a second task.
 
-    If the call fails and the executor may have accepted the task, the client cancels the task in
-    the background. If the call is cancelled, `cancel_on_interrupt` decides whether the task is also
-    cancelled.
+    If the call fails, but the executor has possibly accepted the task, the client cancels the task
+    in the background. If the call is cancelled, `cancel_on_interrupt` decides whether the task is
+    also cancelled.
 
     Args:
         slot: the slot to run in.
@@ -432,7 +432,7 @@ async def start_task(
     Raises:
         TaskNotStarted: the command cannot be executed.
         SlotLost: the slot has ended.
-        FinegrainError: the executor refused, or could not be reached.
+        FinegrainError: the executor refused the call, or could not be reached.
     """
     message = te.SubmitTaskRequest(
         task_id=task_id,

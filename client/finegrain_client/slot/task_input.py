@@ -1,8 +1,8 @@
-"""Writes the standard input of a task. Bytes have offsets. So a repeated write adds no bytes
+"""Writes the standard input of a task. Each byte has an offset, so a repeated write adds no byte
 twice.
 
-A write is split into messages. If the call breaks, it continues from the offset that the executor
-has accepted.
+A write is split into messages. If the call breaks, the write continues from the offset that the
+executor has accepted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MESSAGE_BYTES_MAX = 64 * 1024 - 1024  # 64 KiB per message, of which 1 KiB is fo
 WRITE_BYTES_MAX = 1024 * 1024
 """Maximum number of bytes per call.
 
-The client keeps these bytes until the call succeeds. So it can repeat them.
+The client keeps these bytes until the call succeeds, so that it can send them again.
 """
 
 
@@ -114,7 +114,7 @@ class TaskInput:
             else:
                 if accepted > self._offset:
                     backoff.reset()
-                    # The executor may accept bytes although the call fails, so use only the
+                    # The executor can accept bytes although the call fails, so use only the
                     # executor's count.
                     self._offset = min(accepted, end)
                 if accepted >= end:

@@ -1,6 +1,6 @@
 """Keeps a reader's position in a task's output, and the captured part of the output.
 
-A resumed stream may repeat bytes, but the reader gets each byte only once.
+A resumed stream can repeat bytes, but the reader gets each byte only once.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Offsets:
         return max(0, result.stdout_bytes - self.stdout) + max(0, result.stderr_bytes - self.stderr)
 
     def take(self, message: te.WatchTaskResponse) -> OutputChunk | None:
-        """Returns the new bytes of a message, and moves the offsets past these bytes; None: no byte
-        is new.
+        """Returns the new bytes of a message, and moves the offsets past these bytes. Returns None
+        if no byte is new.
         """
         output = message.output
         name = _NAMES.get(output.stream)

@@ -1,4 +1,6 @@
-"""Gets and shows allocation tokens, with which an executor lets a job master use its slots."""
+"""Gets allocation tokens, and shows them to executors. With such a token, an executor lets a job
+master use the slots of its job.
+"""
 
 from __future__ import annotations
 
