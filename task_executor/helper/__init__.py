@@ -1,3 +1,3 @@
-"""Manages cgroups and tasks. This is a privileged process, so it imports only the standard
+"""Manages cgroups and tasks, in a privileged process. So this package imports only the standard
 library.
 """

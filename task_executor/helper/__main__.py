@@ -48,7 +48,7 @@ from task_executor.helper.tasks import Tasks
 
 _PAGE = 400  # maximum number of slots and tasks in one answer; so the answer fits into a frame
 _LIMIT_S = 10.0  # time limit of a device agent; the driver may first have to start the GPUs
-_ADOPT_S = 5.0  # how long an inventory waits for supervisors of an earlier helper
+_ADOPT_S = 5.0  # how long `inspect` waits for supervisors of an earlier helper
 _REMOVE_BASE_S = 3600.0  # maximum time for the removal of scratch directories
 
 
@@ -128,8 +128,8 @@ class Helper:
         return self.slots.destroy(slot_name(args), args["grace_ms"] / 1000)
 
     def start_task(self, args: dict[str, Any]) -> Job:
-        # Check the slot now. So an error comes early. The lambda checks the slot again, because the
-        # slot may be destroyed while the start waits.
+        # Check the slot now, so that a wrong order fails at once. The lambda checks the slot again,
+        # because the slot can be destroyed while the start waits.
         self.slots.need(args)
         return self.tasks.start(args, lambda: self.slots.limits[self.slots.need(args)])
 
@@ -210,7 +210,7 @@ class Helper:
     def limit_device_memory(self, args: dict[str, Any]) -> Job:
         driver, probe = self.driver, args["probe"]
         orders = [(driver.slot(slot_name(each)), each["limits"]) for each in args["slots"]]
-        # The group of supervisors is good for the probe, because they use no device.
+        # Use the group of the supervisors for the probe, because supervisors use no device.
         orders += [(driver.supervisors(), probe), (driver.supervisors(), dict.fromkeys(probe, 0))]
         groups = [{"path": at.get("unified"), "limits": most} for at, most in orders]
         # Run one order at a time. So an older order never ends after a newer order.
@@ -232,9 +232,9 @@ class Helper:
     def _page(self, after: str) -> tuple[list[str], list[str], str]:
         """Returns slots and tasks whose names come after `after`, and the name for the next call.
 
-        This name is empty on the last page.
+        The name for the next call is empty on the last page.
         """
-        # Sort the items by name. An item may be added or removed between two calls, and the other
+        # Sort the items by name. An item can be added or removed between two calls, and the other
         # items must stay on their pages.
         both = sorted({*self.slots.limits, *self.tasks.known})
         names = [name for name in both if name > after][:_PAGE]
@@ -268,7 +268,8 @@ class Helper:
         """
         self.loop.serve()
         running = not all(task.exit for task in self.tasks.known.values())
-        # A front that sees the helper end may check at once that nothing is left.
+        # End the supervisors before the helper ends. When the helper ends, a front can check at
+        # once that no process is left.
         if not running:
             self.tasks.end_supervisors()
         # This process still has the lock of the state directory, so the path cannot be the socket
@@ -276,7 +277,7 @@ class Helper:
         Path(self.config["socket_path"]).unlink(missing_ok=True)
         if running or self.slots.limits or self.tasks.is_adopting:
             return
-        # The code below only removes empty groups, so any signal may end it.
+        # The code below only removes empty groups, so any signal is allowed to end it.
         default_signals()
         if self.holder_fd >= 0:
             with suppress(ProcessLookupError):
@@ -342,7 +343,7 @@ def main(argument: str) -> int:
         sys.stderr.write(f"helper: {error}\n")
         if config["holder_pid"] and not any((state / "slots").glob("*.json")):
             with suppress(ProcessLookupError):
-                # the scope of this process contains no slot
+                # the scope of the holder contains no slot, so end the scope
                 os.kill(config["holder_pid"], signal.SIGKILL)
         return EXIT_CONFIG
     if not config["detached"]:
@@ -351,8 +352,8 @@ def main(argument: str) -> int:
     os.write(up, b"1")
     os.close(up)
     os.close(ready)
-    # Supervisors are forks. Memory pages of objects that the garbage collector does not visit stay
-    # shared with them.
+    # Supervisors are forks of the helper, and share its memory pages. A page stays shared as long
+    # as the garbage collector does not visit the objects in the page.
     gc.collect()
     gc.freeze()
     helper.serve()

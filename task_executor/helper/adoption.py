@@ -77,7 +77,7 @@ class Adoption(Supervision):
         is_abandoned = False
         while not journal.owner and not is_abandoned:
             yield 0.01
-            # Keep this order, because the supervisor may write and end between the two checks.
+            # Keep this order, because the supervisor can write and end between the two checks.
             is_abandoned = journal.is_abandoned()
             journal = Journal(self._folder, journal.name)
         self._adopting -= 1
@@ -120,8 +120,8 @@ class Adoption(Supervision):
                 except Unanswered:
                     if not link.is_alive:
                         raise
-                    # While the supervisor is stopped, its unread orders may be about tasks that the
-                    # front orders again.
+                    # The supervisor does not run at present, for example because of SIGSTOP. It
+                    # possibly has unread orders for tasks that the front orders again. So wait.
                     yield 0.01
                     continue
                 for each in answer["tasks"]:
@@ -142,7 +142,7 @@ class Adoption(Supervision):
 
     def _identify(self, found: dict[str, Any], link: SupervisorLink) -> None:
         task = self.known.get(found["task_id"])
-        if task is None:  # its order was still unread when the journal was read
+        if task is None:  # the order of the task was still unread when the journal was read
             entries = Journal(self._folder, link.control.name).entries
             if (entry := entries.get(found["task_id"])) is None:
                 return
@@ -160,7 +160,7 @@ class Adoption(Supervision):
             self.loop.run(self._ask_state(task, link))
 
     def _lose_tasks(self) -> None:
-        """Ends tasks that have no end in their journal, and no supervisor."""
+        """Ends tasks that have neither an end in their journal nor a supervisor."""
         for task in list(self.known.values()):
             is_old = task.is_previous or task.start_unanswered
             if task.link is None and not task.exit and not is_old:
@@ -175,7 +175,7 @@ class Adoption(Supervision):
                 remove_directory(directory)
 
     def until_known(self, task_id: str) -> Job:
-        """Waits while the id may belong to a task from before a restart."""
+        """Waits while the id possibly belongs to a task from before a restart."""
         while task_id in self.unidentified or (self._adopting and task_id not in self.known):
             yield 0.01
 
@@ -205,7 +205,7 @@ class Adoption(Supervision):
         self.unidentified.discard(task.id)
 
     def _ask_state(self, task: Task, link: SupervisorLink) -> Job:
-        """Asks the supervisor of an earlier helper about a task that it is just starting."""
+        """Asks the supervisor of an earlier helper about a task that is just being started."""
         try:
             answer = yield from link.ask("state", {"task_id": task.id}, START_S)
         except (Fault, Unanswered):
@@ -219,7 +219,7 @@ class Adoption(Supervision):
             self._drop(task)
 
     def _link_of(self, record: dict[str, Any]) -> SupervisorLink | None:
-        """Returns the supervisor that a record names; None: it has ended.
+        """Returns the supervisor that a record names; None if the supervisor has ended.
 
         The start time shows that the pid does not belong to another process.
         """
@@ -237,7 +237,7 @@ def _is_alive(journal: Journal) -> bool:
 
 
 def _is_previous(directory: Path) -> bool:
-    """True if the directory may contain the record of a task that an earlier version started."""
+    """True if the directory possibly has the record of a task that an earlier version started."""
     return any((directory / name).exists() for name in ("task.json", "lock"))
 
 

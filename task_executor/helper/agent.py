@@ -1,5 +1,5 @@
-"""Runs agents. An agent is a program that may load a driver's library, or start a program that does
-so.
+"""Runs agents. An agent is a program that loads a driver's library, or that starts another program
+with such a library.
 
 Each agent is a separate program, so the helper itself never loads a library. Otherwise every fork
 of the helper would contain the library.

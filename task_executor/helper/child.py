@@ -71,7 +71,8 @@ def prepare_for_tasks(*, with_root: bool) -> None:
     fork.
 
     Args:
-        with_root: True: a task may run as user 0. Such a task keeps its capabilities.
+        with_root: True: tasks are allowed to run as user 0. A task of user 0 keeps its
+            capabilities.
     """
     # Disable core files, because the core file of a large task could fill the disk of the host.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -99,7 +100,7 @@ def become_task(
         # Enter the groups first. So no code of the task ever runs outside of the slot.
         driver.enter(groups)
         os.setsid()
-        # The program inherits ignored signals. For all others, exec restores the default.
+        # The program inherits ignored signals. For all other signals, exec restores the default.
         for signum in _IGNORED_SIGNALS:
             signal.signal(signum, signal.SIG_DFL)
         # This process inherited the helper's low OOM score, which a task must not have.
@@ -109,7 +110,7 @@ def become_task(
         restore_descriptor_limit()
         _drop_privileges(spec["uid"], spec["gid"])
         # Change the directory as the task's user. So a task cannot start in a directory that its
-        # user may not enter.
+        # user is not allowed to enter.
         _change_directory(spec["cwd"])
         _execute(spec["argv"], spec["env"])
     # Catch every exception, because otherwise this fork would continue with the code of the helper.
@@ -148,7 +149,7 @@ def remove_as(uid: int, gid: int, path: str) -> int:
 def _remove_tree(path: str) -> None:
     """Removes a directory tree of any depth and permissions, by moving deeper directories up first.
 
-    Several processes may remove the same tree at once.
+    Several processes can remove the same tree at once.
     """
     if os.path.islink(path):  # noqa: PTH114
         return os.unlink(path)  # noqa: PTH108
@@ -156,14 +157,14 @@ def _remove_tree(path: str) -> None:
     # the names of other processes.
     mark, numbers = os.urandom(8).hex(), itertools.count()
     with suppress(FileNotFoundError):
-        # A task can leave a directory that its owner may not list.
+        # A task can leave a directory that its owner is not allowed to list.
         os.chmod(path, 0o700)  # noqa: PTH101
         os.chdir(path)
         while True:
             for name in os.listdir():  # noqa: PTH208
                 with suppress(FileNotFoundError):
                     _remove_level(name, mark, numbers)
-            # A listing may be incomplete while another process moves entries.
+            # A listing can be incomplete while another process moves entries.
             _remove_if_empty(path)
     return None
 
@@ -190,10 +191,10 @@ def _remove_if_empty(path: str) -> None:
 def _drop_privileges(uid: int, gid: int) -> None:
     """Changes to the task's user.
 
-    uid 0 (only if allowed) keeps its capabilities, and exec adds no capabilities.
+    User 0 (only if allowed) keeps its capabilities, and exec adds no capabilities.
     """
-    # Drop capabilities before the user changes, because the task's user may not drop them. Usually
-    # the supervisor has dropped them all.
+    # Drop capabilities before the user changes, because the task's user is not allowed to drop
+    # capabilities. Usually the supervisor has already dropped all capabilities.
     if os.geteuid() == 0:
         if uid != 0:
             _drop_bounding_set()
@@ -221,7 +222,7 @@ def _change_directory(cwd: str) -> None:
 def _execute(argv: list[str], env: dict[str, str]) -> None:
     """Executes the program like execvpe, with the task's PATH and user.
 
-    If the user may not enter a directory of the path, the error names this directory.
+    If the user is not allowed to enter a directory of the path, the error names this directory.
     """
     name, path, denied = argv[0], env.get("PATH", _DEFAULT_PATH), ""
     candidates = [name] if "/" in name else [f"{part or '.'}/{name}" for part in path.split(":")]

@@ -16,7 +16,7 @@ _own_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
 def raise_descriptor_limit() -> None:
-    """Raises the number of descriptors as far as allowed. Each task needs several."""
+    """Raises the limit of descriptors as far as allowed. Each task needs several descriptors."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (_own_limit[1], _own_limit[1]))
 
 

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-# Bytes that are reserved for each running task. So its end can be recorded even on a full disk.
+# Bytes that are reserved for each running task, to record its end even on a full disk.
 _RESERVED_BYTES = 4096
 _CHUNK_BYTES = 1 << 16
 _SEGMENT_BYTES_MAX = 1 << 20
@@ -52,18 +52,18 @@ class Journal:
         self.entries: dict[str, dict[str, Any]] = {}
         self._fd, self._size, self._reserved = -1, 0, 0
         self._segments = sorted(directory.glob(f"{name}.*{_SUFFIX}"), key=_number)
-        self._is_new = True  # True: the name of the file may not be durable yet
+        self._is_new = True  # True: the name of the file is possibly not durable yet
         for path in self._segments:
             self._read(path)
-        # A power cut may have destroyed the line about a start, but not a later line about the same
-        # task.
+        # A power cut can destroy the line about a start, but not a later line about the same task.
+        # Ignore such a task.
         self.entries = {name: entry for name, entry in self.entries.items() if "start" in entry}
 
     @staticmethod
     def create(directory: Path, name: str, tasks: int) -> int:
         """Makes an empty journal. Returns a descriptor that locks it.
 
-        While a supervisor has inherited the descriptor and has not ended, the journal is locked.
+        The supervisor inherits the descriptor. So the journal is locked until the supervisor ends.
 
         Args:
             directory: the directory of journals.
@@ -134,7 +134,7 @@ class Journal:
     def forget(self, task_id: str) -> None:
         """Records that no data about an ended task is needed any more."""
         if self.entries.pop(task_id, None) is not None:
-            with suppress(OSError):  # a later helper reports the end again
+            with suppress(OSError):  # after an error, a later helper reports the end again
                 self._write({"task": task_id, "forget": True})
             # A journal without tasks is useless if its supervisor has ended.
             if not self.entries and self._fd < 0:
@@ -145,7 +145,7 @@ class Journal:
             path.unlink(missing_ok=True)
 
     def to_sync(self) -> list[str]:
-        """Returns the files that make all facts durable."""
+        """Returns the files that must be synced, so that all facts are durable."""
         return [str(self._segments[-1]), *([str(self.directory)] if self._is_new else [])]
 
     def synced(self) -> None:
@@ -201,7 +201,7 @@ class Journal:
     def _write(self, line: dict[str, Any]) -> None:
         if self._fd >= 0:
             return self._append(_encode(line))
-        # The helper writes seldom, and may have many journals.
+        # Open the file only for this line: the helper writes seldom, and can have many journals.
         self._fd = os.open(self._segments[-1], os.O_WRONLY | os.O_CLOEXEC)
         try:
             self._append(_encode(line))

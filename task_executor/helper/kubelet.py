@@ -1,8 +1,8 @@
 """Reads the files of a kubelet on the same host, which needs the privileges of the helper.
 
 The helper returns the contents unchanged. A caller cannot choose a path. Paths come from the
-helper's configuration, or from the command line of a kubelet. The kubelet must have the helper's
-user and mount namespace. A read never blocks the helper.
+helper's configuration, or from the command line of a kubelet. The kubelet must run as the helper's
+user, in the helper's mount namespace. A read never blocks the helper.
 """
 
 from __future__ import annotations
@@ -49,11 +49,12 @@ class KubeletFiles:
     def read(self, seen: str) -> dict[str, Any]:
         """Returns the contents of a kubelet's files.
 
-        `found` is true if the host has a kubelet. `command` contains its arguments. `texts`
-        contains the texts of the files by name, and `failures` the reasons why files could not be
-        read. The names are the names in STATES, then "config", then "config/NAME" in alphabetical
-        sequence. `mark` changes whenever another part of the answer changes. If the mark still
-        equals `seen`, the mark of the caller's last call, the answer has only `mark`.
+        `found` is true if the host has a kubelet. `command` contains the arguments of the kubelet.
+        `texts` contains the texts of the files by name. `failures` contains the reasons why files
+        could not be read, by name. The names are the names in STATES, then "config", then
+        "config/NAME" in alphabetical sequence. `mark` changes whenever another part of the answer
+        changes. If the mark still equals `seen`, the mark of the caller's last call, the answer has
+        only `mark`.
         """
         directory = self._directory
         if directory is None or not Path(directory).is_dir():
@@ -82,7 +83,10 @@ class KubeletFiles:
         return {"mark": mark} | _answer(True, self._command, texts, failures)
 
     def _find_kubelet(self) -> None:
-        """Searches for the kubelet's process while it is not known, at most every `_SEARCH_S`."""
+        """Searches for the kubelet's process while the process is not known.
+
+        The method searches at most once in `_SEARCH_S` seconds.
+        """
         pid, started = self._process
         # A search lists all processes, so do not repeat it while the known kubelet runs.
         if (pid and start_ticks(pid) == started) or time.monotonic() < self._search_at:
@@ -98,8 +102,8 @@ class KubeletFiles:
     def _kubelet_command(self, process: str) -> list[str]:
         """Returns the arguments of a kubelet; empty if the process is not a kubelet of this user.
 
-        The result is also empty for a kubelet in a container, because the same paths are other
-        files there.
+        The result is also empty for a kubelet in a container, because its paths name files of the
+        container.
         """
         try:
             if Path(f"{process}/comm").read_text().strip() != "kubelet":
@@ -137,7 +141,8 @@ def _flags(command: list[str]) -> dict[str, str]:
 
 def _drop_ins(directory: str) -> list[tuple[str, str]]:
     try:
-        # Without a directory, list a path that does not exist. This causes the same error.
+        # Without a directory, list a path that does not exist. This causes the same error as a
+        # missing directory.
         names = sorted(entry.name for entry in os.scandir(directory or "/-"))
     except OSError:
         return []

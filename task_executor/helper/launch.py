@@ -46,8 +46,8 @@ class HelperConfig:
         state_dir: the directory of the helper's records.
         socket_path: the socket at which the helper answers.
         executor_id: the id of the executor that the helper belongs to.
-        front_uid: the user that may connect to the socket.
-        front_gid: the group that may read the logs of tasks.
+        front_uid: the user that can connect to the socket.
+        front_gid: the group that can read the logs of tasks.
         cgroup_root: the root of the cgroup tree, for tests.
         cgroup_parent: the delegated group ("/finegrain.slice/..."); None: the helper's own group.
         front_pid: the process of the front. On cgroup v2, the helper moves this process to a leaf
@@ -55,9 +55,9 @@ class HelperConfig:
         isolation: "auto" or "none".
         task_uid: the user of tasks that name no user.
         task_gid: the group of this user.
-        task_uid_min: the lowest number of a user that a task may name.
-        task_uid_max: the highest number of a user that a task may name.
-        allow_root_tasks: True if a task may name user 0.
+        task_uid_min: the lowest number of a user that a task can name.
+        task_uid_max: the highest number of a user that a task can name.
+        allow_root_tasks: True if a task can name user 0.
         scratch_root: the directory of scratch directories; None: the temporary directory.
         holder_pid: the process that holds the systemd scope of the slots, if there is a scope.
         detached: True if the helper continues in a fork.
@@ -94,8 +94,8 @@ def start_helper(config: HelperConfig) -> int:
     """Finds a running helper or starts a detached one. Returns its pid when the helper answers at
     the socket.
 
-    If a helper with the same configuration runs, the function uses this helper. It replaces a
-    helper that has another configuration; the tasks of that helper continue.
+    If a helper with the same configuration runs, the function uses this helper. The function
+    replaces a helper that has another configuration; the tasks of the replaced helper continue.
 
     Raises:
         HelperNotStarted: no helper answers, or the socket belongs to another executor or user.
@@ -166,7 +166,7 @@ def _in_scope(config: HelperConfig, stderr: IO[bytes] | None) -> HelperConfig:
 
 
 def digest(config: HelperConfig) -> str:
-    """Returns a digest of a configuration, without values that may differ between starts."""
+    """Returns a digest of a configuration, without values that can differ between starts."""
     return config_digest(asdict(config))
 
 
@@ -203,7 +203,7 @@ def _command(config: HelperConfig) -> list[str]:
 
 
 def _call(path: Path, verb: str) -> dict[str, Any] | None:
-    """Returns the result of one call without arguments; None: no helper answers.
+    """Returns the result of one call without arguments; None if no helper answers.
 
     Raises:
         HelperNotStarted: the socket belongs to another user.

@@ -1,9 +1,9 @@
 """Runs an event loop in one thread, for descriptors, timers, ended child processes, and jobs.
 
 A job is a generator. To wait, it yields a number of seconds, or a pair (descriptor, seconds). In
-the second form, the wait also ends when the descriptor becomes readable. Instead of a descriptor,
-it may be a `Waker`. So a slow operation can be written as a plain loop, and does not block other
-operations.
+the second form, the wait also ends when the descriptor becomes readable. The pair can have a
+`Waker` instead of a descriptor. So a slow operation can be written as a plain loop, and does not
+block other operations.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _EVENTS = 64  # maximum number of ready descriptors that the kernel returns at o
 
 
 class Waker:
-    """A job that waits for this object continues at the end of the loop's turn in which `wake` was
-    called.
+    """A job that waits for this object continues at the end of the iteration of the event loop in
+    which `wake` was called.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,8 @@ class Waker:
 
 Job = Generator["float | tuple[int | Waker, float]", None, Any]
 Done = Callable[[Any, Exception | None], None]
-# A list: the time when it fires (monotonic seconds), its number, and the callback or None.
+# A timer is a list: the time when it fires (monotonic seconds), its number, and the callback or
+# None.
 Timer = list[Any]
 
 
@@ -71,7 +72,7 @@ class Loop:
     """The event loop. A process has only one.
 
     Args:
-        on_child: a function that is called when child processes may have ended.
+        on_child: a function that is called when child processes have possibly ended.
     """
 
     def __init__(self, on_child: Callable[[], None]) -> None:
@@ -106,7 +107,7 @@ class Loop:
                 self._epoll.unregister(fd)
 
     def soon(self, callback: Callable[[], None]) -> None:
-        """Calls `callback` at the end of this turn, before the loop waits again."""
+        """Calls `callback` at the end of this iteration, before the loop waits again."""
         self._soon.append(callback)
 
     def later(self, seconds: float, callback: Callable[[], None]) -> Timer:
@@ -116,11 +117,12 @@ class Loop:
         return timer
 
     def cancel(self, timer: Timer) -> None:
-        """Cancels a timer. A timer that has already fired may be cancelled, too."""
+        """Cancels a timer. For a timer that has already fired, this does nothing."""
         if timer[2] is not None:
             timer[2] = None
             self._cancelled += 1
-        # Cancelled timers stay in the heap until their time. Many long timers would fill it.
+        # Cancelled timers stay in the heap until their time. Remove them, because many long timers
+        # would fill the heap.
         if self._cancelled > 100 + len(self._timers) // 2:
             self._timers = [each for each in self._timers if each[2] is not None]
             heapq.heapify(self._timers)
@@ -146,7 +148,7 @@ class Loop:
             self.run(job, done)
 
         def wake() -> None:
-            if timer[2] is not None:  # it has not been resumed yet
+            if timer[2] is not None:  # the job has not been resumed yet
                 self.cancel(timer)
                 self.soon(resume)
 
@@ -163,8 +165,8 @@ class Loop:
             wait = max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
             ready = self._epoll.poll(0 if self._soon else wait, _EVENTS)
             for fd, watched, found in [(fd, self._watched.get(fd), e) for fd, e in ready]:
-                # An earlier callback may have closed the descriptor, and its number may be in use
-                # again.
+                # An earlier callback can close the descriptor, and a new descriptor can get the
+                # same number. Ignore the event in these cases.
                 if watched is not None and self._watched.get(fd) is watched:
                     # An error or the end of a stream counts as readable and writable.
                     events = READ * bool(found & ~WRITE) | WRITE * bool(found & ~READ)

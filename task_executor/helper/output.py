@@ -40,7 +40,7 @@ class TaskOutput:
         loop: the event loop.
         directory: the directory of the task.
         limit: the maximum number of bytes to store of each stream.
-        gid: the group that may read the logs.
+        gid: the group that can read the logs.
         holder: the id of the reader that is the holder from the start of the task; None: there is
             no holder.
     """
@@ -87,7 +87,7 @@ class TaskOutput:
         """Reads all remaining bytes of the pipes after the end of the task.
 
         The time is limited. Without cgroups, a process that has escaped from the task can keep the
-        pipes open. The end of the task does not wait for the holder. So held output may exceed the
+        pipes open. The end of the task does not wait for the holder. So held output can exceed the
         limit by the size of a pipe.
         """
         for stream in self._open():
@@ -118,8 +118,8 @@ class TaskOutput:
         self._held_until = time.monotonic() + HOLD_S if self._holder else 0.0
 
     def pipes(self) -> list[tuple[int, int]]:
-        """Returns descriptor and inode of the pipes of stdout and stderr; -1: the stream has
-        ended.
+        """Returns descriptor and inode of the pipes of stdout and stderr. The descriptor is -1 if
+        the stream has ended.
         """
         fds = [stream.fd for stream in self._streams.values()]
         return [(fd, os.fstat(fd).st_ino if fd >= 0 else 0) for fd in fds]
@@ -132,7 +132,7 @@ class TaskOutput:
         return [*files, str(self._directory), str(self._directory.parent)] if files else []
 
     def lost(self) -> None:
-        """Records that output may be lost, because a file could not be synced."""
+        """Records that output is possibly lost, because a file could not be synced."""
         for stream in self._streams.values():
             if stream.log.to_sync():
                 stream.log.lost()
@@ -180,9 +180,7 @@ class TaskOutput:
             self._loop.later(_RETRY_S, self._retry)
 
     def _retry(self) -> None:
-        """Reads the pipes again, because the disk may have space again, or the hold may have
-        expired.
-        """
+        """Reads the pipes again: possibly the disk has space again, or the hold has expired."""
         self._retries = False
         self._resume()
 

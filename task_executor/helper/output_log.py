@@ -54,7 +54,11 @@ def _waiting_at_end(pipe: int) -> int:
 
 
 class _Segment:
-    """A segment with `capacity` bytes. It is complete, and cannot be written, until `create`."""
+    """A segment that can have `capacity` bytes.
+
+    A new object stands for a complete segment, which cannot be written. `create` makes the file of
+    a segment that can be written.
+    """
 
     def __init__(self, path: Path, start: int, size: int) -> None:
         self.path, self.start, self.size, self.capacity, self.fd = path, start, size, size, -1
@@ -99,7 +103,7 @@ class OutputLog:
         directory: the directory of the task.
         stream: stdout or stderr.
         limit: the maximum number of bytes to store.
-        gid: the group that may read the log.
+        gid: the group that can read the log.
 
     Attributes:
         end: the number of bytes that were stored or dropped until now.
@@ -185,8 +189,8 @@ class OutputLog:
     def restore(self) -> None:
         """Reads the segments that a killed process has left, and continues after them.
 
-        A gap between two segments was dropped. Before the first segment, the holder had received
-        all bytes, because the first half is never dropped.
+        The bytes between two segments with a gap were dropped. The holder had received all bytes
+        before the first segment, because the first half of the limit is never dropped.
         """
         starts = sorted(segment_starts(self._directory, self._stream))
         for start in starts:
@@ -200,7 +204,7 @@ class OutputLog:
         self.acknowledged = starts[0] if starts else 0
 
     def _move(self, pipe: int, most: int, *, keep: bool) -> int:
-        """Moves bytes from a pipe to one segment. Returns the number of bytes; 0: no room.
+        """Moves bytes from a pipe to one segment. Returns their number; 0 if there is no room.
 
         Raises:
             OSError: the disk is full.

@@ -30,7 +30,7 @@ def move(
 
     Raises:
         Fault: BELOW_USE if the slot's memory is too small; PARK_FAILED for any other failure. Some
-            processes may have been moved.
+            processes have possibly been moved.
     """
     yield from _make_room(slots, driver, name, memory_bytes)
     pids = sorted(driver.pids(driver.slot(name), slots.supervisors_of(name)))

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 def write_json(path: Path, content: dict[str, Any], mode: int = 0o600, gid: int = -1) -> None:
     """Replaces a file atomically: a reader sees the complete old or the complete new content.
 
-    The file is not synced to the disk. A sync is not needed, because no content must survive a
+    The file is not synced to the disk. A sync is not needed, because the content is useless after a
     reboot. And a sync would delay the helper while tasks keep the disk busy.
 
     Args:
@@ -43,7 +43,7 @@ def write_json(path: Path, content: dict[str, Any], mode: int = 0o600, gid: int 
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Returns the content; None: the file does not exist or is incomplete."""
+    """Returns the content; None if the file does not exist or is incomplete."""
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -94,8 +94,8 @@ class ProcessStat(NamedTuple):
     """A part of /proc/PID/stat.
 
     Attributes:
-        is_fork: True if the process has not called exec yet. The name of a process is no proof,
-            because a program can change its name.
+        is_fork: True if the process has not called exec yet. The name of a process does not show
+            this, because a program can change its name.
         start_ticks: the start time in clock ticks since boot.
     """
 
@@ -107,7 +107,7 @@ _PF_FORKNOEXEC = 0x40  # a flag of include/linux/sched.h, shown in the flags of 
 
 
 def process_stat(pid: int) -> ProcessStat | None:
-    """Returns the state of a process; None: there is no such process."""
+    """Returns the state of a process; None if there is no such process."""
     try:
         fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -143,7 +143,7 @@ def is_alive(identity: dict[str, Any]) -> bool:
 
 
 def blocked_directory(path: str) -> str | None:
-    """Returns the first directory above `path` that this process may not enter; None: it may enter
+    """Returns the first directory above `path` that this process cannot enter; None if it can enter
     all of them.
 
     The function first resolves symbolic links in `path`.

@@ -201,7 +201,7 @@ def argv(field: str, value: Any) -> list[str]:
 def environment(field: str, value: Any) -> dict[str, str]:
     if type(value) is not dict:
         raise _bad(field, type(value).__name__, "an object of names and text")
-    for key, item in value.items():  # a value may be a secret, so it is never shown
+    for key, item in value.items():  # a value is possibly a secret, so no error shows it
         if not _ENV_KEY.fullmatch(key):
             raise _bad(field, key, "names of A-Z a-z 0-9 _ without a digit first")
         if type(item) is not str or "\0" in item or _unencodable(item):
@@ -328,7 +328,7 @@ _COUNT = Field(integer(0, 1 << 62))
 
 
 def config_digest(config: Mapping[str, Any]) -> str:
-    """Returns a digest of a configuration, without values that may differ between starts."""
+    """Returns a digest of a configuration, without values that can differ between starts."""
     return digest({**config, "front_pid": None, "holder_pid": None})
 
 
@@ -362,7 +362,7 @@ def frames(inbox: bytearray) -> Iterator[bytes]:
     while len(inbox) >= 4:
         size = int.from_bytes(inbox[:4], "big")
         # The smallest object is {}. Check the length first, because a frame with an invalid length
-        # may never be complete.
+        # possibly never becomes complete.
         if not 2 <= size <= FRAME_BYTES_MAX:
             raise Fault("INVALID_ARGUMENT", f"frame of {size} bytes; expected 2 to 1 MiB")
         if len(inbox) < 4 + size:

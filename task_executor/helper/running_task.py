@@ -50,7 +50,7 @@ class Supervises(Protocol):
         """Records that `pid` is the first process of the task."""
 
     def runs(self, task: RunningTask) -> bool:
-        """False if the start of the task has failed, or the task has ended."""
+        """Returns False if the start of the task has failed, or the task has ended."""
 
     def ended(self, task: RunningTask, record: dict[str, Any]) -> None:
         """Reports the end of a task. The record of the end is durable."""
@@ -71,7 +71,7 @@ class RunningTask:
     Args:
         supervisor: the supervisor of the task.
         spec: the specification of the task.
-        directory: the directory of its output. The first byte of output makes it.
+        directory: the directory of its output, which is made for the first byte of output.
     """
 
     def __init__(self, supervisor: Supervises, spec: dict[str, Any], directory: Path) -> None:
@@ -94,7 +94,7 @@ class RunningTask:
         """Starts the program. The job ends when the program runs.
 
         Raises:
-            Fault: the program did not start. Nothing of it is left.
+            Fault: the program did not start. No process, group or file of the task is left.
         """
         try:
             self._make_scratch()
@@ -110,12 +110,12 @@ class RunningTask:
             raise as_fault(problem, "START_FAILED") from None
         self._is_started = True
         self._begin_timeout()
-        # The process may have ended already.
+        # Possibly the process has ended already.
         if self._status >= 0:
             self._loop.run(self._finish())
 
     def adopt(self, adopted: Adopted) -> None:
-        """Takes over a task whose supervisor was killed. The task's program runs."""
+        """Takes over a task whose supervisor was killed, while the task's program runs."""
         self._pid, self._is_started = adopted.pid, True
         self._start_ticks = self._spec["start_time_ticks"]
         self._output.restore()
@@ -149,13 +149,13 @@ class RunningTask:
             self._driver.make(self._group)
 
     def _make_scratch(self) -> None:
-        """Makes the scratch directory, directly in the temporary directory that all users may
+        """Makes the scratch directory, directly in the temporary directory that all users can
         enter."""
         if scratch := self._spec["scratch"]:
             os.mkdir(scratch, 0o700)  # noqa: PTH102 - fails if the path exists
             fd = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             os.fchmod(fd, 0o711)
-            # From now on, the task's user may replace the directory.
+            # From now on, the task's user can replace the directory.
             os.fchown(fd, self._spec["uid"], self._spec["gid"])
             os.close(fd)
 
@@ -339,12 +339,12 @@ class RunningTask:
     # -- the end of the task ---------------------------------------------------------------------
 
     def _finish(self) -> Job:
-        """Kills all processes that the task has left, and writes the exit record."""
-        # Stage 1: kill the processes that the task has left. Their counters are lost when the
-        # group is removed.
+        """Kills all remaining processes of the task, and writes the exit record."""
+        # Stage 1: kill the remaining processes. The counters of the group are lost when the group
+        # is removed, so `_remove_group` returns them.
         counters = yield from self._remove_group()
-        # Stage 2: make the result durable. This comes before stage 3, because the removal of a
-        # large directory takes longer.
+        # Stage 2: make the result durable. Do not wait until the scratch directory is removed,
+        # because the removal of a large directory takes longer.
         self._remove_scratch()
         yield from self._output.finish()
         self._close_input()
@@ -356,7 +356,7 @@ class RunningTask:
         """Writes the exit record and syncs it, together with the output, and with the records of
         tasks that end in the same iteration of the event loop.
 
-        A failure is repeated, because the disk may have space again.
+        After a failure, the method tries again later, because the disk possibly has space again.
         """
         record, journal = self._exit_record(counters), self._supervisor.journal
 
@@ -408,7 +408,7 @@ class RunningTask:
         return counters
 
     def _remove_scratch(self) -> None:
-        """Starts the removal of the scratch directory, which may take long."""
+        """Starts the removal of the scratch directory, which can take long."""
         if not (scratch := self._spec["scratch"]):
             return
         try:
@@ -427,8 +427,8 @@ class RunningTask:
         return {
             "exit_code": exit_status if exit_status is not None and exit_status >= 0 else None,
             "signal": -exit_status if exit_status is not None and exit_status < 0 else None,
-            # With exit status 0, the task has survived the kill of one of its processes. So it does
-            # not count as killed for memory.
+            # With exit status 0, the task has survived the kill of one of its processes. So the
+            # task does not count as killed for memory.
             "oom_killed": oom_kills > 0 and exit_status != 0,
             "oom_kills": oom_kills,
             "timed_out": self._timed_out,

@@ -64,7 +64,7 @@ def hold_scope(state: Path, executor_id: str, stderr: IO[bytes] | None) -> int:
         try:
             pid = _join(place, stderr) if (place := _place(unit)) else _make(unit, stderr)
         except (OSError, subprocess.SubprocessError, ScopeError) as error:
-            failure = str(error)  # the scope may have ended during the attempt
+            failure = str(error)  # for example, the scope has ended during the attempt
             time.sleep(_RETRY_S)
             continue
         with _killed_on_failure(pid):

@@ -76,11 +76,11 @@ class FrameServer:
     Args:
         loop: the event loop.
         listener: the listening socket.
-        uids: the users that may connect.
+        uids: the users that are allowed to connect.
         verbs: the fields of each verb, for the check of requests.
         handle: a function of the verb and the arguments of a request. It returns a dict, or a job
-            that returns a dict. The function and the job may raise Fault. For `NO_ANSWER`, the
-            request has no answer unless it fails.
+            that returns a dict. The function and the job can raise Fault. If the result is
+            `NO_ANSWER`, the server sends no answer. It always answers a request that fails.
     """
 
     def __init__(

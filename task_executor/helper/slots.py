@@ -138,7 +138,7 @@ class Slots:
         next helper continues the resize.
 
         Raises:
-            Fault: the slot does not exist, is being destroyed, or has its old limits.
+            Fault: the slot does not exist, is being destroyed, or still has its old limits.
         """
         name = self.need(limits)
         # Two changes of one slot at the same time could mix their limits.
@@ -178,7 +178,7 @@ class Slots:
         """Binds slots to other cpus and memory nodes. If one slot cannot be bound, no slot moves.
 
         The call can be repeated. Slots that no longer exist are skipped. The job yields after each
-        slot, because there may be thousands of slots.
+        slot, because there can be thousands of slots.
 
         Raises:
             Fault: a slot could not be bound. As far as possible, all slots are bound in the same
@@ -227,7 +227,7 @@ class Slots:
             self.driver.bind(group, limits["cpus"], limits["mems"])
             self._bind_tasks(name, limits["cpus"])
         except (Fault, OSError):
-            # otherwise the slot is being removed
+            # if a group does not exist, the slot is being removed, and this is no error
             if all(map(self.driver.kernel.exists, group.values())):
                 raise
 
@@ -283,7 +283,7 @@ class Slots:
         # Remove the CPU limit: the processes need CPU time to exit.
         self.driver.unthrottle(group)
         yield from self.driver.kill(group, self.supervisors_of(name))
-        # Kill again while the slot has a supervisor. A supervisor that is just starting may add its
+        # Kill again while the slot has a supervisor. A supervisor that is just starting can add its
         # task after a kill.
         while supervisors := self.supervisors_of(name):
             yield 0.005

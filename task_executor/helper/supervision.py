@@ -116,8 +116,8 @@ class Supervision:
             self._ended(task, event["record"])
 
     def _supervisor_ended(self, link: SupervisorLink) -> None:
-        """Finds the outcome of the tasks of a supervisor that has ended. If possible, keeps them
-        running.
+        """Finds the outcome of the tasks of a supervisor that has ended. If possible, keeps the
+        tasks running.
         """
         del self._links[link.pid]
         if link.control.parent == self._folder:
@@ -153,7 +153,7 @@ class Supervision:
         """Returns False if a supervisor that has closed its connection has not begun to start a
         task.
         """
-        # If the supervisor has taken long to end, its journal was not stored in `task` yet.
+        # If the supervisor takes long to end, its journal is not stored in `task` yet.
         return task.was_begun() or task.id in Journal(self._folder, link.control.name).entries
 
     def _keep_journal(self, journal: Journal) -> None:
@@ -169,9 +169,9 @@ class Supervision:
     def _can_continue(self, task: Task, link: SupervisorLink) -> bool:
         """True if another supervisor can take over a task.
 
-        Its exit status is known only if this helper reaps it. Input may have been lost, so a task
-        with stdin cannot be continued. Without cgroups, nothing shows which processes belong to the
-        task.
+        The exit status of a task is known only if this helper reaps the task. A task with stdin
+        cannot be continued, because input is possibly lost. Without cgroups, nothing shows which
+        processes belong to the task.
         """
         pid = task.record.get("pid", 0)
         is_there = bool(pid) and start_ticks(pid) == task.record["start_time_ticks"]
@@ -184,7 +184,7 @@ class Supervision:
         )
 
     def _is_crashing(self) -> bool:
-        """True if supervisors end again and again. One of the tasks may be the cause."""
+        """True if supervisors end again and again. One of the tasks is possibly the cause."""
         times = self._takeovers
         return len(times) == _TAKEOVERS and time.monotonic() - times[0] < _TAKEOVERS_S
 
@@ -264,8 +264,8 @@ class Supervision:
         task.exit = exit_record
         self._reaped.pop(task.id, None)
         self._release(task)
-        # The front must receive the answer to the start before the end of the task. Otherwise it
-        # would not know the task.
+        # The front must receive the answer to the start before the end of the task. Otherwise the
+        # front would not know the task.
         if not task.start_unanswered:
             self._send_end(task)
 
@@ -286,7 +286,7 @@ class Supervision:
 
     def _started(self, task: Task, answer: dict[str, Any]) -> None:
         task.record |= {name: answer[name] for name in ("pid", "start_time_ticks")}
-        # The end may have been reported with the same data as the answer.
+        # The supervisor can send the end of the task together with this answer.
         if not task.exit and task.link is not None:
             self._pids[answer["pid"]] = task
             task.copy_pipes(task.link.pid, answer["pipes"])

@@ -1,8 +1,8 @@
 """Implements the supervisor, a process that starts tasks, watches them and records their ends.
 
-It is a fork of the helper and continues when the helper and the front stop. With cgroups, each
-helper has one supervisor for all tasks that it starts. Without cgroups, each task has a supervisor,
-because only the descendants of a process show which processes belong to a task.
+A supervisor is a fork of the helper, and continues when the helper and the front stop. With
+cgroups, each helper has one supervisor for all tasks that it starts. Without cgroups, each task has
+a separate supervisor: the descendants of the supervisor are the processes of the task.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ def run_supervisor(setup: Setup, starter: socket.socket) -> NoReturn:
         prepare_for_tasks(with_root=setup.allow_root_tasks)
         pipes = (fd for each in setup.adopted for fd in each.pipes)
         close_all_but({starter.fileno(), setup.journal_fd, *pipes})
-        # This occupies the descriptors 0 to 2. So no pipe or log becomes standard output by
+        # Let /dev/null occupy the descriptors 0 to 2. So no pipe or log becomes standard output by
         # accident.
         null = os.open("/dev/null", os.O_RDWR)
         for number in range(3):
             os.dup2(null, number)
-        # Orphans of tasks become children of the supervisor. Without cgroups they can be found only
-        # in this way.
+        # Orphans of tasks become children of the supervisor. Without cgroups, the supervisor can
+        # find orphans only in this way.
         become_subreaper()
         # The supervisor must not be in the group of a slot. So no limit of a slot applies to the
         # supervisor, and the end of a slot does not kill it.
@@ -150,8 +150,8 @@ class Supervisor:
         task = RunningTask(self, spec, self._directory / spec["task_id"])
         self._running[task.id] = task
         try:
-            # Do this before anything else. A later helper then knows the task. Values of
-            # environment variables may be secret, so only the names are stored.
+            # Record the start before anything else, so that a later helper knows the task. Values
+            # of environment variables can be secret, so only the names are stored.
             self.journal.begin(task.id, spec | {"env": sorted(spec["env"])})
             yield from task.start()
         except BaseException as problem:
@@ -163,7 +163,10 @@ class Supervisor:
         return task.identity()
 
     def _state(self, task_id: str) -> Job:
-        """Tells a later helper whether a task runs, when it has started or failed to start."""
+        """Waits until a task has started or failed to start. Then returns whether the task runs.
+
+        A later helper sends this request.
+        """
         if (task := self._running.get(task_id)) is not None:
             yield from task.until_started()
         if task is None or not self.runs(task):
@@ -171,9 +174,9 @@ class Supervisor:
         return task.identity()
 
     def _tasks(self, after: str) -> Job:
-        """Tells a later helper which tasks exist, page by page in the order of their ids.
+        """Returns the existing tasks, page by page in the order of their ids, to a later helper.
 
-        If the helper that ordered a start has just ended, the order may still be unread.
+        If the helper that ordered a start has just ended, the order is possibly still unread.
         """
         while self._is_served:
             yield 0.002
@@ -233,8 +236,8 @@ class Supervisor:
         """Reaps all ended processes below this one, including orphans of tasks."""
         while True:
             try:
-                # WNOWAIT does not reap the process yet. `before_reaped` must read its flags in
-                # /proc, and they exist only until it is reaped.
+                # WNOWAIT does not reap the process yet. `before_reaped` must read the flags of the
+                # process in /proc, which exist only until the process is reaped.
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return

@@ -41,8 +41,8 @@ class SupervisorLink:
         loop: the event loop.
         pid: the process of the supervisor.
         control: the socket for connections.
-        ended: called with this link when the process has ended. event: called with each event of
-            the supervisor.
+        ended: a function that is called with this link when the process has ended.
+        event: a function that is called with each event of the supervisor.
 
     Attributes:
         tasks: the ids of the tasks that the supervisor runs.
@@ -75,8 +75,9 @@ class SupervisorLink:
         return self._fd >= 0
 
     def can_start(self) -> bool:
-        """Returns True if the supervisor is a child process that still runs. Asks the kernel,
-        because the event loop may not have noticed the end yet.
+        """Returns True if the supervisor is a child process that still runs.
+
+        The method asks the kernel, because the event loop has possibly not noticed the end yet.
         """
         if not self.is_alive:
             return False

@@ -1,6 +1,6 @@
 """Syncs files to the disk in a separate process.
 
-If tasks keep the disk busy, a sync may take seconds. In this time, the supervisor must start other
+If tasks keep the disk busy, a sync can take seconds. In this time, the supervisor must start other
 tasks and collect output, so it must not wait for the disk.
 """
 
@@ -45,7 +45,8 @@ class Syncer:
 
         Args:
             paths: the files and directories.
-            done: called with True if all were synced, and with False if one could not be synced.
+            done: a function that is called with True if all paths were synced, otherwise with
+                False.
         """
         self._waiting.append((list(paths), done))
         # All orders of one iteration of the event loop are one batch.
@@ -53,7 +54,7 @@ class Syncer:
             self._loop.soon(self._send)
 
     def close(self) -> None:
-        """Ends the process, and waits for its end. No order may be pending."""
+        """Ends the process, and waits for its end. No order must be pending."""
         if self._peer is not None:
             self._peer.close()
             with suppress(ChildProcessError):

@@ -18,7 +18,7 @@ class Task:
         directory: the directory of its output, which exists from the first byte on. If an earlier
             version started the task, its records are also there.
         record: the specification of the task, and the known facts about its process.
-        is_previous: True if an earlier version started it.
+        is_previous: True if an earlier version started the task.
 
     Attributes:
         exit: the record of the task's end; None: the task has not ended.
@@ -51,14 +51,14 @@ class Task:
         return known | state | {"directory": str(self.directory)}
 
     def read_exit(self) -> dict[str, Any] | None:
-        """Returns the record of the end after its supervisor has ended; None: there is none."""
+        """Returns the exit record, after the task's supervisor has ended; None if there is none."""
         if self.is_previous:
             return read_json(self.directory / "exit.json")
         ends = (journal.entries.get(self.id, {}).get("end") for journal in self.journals)
         return next(filter(None, ends), None)
 
     def write_exit(self, record: dict[str, Any], gid: int) -> None:
-        """Records the end of a task that has no supervisor. Group `gid` may read it."""
+        """Records the end of a task that has no supervisor. Group `gid` can read the record."""
         self.exit = record
         if self.is_previous:
             write_json(self.directory / "exit.json", record, 0o640, gid)
@@ -66,8 +66,8 @@ class Task:
             self.journals[-1].add(self.id, "end", record)
 
     def was_begun(self) -> bool:
-        """False if the task's supervisor, which has ended, has certainly not begun to start the
-        task.
+        """Returns False if the task's supervisor, which has ended, has certainly not begun to start
+        the task.
         """
         # A shim of version 0.2 has always begun to start its task.
         return self.is_previous or any(self.id in journal.entries for journal in self.journals)
@@ -94,8 +94,8 @@ class Task:
 
 
 def _copy_pipe(supervisor: int, fd: int, inode: int) -> int:
-    """Opens the pipe that another process has as `fd`; -1: the process has already closed the
-    pipe.
+    """Opens the pipe that another process has as `fd`, and returns a descriptor; -1 if the process
+    has already closed the pipe.
     """
     if fd < 0:
         return -1
@@ -104,7 +104,8 @@ def _copy_pipe(supervisor: int, fd: int, inode: int) -> int:
         copy = os.open(f"/proc/{supervisor}/fd/{fd}", flags)
     except OSError:
         return -1
-    # The supervisor may have closed the descriptor, and may use its number for another task.
+    # Compare the inodes: the supervisor has possibly closed the descriptor, and uses its number for
+    # another task.
     if os.fstat(copy).st_ino == inode:
         return copy
     os.close(copy)

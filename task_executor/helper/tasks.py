@@ -1,7 +1,7 @@
 """Starts tasks, and carries out requests about them.
 
-This module checks the user as which a task may run, and orders a supervisor to start the task. The
-supervisors write the output and the records of ends.
+This module checks that a task is allowed to run as its user, and orders a supervisor to start the
+task. The supervisors write the output and the exit records.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Tasks(Adoption):
 
         Args:
             args: the arguments of the call.
-            limits: a function that returns the limits of the slot. The slot may be moved or
+            limits: a function that returns the limits of the slot. The slot can be moved or
                 destroyed while the job waits. So the job calls the function only after it has
                 finished waiting.
 
@@ -65,7 +65,7 @@ class Tasks(Adoption):
             if not known.record.get("pid"):
                 fault = Fault("START_FAILED", "the task did not start; submit it again").as_dict()
                 raise fault_of((known.exit or {}).get("error") or fault)
-            if known.exit:  # the caller may not have received the event
+            if known.exit:  # send the event again: possibly the caller has not received it
                 self.loop.later(0, lambda: self._send_end(known))
             return {name: known.record[name] for name in ("pid", "start_time_ticks")}
         uid, gid = self._user(args["uid"], args["gid"])
@@ -90,7 +90,8 @@ class Tasks(Adoption):
         Args:
             spec: the specification of the task.
             limits: see `start`.
-            attempts: the number of supervisors that may end before they have begun.
+            attempts: how often the method tries, if supervisors end before they begin to start the
+                task.
         """
         task_id = spec["task_id"]
         task = self._make(spec, limits)
@@ -123,7 +124,7 @@ class Tasks(Adoption):
         """Finds a supervisor for a new task."""
         cpus = limits()["cpus"] if self.driver.report()["cpuset"] == "affinity" else ""
         link = self._supervisor(cpus)
-        # Values of environment variables may be secret, so only the names are kept.
+        # Values of environment variables can be secret, so only the names are kept.
         record = spec | {"env": sorted(spec["env"])}
         task = self.known[spec["task_id"]] = Task(self.directory / spec["task_id"], record)
         task.start_unanswered = True
@@ -131,8 +132,8 @@ class Tasks(Adoption):
         return task
 
     def _remove_unstarted(self, task: Task) -> Job:
-        """Removes everything that is left of a task that never ran. The same id can be submitted
-        again.
+        """Removes everything that is left of a task that never ran. The same id can then be
+        submitted again.
         """
         yield from self._kill(task)
         task.exit = {"error": None}  # then `forget` removes the task
@@ -168,7 +169,7 @@ class Tasks(Adoption):
             yield from self.driver.make_room(group, memory_bytes)
             self.driver.limit_memory(group, memory_bytes)
         except (Fault, OSError) as error:
-            if old:  # `make_room` may have throttled the task
+            if old:  # `make_room` has possibly throttled the task
                 self.driver.limit_memory(group, old)
             raise as_fault(error, "CARVE_FAILED") from None
 

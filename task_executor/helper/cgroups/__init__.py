@@ -1,6 +1,7 @@
 """Chooses a cgroup driver: v1 if its controllers are mounted, otherwise v2.
 
-If neither can be used, no limits are enforced. The isolation report then says why, and what to do.
+If neither version can be used, no limits are enforced. The isolation report then contains the
+reason, and what to do.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ _FIX_NO_MOUNT = "mount a cgroup file system with cpu, cpuset, memory and pids co
 def choose_driver(config: dict[str, Any], kernel: Kernel, known: Group | None = None) -> Driver:
     """Returns a driver whose base group is ready.
 
-    After a failure, the function tries again for one second. The cause may be another executor that
-    stops and removes the common parent group at the same moment.
+    After a failure, the function tries again for one second: possibly another executor stops and
+    removes the common parent group at the same moment.
 
     Args:
         config: the configuration of the helper.
         kernel: access to cgroup files.
         known: the base group of an earlier helper since the last boot, if it contains this
-            executor's slots. None: the slots go below the group of `holder_pid` (a scope), or of
-            this process.
+            executor's slots. If None, the slots go below the group of `holder_pid` (a scope), or
+            below the group of this process.
 
     Raises:
         InUse: another helper with the same executor_id runs on this host.
@@ -79,7 +80,7 @@ def choose_driver(config: dict[str, Any], kernel: Kernel, known: Group | None = 
             break
     for driver in drivers:
         if driver.base is not known:
-            driver.remove_base()  # the failed attempts may have made the base
+            driver.remove_base()  # a failed attempt has possibly made the base
     if isinstance(failure, InUse):
         raise failure
     reason = f"cgroup {kind.name} cannot be used: {failure}"
@@ -87,7 +88,7 @@ def choose_driver(config: dict[str, Any], kernel: Kernel, known: Group | None = 
 
 
 def _v2_places(own: str, top: str, kernel: Kernel) -> list[str]:
-    """Returns the groups in which slots may be created, the best group first.
+    """Returns the groups in which slots can be created, the best group first.
 
     If systemd has not delegated the helper's own group, slots must not be created there. systemd
     cannot restart a service whose group is an inner node. Root then uses a new group at the top of
@@ -110,7 +111,7 @@ def _prepare(
         time.sleep(_PAUSE_S if attempt else 0)
         try:
             # The groups above a known base are already prepared. Do not change these groups,
-            # because other executors may use them.
+            # because other executors possibly use them.
             if not is_known:
                 _prepare_parent(driver, front_pid)
             driver.prepare()
@@ -148,7 +149,7 @@ def _prepare_parent(driver: Driver, front_pid: int | None) -> None:
 def _delegate_others(own: str, kernel: Kernel) -> None:
     """Enables the controllers hugetlb and dmem in all groups, from the top down to `own`.
 
-    systemd does not know these controllers, so systemd does not change them. Only root may enable
+    systemd does not know these controllers, so systemd does not change them. Only root can enable
     the controllers. Without these controllers, huge pages and memory of devices are not limited.
     """
     for level in reversed(Path(own).parents):
@@ -183,6 +184,6 @@ def _own_groups(root: str, parent: str | None, kernel: Kernel, of: int | str = "
 
 
 def _unescape(field: str) -> str:
-    # Replace the backslash last, because an earlier replacement could make the start of another
-    # escape.
+    # Replace the escaped backslash last. Otherwise the new backslash could become the start of
+    # another escape.
     return field.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")

@@ -42,7 +42,7 @@ class Kernel:
     """All access to cgroup files and signals. So tests can replace the kernel."""
 
     def read(self, path: str) -> str:
-        # Without a file object, this takes a third of the system calls.
+        # Without a file object, a read needs only a third of the system calls.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             return _content(fd, path)
@@ -57,8 +57,8 @@ class Kernel:
             os.close(fd)
 
     def write_and_read(self, path: str, value: str) -> str:
-        """Writes a value. Returns the value that the file then has, because the kernel may have
-        changed it.
+        """Writes a value. Returns the value that the file then has, because the kernel can change
+        the value.
         """
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -130,7 +130,7 @@ class Kernel:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Between open and flock, another process may remove the directory and make it again.
+            # Between open and flock, another process can remove the directory and make it again.
             # The lock would then be on the old directory, which other helpers do not see.
             if os.fstat(fd).st_ino != Path(path).stat().st_ino:
                 raise FileNotFoundError(path)
@@ -158,7 +158,7 @@ class Kernel:
 def _content(fd: int, path: str) -> str:
     text = os.read(fd, _READ_BYTES)
     # The kernel returns long files in parts of nearly a page. In the files of groups, a line has
-    # few bytes, so a short part is the last.
+    # few bytes, so a short part is the last part.
     if len(text) >= _SHORT_BYTES or "/proc/" in path:
         while part := os.read(fd, _READ_BYTES):
             text += part
@@ -183,7 +183,7 @@ class Driver:
     name = "none"
     accounting: tuple[str, ...] = ()  # controllers in which each task has a separate group
     counted: ClassVar[Counted] = {}  # name of a counter -> controller, file, key in the file
-    # Controller, file that makes the kernel reclaim, file of the limit.
+    # Controller, file that makes the kernel reclaim memory, file of the limit.
     reclaim_files = ("", "", "")
     # Tuples of controller, file and default value.
     unthrottled: tuple[tuple[str, str, str], ...] = ()
@@ -221,13 +221,13 @@ class Driver:
         # Make the parent first, because the kernel does not make the parents of a group.
         self.make({name: path.rpartition("/")[0] for name, path in self.base.items()})
         self.make(self.base)
-        # On v1 several controllers may share one hierarchy, so a directory can occur twice.
+        # On v1 several controllers can share one hierarchy, so a directory can occur twice.
         for path in dict.fromkeys(self.base.values()):
             try:
                 self.lock_fds.append(self.kernel.lock(path))
             except BlockingIOError:
                 raise _in_use(path, self.kernel.lock_owner(path)) from None
-        # Make these groups only after the base is locked, because another helper may use the base.
+        # Make these groups only after the base is locked: before, another helper can use the base.
         for part in ("/shims", "/slots"):
             self.make({name: path + part for name, path in self.base.items()})
         self.devices_problem = self.probe_devices()
@@ -247,7 +247,7 @@ class Driver:
         the base.
 
         Returns:
-            True: the base is not empty, so the caller should try again.
+            True if the base is not empty. The caller should then try again.
         """
         left = False
         for base in dict.fromkeys(self.base.values()):
@@ -257,14 +257,14 @@ class Driver:
                 fd = self.kernel.lock(base)
                 left |= self._remove_tree(base)
                 os.close(fd)
-            with suppress(OSError):  # other executors of this host may use the parent
+            with suppress(OSError):  # other executors of this host possibly use the parent
                 self.kernel.rmdir(base.rpartition("/")[0])
         return left
 
     def supervisors(self) -> Group:
         """Returns the group of supervisors.
 
-        On v1 it includes groups outside the executor's service. So systemd does not count
+        On v1 the result includes groups outside the executor's service. So systemd does not count
         supervisors and tasks as processes of the service.
         """
         return {name: f"{path}/shims" for name, path in self.base.items()} | self.unit
@@ -297,14 +297,14 @@ class Driver:
         """Makes the group of an ended task the group of a new task, and resets its counters.
 
         Returns:
-            True: the group is ready. False: the driver does not support this, or it failed, and the
-            caller must make the group.
+            True if the group is ready. False if the driver does not support reuse, or the reuse has
+            failed. The caller must then make the group.
         """
         del ended, group
         return False
 
     def is_reusable(self, group: Group, counters: Mapping[str, int]) -> bool:
-        """True: another task could use the group of an ended task like a new group.
+        """Returns True if another task can use the group of an ended task like a new group.
 
         Args:
             group: the group.
@@ -364,8 +364,8 @@ class Driver:
         """Sets cpus and memory nodes. `apply` calls this. One write moves all processes."""
 
     def bind_supervisors(self, dedicated: set[int]) -> None:
-        """Binds supervisors to the cpus that are not `dedicated`, or to all cpus if all are
-        dedicated.
+        """Binds supervisors to the cpus that are not `dedicated`. If all cpus are dedicated, binds
+        supervisors to all cpus.
 
         Without cgroups, a supervisor runs on the cpus of its slot.
         """
@@ -390,7 +390,7 @@ class Driver:
     def make_room(self, group: Group, memory_bytes: int) -> Job:
         """Makes the kernel reclaim memory before a limit is lowered. So no task is killed.
 
-        Reclaiming may take long if the disk is slow, so a fork does this work. Then the job checks
+        Reclaiming can take long if the disk is slow, so a fork does this work. Then the job checks
         that the memory in use is within the new limit. `apply` undoes the changes of this job.
 
         Raises:
@@ -402,10 +402,11 @@ class Driver:
         if controller not in group or (now is not None and memory_bytes >= now):
             return
         # This write makes the kernel reclaim memory, but kills no process. In v2, the kernel only
-        # throttles a group above this value. In v1, it rejects a limit below the memory in use.
+        # throttles a group above this value. In v1, the kernel rejects a limit below the memory in
+        # use.
         dropping = self.kernel.write_in_fork(f"{group[controller]}/{file}", str(memory_bytes))
         yield dropping, _RECLAIM_S
-        # Stop the reclaiming here, even if it is incomplete, and then check the memory in use.
+        # Stop the reclaiming now, even if it is incomplete, and then check the memory in use.
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(dropping, signal.SIGKILL)
         yield dropping, _RECLAIM_S  # wait until the process has ended and cannot write any more
@@ -451,7 +452,7 @@ class Driver:
     def count(self, group: Group, controller: str, file: str, key: str = "") -> int | None:
         """Returns the number in a file, or in the line of the file that begins with `key`.
 
-        None: the file or the line does not exist, or the value is "max".
+        Returns None if the file or the line does not exist, or if the value is "max".
         """
         if controller not in group:
             return None
@@ -481,19 +482,19 @@ class Driver:
     def kill(self, group: Group, supervisors: Iterable[int] = ()) -> Job:
         """Kills all processes of a group. The job ends when no process is left.
 
-        The job repeats the kill, because a process may fork between the listing and the signal.
+        The job repeats the kill, because a process can fork between the listing and the signal.
         """
         supervisors = list(supervisors)
         while pids := self.pids(group, supervisors):
             for pid in pids:
                 self.signal(pid, signal.SIGSTOP)  # a stopped process cannot fork
-                # List the processes again: one of them may have forked before it was stopped.
+                # List the processes again: a process can fork before it is stopped.
             for pid in self.pids(group, supervisors) | pids:
                 self.signal(pid, signal.SIGKILL)
             yield 0.005
 
     def thaw(self, group: Group) -> None:
-        """Thaws a group that an earlier helper may have left frozen."""
+        """Thaws a group that an earlier helper has possibly left frozen."""
 
     def signal(self, pid: int, signum: int) -> None:
         try:
@@ -504,7 +505,7 @@ class Driver:
             pass
 
     def remove_unused(self, group: Group) -> bool:
-        """Removes groups if they have no process. Returns False if one is busy."""
+        """Removes groups if they have no process. Returns False if a group is busy."""
         return not any(map(self._remove_tree, dict.fromkeys(group.values())))
 
     def remove(self, group: Group) -> Job:
@@ -521,7 +522,7 @@ class Driver:
                 self.kernel.rmdir(path)
             except FileNotFoundError:
                 raise
-            except OSError:  # it has children, or is busy
+            except OSError:  # the group has children, or is busy
                 for child in self.kernel.children(path):
                     if self._remove_tree(child):
                         return True

@@ -98,7 +98,7 @@ def _load(program: bytes) -> int:
     # Before kernel 5.11, the memory of programs counts as locked memory. The usual limit of locked
     # memory is 64 KiB. So raise the limit for a moment.
     before = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    with suppress(ValueError, OSError):  # a container may forbid a higher limit
+    with suppress(ValueError, OSError):  # a container can forbid a higher limit
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY,) * 2)
     try:
         return _bpf(_LOAD, request)

@@ -19,7 +19,7 @@ _EVERYTHING = "a *:* rwm"  # no device is closed
 # Number of major numbers of character devices; number of minor numbers within a major number that
 # several drivers share.
 _MAJORS, _MINORS = 512, 256
-# steps of 5 ms; then stop trying, because a process in D state may never freeze
+# steps of 5 ms; then stop trying, because a process in D state possibly never freezes
 _FREEZE_STEPS = 100
 
 
@@ -45,8 +45,9 @@ class V1(CgroupDriver):
     def enter(self, group: Group) -> None:
         """Moves the calling process, which has one thread, into the group.
 
-        The file `tasks` moves a thread. After a pause of 100 ms, a write to `cgroup.procs` waits 5
-        to 13 ms in the kernel, a write to `tasks` 0.2 ms. Only v1 has this file.
+        The file `tasks` moves one thread. In measurements after a pause of 100 ms, a write to
+        `cgroup.procs` waited 5 to 13 ms in the kernel, and a write to `tasks` waited 0.2 ms. Only
+        v1 has the file `tasks`.
         """
         for path, name in {path: name for name, path in group.items()}.items():
             file = "cgroup.procs" if name == "unified" else "tasks"
@@ -61,7 +62,7 @@ class V1(CgroupDriver):
         is_filled = "cpuset" not in controllers or parent == f"{self.base['cpuset']}/slots"
         for file in () if is_filled else ("cpuset.cpus", "cpuset.mems"):
             if not self.kernel.read(f"{path}/{file}"):
-                # the parent is being made again
+                # the cpuset of the parent is empty while another helper makes the parent again
                 if not (whole := self.kernel.read(f"{parent}/{file}")):
                     raise Fault("CARVE_FAILED", f"{parent}/{file} is empty")
                 self.put(f"{path}/{file}", whole)
@@ -73,10 +74,10 @@ class V1(CgroupDriver):
                     self.put(hierarchy, "1")
 
     def is_reusable(self, group: Group, counters: Mapping[str, int]) -> bool:
-        """True: the group has no process, no OOM kill, no memory limit, and almost no memory.
+        """Returns True if the group has no process, OOM kill or memory limit, and little memory.
 
         The count of OOM kills cannot be reset. Page cache of the ended task would count as memory
-        of the next one.
+        of the next task.
         """
         limit = self.count(group, "memory", "memory.limit_in_bytes")
         return (
@@ -124,7 +125,7 @@ class V1(CgroupDriver):
                 try:
                     self.put(file, str(memory_bytes))
                 except Fault:
-                    # The kernel may refuse because the use has grown since the last check.
+                    # Possibly the kernel refused because the use has grown since the last check.
                     self.refuse_below_use(group, memory_bytes)
                     raise
 
@@ -138,7 +139,7 @@ class V1(CgroupDriver):
         return ""
 
     def limit_devices(self, group: Group, limits: dict[str, Any]) -> None:
-        """Writes the list of devices that may be opened. A list of closed devices cannot be read
+        """Writes the list of devices that can be opened. A list of closed devices cannot be read
         back.
 
         The kernel has no rule for "all minor numbers except these". So if only some minor numbers
@@ -209,11 +210,11 @@ class V1(CgroupDriver):
     def _return_strays(self, group: Group, cpuset: str) -> None:
         """Moves processes back into their slot.
 
-        If a group loses its last cpu, the kernel moves its processes to the parent group. There
-        they may use all cpus. The kernel never moves them back.
+        If a group loses its last cpu, the kernel moves its processes to the parent group. In the
+        parent group, the processes can use all cpus. The kernel never moves them back.
         """
         above = cpuset.rpartition("/")[0]
-        # scan several times, because processes may fork during a scan
+        # scan several times, because processes can fork during a scan
         for _scan in range(_STRAY_SCANS):
             strays = self.kernel.read(f"{above}/cgroup.procs").split()
             ours = self.pids(group, ()) if strays else ()
@@ -229,7 +230,7 @@ class V1(CgroupDriver):
         """
         freezer = f"{group['freezer']}/freezer.state" if "freezer" in group else ""
         while self.pids(group, ()):
-            # The group was made by another program.
+            # Without a freezer, the group was made by another program.
             if not freezer or not self.kernel.exists(freezer):
                 yield from super().kill(group)
                 continue

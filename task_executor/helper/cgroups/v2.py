@@ -45,7 +45,7 @@ class V2(CgroupDriver):
     def initialize_group(self, path: str, _controllers: Iterable[str]) -> None:
         """Enables controllers for the children, except in leaves.
 
-        In a slot, it enables only the controllers that count the use of tasks.
+        In a slot, the method enables only the controllers that count the use of tasks.
         """
         leaf = path.rpartition("/")[2]
         # A leaf has processes, and a group with processes must not enable controllers for children.
@@ -79,12 +79,12 @@ class V2(CgroupDriver):
     def limit_memory(self, group: Group, memory_bytes: int) -> None:
         path = group["unified"]
         if "memory" in self.kernel.read(f"{path}/cgroup.controllers").split():
-            # Forbid swap. The memory limit then covers all memory of the slot, in the same way as
-            # on v1.
+            # Forbid swap. The memory limit then applies to all memory of the slot, in the same way
+            # as on v1.
             if self.kernel.exists(f"{path}/memory.swap.max"):
                 self.put(f"{path}/memory.swap.max", "0")
             self.put(f"{path}/memory.max", str(memory_bytes))
-            self.put(f"{path}/memory.high", "max")  # `make_room` may have lowered this limit
+            self.put(f"{path}/memory.high", "max")  # `make_room` has possibly lowered this limit
 
     def probe_devices(self) -> str:
         try:
