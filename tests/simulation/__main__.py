@@ -14,11 +14,10 @@ from collections import Counter
 from random import Random
 
 from tests.simulation.faults import FAULTS
-from tests.simulation.job_master import EARLY, PRIORITIES, REVOCABLE
+from tests.simulation.job_master import EARLY, PRIORITIES, REVOCABLE, USERS
 from tests.simulation.shrink import shrink
 from tests.simulation.world import (
     ALL_WISHES,
-    USERS,
     WITH_CPUS,
     WITH_DEVICE_SHARES,
     WITH_DEVICES,
