@@ -1,9 +1,10 @@
 """Starts the parts of a resource manager in order, and stops them in reverse order.
 
 The steps are: lock the state directory, read the certificates, bind the ports, and become the
-leader or wait as a standby. Until the state is read, callers get UNAVAILABLE. A wrong configuration
-ends the process with one clear line. If another resource manager takes over the leadership, this
-process starts its program again (`exec`). This ends all calls in progress.
+leader or wait as a standby. Until the state is read, callers get UNAVAILABLE. If the configuration
+is wrong, the process prints one line about the error, and ends. If another resource manager takes
+over the leadership, this process starts its program again (`exec`). This ends all calls in
+progress.
 """
 
 from __future__ import annotations
@@ -202,9 +203,9 @@ async def serve(
 
     Args:
         options: the configuration.
-        web: serves the HTTP interface; None: there is none.
-        ready: a function that is called when the resource manager serves calls or stands by. It
-            gets the addresses.
+        web: serves the HTTP interface; None: there is no HTTP interface.
+        ready: a function that is called when the resource manager serves calls or stands by. See
+            `Ready` for its arguments.
         handle_signals: whether SIGTERM and SIGINT stop the resource manager in order.
 
     Returns:

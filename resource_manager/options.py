@@ -1,6 +1,6 @@
 """All options of the resource manager.
 
-The command line sets them. No default here depends on the host.
+The command line sets the options. No default depends on the host.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class ResourceManagerOptions:
 
     @property
     def web_address(self) -> str:
-        """Address at which the HTTP interface listens; empty: there is none."""
+        """Address at which the HTTP interface listens; empty: there is no HTTP interface."""
         if self.web_listen is not None:
             return self.web_listen
         _, port = parse_address(self.listen.address, "listen.address")

@@ -155,8 +155,8 @@ class RefusalCounts:
             self._counts[key] = self._counts.get(key, 0) + 1
 
     def take(self) -> list[tuple[AuditedCall, str, int]]:
-        """Returns the calls of earlier minutes, with their outcomes and counts. Then forgets
-        them.
+        """Returns the calls of earlier minutes, with their outcomes and counts. Then forgets these
+        calls.
         """
         minute = self._now_ms() // MINUTE_MS
         with self._lock:

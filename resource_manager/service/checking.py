@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from resource_manager.engine.state import State
 
 Findings = Callable[[State], Iterable[str | None]]
-"""Yields each broken invariant of a state as text, and None where the check may pause."""
+"""Yields each broken invariant of a state as text, and None where the check can pause."""
 
 SLICE_S = 0.003
 """Seconds after which a slice ends at its next possible pause."""
@@ -69,8 +69,8 @@ class StateCheck:
         elapsed = (self._clock() - self._began_s) / self._period_s
         if self._sweep is None:
             return elapsed >= 1
-        # If a sweep is ahead of its plan, no slice is due now. But a sweep may already have taken
-        # longer than the sweep before. Its remaining work is then unknown, and a slice is due.
+        # If a sweep is ahead of its plan, no slice is due now. But if the sweep has already taken
+        # longer than the sweep before, its remaining work is unknown, and a slice is due.
         return self._took_s < self._whole_s * elapsed or self._took_s >= self._whole_s
 
     def run_slice(self, state: State) -> list[str]:

@@ -278,7 +278,7 @@ class ClusterServicer(
             # ends the wait at once.
             news = self._hub.cluster_news
             # Read `last` before the events. If no event matches, the caller continues after `last`.
-            # It must not miss an event that commits between the two reads.
+            # The caller must not miss an event that commits between the two reads.
             last = await self._read(lambda state: state.history.last_sequence)
             events = await self._events(request.from_sequence, limit, subject)
             left_s = until - loop.time()
@@ -310,7 +310,7 @@ class ClusterServicer(
         await self._runner.submit(
             lambda at: DrainRequested(at, executor_id, why, deadline_ms), _nothing
         )
-        # Read the executor again: the answer must show it after the change.
+        # Read the executor again: the answer must show its state after the change.
         return cluster_pb2.DrainExecutorResponse(executor=await self._status(executor_id))
 
     @audited(lambda request: request.executor_id)

@@ -42,7 +42,7 @@ def observe_devices(metrics: ResourceManagerMetrics, host: Host) -> None:
         if view.problem:
             unusable[device.type, "cordoned" if view.cordoned else "unhealthy"] += 1
         for dimension, total in device.capacity:
-            # If a device has become smaller, slots may have more than its capacity.
+            # If a device has become smaller, its slots can have more than its capacity.
             allocated = view.allocated.get(dimension, 0)
             sums[dimension, "total"] += total
             sums[dimension, "allocated"] += allocated

@@ -90,7 +90,9 @@ class Item:
 
 
 class StateSuspect(Exception):
-    """A step failed, and the state may be changed only partly. The state must be read again."""
+    """A step failed, and the state has possibly been changed only in part. The state must be read
+    again.
+    """
 
 
 class EngineDriver:
@@ -138,7 +140,8 @@ class EngineDriver:
         # Numbers of the last reports in states that this process has dropped.
         self._report_numbers: ReportNumbers = {}
         self.rm_epoch = 0
-        self.broken: list[str] = []  # broken invariants; while there is one, no slots are granted
+        # broken invariants; no slots are granted while this list is not empty
+        self.broken: list[str] = []
         self._decision_due = False  # True: events wait for the end of the first check
         self._last_batch_ms = 0  # monotonic time of the latest batch or tick; 0: none yet
         self._stalled = False  # True: the process was paused since the latest tick
@@ -197,7 +200,7 @@ class EngineDriver:
     def read(self) -> None:
         """Reads the state from the store.
 
-        This can take long, so the caller must renew the lease during the read.
+        The read can take long, so the caller must renew the lease during the read.
 
         Raises:
             StoreError: the database cannot be used.

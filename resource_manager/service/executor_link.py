@@ -87,7 +87,9 @@ class _Link:
 
 
 class ExecutorLinks:
-    """Keeps one channel per executor. The first command opens it, and `forget` closes it."""
+    """Keeps one channel per executor. The first command opens the channel, and `forget` closes
+    it.
+    """
 
     def __init__(
         self, runner: Runner, metrics: ResourceManagerMetrics, options: LinkOptions
@@ -225,8 +227,8 @@ class ExecutorLinks:
     async def _call(self, command: Command, rm_epoch: int) -> MakeEvent:
         stub = self._stub(command.executor_id, command.address)
         timeout_s = self._options.deadline_s
-        # The proof is larger than most commands. So it is sent only until the executor has answered
-        # one command.
+        # The proof is larger than most commands. So the proof is sent only until the executor has
+        # answered one command.
         proof = (
             None
             if self._proven.get(command.executor_id) == rm_epoch

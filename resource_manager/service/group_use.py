@@ -1,5 +1,5 @@
 """Keeps samples of each resource group for the last hour: the amounts of its slots, and its shares.
-The samples are in memory only. So after a start, the resource manager has none.
+The samples are in memory only. So after a start, the resource manager has no samples.
 """
 
 from __future__ import annotations

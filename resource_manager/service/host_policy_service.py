@@ -54,7 +54,7 @@ class HostPolicyCalls:
         answer = await self._runner.submit(
             lambda at: HostPolicySet(at, executor_id, policy, clear), _set_response
         )
-        # The effective policy is read after the change, because settings of the host may have
+        # The effective policy is read after the change, because settings of the host can have
         # priority.
         effective = await self._read(
             lambda state: policy_of(state.hosts, state.host_settings, executor_id)

@@ -1,8 +1,8 @@
 """The callers' side of the writer: callers submit events and reads to `Intake`, and wait for the
 result.
 
-`Intake` admits items up to the limits. While the writer cannot serve items, it admits none. Urgent
-items are served before all others. `Runner` serves the batches.
+`Intake` admits items up to the limits. While the writer cannot serve items, `Intake` admits no
+items. Urgent items are served before all others. `Runner` serves the batches.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Intake(ABC):
         first, *rest = (self._event(each, render, items) for each in makes)
         self._let_in(owner, items * len(makes))
         # While the first event is stepped, the other events are counted as admitted. So other calls
-        # of the owner cannot use their places.
+        # of the owner cannot use the places of these events.
         with self._lanes.promised(owner, items * len(rest)):
             self._put(first, owner)
             result: T = await first.future
@@ -214,8 +214,7 @@ class Intake(ABC):
             raise
 
     def _put(self, item: Item, owner: str | None) -> None:
-        # The refusal is checked again, because the runner may have started to stop after the
-        # admission.
+        # The refusal is checked again, because the runner can begin to stop after the admission.
         if (refusal := self._refusal()) is not None:
             raise refusal
         if owner is None:

@@ -51,7 +51,7 @@ from resource_manager.service.wire.slot_reuse import reuse_events, slot_reuses
 EXPLAINED_EXECUTORS_MAX = 1_000
 # number of requests that are decoded before other calls run; one request takes 10 us
 CHECKED_AT_ONCE = 200
-# An Explain call counts as this many items in the fair queues. It takes 50 ms on the largest
+# An Explain call counts as this many items in the fair queues. The call takes 50 ms on the largest
 # clusters.
 EXPLAIN_ITEMS = 500
 
@@ -332,7 +332,7 @@ class JobCalls:
         return await self._runner.read(read, owner=caller.peer, items=EXPLAIN_ITEMS)
 
     def _check_targets(self, messages: Sequence[slots_pb2.SlotRequest]) -> None:
-        """Checks that executors may offer slots to the addresses that the requests name.
+        """Checks that executors are allowed to offer slots to the addresses that the requests name.
 
         Raises:
             InvalidArgument: an address is neither on the host of the caller nor allowed by the
@@ -373,7 +373,7 @@ class JobCalls:
         """Submits the events of one call, and returns their outcomes in order."""
         if not makes:
             return []
-        # An event may be smaller than a chunk, but each event counts as a full chunk.
+        # An event can be smaller than a chunk, but each event counts as a full chunk.
         answers: list[list[ItemOutcome]] = await self._runner.submit_chunks(
             makes, None, items=min(items, CHUNK_ITEMS_MAX), owner=job_id
         )

@@ -38,7 +38,7 @@ class _OwnerQueue:
 
     items: deque[Item] = field(default_factory=deque)
     waiting: int = 0  # the sum of `Item.items` over the queue
-    credit: int = 0  # items that the queue may still give in this round; negative: overdrawn
+    credit: int = 0  # items that the queue can still give in this round; below 0: overdrawn
 
 
 class Lanes:
@@ -46,9 +46,9 @@ class Lanes:
 
     The owners' queues are served by deficit round robin (M. Shreedhar and G. Varghese, "Efficient
     fair queueing using deficit round robin", SIGCOMM 1995). Credit is counted in items. One detail
-    differs from the paper: a queue may spend more than its credit, and pays its debt back in later
-    rounds. If an owner has no other waiting items, its call is served in the next batch, or with
-    very many owners after one round over all owners.
+    differs from the paper: a queue can spend more than its credit, and pays its debt back in later
+    rounds. If an owner has no other waiting items, its call is served in the next batch. With very
+    many owners, this call is served after one round over all owners.
     """
 
     def __init__(self, limits: LaneLimits) -> None:
@@ -76,7 +76,7 @@ class Lanes:
         self.waiting_items += item.items
 
     def check(self, owner: str, items: int) -> None:
-        """Checks that more items may wait.
+        """Checks that more items are allowed to wait.
 
         Args:
             owner: the owner of the items.
@@ -88,8 +88,8 @@ class Lanes:
         limits = self._limits
         queue = self._queues.get(owner)
         mine = self._promised.get(owner, 0) + (queue.waiting if queue is not None else 0)
-        # An owner without waiting items may send a call of any size. Otherwise a large call could
-        # never be served.
+        # An owner without waiting items is allowed to send a call of any size. Otherwise a large
+        # call could never be served.
         if mine and mine + items > limits.owner_items_max:
             raise ResourceExhausted(
                 f"{mine} items of this caller are waiting to be written, and the limit is "
@@ -110,8 +110,8 @@ class Lanes:
 
     @contextmanager
     def promised(self, owner: str, items: int) -> Iterator[None]:
-        """Counts items that were admitted but are not queued yet. They will be queued when the
-        context ends.
+        """Counts items that were admitted but are not queued yet. These items will be queued when
+        the context ends.
         """
         if not items:
             yield
@@ -154,7 +154,7 @@ class Lanes:
         empty.
 
         In each round, the credit of each queue grows by an equal share of a batch, up to this
-        share. A queue with credit gives items until its credit is used. The last item may overdraw
+        share. A queue with credit gives items until its credit is used. The last item can overdraw
         the credit.
 
         Example: with a batch of 2,000 items and two owners, the share is 1,000. Owner A has two

@@ -104,8 +104,8 @@ class LeaseKeeper:
             NotLeader: another process leads.
             StoreError: the database does not report the leader.
         """
-        # The lease is checked again after each renewal: it can have ended again when a slow answer
-        # of the database arrives.
+        # This is a loop, because the database can be so slow that the lease has ended again when
+        # the answer arrives.
         while not self._store.holds_lease():
             if self._renewal is None or self._renewal.done():
                 self._renewal = asyncio.ensure_future(self.renew())

@@ -184,8 +184,8 @@ class MeasuredUse:
 
 
 def check_usage(usage: slots_pb2.UsageReport, name: str) -> None:
-    """Checks a report. Raises InvalidArgument if it has more parts than a host can have, or an
-    impossible amount.
+    """Checks a report. Raises InvalidArgument if the report has more parts than a host can have, or
+    an impossible amount.
     """
     host = usage.host
     for part, count, most in (

@@ -1,5 +1,5 @@
-"""Removes private data from answers: only the owner of a job and administrators are allowed to see
-it.
+"""Removes private data from answers. Only the owner of a job and administrators are allowed to see
+this data.
 
 The resource manager never receives the commands, environments and outputs of tasks. Job masters
 send these to the executors, and an executor shows them only to the owner of the task and to

@@ -60,7 +60,8 @@ class Providers:
     by_name: Mapping[str, Provider]
     of_shape: Mapping[str, str]  # for each shape, the name of its provider
     look_interval_s: float = 5.0  # pause between two checks of all executors
-    stray_timeout_s: float = STRAY_TIMEOUT_S  # an executor unknown for this long is stopped
+    # an executor that the state does not know is stopped after this time
+    stray_timeout_s: float = STRAY_TIMEOUT_S
     token_file: Callable[[str], Path] | None = None  # returns the file for an executor's join token
     write_token: WriteToken | None = None
 
@@ -221,7 +222,7 @@ class Provisioning:
             return
         order = work.order
         made = await (self._start(order) if isinstance(order, StartExecutor) else self._end(work))
-        # If another order to stop the executor comes from here on, it needs a new call.
+        # An order to stop the executor that comes from here on needs a new call.
         work.answered = True
         if made is not None:
             await self._report(order.executor_id, made)
@@ -311,7 +312,7 @@ class Provisioning:
 
         while True:
             await asyncio.sleep(self._providers.look_interval_s)
-            # The notes are read in a thread, because providers may read files.
+            # The notes are read in a thread, because providers can read files.
             noted = await asyncio.to_thread(self._noted)
             try:
                 # Read the state after the notes. So the state contains every executor that has
@@ -326,7 +327,7 @@ class Provisioning:
             self._seen = {
                 name: observation for name, observation in self._seen.items() if name in known
             }
-            # Only a few executors are checked at once, because each check may run an
+            # Only a few executors are checked at once, because each check can run an
             # administrator's command.
             await asyncio.gather(*(check(each) for each in present))
 

@@ -215,8 +215,8 @@ class Runner(Intake):
         self._serving = batch
         try:
             effects = await self._in_thread(self._driver.run_batch, batch, ticked)
-            # The lease is confirmed even for reads, because the answers of a former leader may be
-            # outdated.
+            # The lease is confirmed even for reads, because the answers of a former leader are
+            # possibly outdated.
             if batch or effects:
                 await self._lease.confirm()
         except NotLeader as error:
@@ -321,7 +321,7 @@ class Runner(Intake):
             self._arrived.set()
 
     def _watch_lease(self) -> None:
-        """Rejects callers while another process may be the leader."""
+        """Rejects callers while another process is possibly the leader."""
         self._lease.check()
         if (outage := self._lease.outage) is not None:
             self._refuse_all(outage)

@@ -28,8 +28,8 @@ ItemT = TypeVar("ItemT")
 CHUNK_ITEMS_MAX = 500  # maximum number of items in one event of a large call
 
 NEW_COST = 4
-"""A request that differs from all earlier requests of its event counts as this many more items. It
-may need a new scheduling class, and a search for a host that could serve it.
+"""A request that differs from all earlier requests of its event counts as this many more items.
+Such a request can need a new scheduling class, and a search for a host that could serve it.
 """
 
 

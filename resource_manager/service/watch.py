@@ -37,7 +37,7 @@ SNAPSHOT_SCANNED_MAX = 20_000  # intervals read for one message, including ended
 SNAPSHOT_ITEMS = 500  # reading one part counts as this many items in the fair queues
 JOB_ENDED = "job_ended"  # the kind of cluster event that ends a job's streams
 KEEPALIVE_MS_MAX = 10_000
-"""An open stream sends a message at least this often. The message may be empty."""
+"""An open stream sends a message at least this often. The message can be empty."""
 
 
 @dataclass(slots=True, eq=False)

@@ -48,7 +48,7 @@ from resource_manager.simulator.nodes import Command, Labels, Node, SimulatedExe
 from resource_manager.simulator.plan import Effort, Kind, Submitted, simulated
 
 ONE_CPU = ResourceProfile(1_000)
-OWNER = "operator/simulator"  # owner of all jobs, who may use every group
+OWNER = "operator/simulator"  # owner of all jobs; an operator is allowed to use every group
 """Default profile of a thread: one core."""
 
 START_TIME_MS = 1_700_000_000_000
@@ -394,8 +394,7 @@ class Cluster:
         # Ids of gang members and ids of range members both end with the thread's index.
         thread = int(name[name.rindex(".") + 1 :])
         lane = executor.lanes[name, int(str(slot["generation"]))]
-        # A gang counts as one waiting item. This item ends when the first thread of the gang is
-        # granted.
+        # A gang counts as one waiting item until the first thread of the gang is granted.
         if not job.record.gang or not job.record.started:
             self._wait_with(job.kind, -1)
         number = self.log.started(job.record, thread, executor.node.name, lane, self.now_ms)

@@ -121,8 +121,8 @@ def area_text(area: Area, width: int = WIDTH, height: int = HEIGHT) -> str:
     end_ms = round(area.end_s * 1_000) or 1
     columns = []
     for column in range(width):
-        # Use integer arithmetic. So neighboring slices share their edge, and the last slice ends
-        # at the end.
+        # Use integer arithmetic. So neighboring slices share their edge, and the last slice ends at
+        # the end of the area.
         begin, end = end_ms * column // width, max(1, end_ms * (column + 1) // width)
         filled, level = "", 0.0
         for flow, steps in area.flows.items():

@@ -34,7 +34,7 @@ class FigureJob:
     """A job of a figure.
 
     `marks` has the threads (counted from 0) that the picture shows with a separate letter.
-    `only_on` is the only thread of capacity on which the job may run.
+    `only_on` is the only thread of capacity on which the job can run.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Runs the figures of `figure_setups.py` with the real engine, and measures them.
+"""Runs the figures of `figure_setups.py` with the real engine, and measures the runs.
 
 A result contains numbers, and the data of a picture. Other modules print the numbers and draw the
 picture.
@@ -64,7 +64,7 @@ class Phase:
     """An interval in which the same jobs had waiting work, compared with the ideal schedule.
 
     A phase begins when a job has no more waiting work. `converged_s` is the time until all jobs
-    were served fairly; None: this took longer than the phase. `error` is the largest relative
+    were served fairly. It is None if the phase ended earlier. `error` is the largest relative
     difference after this time. `shares` has the mean number of threads of capacity that each job
     used, and `ideal` has this number in the ideal schedule. `shares` and `ideal` are measured after
     convergence, and after the last thread of each job without waiting work has ended.

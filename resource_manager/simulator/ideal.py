@@ -70,7 +70,7 @@ class IdealTree:
         path: list[str] = []
         while flow_id not in self._depth:
             flow = self._flows.get(flow_id)
-            # A parent that occurs again on its own path is a cycle.
+            # A path that contains the same flow twice is a cycle.
             if flow is None or flow_id in path:
                 expected = "a flow of the tree that is not below itself"
                 raise InvalidArgument(f"parent of {path[-1]}", flow_id, expected)
@@ -266,8 +266,9 @@ def fluid_schedule(tree: IdealTree, jobs: Iterable[FluidJob], capacity: float) -
         if left:
             segments.append(FluidSegment(now, end, shares))
         for duration, flow in dry:
-            # Jobs that should end together may differ by rounding errors of floats. So a job also
-            # ends here if its end differs from the segment's end by at most a relative 10^-12.
+            # The ends of jobs that should end together can differ by rounding errors of floats. So
+            # a job also ends here if its end differs from the segment's end by at most a relative
+            # 10^-12.
             if duration <= lasts * (1 + 1e-12):
                 del left[flow]
                 ends[flow] = end

@@ -38,7 +38,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Spread:
-        """Returns the distribution of values, which may be in any order."""
+        """Returns the distribution of values, which can be in any order."""
         ordered = sorted(values)
         if not ordered:
             return cls()
@@ -250,7 +250,7 @@ class _Ledger:
             if number != self._number:
                 self.close()
                 self._number = number
-            # An interval may span several windows, and is divided among them.
+            # An interval can span several windows, and is divided among them.
             end_ms = min(until_ms, (number + 1) * self.window_ms)
             for group in moment.demand:
                 sums = self._open.setdefault(group, [0.0, 0.0])

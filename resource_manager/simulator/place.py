@@ -81,7 +81,7 @@ class Placements:
         """Places a request.
 
         Args:
-            name: name of the request; no placed request may have it.
+            name: name of the request; no request that is placed now has this name.
             profile: resources that it needs.
 
         Returns:

@@ -46,7 +46,7 @@ class Steps:
 
 
 def steps_of(changes: Iterable[tuple[int, float]]) -> Steps:
-    """Returns the running sum of (moment, change) pairs, which may be in any order.
+    """Returns the running sum of (moment, change) pairs, which can be in any order.
 
     Example: (5, +2), (0, +1), (9, -1) is 1 from 0, 3 from 5 and 2 from 9.
     """

@@ -53,7 +53,7 @@ def slices(steps: Steps, begin_ms: int, end_ms: int, count: int) -> list[float]:
     means, pieces, number = [0.0] * count, steps.pieces(begin_ms, begin_ms + length), 0
     for since, until, value in pieces:
         at = since
-        # A piece may span several slices, so divide it among them.
+        # A piece can span several slices, so divide it among them.
         while at < until:
             stop = min(until, edges[number + 1])
             means[number] += value * (stop - at)

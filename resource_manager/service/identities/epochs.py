@@ -3,7 +3,7 @@ stop a resource manager.
 
 A resource manager signs its epoch and sends the proof with its answers and commands. Executors keep
 the highest epoch with its proof, and show the proof when they register. So an executor that invents
-an epoch cannot stop the cluster. Such an executor only gets no more slots.
+an epoch cannot stop the cluster. The only effect is that such an executor gets no more slots.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class EpochClaims:
         self._unproven: dict[str, int] = {}
 
     def registered(self, executor_id: str, claimed: int, proof: EpochProof) -> tuple[int, bool]:
-        """Returns two values for a registering executor: the epoch that it is believed to have
-        seen, and whether it claimed more than it can prove.
+        """Returns two values for a registering executor: the epoch that the executor is believed to
+        have seen, and whether the executor claimed more than it can prove.
 
         Args:
             executor_id: the executor.

@@ -31,10 +31,10 @@ _log = get_logger("finegrain.rm")
 
 
 def check_authority_shared(own: OwnFiles, leader: str) -> None:
-    """Checks that this start of a standby has not created an authority.
+    """Checks that this start of a standby has not created an authority, which would differ from the
+    authority of the leader.
 
-    Such an authority would differ from the authority of the leader. If there is one, this function
-    deletes its files and fails.
+    If this start has created an authority, the function deletes the authority's files and fails.
 
     Args:
         own: the files of this resource manager.
@@ -57,10 +57,10 @@ def check_authority_shared(own: OwnFiles, leader: str) -> None:
 async def check_authority(runner: Runner, own: OwnFiles) -> None:
     """Checks that the authority of this host is the authority that the database names.
 
-    The first resource manager that leads on a database stores its authority's key there. If the
-    database already contains executors, they ran a version without certificates: they are awaited.
-    If another authority replaces the present one, both are trusted for some time, and the new key
-    is stored.
+    The first resource manager that leads on a database stores the key of its authority in this
+    database. If the database already contains executors, they ran a version without certificates:
+    they are awaited. If another authority replaces the present one, both are trusted for some time,
+    and the new key is stored.
 
     Raises:
         ConfigurationError: the database belongs to another authority.
@@ -108,7 +108,7 @@ async def renew_daily(components: Components) -> None:
     """Replaces the certificates of this process and of the local administrator when they are one
     day old.
 
-    The function never ends. It logs an error, and tries again an hour later.
+    The function never ends. After an error, it logs the error and tries again an hour later.
     """
     while True:
         await asyncio.sleep(RENEW_INTERVAL_S)

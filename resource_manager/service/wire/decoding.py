@@ -91,7 +91,7 @@ def request_id(text: str) -> str:
 
     Raises:
         InvalidArgument: the id is too short, too long or not printable. The error does not contain
-            the id, because it is a secret.
+            the id, because the id is a secret.
     """
     fits = REQUEST_ID_LENGTH_MIN <= len(text) <= REQUEST_ID_LENGTH_MAX
     if not fits or not text.isprintable():
@@ -221,7 +221,7 @@ def repetitions(ids: Sequence[str], field: str) -> dict[int, ItemOutcome]:
 
 
 def allocation_ids(ids: Sequence[str], *, ranges: Sequence[object] = ()) -> tuple[str, ...]:
-    """Checks a batch of ids and returns it. The batch may be empty if there are ranges."""
+    """Checks a batch of ids and returns it. The batch can be empty if there are ranges."""
     check_batch("allocation_ids", ids, ranges=ranges)
     return tuple(check_id(f"allocation_ids[{index}]", each) for index, each in enumerate(ids))
 
@@ -230,9 +230,7 @@ def slot_releases(
     messages: Sequence[rm_pb2.SlotRelease], *, ranges: Sequence[object] = ()
 ) -> tuple[tuple[str, int], ...]:
     """Returns (allocation id, generation) of each slot in a batch. Generation 0 means the current
-    generation.
-
-    The batch may be empty if there are ranges.
+    generation. The batch can be empty if there are ranges.
     """
     check_batch("slots", messages, ranges=ranges)
     slots = tuple((each.allocation_id, each.generation) for each in messages)
@@ -289,7 +287,8 @@ def registration(message: rm_pb2.RegisterExecutorRequest) -> Registration:
 def check_protocol_version(text: str, software: str) -> str:
     """Returns the version if both sides can communicate.
 
-    Both sides must have the same major version. Their minor versions may differ by one.
+    Both sides must have the same major version. Their minor versions must not differ by more than
+    one.
 
     Args:
         text: version of the protocol that an executor speaks.
