@@ -16,7 +16,7 @@ from finegrain.topology import HugePages
 class NodeCapacity:
     """The part of the capacity that is on one NUMA node.
 
-    The nodes' memory may add up to more than the executor's total, because a memory limit applies
+    The nodes' memory can add up to more than the executor's total, because a memory limit applies
     to all nodes together. So the total and the memory of each node are separate limits.
     """
 

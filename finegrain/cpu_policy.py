@@ -133,7 +133,7 @@ class HostPolicy(Value):
     numa_strategy: NumaStrategy | None = None
     alignment: NumaPolicy | None = None  # any policy except DEFAULT
     reserved_cpus: CpuSet | None = None  # cpus that are never dedicated to a slot
-    reserved_strict: bool | None = None  # True: reserved cpus are in no shared pool
+    reserved_strict: bool | None = None  # True if reserved cpus are in no shared pool
     default_bind: BindPolicy | None = None  # for requests without a bind policy
     default_exclusive: ExclusivePolicy | None = None  # for requests without an exclusive policy
 

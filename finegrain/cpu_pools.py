@@ -2,7 +2,7 @@
 
 Each NUMA node of each package has a shared pool (LS) and a best-effort pool (BE). The rule is taken
 from Koordinator's node agent. The shared pool has every cpu that is not dedicated to a slot. The
-best-effort pool has these cpus, and also the cpus of LSR slots. A pool may be empty. The resource
+best-effort pool has these cpus, and also the cpus of LSR slots. A pool can be empty. The resource
 manager uses this module to show pools, and the executor uses it to enforce them.
 """
 
@@ -53,7 +53,7 @@ class Pooled:
         Args:
             cores: the pool name and the cpus of every core of the host.
             slot_cpus: the executor's cpus for slots, as it registered them.
-            policy: the settings in effect, which may reserve cpus.
+            policy: the settings in effect, which can reserve cpus.
             kept_back: cpus that the executor's own configuration reserves. `slot_cpus` does not
                 contain these cpus. They are in the pools if `policy` reserves them too, but not
                 strictly.

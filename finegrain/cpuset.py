@@ -2,7 +2,7 @@
 such sets.
 
 The kernel writes lists (``0-3,8``) and hexadecimal masks in groups of 32 bits
-(``00000001,0000000f``). A set may contain offline or missing cpus, because only detection knows
+(``00000001,0000000f``). A set can contain offline or missing cpus, because only detection knows
 which cpus exist.
 
 A set is one integer bit mask. So set operations and counting need no memory per member. Hosts with
@@ -69,9 +69,9 @@ class CpuSet:
     def parse(cls, text: str, field: str = "cpus") -> "CpuSet":
         """Reads the kernel's list notation; ``field`` names the source in the error.
 
-        The method accepts all forms that kernels and tools print. Items may be unsorted, may
-        overlap, and may have blanks around them. An item may have a stride: ``0-62:2`` is every
-        second number, and ``0-15:2/8`` is the first two of every eight numbers. The text may be
+        The method accepts all forms that kernels and tools print. Items can be unsorted, can
+        overlap, and can have blanks around them. An item can have a stride: ``0-62:2`` is every
+        second number, and ``0-15:2/8`` is the first two of every eight numbers. The text can be
         empty. For an empty set, kernels print ``(null)`` padded with blanks in ``nohz_full``.
 
         Raises:
@@ -92,7 +92,7 @@ class CpuSet:
     def parse_mask(cls, text: str, field: str = "cpus") -> "CpuSet":
         """Reads a hexadecimal mask: groups of 32 bits, most significant first, joined by commas.
 
-        The first group may have fewer digits, and groups may be zero. An empty text is the empty
+        The first group can have fewer digits, and groups can be zero. An empty text is the empty
         set.
 
         Raises:
@@ -104,7 +104,7 @@ class CpuSet:
         groups = text.removeprefix("0x").split(",")
         bits = 0
         for group in groups:
-            # A single group may be longer, because some tools print masks without commas.
+            # A single group can be longer, because some tools print masks without commas.
             if not _MASK_GROUP.fullmatch(group) and (len(groups) > 1 or not _is_hex(group)):
                 raise InvalidArgument(field, text, "a hexadecimal mask, such as 00000001,000000ff")
             bits = bits << 32 | int(group, 16)
@@ -120,7 +120,7 @@ class CpuSet:
     def to_mask(self) -> str:
         """Returns the kernel's hexadecimal notation, in groups of 32 bits."""
         digits = f"{self._bits:x}"
-        # Cut groups from the right. So only the first group may be short.
+        # Cut groups from the right. So only the first group can be short.
         groups = [digits[max(end - 8, 0) : end] for end in range(len(digits), 0, -8)]
         return ",".join(reversed(groups))
 

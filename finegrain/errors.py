@@ -231,7 +231,7 @@ class ResourceExhausted(FinegrainError):
 
 
 class Unavailable(FinegrainError):
-    """The server is not reachable, is starting, or is not the leader. A retry may succeed."""
+    """The server is not reachable, is starting, or is not the leader. A retry can succeed."""
 
     default_reason = Reason.UNREACHABLE
 

@@ -95,7 +95,7 @@ class Identity:
         Example: the executor `web-1` of the cluster `c1` is
         `o5sweljr.executor.c1.finegrain.internal`.
         """
-        # Use base32, because ids may differ only in case, but DNS names ignore case.
+        # Use base32, because ids can differ only in case, but DNS names ignore case.
         encoded = base64.b32encode(self.name.encode()).decode().rstrip("=").lower()
         labels = [
             encoded[at : at + _LABEL_CHARACTERS_MAX]

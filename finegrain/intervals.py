@@ -45,7 +45,7 @@ class IntervalSet:
 
     @classmethod
     def of(cls, numbers: Iterable[int]) -> Self:
-        """Returns the set of these numbers, which may be in any order."""
+        """Returns the set of these numbers, which can be in any order."""
         made = cls()
         for number in numbers:
             made.add(number)

@@ -44,7 +44,7 @@ _HASHED_SUFFIX = "_sha256"
 
 
 def configure_logging(options: LogOptions) -> None:
-    """Configures all logging of this process. The function may be called several times.
+    """Configures all logging of this process. The function can be called several times.
 
     Raises:
         InvalidArgument: the level or format is unknown.
@@ -114,7 +114,7 @@ def hide_secrets(
 
 
 def _renderers(form: str) -> list[Any]:
-    # Never show local variables in a traceback, because they may contain secrets.
+    # Never show local variables in a traceback, because they can contain secrets.
     if form == "text" or (form == "auto" and sys.stderr.isatty()):
         plain = structlog.dev.plain_traceback
         return [

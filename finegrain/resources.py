@@ -135,7 +135,7 @@ def booking(
     cpu = BEST_EFFORT_CPU_MILLI if best_effort else CPU_MILLI
     amounts: dict[str, int] = {cpu: profile.cpu_milli}
     if separate_pools:
-        # Round up each pool separately. The sum may then be larger than with one pool.
+        # Round up each pool separately. The sum can then be larger than with one pool.
         for part in MEMORY_PARTS:
             amounts[part] = round_up(getattr(profile, part), MEMORY_GRAIN_BYTES)
     else:

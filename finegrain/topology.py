@@ -1,7 +1,7 @@
 """Defines the model of a host: the hardware and the limits that detection found.
 
 All classes are immutable. Ids that kernels print (core_id, physical_package_id, node ids) are only
-labels, which may repeat, have gaps or be -1. So code must rely on the sets of cpus. A part refers
+labels, which can repeat, have gaps or be -1. So code must rely on the sets of cpus. A part refers
 to another part by its position in a tuple: ``Core.package`` is an index into
 ``HostTopology.packages``. NUMA nodes are an exception: parts refer to them by id, because their ids
 are unique and cpusets use them.
@@ -51,12 +51,12 @@ class PciKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """One physical core with its online hardware threads. The number of threads may differ between
+    """One physical core with its online hardware threads. The number of threads can differ between
     cores.
     """
 
     cpus: CpuSet
-    core_id: int | None = None  # label; it may repeat within a package (dies, clusters, s390)
+    core_id: int | None = None  # label; it can repeat within a package (dies, clusters, s390)
     package: int = 0  # index into HostTopology.packages
     numa_node: int | None = None  # id of the node; None: no node lists these cpus
     l3_group: int | None = None  # index into HostTopology.l3_groups
@@ -68,7 +68,7 @@ class Package:
     """One socket, computed from the sibling maps of its cpus."""
 
     cpus: CpuSet
-    physical_package_id: int | None  # label; may be -1, shared or huge
+    physical_package_id: int | None  # label; can be -1, shared or huge
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,16 +144,16 @@ class NumaNode:
 class PciDevice:
     """A GPU, accelerator, NIC or NVMe function on the PCI bus."""
 
-    bus_id: str  # domain:bus:device.function; the domain may have more than four digits
+    bus_id: str  # domain:bus:device.function; the domain can have more than four digits
     kind: PciKind
     pci_class: str
     vendor: str
     device: str
     # id from the device's own file; otherwise the node of its local cpus or of a bridge above
     numa_node: int | None
-    reported_numa_node: int | None  # id from the file of the device itself; it may be -1
+    reported_numa_node: int | None  # id from the file of the device itself; it can be -1
     local_cpus: CpuSet | None  # cpus from the file of the device itself, without offline cpus
-    is_virtual_function: bool  # True: a function of SR-IOV, not a separate card
+    is_virtual_function: bool  # True for a function of SR-IOV, which is no separate card
     net: tuple[str, ...] = ()
     infiniband: tuple[str, ...] = ()
     drm: tuple[str, ...] = ()
@@ -214,7 +214,7 @@ class Gpu:
     vendor: str = "nvidia"
     pcie_group: str = ""  # see PciDevice; empty: the group of its PCI device
     health: GpuHealth = GpuHealth.OK
-    problem: str = ""  # the reason why slots cannot use the GPU, and the repair; it may be empty
+    problem: str = ""  # the reason why slots cannot use the GPU, and the repair; it can be empty
     processes: tuple[GpuProcess, ...] = ()  # processes of all users that compute on the GPU now
     mig_enabled: bool = False
     mig_mode_pending: bool = False  # a change of the mode takes effect at the next reset
@@ -252,7 +252,7 @@ class Limits:
 
     cgroup_version: str | None = None  # one of v1, v2, hybrid and cpuset-fs
     cpuset_path: str | None = None  # path of the cgroup whose cpuset files were read
-    cpuset_cpus: CpuSet | None = None  # the set in the file; it may contain offline cpus
+    cpuset_cpus: CpuSet | None = None  # the set in the file; it can contain offline cpus
     cpuset_nodes: NodeSet | None = None
     cpuset_directory: str | None = None  # directory of the cpuset files, relative to the root
     memory_limit_bytes: int | None = None  # the smallest limit on the path to the root
@@ -276,9 +276,9 @@ class HostTopology:
     possible: CpuSet | None = None
     present: CpuSet | None = None
     online_source: str = ""  # source of `online`: a file, or a kind of files
-    cores_known: bool = True  # False: the kernel does not report cores, so every cpu counts as one
-    packages_known: bool = True  # False: one package of all cpus is assumed
-    numa_known: bool = True  # False: one node of all cpus and all memory is assumed
+    cores_known: bool = True  # False if the kernel reports no cores; every cpu then counts as one
+    packages_known: bool = True  # False if one package of all cpus is assumed
+    numa_known: bool = True  # False if one node of all cpus and memory is assumed
     dies: tuple[Die, ...] = ()
     clusters: tuple[CpuSet, ...] = ()
     books: tuple[CpuSet, ...] = ()  # s390 only; for alignment, because a package can be one cpu
@@ -291,7 +291,7 @@ class HostTopology:
     hugepages: tuple[HugePages, ...] = ()  # huge pages of the whole machine
     limits: Limits = Limits()
     pci_devices: tuple[PciDevice, ...] = ()
-    pci_known: bool = False  # False: the host has no PCI bus
+    pci_known: bool = False  # False if the host has no PCI bus
     gpus: tuple[Gpu, ...] = ()
     gpu_links: tuple[GpuLink, ...] = ()
     # The reason why GPUs are unknown; None: the driver answered.

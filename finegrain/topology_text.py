@@ -133,7 +133,7 @@ def _cores(topology: HostTopology, cores: list[Core], capacity: Capacity | None)
             f"core {core.cpus}" + _bracket(_core_marks(topology, core, capacity)) for core in cores
         ]
         return _wrapped(words)
-    # Hosts may have hundreds of cores. One line per mark keeps the drawing short.
+    # Hosts can have hundreds of cores. One line per mark keeps the drawing short.
     by_mark: dict[str, list[CpuSet]] = {}
     for core in cores:
         mark = _bracket(_core_marks(topology, core, capacity))

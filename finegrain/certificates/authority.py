@@ -83,7 +83,7 @@ class Authority:
         """Reads an authority. The certificate contains the name of the cluster.
 
         Args:
-            certificate_pem: the authority's certificate as PEM text. The text may also contain
+            certificate_pem: the authority's certificate as PEM text. The text can also contain
                 certificates of other authorities that the cluster trusts, before or after the
                 first.
             private_key_pem: the authority's private key as PEM text.

@@ -1,6 +1,6 @@
 """Defines the devices of a host, as an executor registers them.
 
-Type and UUID identify a device. Its minor number may change when the host restarts. All amounts are
+Type and UUID identify a device. Its minor number can change when the host restarts. All amounts are
 integers: shares in hundredths of a device, memory in bytes.
 """
 
@@ -126,7 +126,7 @@ class HostDevices:
     Attributes:
         devices: the devices, sorted by type and minor.
         links: links between GPUs. If a pair of GPUs is not listed, it has no NVLink.
-        partitions: sets of GPUs to choose from; empty: a slot may have any set.
+        partitions: sets of GPUs to choose from; empty: a slot can have any set.
         partitions_only: True if a slot with several whole GPUs must get one of these sets.
         fake: True if the devices do not really exist.
     """

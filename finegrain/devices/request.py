@@ -28,7 +28,7 @@ class LabelRule:
 
     name: str
     values: tuple[str, ...]
-    excluded: bool = False  # True: the label must have none of the values
+    excluded: bool = False  # True if the label must have none of the values
 
     def accepts(self, labels: Labels) -> bool:
         """Returns True if a device with these labels meets the condition."""
@@ -81,7 +81,7 @@ class DeviceRequest:
 
     @property
     def is_shared(self) -> bool:
-        """True if other slots may have a part of the same devices."""
+        """True if other slots can have a part of the same devices."""
         amounts = dict(self.amounts)
         if self.type != GPU:
             return amounts.get(self.type, 0) < WHOLE

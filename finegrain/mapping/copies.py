@@ -19,7 +19,7 @@ def copier(target: type[T], source: type, given: str = "") -> Callable[..., T]:
     default.
 
     Args:
-        target: a dataclass, which may be `source` itself.
+        target: a dataclass, which can be `source` itself.
         source: the class from which the function takes values.
         given: names of fields whose values the caller passes, separated by spaces.
 

@@ -22,7 +22,7 @@ class Attribute:
 
     name: str
     hint: Any  # type of the field; `| None` is removed
-    optional: bool  # True: None is allowed
+    optional: bool  # True if None is allowed
     default: Any  # MISSING: the field has no default
     default_factory: Any  # MISSING: the field has no default factory
     keyword_only: bool = False
@@ -144,7 +144,7 @@ def item_of(hint: Any) -> Any:
     Sequence types are `tuple[X, ...]`, `list[X]` and `Sequence[X]`.
     """
     origin, arguments = get_origin(hint), get_args(hint)
-    # A tuple type without the ellipsis has a fixed length, and its items may differ in type.
+    # A tuple type without the ellipsis has a fixed length, and its items can differ in type.
     if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
         return arguments[0]
     if isinstance(origin, type) and origin is not tuple and issubclass(origin, Sequence):

@@ -108,7 +108,7 @@ class JsonCodec:
         """Reads the data that `to_json` returned. Absent keys get the defaults of the fields.
 
         Args:
-            kind: a dataclass, or any type that a field may have.
+            kind: a dataclass, or any type that a field can have.
             data: the parsed JSON.
             where: path of the data, for errors; empty if the data is the whole document.
 
@@ -260,7 +260,7 @@ class JsonCodec:
             if name not in form.hidden.split() or mapped[name].required
         }
         body = self._object_checks(source, kind, form, list(read.values()))
-        # A key may have the value null, so an absent key needs a marker that no data can contain.
+        # A key can have the value null, so an absent key needs a marker that no data can contain.
         missing = source.bind(MISSING, "missing")
         for at, each in enumerate(mapped.values()):
             item = f"f{at}"

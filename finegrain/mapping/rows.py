@@ -160,7 +160,7 @@ def _stored(
     elif isinstance(attribute.hint, type) and issubclass(attribute.hint, str):
         if attribute.hint is str:
             return access
-        write = source.bind(str, "str")  # drivers may treat StrEnum members differently
+        write = source.bind(str, "str")  # drivers can treat StrEnum members differently
     else:
         return access
     if attribute.optional:

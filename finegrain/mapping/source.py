@@ -41,8 +41,8 @@ class Source:
         # The modification time is None, so `linecache` never looks for the file on disk.
         linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
         namespace = dict(self._names)
-        # This is safe, because the generated text contains only names of classes and fields, never
-        # data.
+        # This call is safe, because the generated text contains only names of classes and fields,
+        # never data.
         exec(compile(text, file, "exec"), namespace)  # noqa: S102
         function: Callable[..., Any] = namespace[name]
         return function

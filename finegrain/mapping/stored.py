@@ -1,6 +1,6 @@
 """Defines the JSON form of values that are stored in table rows, job events and checkpoints.
 
-Other versions of the programs read these values. So a class may get new fields with a default, but
+Other versions of the programs read these values. So a class can get new fields with a default, but
 any other change needs a migration. Data with an unknown key is rejected.
 """
 
@@ -20,7 +20,7 @@ FORMS = {
     CpuAssignment: JsonForm(omit="default", always="qos"),
     PoolName: JsonForm(as_list=True),
     DeviceShare: JsonForm(omit="default"),
-    Isolation: JsonForm(omit="default", ignore_unknown=True),  # other versions may add dimensions
+    Isolation: JsonForm(omit="default", ignore_unknown=True),  # other versions can add dimensions
 }
 """Differences from the rules of `JsonCodec`, by class. Each package adds its own classes."""
 

@@ -78,7 +78,7 @@ def is_loopback(address: str) -> bool:
     if host == "localhost":
         return True
     try:
-        # A name may resolve to any host. So it counts as remote.
+        # A name can resolve to any host. So it counts as remote.
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False

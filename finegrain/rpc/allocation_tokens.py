@@ -78,7 +78,7 @@ class TokenSigner:
         calls.
 
         Args:
-            claims: what the tokens state; they may have the same owner or different owners.
+            claims: what the tokens state; they can have the same owner or different owners.
         """
         if not claims:
             return []
@@ -258,7 +258,7 @@ class TokenChecker:
         return self._signers[certificate]
 
     def _follow_authorities(self) -> None:
-        # When the own certificate is renewed, the authorities may change.
+        # When the own certificate is renewed, the authorities can change.
         pem = self._own.credentials.authorities
         if self._authorities[0] != pem:
             certificates = x509.load_pem_x509_certificates(pem.encode())
@@ -311,7 +311,7 @@ def _tree(leaves: list[bytes]) -> tuple[bytes, list[bytes]]:
     other child of each node on the way, from the leaf on.
     """
     paths = [b""] * len(leaves)
-    nodes, width = leaves, 1  # each node covers `width` leaves; the last node may cover fewer
+    nodes, width = leaves, 1  # each node covers `width` leaves; the last node can cover fewer
     while len(nodes) > 1:
         for number in range(len(nodes) & ~1):
             sibling, first = nodes[number ^ 1], number * width

@@ -56,7 +56,7 @@ that not all clients reconnect at the same time. With the new connection, the se
 the client's certificate was renewed or has expired.
 """
 CONNECTION_AGE_GRACE_MS = 600_000
-"""After a connection has become too old, its open calls may continue for this time. Streams that
+"""After a connection has become too old, its open calls can continue for this time. Streams that
 are open then end with UNAVAILABLE, and their callers resume them.
 """
 CONNECTION_IDLE_MAX_MS = 900_000
@@ -92,9 +92,10 @@ SERVER_OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.http2.min_ping_interval_without_data_ms", PING_INTERVAL_MS_MIN),
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", ANSWER_BYTES_MAX),
-    ("grpc.max_concurrent_streams", 10_000),  # per connection; one caller may watch many tasks
-    # By default, gRPC cancels further calls while 1,000 calls wait for their handlers. This is too
-    # few: when a resource manager restarts, thousands of executors call it at the same time.
+    ("grpc.max_concurrent_streams", 10_000),  # per connection; one caller can watch many tasks
+    # By default, gRPC cancels further calls while 1,000 calls wait for their handlers. This
+    # limit is too low: when a resource manager restarts, thousands of executors call it at the same
+    # time.
     ("grpc.server.max_pending_requests", 8_000),
     ("grpc.server.max_pending_requests_hard_limit", 12_000),
 )

@@ -3,7 +3,7 @@
 The wrapper first identifies the caller by its certificate, and can reject a call without reading
 its message. Then the wrapper reads the message as raw bytes, checks the number of bytes, and parses
 the message. Last, it runs the handler, and converts an error of the handler to the status of the
-call. It also ends open streams when the server stops.
+call. The wrapper also ends open streams when the server stops.
 
 For a unary method, gRPC reads the message before it runs the handler. For a streaming method, gRPC
 runs the handler before it reads a message. So this module registers every method as a method that

@@ -16,7 +16,7 @@ DATA_BYTES_MAX = 1_024  # longer parts are not cached, because remote callers ch
 class Known(Generic[T]):
     """Caches up to `most` decoded values. If the cache is full, the next addition first empties it.
 
-    Several threads may use the cache at once, because each access is a single dict operation.
+    Several threads can use the cache at once, because each access is a single dict operation.
     """
 
     def __init__(self, most: int) -> None:

@@ -43,7 +43,7 @@ class Leaders:
         return len(self._addresses) > 1
 
     def worked(self, address: str) -> None:
-        """Records an answer from `address`. The client may then follow all hints again."""
+        """Records an answer from `address`. The client can then follow all hints again."""
         if address == self._current:
             self._followed.clear()
             self._current_confirmed = True
@@ -55,7 +55,7 @@ class Leaders:
 
         Args:
             address: the address of the resource manager that failed.
-            error: the error of the call, which may name the leader.
+            error: the error of the call, which can name the leader.
 
         Returns:
             True: the caller should call the current address without delay. A standby has named this
@@ -69,7 +69,7 @@ class Leaders:
             self._current_confirmed = False
             return False
         if hint and hint not in self._followed:
-            # Follow a hint only once: two standbys may name each other until one of them becomes
+            # Follow a hint only once: two standbys can name each other until one of them becomes
             # the leader.
             self._followed.add(hint)
             self._switch_to(hint)

@@ -24,7 +24,7 @@ class LocalCalls:
 
     Args:
         methods: the methods, by full name ("/finegrain.v1.ClusterService/GetCluster"). The server
-            may add methods later.
+            can add methods later.
     """
 
     def __init__(self, methods: Mapping[str, GuardedMethod]) -> None:

@@ -33,7 +33,7 @@ UNAVAILABLE_RETRY_S = 0.2
 LEADER_ADDRESS = "leader_address"
 """Detail of a NOT_LEADER error: the last known address of the leader.
 
-The address is a hint, which may be outdated.
+The address is a hint, which can be outdated.
 """
 _PUSHBACK = ("grpc-retry-pushback-ms", "-1")
 """Tells the caller's channel not to retry by itself: the leader has another address."""

@@ -112,7 +112,7 @@ def profile_from_proto(message: resources_pb2.ResourceProfile, field: str) -> Re
         InvalidArgument: an amount is negative or too large, a name is malformed, or no host could
             ever provide the devices.
     """
-    # Equal profiles may differ in the order of their map entries. In this case the cache has two
+    # Equal profiles can differ in the order of their map entries. In this case the cache has two
     # entries for one profile, which does no harm.
     data = message.SerializeToString()
     profile = _profiles.get(data)
@@ -137,7 +137,7 @@ def _checked_profile(message: resources_pb2.ResourceProfile, field: str) -> Reso
         devices=devices,
         isolation=isolation,
     )
-    # The sum may be above the limit even if each part is within the limit.
+    # The sum can be above the limit even if each part is within the limit.
     if profile.memory_bytes > AMOUNT_MAX:
         raise InvalidArgument(
             f"{field}.*_memory_bytes", profile.memory_bytes, f"a sum of at most {AMOUNT_MAX}"

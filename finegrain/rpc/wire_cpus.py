@@ -56,7 +56,7 @@ NOTES_MAX = 32
 NOTE_LENGTH_MAX = 1_000
 
 DEFAULT_BINDS = (BindPolicy.NONE, BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS)
-"""Bind policies that a host may set as the default for requests without a bind policy."""
+"""Bind policies that a host can set as the default for requests without a bind policy."""
 
 STRICT_BY_DEFAULT = frozenset({NumaPolicy.RESTRICTED, NumaPolicy.SINGLE_NUMA_NODE})
 """These NUMA policies are required, unless the message sets another strength."""

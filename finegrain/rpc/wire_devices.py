@@ -235,7 +235,7 @@ def condition_from_proto(message: pb.DeviceCondition, field: str) -> DeviceCondi
     return DeviceCondition(
         type=_name(message.type, f"{field}.type"),
         uuid=_text(message.uuid, f"{field}.uuid"),
-        # A later version may send a health that this version does not know. Such a device must get
+        # A later version can send a health that this version does not know. Such a device must get
         # no work.
         health=known.get(message.health, DeviceHealth.UNKNOWN),
         problem=check_text(f"{field}.problem", message.problem, longest=_LONG_TEXT, empty_ok=True),

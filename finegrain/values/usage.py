@@ -57,7 +57,7 @@ class HostUsage(Value):
 
 @dataclass(frozen=True, slots=True)
 class SlotUsage(Value):
-    """Measured use of one slot. It may differ from the booked amounts."""
+    """Measured use of one slot. It can differ from the booked amounts."""
 
     cpu_milli: int
     memory_bytes: int

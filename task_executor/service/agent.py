@@ -261,7 +261,7 @@ class Agent:
             return _NextStep.REGISTER
         keeper.fence.check_epoch(answer.rm_epoch)
         if answer.rm_epoch > keeper.fence.rm_epoch:
-            # Make the epoch durable first, because a command of this epoch may arrive at any
+            # Make the epoch durable first, because a command of this epoch can arrive at any
             # moment.
             await keeper.keep_epoch(answer.rm_epoch, answer.epoch_proof)
             keeper.fence.raise_epoch(answer.rm_epoch)

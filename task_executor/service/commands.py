@@ -53,7 +53,7 @@ class CommandRunner:
         keeper: the slots of this executor.
         pids_max: the limit of processes for a slot whose order names no limit.
         registered: a function that waits for a registration in progress. A command must wait,
-            because an RM may send it before the RM's answer to the registration has arrived.
+            because an RM can send it before the RM's answer to the registration has arrived.
         offer: a function that is called with all carved slots. If a slot has a target address, the
             function offers the slot to its job master.
         refresh_host: a function that reads the host's cpus and the kubelet's state again.

@@ -84,8 +84,8 @@ class CpuBindings:
         try:
             await self._move(moves)
         except (FinegrainError, OSError):
-            # Some slots may have moved. If one of them cannot be moved back, it is not known where
-            # the slots run. The next sync then writes the cpus of all slots.
+            # Some slots have possibly moved. If one of them cannot be moved back, it is not known
+            # where the slots run. The next sync then writes the cpus of all slots.
             for key in moves:
                 self._applied.pop(key, None)
             with contextlib.suppress(FinegrainError, OSError):

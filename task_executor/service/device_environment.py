@@ -107,7 +107,8 @@ def _described(
         # can allocate less than the share.
         if memory and device.vendor == NVIDIA_VENDOR:
             found["usable_memory_bytes"] = max(memory - context_bytes, 0)
-        found["minor"] = device.minor  # the minor number may have changed since the slot was placed
+        # The minor number has possibly changed since the slot was placed.
+        found["minor"] = device.minor
     if share.functions:
         found["functions"] = list(share.functions)
     links = {

@@ -145,7 +145,7 @@ class DeviceLimits:
 
 
 def _whole_mib(amounts: Pairs) -> int:
-    """Returns bytes of memory, rounded down to MiB. Drivers may count in units that are larger than
+    """Returns bytes of memory, rounded down to MiB. Drivers can count in units that are larger than
     bytes. With the rounding, the driver returns exactly the limit that was written.
     """
     return dict(amounts).get(GPU_MEMORY, 0) // _MIB * _MIB

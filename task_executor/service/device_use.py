@@ -82,7 +82,7 @@ class ProcessSorter:
                 groups of these slots.
         """
         own = tuple(own)
-        # A process may use many GPUs, so its owner is found only once for each reading.
+        # A process can use many GPUs, so its owner is found only once for each reading.
         known: dict[int, ProcessOwner | None] = {}
         before, self._strangers = self._strangers, {}
         foreign: dict[str, tuple[ForeignUse, ...]] = {}
@@ -119,7 +119,7 @@ class ProcessSorter:
         now_s: float,
     ) -> None:
         known = before.get(key)
-        # A new process may have the id of a process that has ended.
+        # A new process can have the id of a process that has ended.
         if known is None or (known.use.name, known.use.user) != (use.name, use.user):
             self._strangers[key] = _Stranger(use, now_s)
             return

@@ -117,7 +117,7 @@ class DeviceWatch:
         self._checked = 0  # number of the last reading whose use was checked
         self._root = root
         owners = ProcessOwners(root / "proc")
-        # In a container, the same process id may belong to another process than on the host. By the
+        # In a container, the same process id can belong to another process than on the host. By the
         # setting "avoid", the administrator declares that the ids are equal. The executor relies on
         # this setting for reports of foreign uses, but not for ending tasks.
         self._sees_host = owners.sees_host
@@ -341,7 +341,7 @@ class DeviceWatch:
             # While a GPU does not work, it is not known whether its driver measures processes.
             if device.type != GPU or sample is None or sample.problem:
                 continue
-            # One reading without process memory is no proof: the list of processes may fail while
+            # One reading without process memory is no proof: the list of processes can fail while
             # processes start and end.
             doubts = 0 if sample.measures_processes else self._doubts.get(device.uuid, 0) + 1
             self._doubts[device.uuid] = doubts

@@ -232,7 +232,7 @@ class Front:
         await self.device_watch.find_measured()
         self._take_in_measured()
         await self.device_limits.refresh()  # limits must be known before a resize is finished
-        # Recover the slots before the address is bound, because no call may find an empty slot
+        # Recover the slots before the address is bound, because a call must not find an empty slot
         # table.
         await recover(self.keeper, self._prepared.saved)
         if len(self.keeper.table):
@@ -262,7 +262,7 @@ class Front:
             self._run_in_background(self.mps.run())
         if self._options.best_effort_squeeze in (SQUEEZE_CPUSET, SQUEEZE_QUOTA):
             self._run_in_background(self.squeezer.run())
-        # Register last: the RM may send commands as soon as it knows the address.
+        # Register last: the RM can send commands as soon as it knows the address.
         self._agent_task = self._run_in_background(self.agent.run())
         self._run_in_background(self._watchdog())
         # Offer recovered slots again, if their job masters have not accepted them yet.
@@ -327,7 +327,7 @@ class Front:
             )
         await self._server.stop()
         await self._close_components()
-        with contextlib.suppress(OSError):  # the disk may have failed
+        with contextlib.suppress(OSError):  # the disk has possibly failed
             (self._prepared.directory.path / ENDPOINT_FILE).unlink(missing_ok=True)
         log.info("stopped")
 
@@ -351,7 +351,7 @@ class Front:
         grace_s = self._options.task_kill_grace_ms / 1000
         await self.keeper.wait_freed(keys, grace_s + STOP_MARGIN_S)
         await self._await_task_ends()
-        if self._agent_task is not None:  # only one sender of reports may exist at a time
+        if self._agent_task is not None:  # two senders of reports must not exist at once
             self._agent_task.cancel()
             await asyncio.wait([self._agent_task])
         await self.agent.send_last_report(LAST_REPORT_S)
@@ -369,7 +369,7 @@ class Front:
                 await self._helper.stop()
 
     async def _await_task_ends(self) -> None:
-        """Waits until watchers have received the ends of tasks. Then streams can be closed."""
+        """Waits until watchers have received the ends of tasks, so that streams can be closed."""
         for task in list(self.keeper.tasks):
             with task.watched() as changed, contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1.0):
@@ -439,7 +439,7 @@ class Front:
         """Finds the present files of the devices again. So slots can open only the files of their
         own devices.
         """
-        # Read the files of the driver in a thread, because reading them may block while a GPU is
+        # Read the files of the driver in a thread, because reading them can block while a GPU is
         # broken.
         nodes = await asyncio.to_thread(self._prepared.find_nodes, host)
         self.keeper.enforcement = replace(self.keeper.enforcement, nodes=nodes)
@@ -457,8 +457,8 @@ class Front:
         return daemons
 
     async def _limit_again(self) -> None:
-        """Sets the limits of devices again, because a driver, a group or a helper may have lost
-        them.
+        """Sets the limits of devices again, because a driver, a group or a helper has possibly
+        lost them.
         """
         if await self.device_limits.refresh():
             await self._levels_changed()

@@ -64,7 +64,7 @@ class HostPlan:
     warnings: tuple[str, ...]
     capacity: Capacity | None = None  # the host's capacity, from which the plan was computed
     nodes: tuple[NumaCapacity, ...] = ()
-    time_shared: bool = False  # True: other programs may use the cpus, so no cpu can be dedicated
+    time_shared: bool = False  # True if other programs can use the cpus, so no cpu can be dedicated
     devices: HostDevices = NO_DEVICES  # all devices; those without capacity are not offered
     ports: tuple[int, ...] = ()  # network ports that slots can have
 

@@ -1,6 +1,6 @@
 """Reconciles the executor's state with the slots and tasks on the host.
 
-The front reconciles at its start, and whenever it may have missed events. The helper knows which
+The front reconciles at its start, and when it has possibly missed events. The helper knows which
 slots and tasks exist on the host. The checkpoint knows which of them belong to this executor. The
 front adopts known slots and tasks, destroys unknown ones, reports missing ones as broken, and
 completes interrupted resizes.
@@ -280,7 +280,7 @@ class HostSync:
         before = {slot.key for slot in keeper.table if slot.state is CarveState.ALLOCATED}
         tasks_before = [task for task in keeper.tasks if task.state is TaskState.RUNNING]
         try:
-            # The helper may have been replaced by another version.
+            # The helper was possibly replaced by another version.
             info = await keeper.helper.hello()
             keeper.closes_devices = info.isolation.devices == FILES_CLOSED
             state = await keeper.helper.inspect()
@@ -290,7 +290,7 @@ class HostSync:
         self._compare_tasks(tasks_before, state.tasks)
         on_host = {_slot_key(each.limits) for each in state.slots}
         for key in before - on_host:
-            # The slot may have been freed during the call.
+            # The slot was possibly freed during the call.
             slot = keeper.table.get(key)
             if slot is not None and slot.state is CarveState.ALLOCATED:
                 log.error("slot_missing", allocation_id=key.allocation_id)

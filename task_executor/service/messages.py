@@ -61,7 +61,8 @@ def spec_from_proto(
         raise InvalidArgument(f"{where}.pids_max", slot.pids_max, f"0 to {PIDS_MAX}")
     assignment = _assignment_from_proto(slot, where)
     cpus = CpuSet.parse(slot.cpus, f"{where}.cpus")
-    # A pinned slot runs on the cpus of its assignment. The field `cpus` may only repeat these cpus.
+    # A pinned slot runs on the cpus of its assignment. The field `cpus` must be empty, or repeat
+    # these cpus.
     if assignment is not None and assignment.qos.is_pinned:
         if cpus not in (EMPTY, assignment.cpus):
             expected = f"the cpus of the assignment ({assignment.cpus}), or empty"

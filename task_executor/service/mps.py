@@ -250,7 +250,7 @@ class MpsDaemons:
             if record is None or record.exit is not None:
                 return False
             # Read the daemon's output and not its folder. The folder belongs to the user of tasks,
-            # so this process may not be allowed to read it.
+            # so this process is possibly not allowed to read it.
             if _READY in read_output(record.directory, "stdout", 0, len(_READY)):
                 return True
             await asyncio.sleep(_POLL_S)

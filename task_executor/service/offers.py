@@ -64,7 +64,7 @@ class Offers:
         by_target: dict[tuple[str, str], list[Slot]] = defaultdict(list)
         for slot in slots:
             wanted = slot.spec.target_address and not slot.accepted
-            # The RM may repeat an order. If a slot is already being offered, do not offer it again.
+            # The RM can repeat an order. If a slot is already being offered, do not offer it again.
             if wanted and slot.state is CarveState.ALLOCATED and slot.key not in self._offered:
                 self._offered.add(slot.key)
                 by_target[slot.spec.target_address, slot.spec.job_id].append(slot)
@@ -96,7 +96,7 @@ class Offers:
             log.warning("offer_not_answered", target_address=address, slots=len(slots))
         finally:
             self._offered.difference_update(keys)
-        # A slot may have been freed during the call to its job master.
+        # A slot was possibly freed during the call to its job master.
         taken = [key for key in keys if key in accepted and self._keeper.table.accept(key)]
         rejected = [(key, None) for key in keys if key not in accepted]
         if rejected:

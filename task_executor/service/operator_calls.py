@@ -88,8 +88,8 @@ class OperatorCalls:
             if operator_id not in (each.operator_id for each in (*given, *task.registered)):
                 task.registered += (TaskOperator(operator_id, fraction),)
                 self._keeper.operators.refresh_task(task)
-            # Store the task even if the operator is already registered: an earlier call may have
-            # failed at this point.
+            # Store the task even if the operator is already registered: an earlier call has
+            # possibly failed at this point.
             await self._runner.store(task)
             return quota
 

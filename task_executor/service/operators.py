@@ -75,7 +75,7 @@ class Operators:
         self._measured: Mapping[str, int] = {}  # bytes that the kernel counts, by task
         self._lending: dict[SlotKey, Lending] = {}  # slots with pools that lend and borrow
         self._clock = clock
-        # called with a slot whose quotas may have changed
+        # called with a slot whose quotas have possibly changed
         self.on_change: Callable[[SlotKey], None] = lambda _key: None
         self.storing = asyncio.Lock()  # held while an operator or peers are added to a task
         tasks.on_end = self._task_ended
@@ -101,7 +101,7 @@ class Operators:
             self._check_has_memory(task.key)
         self._memory.register(task.key, task.task_id, fractions)
         if task.key in self._lending:
-            self._changed(task.key)  # other pools may have borrowed the memory of these quotas
+            self._changed(task.key)  # other pools have possibly borrowed the memory of these quotas
         # The task is not in the table yet, so `_changed` does not refresh it.
         self.refresh_task(task)
         task.first_quota_bytes = _quota_bytes(task)

@@ -5,8 +5,8 @@ Like every resize, such a resize is saved before it begins. It can take minutes,
 background while other commands are executed. The caller reads the outcome later.
 
 Parking: the helper moves the processes off the GPUs. Then the helper closes the device files, and
-moves processes again, because a process may have forked. The capacity becomes free only when the
-driver reports no memory of the slot on the GPUs.
+moves processes again, because a process has possibly forked. The capacity becomes free only when
+the driver reports no memory of the slot on the GPUs.
 
 Unparking: the helper opens the files and moves the processes back. After a failure of parking or
 unparking, all steps are undone. Both sizes stay booked until the undo has succeeded.
@@ -39,7 +39,7 @@ slot.
 """
 
 GONE_S: Final = 15.0
-"""After a slot has left its GPUs, the driver may still report memory of the slot for this time, in
+"""After a slot has left its GPUs, the driver can still report memory of the slot for this time, in
 seconds.
 """
 
@@ -166,7 +166,7 @@ class Parking:
             return
         await self._keeper.prepare_devices([wanted])
         await self._open(slot, wanted.assignment.devices)
-        await self._keeper.limit_devices([wanted])  # the slot may have got other GPUs
+        await self._keeper.limit_devices([wanted])  # the slot has possibly got other GPUs
         old = [each.uuid for each in slot.spec.assignment.parked_devices]
         new = [each.uuid for each in wanted.assignment.devices if each.type == GPU]
         pairs = zip(old, new, strict=False) if set(old) != set(new) else ()
@@ -260,7 +260,7 @@ class Parking:
         now = asyncio.get_running_loop().time
         end = now() + GONE_S
         while used := self._used(key, gpus):
-            # The next reading may have begun before the processes left, so wait for the second
+            # The next reading has possibly begun before the processes left, so wait for the second
             # reading.
             if self._measurement()[0] > number + 1 and not any(used.values()):
                 return

@@ -22,7 +22,7 @@ from task_executor.membership import CREDENTIALS_FILE, read_join_record
 from task_executor.service.manager_link import ManagerLink
 
 RENEW_EVERY_S = 24 * 3600.0
-CHECK_S = 300.0  # check often, because the clock may be set at any time
+CHECK_S = 300.0  # check often, because the clock can be set at any time
 RETRY_S = 60.0
 RETRY_EXPIRED_S = 10.0  # no server accepts an expired certificate, so try again soon
 

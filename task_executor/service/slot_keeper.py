@@ -132,7 +132,7 @@ class SlotKeeper:
         self.enforcement = enforcement
         self.boot_ms = boot_ms
         self._users_note = users_note  # a note for all slots: `UserPolicy.note`
-        self.closes_devices = False  # True: the helper can limit access to device files
+        self.closes_devices = False  # True if the helper can limit access to device files
         self.cpu_bindings = CpuBindings(table, helper)
         # quotas of best-effort slots, in thousandths of a cpu, while they are squeezed
         self.cpu_quotas: dict[SlotKey, int] = {}

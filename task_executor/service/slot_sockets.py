@@ -107,8 +107,8 @@ class SlotSockets:
     async def open_for(self, task: Task, uid: int) -> Path | None:
         """Opens the socket of a task's slot, if the socket is not open yet.
 
-        Other tasks may have borrowed the quotas of the task. The method then first waits until they
-        have returned the memory. The executor ends tasks that do not return the memory in time.
+        Other tasks have possibly borrowed the quotas of the task. The method waits until they have
+        returned the memory. The executor ends tasks that do not return the memory in time.
 
         Args:
             task: the task that may use the socket.
@@ -228,7 +228,7 @@ class SlotSockets:
         credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         pid = struct.unpack("3i", credentials)[0]
         running = {t.task_id: t for t in self._keeper.tasks.of_slot(key) if not t.has_ended}
-        # -1 means that the task is being started. Its process may connect before the helper's
+        # -1 means that the task is being started. Its process can connect before the helper's
         # answer with its pid has arrived.
         pids = {task_id: task.pid or -1 for task_id, task in running.items()}
         found = self._owners.task_of(pid, f"{key.allocation_id}.{key.generation}", pids)

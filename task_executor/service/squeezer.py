@@ -42,7 +42,7 @@ class SqueezeRule:
     # best-effort slots lose cpus when a larger part of the cpus is busy
     threshold_percent: int = 65
     minimum_percent: int = 0  # best-effort slots always keep at least this part of the cpus
-    # True: the slots get quotas of CPU time; False: they are confined to fewer cpus
+    # True if the slots get quotas of CPU time, False if they are confined to fewer cpus
     by_quota: bool = False
 
 

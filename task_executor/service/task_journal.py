@@ -43,8 +43,8 @@ class TaskJournal:
     def __init__(self, folder: Path, read_file: Callable[[Path], dict[str, Any] | None]) -> None:
         self._folder = folder
         self._fd, self._size = -1, 0  # the newest segment; it is made when it is first needed
-        self._is_named = False  # True: the name of the newest segment is durable
-        self._is_broken = False  # True: a sync failed, so lines that were written may be lost
+        self._is_named = False  # True if the name of the newest segment is durable
+        self._is_broken = False  # True if a sync failed, so that lines are possibly lost
         self._segments = sorted(folder.glob(f"*{_SUFFIX}"), key=_number)
         self._number = _number(self._segments[-1]) if self._segments else 0
         self.damage: list[str] = []
@@ -80,7 +80,7 @@ class TaskJournal:
         self._live[task_id] = len(line)
 
     def forget(self, task_id: str) -> None:
-        """Deletes a task, if it exists. After a crash, the task may exist again."""
+        """Deletes a task, if it exists. After a crash, the task can exist again."""
         if self._live.pop(task_id, None) is not None:
             with suppress(OSError):
                 self._append(_encode({"task": task_id}))
@@ -88,8 +88,8 @@ class TaskJournal:
     def prepare_sync(self) -> Callable[[], None]:
         """Returns a function that makes all lines up to now durable.
 
-        The function may run in another thread while lines are written, but not twice at a time. The
-        function raises OSError if a sync fails.
+        The function can run in another thread while lines are written, but must not run twice at a
+        time. The function raises OSError if a sync fails.
 
         Raises:
             OSError: no segment can be made.

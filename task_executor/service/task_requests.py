@@ -31,7 +31,7 @@ _ENV_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A checked SubmitTask request. `env` may contain secrets, so it must never be logged or
+    """A checked SubmitTask request. `env` can contain secrets, so it must never be logged or
     shown.
     """
 
@@ -152,7 +152,7 @@ def _check_env(env: dict[str, str]) -> dict[str, str]:
             raise InvalidArgument(
                 "spec.env key", key, "a name of A-Z a-z 0-9 _ without a digit first"
             )
-        if "\0" in value:  # the value may be a secret, so the error does not show it
+        if "\0" in value:  # the value can be a secret, so the error does not show it
             raise InvalidArgument(f"spec.env[{key}]", "(hidden)", "text without NUL")
     size = sum(len(f"{key}={value}".encode()) + 1 for key, value in env.items())
     if size > COMMAND_BYTES_MAX:

@@ -154,7 +154,7 @@ class TaskRunner:
         # If the start failed, the task is no longer in the table.
         if self._tasks.get(task.task_id) is not task:
             raise Unavailable("the task could not be started; submit it again")
-        # The first submission has written the task, but may have failed to make it durable.
+        # The first submission has written the task, but has possibly failed to make it durable.
         if not task.is_recorded:
             await self.store(task)
         return task
@@ -377,7 +377,7 @@ class TaskRunner:
             shown.check_job(task.job_id)
         else:
             shown.check_slot(*task.key)
-        # A new job may have the id of a deleted job, whose output is still kept.
+        # A new job can have the id of a deleted job, whose output is still kept.
         _check_owner(task.owner, shown.caller, f"task {task_id}")
         return task
 
@@ -614,8 +614,8 @@ async def _no_socket(_task: Task, _uid: int) -> Path | None:
 def _check_not_parked(slot: Slot) -> None:
     """Raises FailedPrecondition if the slot has given up its GPUs, or is being parked or unparked.
 
-    Other slots may already have the GPUs of this slot, and a process that starts now would not be
-    parked.
+    Other slots possibly have the GPUs of this slot already, and a process that starts now would not
+    be parked.
     """
     if slot.spec.is_parked or slot.is_moving:
         name = slot.spec.allocation_id

@@ -56,7 +56,7 @@ class Task:
     # sum of the operators' quotas at submission; part of `memory_limit_bytes`
     first_quota_bytes: int = 0
     # The fields below are not saved.
-    is_recorded: bool = False  # True: this front has made the fields above durable
+    is_recorded: bool = False  # True if this front has made the fields above durable
     state: TaskState = TaskState.STARTING
     pid: int = 0
     start_time_ms: int = 0
@@ -253,7 +253,7 @@ class TaskTable:
     # -- state changes -----------------------------------------------------------------------
 
     def started(self, task: Task, pid: int, start_time_ms: int, directory: Path | None) -> None:
-        """Records that the task's program was started. The program may have ended already.
+        """Records that the task's program was started. The program has possibly ended already.
 
         Args:
             task: the task.

@@ -41,7 +41,7 @@ class UserPolicy:
     own: User
     default: User
     allow_root_tasks: bool
-    root_helper: bool = False  # True: the helper is a separate unit, which may run as root
+    root_helper: bool = False  # True if the helper is a separate unit, which can run as root
 
     @property
     def note(self) -> str:
@@ -68,7 +68,7 @@ class UserPolicy:
         user = find_user(wanted)
         if user is None:
             raise self._refusal(wanted, "there is no such user on this host")
-        # `wanted` may be the default user in another form, for example as a number.
+        # `wanted` can be the default user in another form, for example as a number.
         if user.uid == self.default.uid:
             return user
         if self.own.uid != 0 and not self.root_helper:

@@ -20,7 +20,7 @@ UNSPECIFIED = "UNSPECIFIED"
 UNIT_SUFFIXES = {TIMESTAMP: ("_ms", ""), DURATION: ("_ms", "_s")}
 """Unit suffixes of attribute names, by type of the field.
 
-Example: the Duration field `lease` may be the attribute `lease_ms` or `lease_s`.
+Example: the Duration field `lease` can be the attribute `lease_ms` or `lease_s`.
 """
 
 

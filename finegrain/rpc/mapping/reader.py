@@ -284,7 +284,7 @@ _MOMENTS: dict[tuple[str, Any], str] = {
 def _field_name(message: type[Message], name: str) -> str:
     """Returns the name of an attribute's field.
 
-    For times and durations, the attribute's name may have a unit suffix that the field's name lacks
+    For times and durations, the attribute's name can have a unit suffix that the field's name lacks
     (`lease_ms` for `lease`).
     """
     fields = fields_of(message)
