@@ -45,25 +45,26 @@ class ResourceManagerOptions:
     # address of the HTTP interface. None: on loopback, at the main port plus `WEB_PORT_DISTANCE`;
     # empty: there is no HTTP interface
     web_listen: str | None = None
-    web_certificate: str = ""  # PEM file of a certificate for browsers; empty: use the cluster's
+    # PEM file of a certificate for browsers; empty: the certificate of this resource manager
+    web_certificate: str = ""
     web_key: str = ""  # PEM file of the key of `web_certificate`
     web_advertise: str = ""  # address of the web page for browsers; empty: the bound address
     log: LogOptions = field(default_factory=LogOptions)
-    strategy: str = "pack"  # pack, spread, balanced
-    revocation: bool = False  # take revocable slots back for requests that fit nowhere
+    strategy: str = "pack"  # pack, spread or balanced
+    revocation: bool = False  # whether requests that fit nowhere can take back revocable slots
     report_interval_ms: int = 3_000
     lost_timeout_ms: int = 15_000
     lease_default_ms: int = 30_000
     cpu_milli_min: int = 10
     memory_bytes_min: int = 4 * 1024 * 1024
-    job_requests_max: int = 1_000_000  # live requests of one job
+    job_requests_max: int = 1_000_000  # maximum number of live requests of one job
     job_scheduling_classes_max: int = (
         10_000  # different profiles and labels among one job's pending requests
     )
-    requests_max: int = 2_000_000  # live requests of all jobs
+    requests_max: int = 2_000_000  # maximum number of live requests of all jobs
     infeasible_after_ms: int = 30_000  # a request that fits no executor is rejected after this time
     job_calls_max: int = 64  # maximum number of calls in progress for one job
-    # hosts to which executors may offer slots; empty: only the host of the job master
+    # hosts to which executors are allowed to offer slots; empty: only the host of the job master
     offer_targets: tuple[str, ...] = ()
     job_streams_max: int = 32  # maximum number of open watch streams for one job
     job_events_max: int = 100_000

@@ -27,8 +27,8 @@ class WebSite:
         own: the certificate of this resource manager.
         sessions: the sessions of browsers.
         refusal: returns the error for callers while this resource manager does not lead, or None.
-        leading_page: returns the address of the page of the resource manager that leads; empty: it
-            is not known.
+        leading_page: returns the address of the page of the resource manager that leads; empty: the
+            address is not known.
         certificate_file: a certificate of the administrator for browsers, as a PEM file; empty: the
             interface shows the certificate of this resource manager.
         key_file: the key of `certificate_file`.

@@ -88,8 +88,8 @@ class JobAdmission:
         """Admits one large call of a job at a time.
 
         While a large call is decoded, the event loop also serves other callers. If many large calls
-        of one job were decoded at once, the other callers would get only a small part of the loop's
-        time.
+        of one job were decoded at the same time, the other callers would get only a small part of
+        the loop's time.
         """
         place = self._preparing.setdefault(job_id, _Place())
         # Count the call before the wait. So no other call deletes the lock during the wait.

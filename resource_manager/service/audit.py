@@ -65,8 +65,8 @@ def audited(describe: Callable[[Any], str]) -> Callable[[F], F]:
             call = AuditedCall(
                 current_caller().name, method.__name__, short_text(describe(request))
             )
-            # The call stays set until its task ends: `RefusalCounts` needs it after the method has
-            # raised an error.
+            # The context variable stays set until the task of the call ends: `RefusalCounts` needs
+            # it after the method has raised an error.
             _open_call.set(_OpenCall(call))
             return await method(self, request, context)
 

@@ -120,7 +120,7 @@ class ClusterServicer(
 
         def read(state: State) -> cluster_pb2.GetExecutorResponse:
             view = lists.executor_view(state, executor_id)
-            # The limit covers all slots of the executor, because this call has no pages.
+            # The limit is above the number of the executor's slots, because this call has no pages.
             slots = lists.list_slots(state, executor_id=executor_id, limit=view.slots + 1).items
             return cluster_pb2.GetExecutorResponse(
                 executor=self._executor(view, with_topology=True),

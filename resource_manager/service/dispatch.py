@@ -54,7 +54,7 @@ def _outcome(event: JobEvent) -> str | None:
 
 
 class Dispatcher:
-    """The listener of the runner."""
+    """The listener of the runner: receives the effects of each batch."""
 
     def __init__(
         self,

@@ -226,8 +226,8 @@ class EngineDriver:
         self._report(self._check.run(self.state, CHECKED_AT_ONCE_S))
 
     def contest(self, seen_epoch: int) -> None:
-        """Stores that an executor knows a newer epoch. Then no process serves from this
-        database.
+        """Records in the database that an executor knows a newer epoch. After that, no process
+        serves from this database until an administrator has decided which database to keep.
 
         Each restart raises the epoch. Without this record, after some restarts the epoch would be
         as high as the epoch that executors have seen. Executors would then free all slots that are
@@ -298,7 +298,7 @@ class EngineDriver:
             if item.audited is not None:
                 outcome = OK if item.error is None else outcome_of(item.error)
                 self._audit.add(at.time_ms, item.audited, outcome)
-        # Timers come after the events, so that the keep-alives of this batch still count.
+        # Timers run after the events, so that the keep-alives of this batch still count.
         if ticked:
             effects += self._step_internal(Ticked(at, after_stall=self._stalled))
             self._stalled = False

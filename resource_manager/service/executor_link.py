@@ -355,11 +355,11 @@ def _outcomes(
 
 
 def _not_known(command: SendResize) -> Callable[[Any], CommandAnswered]:
-    """Returns the event that an executor rejected a resize because it does not know the call.
+    """Makes the event for a resize that an executor rejected because it does not know the call.
 
     Older executors cannot resize slots. All later commands to the executor wait for this command,
-    so it must not be repeated indefinitely. So the resize counts as rejected. Because the executor
-    has not counted this command number, it rejects the next command, and then registers again.
+    so it must not be repeated indefinitely. So the resize counts as rejected. The executor has not
+    counted this command number. So the executor rejects the next command, and then registers again.
     """
     message = f"executor {command.executor_id} does not support resizing slots"
     refused = ItemOutcome(command.allocation_id, Reason.VERSION_MISMATCH, message)
@@ -375,7 +375,7 @@ def _not_known(command: SendResize) -> Callable[[Any], CommandAnswered]:
 
 
 def _refused(command: Command, error: FinegrainError) -> Callable[[Any], CommandRefused]:
-    """Returns the event that an executor rejected a command.
+    """Makes the event for a command that an executor rejected.
 
     An executor that rejects the epoch must register again, and then shows the proof of the newer
     epoch.

@@ -52,7 +52,7 @@ class Intake(ABC):
         Args:
             make: makes the event from the time of its batch.
             render: makes the result from the engine's answer, at a time when the state does not
-                change; None: the result is the answer itself (only for immutable answers).
+                change; None: the result is the answer itself, which must be immutable.
             items: the number of items in the event, for the limits.
             owner: the job or connection whose queue gets the item.
             urgent: whether the item is served before all others, for example a keep-alive.

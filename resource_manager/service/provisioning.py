@@ -327,7 +327,7 @@ class Provisioning:
             self._seen = {
                 name: observation for name, observation in self._seen.items() if name in known
             }
-            # Only a few executors are checked at once, because each check can run an
+            # Only a few executors are checked at the same time, because each check can run an
             # administrator's command.
             await asyncio.gather(*(check(each) for each in present))
 

@@ -48,7 +48,7 @@ from resource_manager.simulator.nodes import Command, Labels, Node, SimulatedExe
 from resource_manager.simulator.plan import Effort, Kind, Submitted, simulated
 
 ONE_CPU = ResourceProfile(1_000)
-OWNER = "operator/simulator"  # owner of all jobs; an operator is allowed to use every group
+OWNER = "operator/simulator"  # owner of all jobs; the role `operator` can use every group
 """Default profile of a thread: one core."""
 
 START_TIME_MS = 1_700_000_000_000

@@ -41,7 +41,7 @@ class JobRecord:
     submit_ms: int
     profile: ResourceProfile
     threads: int
-    gang: bool = False  # all threads start at once
+    gang: bool = False  # whether all threads start at the same time
     work_ms: int = 0  # sum of the durations of the job's threads at speed 1
     longest_ms: int = 0  # the longest duration of a thread at speed 1
     rejected: str = ""  # the reason why the job was rejected; empty: it was not rejected

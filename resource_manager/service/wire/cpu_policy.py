@@ -41,7 +41,8 @@ def request_policy(
         field: path of the request, for errors.
 
     Raises:
-        InvalidArgument: a word is unknown, or no host could satisfy the combination.
+        InvalidArgument: the name of a policy or class is unknown, or no host could satisfy the
+            combination.
     """
     if not message.HasField("cpu_policy"):
         return PLAIN
