@@ -117,8 +117,8 @@ class TaskExecutorOptions:
     # percentages of a default slot's memory by part: task_off_heap, managed, network; the task heap
     # gets the rest
     default_slot_memory_percent: tuple[tuple[str, int], ...] = ()
-    # percentage of a default slot's memory that is managed memory; if `memory_pools` is set, the
-    # pools determine the percentage
+    # percentage of a default slot's memory that is managed memory; if `memory_pools` is set, this
+    # value has no effect, because the pools determine the amount
     default_slot_managed_percent: int = 40
     number_of_slots: int | None = None  # deprecated: use `default_slot_fraction`
     slots_max: int = 0  # maximum number of slots at one time; 0: no limit

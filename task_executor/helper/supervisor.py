@@ -163,9 +163,9 @@ class Supervisor:
         return task.identity()
 
     def _state(self, task_id: str) -> Job:
-        """Waits until a task has started or failed to start. Then returns whether the task runs.
+        """Waits until a task has started or failed to start. Then returns facts about its process.
 
-        A later helper sends this request.
+        The pid is 0 if the task does not run. A later helper sends this request.
         """
         if (task := self._running.get(task_id)) is not None:
             yield from task.until_started()

@@ -1,4 +1,4 @@
-"""Reads the boot clock, which rises from the boot of the host on, even while the host is suspended.
+"""Reads the boot clock: the time since the boot of the host, including times of suspension.
 
 All processes of the host read the same time, so a time of this clock can be stored. Such a time is
 valid until the host is started again.

@@ -52,7 +52,8 @@ def plan_capacity(topology: HostTopology, options: CapacityOptions | None = None
     cpus = _cpus(topology, options, warnings)
     memory = node_memory(topology, warnings)
     reserved_bytes, total_bytes = _memory(topology, options, memory, warnings)
-    # Leave out reserved cpus that this process may not use. They do not reduce the capacity.
+    # Leave out reserved cpus that this process is not allowed to use, because they do not reduce
+    # the capacity.
     reserved_cpus = (options.reserved_cpus or EMPTY) & topology.allowed
     return Capacity(
         cpus=cpus,
@@ -140,8 +141,8 @@ def _check_reserve(topology: HostTopology, reserved: CpuSet, warnings: list[str]
             f"reserved CPUs {without_effect} are offline, or this process may not use them: "
             "reserving them has no effect"
         )
-    # If only a part of a core is reserved, warn but do not fail: the administrator may want this.
-    # Name only the first such core, as an example.
+    # If only a part of a core is reserved, warn but do not fail: possibly the administrator wants
+    # this. Name only the first such core, as an example.
     for core in topology.cores:
         if not core.cpus.isdisjoint(reserved) and not (core.cpus & topology.allowed) <= reserved:
             warnings.append(
@@ -151,7 +152,8 @@ def _check_reserve(topology: HostTopology, reserved: CpuSet, warnings: list[str]
             break
     for node in topology.numa_nodes:
         ours = node.cpus & topology.allowed
-        # Do not warn on a host with a single node: no cpu is left then, so `_cpus` raises an error.
+        # Do not warn on a host with a single node: if all its cpus are reserved, `_cpus` raises an
+        # error.
         if ours and ours <= reserved and len(topology.numa_nodes) > 1:
             warnings.append(f"reserved_cpus {reserved} contains all CPUs of NUMA node {node.id}")
 
@@ -236,9 +238,8 @@ def _nodes(
         is_default = node.id in memory.default_bytes
         if is_default:
             own = memory.default_bytes[node.id]
-            # Round up the node's part of the reserve. So all parts together cover the whole
-            # reserve. A node never offers more than the executor's total, which a limit may have
-            # reduced.
+            # Round up the node's part of the reserve. So the sum of all parts is at least the whole
+            # reserve. A node never offers more than the executor's total, which a limit can reduce.
             offered = min(own - -(-reserved_bytes * own // together), total_bytes)
         else:
             offered = memory.other_bytes.get(node.id, 0)

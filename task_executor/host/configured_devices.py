@@ -111,7 +111,7 @@ def check_type(type_: DeviceType) -> None:
 
     Raises:
         InvalidArgument: the name is malformed or already used, or a capacity is outside of the
-            allowed range. Or both of `paths` and `command` are set, or neither of them.
+            allowed range. Or `paths` and `command` are both set, or neither is set.
     """
     field = f"devices.{type_.name}"
     (request,) = device_requests({type_.name: WHOLE}, "devices")
@@ -162,7 +162,7 @@ def _by_paths(type_: DeviceType, root: Path) -> Iterator[_Found]:
 
 
 def _node_of_file(reader: TreeReader, name: str) -> int | None:
-    """Returns the NUMA node that the kernel reports for a device file; None: it reports no node."""
+    """Returns the NUMA node that the kernel reports for a device file, or None."""
     try:
         status = Path(name).stat()
     except OSError:

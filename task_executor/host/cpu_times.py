@@ -25,7 +25,7 @@ def busy_usec(root: Path = Path("/")) -> dict[int, int]:
         return {}
     found = {}
     for line in lines:
-        # Cut off columns 9 and 10, because user and nice already include this time of guests.
+        # Cut off columns 9 and 10 (the time of guests): the columns user and nice include it.
         name, *columns = line.split()[:9] or [""]
         number = name.removeprefix("cpu")
         if number != name and number.isdecimal() and len(columns) == 8:

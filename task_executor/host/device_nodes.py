@@ -1,9 +1,9 @@
-"""Finds the device files of devices: the files that a slot may open, and the files that the slot
-may not open.
+"""Finds the device files of devices: the files that a slot can open, and the files that are closed
+to the slot.
 
 A device file is identified by its kind, major number and minor number, and not by its path. All
 files with the major numbers of detected devices are closed. So devices that appear later are
-closed, too. But configured devices may share their major numbers with other devices. So for
+closed, too. But configured devices can share their major numbers with other devices. So for
 a configured device, only its own files are closed, not all files with its major number. Some files
 are common to all devices of a driver: a slot with at least one of these devices can open the common
 files.
@@ -84,11 +84,11 @@ class DeviceNodes:
 
     @property
     def are_known(self) -> bool:
-        """True: at least one known device file can be closed to slots."""
+        """True if at least one known device file can be closed to slots."""
         return bool(self.own)
 
     def of(self, share: DeviceShare) -> frozenset[Node]:
-        """Returns the files that a slot with this share can open; empty: they are not known."""
+        """Returns the files that a slot with this share can open; empty if they are not known."""
         # A slot with virtual functions of a NIC can open only these functions, not the card.
         uuids = share.functions or (share.uuid,)
         return frozenset().union(*(self.own.get((share.type, uuid), ()) for uuid in uuids))
@@ -133,7 +133,7 @@ def read_device_nodes(
     root: Path = Path("/"),
     open_types: Iterable[str] = (),
 ) -> DeviceNodes:
-    """Returns the device files of all devices with capacity. It never raises.
+    """Returns the device files of all devices with capacity. This function never raises.
 
     Args:
         topology: the detected topology of the host.
@@ -236,7 +236,7 @@ class _Search:
         self._majors |= {node[:2] for node in self._common[driver]}
 
     def _nvidia_minor(self, pci_address: str, gpu: Gpu) -> int | None:
-        """Returns the present minor number. After a reset of the GPU, this number may differ from
+        """Returns the present minor number. After a reset of the GPU, this number can differ from
         the number at the start.
         """
         minor = self._number(f"{_GPUS}/{pci_address}/information", "Device Minor")

@@ -78,8 +78,8 @@ class GpuProcessSample:
 
     @property
     def computes(self) -> bool:
-        """True: the process can compute, so it may use much memory. False: the process only
-        draws.
+        """True if the process can compute, and so possibly uses much memory. False if the process
+        only draws.
         """
         return self.kind is not ProcessKind.GRAPHICS
 
@@ -92,7 +92,7 @@ class GpuSample:
         problem: the reason why the GPU can take no work, and how to repair it; empty: the driver
             reports no problem.
         work_lost: True if work on the GPU cannot continue because of the problem.
-        recovery_known: True: the driver reports recovery actions, so XIDs are not needed.
+        recovery_known: True if the driver reports recovery actions. XIDs are then not needed.
         xids: the different XIDs (error numbers) since the last reading. `xid_count` counts all
             errors.
         measures_processes: True if the driver lists the computing processes, with the memory of
@@ -183,7 +183,7 @@ class GpuMonitor:
         )
 
     def close(self) -> None:
-        """Ends the thread. It ends when the driver answers."""
+        """Orders the thread to end. The thread ends when the driver answers."""
         self._asked.put(False)
 
     def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -210,7 +210,7 @@ class GpuMonitor:
 
 
 class NvmlSession:
-    """An open NVML session for several readings. Only one thread may call the methods."""
+    """An open NVML session for several readings. Only one thread is allowed to call the methods."""
 
     def __init__(self, load: Callable[[], ModuleType]) -> None:
         self._load = load
@@ -300,8 +300,8 @@ class NvmlSession:
         )
 
     def _memory(self, handle: Any) -> tuple[int | None, int | None, str, bool]:
-        """Returns three values: the used and total bytes, the reason why these are not known, and
-        True if the GPU is lost.
+        """Returns four values: the used bytes, the total bytes, the reason why the bytes are not
+        known, and True if the GPU is lost.
         """
         try:
             info = self._nvml.nvmlDeviceGetMemoryInfo(handle)

@@ -1,4 +1,4 @@
-"""Parses configured partitions: sets of GPUs that a slot may have together.
+"""Parses configured partitions: sets of GPUs that a slot can have together.
 
 Some boards can connect their GPUs only in fixed groups, such as the halves of a board. Only the
 vendor's fabric manager knows these groups, and no library reports them. So the administrator

@@ -1,8 +1,8 @@
 """Calls the helper and receives its events, over one unix socket.
 
-The sequence of answers may differ from the sequence of calls. If the connection was lost, the
-client sends a call again. All calls except `signal_task` and `stop` are idempotent. It does not
-repeat these two calls.
+The sequence of answers can differ from the sequence of calls. If the connection was lost, the
+client sends a call again. All calls except `signal_task` and `stop` are idempotent. The client does
+not repeat these two calls.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ __all__ = [
 
 GAP_S = 10.0  # maximum time that a call waits for a connection to the helper
 ANSWER_S = 90.0  # maximum time for an answer; longer than all deadlines of the helper
-# maximum time for the answer to parking a slot, which may copy all memory of its GPUs
+# maximum time for the answer to parking a slot, which can copy all memory of its GPUs
 MOVE_S = 3_600.0
 _BACKOFF_S_MIN, _BACKOFF_S_MAX = 0.05, 1.0
 _INPUT_CHUNK_BYTES = 128 << 10
@@ -243,7 +243,7 @@ class HelperClient:
 
         Raises:
             HelperError: BELOW_USE (the slot's memory is too small) or PARK_FAILED. After
-                PARK_FAILED, some processes may have been moved.
+                PARK_FAILED, some processes have possibly been moved.
         """
         return await self._move_slot(
             "park_slot", allocation_id, generation, memory_bytes=memory_bytes
@@ -261,7 +261,7 @@ class HelperClient:
             The number of processes that this call moved.
 
         Raises:
-            HelperError: PARK_FAILED. Some processes may have been moved.
+            HelperError: PARK_FAILED. Some processes have possibly been moved.
         """
         return await self._move_slot(
             "unpark_slot", allocation_id, generation, device_map=device_map
@@ -357,8 +357,8 @@ class HelperClient:
             eof: True: close stdin when all of `data` is accepted.
 
         Raises:
-            FinegrainError: TASK_ENDED. Or UNREACHABLE: the supervisor does not answer, and the
-                caller should try again.
+            FinegrainError: TASK_ENDED, or UNREACHABLE. After UNREACHABLE (the supervisor does not
+                answer), the caller should try again.
         """
         accepted, end = offset, offset + len(data)
         # Send the data in chunks. So frames are small. The loop ends at the first chunk of which
@@ -379,8 +379,8 @@ class HelperClient:
         Args:
             task_id: the id of the task.
             holder: the id of the reader.
-            stdout: the reader has received all bytes of stdout before this position.
-            stderr: the reader has received all bytes of stderr before this position.
+            stdout: the position before which the reader has received all bytes of stdout.
+            stderr: the position before which the reader has received all bytes of stderr.
 
         Returns:
             The number of unacknowledged bytes of each stream that are stored before the task must
@@ -444,7 +444,7 @@ class HelperClient:
         Args:
             verb: the name of the call.
             args: the arguments of the call.
-            repeat: False: do not send the call again.
+            repeat: False if the call must not be sent again.
             deadline_s: the maximum time without a connection.
             answer_s: the maximum time in which the helper must answer.
 
@@ -539,7 +539,8 @@ class HelperClient:
     def _publish(self, event: HelperEvent | None) -> None:
         if event is None:
             return
-        # No reader reads the events. `Reconnected` makes the next reader call `inspect`.
+        # If the queue is full, no reader reads the events. So remove the events. `Reconnected`
+        # makes the next reader call `inspect`.
         if self._events.full():
             while not self._events.empty():
                 self._events.get_nowait()
@@ -550,7 +551,7 @@ class HelperClient:
         self._connected.clear()
         self._writer = None
         writer.close()
-        # Let the open calls fail. `_call` sends a call again if the call may be repeated.
+        # Let the open calls fail. `_call` sends a call again if the call can be repeated.
         for call in self._calls.values():
             if not call.done():
                 call.set_exception(ConnectionResetError("the helper closed the connection"))

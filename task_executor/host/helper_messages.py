@@ -25,8 +25,8 @@ class SlotLimits:
         memory_bytes: the memory limit, a multiple of 64 KiB.
         cpu_limit_milli: the hard limit of CPU time; None: the same as `cpu_milli`; -1: there is no
             limit (pinned slots).
-        cpus: the cpus that the slot may use, such as "0-3,8"; "": all cpus.
-        mems: the memory nodes that the slot may use; "": all.
+        cpus: the cpus that the slot can use, such as "0-3,8"; "": all cpus.
+        mems: the memory nodes that the slot can use; "": all nodes.
         pids_max: the maximum number of processes; None: no limit.
         best_effort: True: the slot gets CPU time only if no other slot needs it.
         hugepages: the bytes of huge pages by page size ("2MB", "1GB"). The slot cannot use other
@@ -94,7 +94,7 @@ class TaskSpec:
         log_limit_bytes: the number of bytes that are stored of each output stream.
         timeout_ms: the longest run time; None: there is no limit.
         memory_limit_bytes: the memory limit of the task; None: only the limit of the slot applies.
-        output_holder: the reader that must receive all output: no output may be dropped; None:
+        output_holder: the reader that must receive all output, so that no output is dropped; None:
             there is no such reader yet.
     """
 
@@ -102,7 +102,7 @@ class TaskSpec:
     allocation_id: str
     generation: int
     argv: list[str]
-    env: Mapping[str, str] = field(default_factory=dict, repr=False)  # values may be secrets
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)  # values can be secrets
     cwd: str | None = None
     uid: int | None = None
     gid: int | None = None
@@ -337,7 +337,7 @@ class TaskOom:
 
 @dataclass(frozen=True)
 class Reconnected:
-    """The front may have missed events and must call `inspect`."""
+    """The front has possibly missed events, and must call `inspect`."""
 
 
 HelperEvent = TaskExited | TaskOom | Reconnected

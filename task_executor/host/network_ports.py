@@ -40,7 +40,7 @@ def offered_ports(ports: range, file: Path = EPHEMERAL_FILE) -> list[int]:
     """Returns the ports of a range, without the ports that the kernel uses for outgoing
     connections.
 
-    The ports of the kernel are left out, because outgoing connections of other programs may use
+    The ports of the kernel are left out, because outgoing connections of other programs can use
     such a port at any time.
 
     Args:
@@ -57,7 +57,7 @@ def offered_ports(ports: range, file: Path = EPHEMERAL_FILE) -> list[int]:
 class NetworkPorts:
     """The ports that slots have.
 
-    Several executors on one host may have overlapping ranges. So an executor claims each port that
+    Several executors on one host can have overlapping ranges. So an executor claims each port that
     a slot has, with a socket in the kernel's abstract namespace. The kernel removes such a socket
     when the executor's process ends.
 
@@ -91,8 +91,8 @@ class NetworkPorts:
             self._release(mine, port)
         taken: dict[int, socket.socket | None] = {}
         last = self._next
-        # Begin the search after the port that was given last. A recently used port may still have
-        # connections that are being closed.
+        # Begin the search after the port that was given last: a recently used port possibly still
+        # has connections that are being closed.
         for offset in range(len(self._ports)):
             if len(mine) + len(taken) >= count:
                 break
@@ -120,7 +120,7 @@ class NetworkPorts:
 
     def adopt(self, owner: Hashable, ports: Iterable[int]) -> None:
         """Claims the ports of a slot again after a restart of the front."""
-        # Do not check whether the ports are in use, because the tasks of the slot may use them.
+        # Do not check whether the ports are in use, because the tasks of the slot can use them.
         mine = {port: reserve(port) for port in ports}
         if mine:
             self._given[owner] = mine

@@ -1,9 +1,9 @@
 """Computes how much normal memory the NUMA nodes have, and which nodes slots use by default.
 
 Memory of nodes without CPUs is HBM, CXL, persistent or GPU memory. This memory is counted
-separately. Slots use it by default only if it is the nearest memory for CPUs on a node without
-memory. Huge pages are not part of normal memory. `capacity.py` later applies the limits of control
-groups and the reserves.
+separately. Slots use such memory by default only if it is the nearest memory for CPUs on a node
+without memory. Huge pages are not part of normal memory. `capacity.py` later applies the limits of
+control groups and the reserves.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from finegrain.topology import HostTopology, NumaNode
 
 @dataclass(frozen=True, slots=True)
 class NodeMemory:
-    """Normal memory by node id, for the nodes whose memory this process may use.
+    """Normal memory by node id, for the nodes whose memory this process is allowed to use.
 
     `total_bytes` is the memory of all default nodes; None: the host does not report it.
     """

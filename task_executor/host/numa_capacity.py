@@ -1,8 +1,8 @@
 """Computes the memory and countable resources that slots can have on each NUMA node.
 
-This module deducts the huge pages that a kubelet's memory manager has taken. It does not deduct the
-ordinary memory that a kubelet gives to containers, because this amount changes at run time. The
-executor reports the amount, and the resource manager deducts it.
+This module deducts the huge pages that a kubelet's memory manager has taken. The module does not
+deduct the ordinary memory that a kubelet gives to containers, because this amount changes at run
+time. The executor reports the amount, and the resource manager deducts it.
 """
 
 from __future__ import annotations

@@ -132,8 +132,8 @@ def recovery_action(nvml: Any, handle: Any) -> int | None:
 
 
 def repair_of(action: int | None, uuid: str) -> str:
-    """Returns, for a recovery action, how to repair the GPU; empty: no repair is needed, or none is
-    known.
+    """Returns, for a recovery action, how to repair the GPU; empty: no repair is needed, or no
+    repair is known.
     """
     if not action:
         return ""

@@ -52,7 +52,7 @@ class ProcessOwners:
     def sees_host(self) -> bool:
         """True if this process is in the PID namespace of the host, whose ids drivers report.
 
-        In a container, the same id may belong to another process.
+        In a container, the same id can belong to another process.
         """
         try:
             return str((self._proc / "self/ns/pid").readlink()) == _HOST_PID_NAMESPACE

@@ -42,9 +42,9 @@ class OutputReader:
         """Reads the next bytes, and moves past them.
 
         Returns:
-            The position of the first byte, and the bytes. There are no bytes at the present end of
-            the log, and if there is no log yet. A position above `offset` means that the bytes
-            between are missing.
+            The position of the first byte, and the bytes. At the present end of the log, or if
+            there is no log yet, there are no bytes. If the position is above `offset`, the bytes
+            between `offset` and the position are missing.
 
         Raises:
             OSError: a segment exists, but cannot be read.
@@ -87,7 +87,7 @@ class OutputReader:
             os.close(fd)
 
     def _list(self) -> list[int]:
-        """Returns the positions at which segments start. The directory is read if it changed."""
+        """Returns the positions at which segments start. Reads the directory if it has changed."""
         try:
             changed_ns = self._directory.stat().st_mtime_ns
             if changed_ns != self._listed_at_ns:

@@ -44,7 +44,7 @@ def read_amd_gpus(
     for node in reader.numbered(KFD, ""):
         properties = _properties(reader, f"{KFD}/{node}/properties")
         # Skip a node whose `gpu_id` is 0, because the node has no GPU. Also skip a node whose
-        # properties this process may not read.
+        # properties this process cannot read.
         if not reader.integer(f"{KFD}/{node}/gpu_id") or not properties:
             continue
         bus_id = _bus_id(properties)

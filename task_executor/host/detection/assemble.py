@@ -42,11 +42,11 @@ def detect(root: Path = Path("/"), nvml: NvmlSource | None = None) -> HostTopolo
     meminfo = read_meminfo(reader, "proc/meminfo")
     page_bytes = meminfo.get("Hugepagesize")
     nodes = read_nodes(reader, cpus.online, allowed_nodes, page_bytes)
-    # Correct the sizes of nodes whose memory grows before any other code uses these sizes.
+    # Some nodes have growing memory. Correct their sizes before any other code uses the sizes.
     nodes, node_memory_grows = grown(reader, nodes, meminfo)
     hugepages = read_hugepages(reader, "sys/kernel/mm/hugepages", meminfo, page_bytes)
     memory_total_bytes = meminfo.get("MemTotal")
-    # Record this before the fallback below adds a node that the kernel does not report.
+    # Record whether the kernel reports nodes, before the fallback below adds a node.
     numa_known = bool(nodes)
     if not nodes:
         reader.warn("the kernel does not report NUMA nodes, so the host counts as one node")
@@ -95,14 +95,14 @@ def detect(root: Path = Path("/"), nvml: NvmlSource | None = None) -> HostTopolo
 def allowed_cpus(root: Path = Path("/")) -> CpuSet:
     """Returns the CPUs that are online and allowed now.
 
-    Callers read them again before they dedicate CPUs to a slot.
+    Callers call this function again before they dedicate CPUs to a slot.
     """
     reader = TreeReader(root)
     return _allowed(reader, read_cpus(reader), read_limits(reader))[0]
 
 
 def _allowed(reader: TreeReader, cpus: CpuFacts, limits: Limits) -> tuple[CpuSet, NodeSet | None]:
-    """Returns the online CPUs and the memory nodes that this process may use.
+    """Returns the online CPUs and the memory nodes that this process is allowed to use.
 
     The nodes are None if no limit is known.
     """

@@ -16,7 +16,7 @@ from finegrain.errors import InvalidArgument
 from finegrain.topology import Limits
 from task_executor.host.detection.reader import TreeReader
 
-_NO_LIMIT: Final = 1 << 62  # v1 prints 9223372036854771712, or similar with other page sizes
+_NO_LIMIT: Final = 1 << 62  # v1 prints 9223372036854771712, or a number near it
 _CPUSET_FILES: Final = {
     # Effective values include the limits of the parent groups. Other files contain only the values
     # that were written.
@@ -109,7 +109,8 @@ def _mounts(reader: TreeReader) -> tuple[list[_Mount], str | None]:
 def _groups(reader: TreeReader) -> dict[str, str]:
     """Returns the path of this process's group by controller. The key "" is the v2 hierarchy."""
     groups = {}
-    # Read this path first. If /proc/self/cgroup has a path for the cpuset, replace it below.
+    # Read /proc/self/cpuset first. If /proc/self/cgroup also has a path for the cpuset, the code
+    # below uses the path from /proc/self/cgroup.
     cpuset = reader.text("proc/self/cpuset")
     if cpuset:
         groups["cpuset"] = cpuset
@@ -127,12 +128,12 @@ def _hierarchy(
     """Returns the mount that has the controller, and this process's group in it.
 
     A controller is attached to only one hierarchy. The function tries v1 first, because on a host
-    with both versions, the v2 mount may lack the controller.
+    with both versions, the v2 mount can lack the controller.
     """
     for mount in sorted(mounts, key=lambda mount: mount.flavour == "v2"):
         if controller in mount.controllers:
             path = groups.get("" if mount.flavour == "v2" else controller)
-            # The cpuset may be missing in /proc/self/cgroup, but present in /proc/self/cpuset.
+            # The cpuset can be missing in /proc/self/cgroup, but present in /proc/self/cpuset.
             if path is None:
                 path = groups.get("cpuset") if controller == "cpuset" else None
             return mount, path or "/"
@@ -166,7 +167,7 @@ def _cpuset(reader: TreeReader, mounts: list[_Mount], groups: dict[str, str]) ->
     cpu_files, node_files = _CPUSET_FILES[mount.flavour]
     for group, directory in _ancestry(mount, path):
         cpus = _first_set(reader, directory, cpu_files)
-        # A v1 group that is not initialized has an empty set. So it cannot contain a process.
+        # Skip a v1 group that is not initialized. Its set is empty, so it cannot contain a process.
         if cpus:
             return _Cpuset(group, directory, cpus, _first_set(reader, directory, node_files))
     return None

@@ -1,7 +1,7 @@
 """Finds which CPUs form a core, package, die or cluster, and which CPUs share a level 3 cache.
 
 The sets come from sibling maps and not from ids: a core_id can repeat within a package, and package
-ids may be -1 or equal. Threads that the kernel reports as siblings count as one core. On AMD
+ids can be -1 or equal. Threads that the kernel reports as siblings count as one core. On AMD
 Bulldozer, siblings are two cores of a module that share the front end and the floating point unit.
 These two cores must count as one core: different slots with dedicated cpus must not share a module.
 If the kernel does not report a level, the result is the simplest layout, with a warning: each CPU
@@ -34,7 +34,7 @@ class CoreSet:
 class Layout:
     """The groups of the online CPUs.
 
-    Every online CPU is in exactly one core and one package. But a CPU may be in no L3 group.
+    Every online CPU is in exactly one core and one package. But some CPUs can be in no L3 group.
     """
 
     cores: tuple[CoreSet, ...]
@@ -120,7 +120,7 @@ def _partition(reader: TreeReader, maps: dict[int, CpuSet], what: str) -> list[C
     parts: list[CpuSet] = []
     taken = EMPTY
     for cpu, siblings in maps.items():
-        # The cpu is already in the set of a lower cpu.
+        # Skip a cpu that is already in the set of a lower cpu.
         if cpu in taken:
             continue
         part = siblings - taken

@@ -1,6 +1,6 @@
 """Reads which CPUs exist, are online, and are isolated.
 
-Maps of siblings, caches, nodes and PCI devices may name CPUs that are offline or do not exist. So
+Maps of siblings, caches, nodes and PCI devices can name CPUs that are offline or do not exist. So
 callers use only the online CPUs of each map. The files ``present`` and ``possible`` and the highest
 CPU number do not show how many CPUs are online. This module does not use the file ``offline``: it
 also lists possible CPUs that do not exist.
@@ -35,8 +35,8 @@ def read_cpus(reader: TreeReader) -> CpuFacts:
     if not online:
         reader.warn("no online CPU found in /sys or /proc")
     present = reader.cpu_list(f"{CPU}/present")
-    # A cpu exists if it is present or has a directory. A cpu that is only possible may never be
-    # added.
+    # A cpu exists if it is present or has a directory. A cpu that is only possible is possibly
+    # never added.
     existing = directories | (present or EMPTY)
     return CpuFacts(
         online=online,

@@ -83,7 +83,7 @@ def _placed(
         node_id = node_of_cpus(cpus, nodes)
     if node_id is None and len(nodes) == 1:
         node_id = nodes[0].id
-    # A node without CPUs is the GPU's own memory or other memory.
+    # Ignore a node without CPUs, because it is the GPU's own memory or other memory.
     if node_id is not None and not any(node.id == node_id and node.cpus for node in nodes):
         node_id = None
     if not cpus and card is not None:

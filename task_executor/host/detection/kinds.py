@@ -14,7 +14,7 @@ from finegrain.topology import CpuKind
 from task_executor.host.detection.cpus import CPU
 from task_executor.host.detection.reader import TreeReader
 
-# Names of the drivers of performance counters, fastest first.
+# Names of the drivers of performance counters. The driver of the fastest cores is first.
 _NAMED: Final = ("core", "atom", "lowpower")
 _VALUES: Final = (
     ("capacity", "cpu_capacity"),

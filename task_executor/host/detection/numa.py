@@ -1,10 +1,10 @@
 """Reads the NUMA nodes: CPUs, memory, huge pages, distances, and the nearest CPUs of each node.
 
-Node ids may have gaps. A node exists if sysfs has its directory, such as `node0`. This module does
+Node ids can have gaps. A node exists if sysfs has its directory, such as `node0`. This module does
 not derive nodes from packages, because a package and a node are different things. Nodes without
 CPUs (HBM, persistent memory, CXL, GPU memory) and nodes without memory are allowed. If several
-nodes contain the same CPU, the firmware is wrong. Then it is not known which CPUs belong to which
-node. So the host then counts as one node with the memory of all nodes.
+nodes contain the same CPU, the firmware is wrong, and the CPUs of each node are not known. In this
+case, the host counts as one node with the memory of all nodes.
 """
 
 import dataclasses
@@ -84,11 +84,11 @@ def grown(
 
     In virtual machines that initialize or return memory lazily, the MemTotal of nodes grows as
     memory is used. But /proc/meminfo shows all memory from the start. If only one node is possible,
-    this node has all memory. On other hosts, the difference may also belong to a node that was
+    this node has all memory. On other hosts, the difference can also belong to a node that was
     taken offline. So these hosts have growing nodes only if more memory is free than all nodes
     report in total.
 
-    If `possible` names nodes that do not exist now, the difference may belong to these nodes. In
+    If `possible` names nodes that do not exist now, the difference can belong to these nodes. In
     this case, no other node gets the difference.
 
     Args:
@@ -161,7 +161,7 @@ def _cpus(reader: TreeReader, path: str, online: CpuSet) -> CpuSet:
 def _nearest_cpus(reader: TreeReader, node: NumaNode, nodes: dict[int, NumaNode]) -> CpuSet:
     """Returns the CPUs that are nearest to a node without CPUs.
 
-    The kernel may list the nearest nodes (initiators) in `access0` and `access1`. This list has
+    Some kernels list the nearest nodes (initiators) in `access0` and `access1`. These lists have
     priority over distances. The function reads access1 first, because access1 lists only CPUs as
     initiators.
     """
@@ -182,9 +182,9 @@ def _nearest_cpus(reader: TreeReader, node: NumaNode, nodes: dict[int, NumaNode]
 def distance(node: NumaNode, to_id: int, node_ids: Sequence[int]) -> int | None:
     """Returns the distance from a node to another node; None: the distance is not known.
 
-    The columns of the file correspond to the ids of the online nodes. The number of columns may
-    differ from the number of nodes, for example because the file includes offline nodes. Then the
-    columns cannot be assigned to nodes.
+    The columns of the file correspond to the ids of the online nodes. The number of columns can
+    differ from the number of nodes, for example because the file includes offline nodes. In this
+    case, the columns cannot be assigned to nodes, and the distance is not known.
 
     Args:
         node: the node from which the distance is measured.

@@ -111,8 +111,8 @@ def _port_problem(reader: TreeReader, infiniband: Sequence[str]) -> str:
 
 
 def _pcie_group(reader: TreeReader, path: str) -> str:
-    """Returns the bus id of the PCIe switch above a device, or of the root port if it has no
-    switch.
+    """Returns the bus id of the PCIe switch above a device, or of the root port if the device has
+    no switch.
 
     A switch is an upstream port, with a downstream port for each device below it. So the path of a
     device behind a switch is: root port, upstream port, downstream port, device.

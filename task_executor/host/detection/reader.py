@@ -54,7 +54,7 @@ class TreeReader:
                 alike.append(message)
 
     def text(self, path: str) -> str | None:
-        """Returns the file's content without surrounding white space; None: it has no value."""
+        """Returns the file's content without surrounding white space, or None; see the module."""
         try:
             with open(self._absolute(path), "rb", buffering=0) as file:
                 # Read one byte more than allowed, to find out whether the file is too large.

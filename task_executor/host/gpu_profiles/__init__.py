@@ -51,8 +51,8 @@ def nics(fake_gpus: str) -> tuple[PciDevice, ...]:
 
 
 def gpu_source(fake_gpus: str) -> NvmlSource:
-    """Returns the source of an executor's GPUs: a profile if `fake_gpus` names one, else the
-    driver.
+    """Returns the source of an executor's GPUs: the profile that `fake_gpus` names, or the driver
+    if `fake_gpus` is empty.
 
     Raises:
         InvalidArgument: there is no profile of this name.

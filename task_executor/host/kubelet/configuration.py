@@ -1,7 +1,8 @@
 """Reads a kubelet's settings for cpus and memory: configuration file, drop-in files, command line.
 
-Drop-in files have priority over the configuration file, a later drop-in file over an earlier one,
-and flags over all files. A setting that cannot be parsed is ignored, with a note.
+Drop-in files have priority over the configuration file. Later drop-in files have priority over
+earlier drop-in files. Flags have priority over all files. A setting that cannot be parsed is
+ignored, with a note.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ def _parsed(text: str) -> Any:
     """Parses JSON or YAML.
 
     Raises:
-        ValueError: the text is no JSON and no YAML.
+        ValueError: the text is neither JSON nor YAML.
     """
     # Try JSON first, because its parser is faster and needs no library.
     try:

@@ -164,7 +164,7 @@ def _configuration(found: KubeletTexts, before: _Known, notes: list[str]) -> Kub
 
 def _state(known: _Known, topology: HostTopology, notes: list[str]) -> KubeletState:
     configured, cpus, memory = known.configuration, known.cpus, known.memory
-    # The configured policy has priority, because the checkpoint may have an older policy until the
+    # The configured policy has priority, because the checkpoint can have an older policy until the
     # kubelet restarts.
     policy = configured.cpu_manager_policy or (cpus.policy if cpus else "")
     if cpus and policy != cpus.policy:
@@ -216,7 +216,7 @@ def packed(count: int, topology: HostTopology) -> CpuSet:
 
     Whole cores of the smallest package come first, beginning with cores with few threads. Then
     single threads follow. If all packages and cores have the same size, a kubelet chooses exactly
-    these cpus. Otherwise the kubelet may choose other cpus.
+    these cpus. Otherwise the kubelet possibly chooses other cpus.
 
     Args:
         count: the number of cpus.

@@ -24,7 +24,7 @@ _SCALES: Final[dict[str, Fraction]] = {
 def parse_quantity(value: Any) -> Fraction | None:
     """Returns an amount of 0 or more; None: `value` is not such an amount.
 
-    `value` may be a text, or a number that YAML has already parsed.
+    `value` can be a text, or a number that YAML has already parsed.
     """
     match = _QUANTITY.fullmatch(str(value)) if isinstance(value, str | int | float) else None
     # In Python a bool is an int, but true is not an amount.

@@ -96,7 +96,7 @@ class KubeletState:
         """Returns the bytes of one resource on one NUMA node that slots cannot have.
 
         Ordinary memory that the kubelet reserves for the system is not included, because the
-        executor's own reserve covers it.
+        executor has its own memory reserve for the system.
         """
         # Of the amounts that are reserved for the system, deduct only huge pages, not ordinary
         # memory.
