@@ -1,1 +1,3 @@
-"""Keeps the pending work of each job, and the order in which requests and items are tried."""
+"""Keeps the pending requests, gangs and resizes of each job, and the order in which they are
+tried.
+"""

@@ -1,4 +1,4 @@
-"""Keeps the job queues that a quota blocks. Such a queue waits even if a host has room for its
+"""Keeps the job queues that a quota blocks. A blocked queue waits even if a host has room for its
 requests.
 """
 
@@ -12,7 +12,7 @@ from resource_manager.engine.queue.scheduling_classes import JobQueue, Schedulin
 
 class QuotaBlocked:
     """Job queues that a quota blocks, by group and scheduling class. All requests of a class book
-    the same amounts. So the quota of a group admits either all queues of a class, or no queue.
+    the same amounts. So the quota of a group admits either all queues of a class or none of them.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class QuotaBlocked:
 
         Args:
             group_id: the id of the group.
-            admits: a function that returns True if the group admits one more slot of a class now.
+            admits: a function that returns whether the group admits one more slot of a class now.
             most: the largest number of job queues to return.
         """
         scheduling_classes = self._by_group.get(group_id, {})

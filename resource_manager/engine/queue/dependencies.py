@@ -1,8 +1,8 @@
-"""Keeps, for each job that waits, the jobs for whose end it waits.
+"""Keeps the dependencies of jobs: for each job that waits, the jobs whose end it waits for.
 
-A job names these jobs when it registers. So it can only wait for jobs that already exist, and there
-are no cycles. A job that waits has a maximum of 0 slots (`FlowTree.hold_job`). The ledger is not
-stored: after a restart, it is derived from the rows of the jobs.
+A job names its dependencies when it registers. So it can only wait for jobs that already exist, and
+there are no cycles. A job that waits has a maximum of 0 slots (`FlowTree.hold_job`). The
+dependencies have no rows of their own: after a restart, they are derived from the rows of the jobs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class JobDependencies:
     """The jobs that wait, and the jobs for which they wait.
 
     Attributes:
-        ended: jobs that have ended, and whose waiting jobs must still be handled.
+        ended: jobs that have ended, while the jobs that wait for them must still be handled.
     """
 
     def __init__(self) -> None:
@@ -29,15 +29,17 @@ class JobDependencies:
         self._waiting.setdefault(dependency.job_id, {})[job_id] = None
 
     def awaited(self, job_id: str) -> dict[str, JobCondition]:
-        """Returns the jobs for which a job still waits; empty: it may get slots."""
+        """Returns the jobs for which a job still waits. If there are none, the job can get
+        slots.
+        """
         return self._awaited.get(job_id, {})
 
     def is_awaited(self, job_id: str) -> bool:
-        """Returns True if a job waits for this job."""
+        """Returns whether another job waits for this job."""
         return job_id in self._waiting
 
     def first_waiting(self, job_id: str) -> str:
-        """Returns the oldest job that waits for a job."""
+        """Returns the oldest of the jobs that wait for this job."""
         return next(iter(self._waiting[job_id]))
 
     def note_end(self, job_id: str) -> None:
@@ -46,7 +48,7 @@ class JobDependencies:
             self.ended[job_id] = None
 
     def remove(self, job_id: str, awaited_id: str) -> None:
-        """Removes one dependency of a job: the other job has ended."""
+        """Removes one dependency of a job, because the awaited job has ended."""
         of_job, jobs = self._awaited[job_id], self._waiting[awaited_id]
         del of_job[awaited_id], jobs[job_id]
         if not of_job:
@@ -56,6 +58,6 @@ class JobDependencies:
             self.ended.pop(awaited_id, None)
 
     def discard(self, job_id: str) -> None:
-        """Removes all dependencies of a job, because it has ended."""
+        """Removes all dependencies of a job, because the job itself has ended."""
         for awaited_id in list(self.awaited(job_id)):
             self.remove(job_id, awaited_id)

@@ -2,8 +2,8 @@
 
 A pending gang is one non-batchable item in the queue (`non_batchable.py`), with the arrival number
 of its first member. Gangs with equal requests have the same *kind*. If a search finds no room for
-one gang, no gang of the same kind has room. So the result of a failed search is stored once for
-each kind.
+one gang, there is no room for any gang of the same kind. So the result of a failed search is stored
+once for each kind.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from resource_manager.engine.queue.requests import Requests
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """The rule for the hosts of a gang's members, relative to each other. `label` is used only with
-    SAME_LABEL.
+    """The rule for the hosts of a gang's members, for example that all members share a host.
+    `label` is used only with SAME_LABEL.
     """
 
     placement: GangPlacement
@@ -56,12 +56,12 @@ class MemberRequest:
     """The request of equal members of a gang, and the number of these members.
 
     Attributes:
-        profile: the resource profile of each member; None: the members get default slots.
+        profile: the resource profile of each member, or None if the members get default slots.
         labels: the labels that the executor of a member must carry.
         count: the number of members.
-        elsewhere: the executors that must not serve the members: an older slot of a member still
-            exists there.
-        cpus: the CPU policy of each member; None: the members have no CPU policy.
+        elsewhere: the executors that must not serve the members, because an older slot of a member
+            still exists there.
+        cpus: the CPU policy of each member, or None if the members have no CPU policy.
     """
 
     profile: ResourceProfile | None
@@ -104,8 +104,8 @@ class Share:
 @dataclass(frozen=True, slots=True)
 class FailedSearch:
     """The state of the index of all executors when a search found no room: the version of the
-    index, and the length of its growth log. The entries that are added to this log later are the
-    hosts that got more room.
+    index, and the length of its growth log. Entries that are added to this log later name the hosts
+    that have got more room.
     """
 
     version: int
@@ -119,27 +119,28 @@ class GangKind:
     where: Where
     member_requests: tuple[MemberRequest, ...]
     users: int = 0  # number of pending gangs of this kind
-    # the last failed search; None: a search may succeed
+    # the last failed search, or None if a search can possibly succeed
     failed_search: FailedSearch | None = None
-    verdict: tuple[int, str] | None = None  # cached (version of the cluster, feasibility)
-    # cached (version of the cluster, the largest amounts that all members together book)
+    verdict: tuple[int, str] | None = None  # cached pair (version of the cluster, feasibility)
+    # cached pair (version of the cluster, the largest amounts that all members together book)
     need: tuple[int, dict[str, int]] | None = None
 
 
 @dataclass(slots=True, eq=False)
 class WaitingGang:
-    """A pending gang with its members that have not ended, in order of arrival."""
+    """A pending gang. `members` are those members that have not ended, in order of arrival."""
 
     gang: Gang
     kind: GangKind
     members: list[Request]
     tried: bool = False
-    may_reject: bool = False  # False: all members have `allow_pending`
+    may_reject: bool = False  # False if all members have `allow_pending`
     steps: int = 0  # number of steps of the last exact search
-    # The requests and the index state of the last failed search in which members had to avoid
-    # executors.
+    # The last failed search in which members had to avoid executors: its requests, and the state of
+    # the index.
     failed_search: tuple[tuple[MemberRequest, ...], FailedSearch] | None = None
-    # cached: (version of the state, the reason why each member waits, by its scheduling key)
+    # cached pair: the version of the state, and for each scheduling key the reason why members with
+    # this key wait
     reasons: tuple[int, dict[SchedulingKey, str]] = (-1, {})
 
 
@@ -153,9 +154,10 @@ class GangLedger:
     by_id: dict[str, Gang] = field(default_factory=dict)  # the gangs in order of arrival
     waiting: dict[str, WaitingGang] = field(default_factory=dict)  # the pending gangs, in no order
     unconfirmed: dict[str, int] = field(default_factory=dict)
-    # by job: the sum of `len(member_requests)` over its pending gangs
+    # for each job, the sum of `len(member_requests)` over its pending gangs
     by_job: Counter[str] = field(default_factory=Counter)
-    moves: int = 0  # rises when a gang becomes pending, and when a pending gang changes its state
+    # increased when a gang becomes pending, and when a pending gang changes its state
+    moves: int = 0
     _kinds: dict[tuple[Where, tuple[MemberRequest, ...]], GangKind] = field(default_factory=dict)
 
     def in_order(self) -> list[WaitingGang]:
@@ -163,11 +165,11 @@ class GangLedger:
         return sorted(self.waiting.values(), key=lambda each: each.gang.arrival_number)
 
     def of(self, request: Request) -> Gang | None:
-        """Returns the gang of a request; None: the request has no gang."""
+        """Returns the gang of a request, or None if the request has no gang."""
         return self.by_id[request.spec.gang_id] if request.spec.gang_id else None
 
     def waits(self, request: Request) -> bool:
-        """Returns True if a member has not ended and waits together with its gang."""
+        """Returns whether a request is a member of a pending gang and has not ended."""
         return request.spec.gang_id in self.waiting and request.state not in ENDED_REQUEST_STATES
 
     def begin_to_wait(
@@ -184,7 +186,7 @@ class GangLedger:
             gang: the gang.
             members: the members of the gang that have not ended, in order of arrival.
             non_batchables: the items of the queue.
-            tried: True: an earlier pass tried the gang, so the gang does not count as new.
+            tried: whether an earlier pass tried the gang. Such a gang does not count as new.
         """
         self.moves += 1
         kind = self._kind_of(gang.spec, members)
@@ -229,20 +231,20 @@ class GangLedger:
         """Removes a deleted request from its gang, if the request has a gang.
 
         Returns:
-            The gang, if the request was its last member. The gang is then deleted as well.
+            The gang if the request was its last member, because the gang is deleted in this case.
             Otherwise None.
         """
         gang = self.of(request)
         if gang is None:
             return None
-        # The latest requests of a job are deleted first, so the request is the last member in the
-        # list.
+        # The latest requests of a job are deleted first, so the deleted request is the last member
+        # in the list.
         gang.members.pop()
         return None if gang.members else self.by_id.pop(gang.gang_id)
 
     def restore(self, gangs: Iterable[Gang]) -> None:
-        """Adds stored gangs. The caller must then call `restore_member` for each request, and after
-        that `derive_states`.
+        """Adds stored gangs. Afterwards, the caller must call `restore_member` for each request,
+        and finally `derive_states`.
         """
         self.by_id = {g.gang_id: g for g in sorted(gangs, key=lambda gang: gang.arrival_number)}
 
@@ -267,7 +269,7 @@ class GangLedger:
         """Computes the states of restored gangs from the states of their members.
 
         A gang is granted if the slots of all its remaining members have been carved. Otherwise,
-        members with a carved slot return to ALLOCATING, and wait for the other members.
+        members with a carved slot return to ALLOCATING and wait for the other members.
 
         Args:
             requests: all requests, by allocation id.
@@ -294,8 +296,8 @@ class GangLedger:
             timeout_ms = gang.spec.timeout_ms
             if timeout_ms is not None:
                 # Use the wall clock, because the monotonic clock of the previous process is
-                # unknown. If the wall clock was set back, the gang may wait for its whole timeout
-                # again, but not longer.
+                # unknown. If the wall clock was set back, the gang waits for its whole timeout
+                # again at most.
                 left = gang.waiting_since_time_ms + timeout_ms - now.time_ms
                 gang.waiting_until_ms = now.monotonic_ms + min(timeout_ms, max(0, left))
         return waiting
@@ -309,8 +311,8 @@ class GangLedger:
 
 
 def _state_of(members: list[Request]) -> GangState:
-    """Returns the state of a gang. It follows from the remaining members, which all have the same
-    state.
+    """Returns the state of a gang. The state follows from the remaining members, which all have the
+    same state.
     """
     if not members:
         return GangState.ENDED
@@ -332,13 +334,13 @@ def living(requests: Requests, gang: Gang) -> Iterator[Request]:
 
 
 def member_requests_of(members: Iterable[Request]) -> tuple[MemberRequest, ...]:
-    """Returns one `MemberRequest` for each group of equal members. The result is sorted. So equal
-    gangs have equal results.
+    """Returns one `MemberRequest` for each group of equal members. The result is sorted, so that
+    equal gangs have equal results.
     """
     return tuple(
         sorted(
             member_requests_for(each.spec for each in members),
-            # Python cannot compare profiles and policies, so they are sorted by their texts.
+            # Python cannot order profiles and policies, so sort them by their texts.
             key=lambda member: (repr(member.profile), member.labels, repr(member.cpus)),
         )
     )

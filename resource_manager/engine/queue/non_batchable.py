@@ -1,9 +1,10 @@
-"""Keeps non-batchable items: gangs and resizes of slots, which are tried one at a time.
+"""Keeps non-batchable items: gangs and resizes of slots, which are tried one at a time. Docstrings
+of this module call them items.
 
-Each item belongs to a job and has an arrival number, like a request. If an item does not fit, it is
-blocked until a host that could serve it has more room. Then the next pass tries the item again.
-Within a pass, items are sorted by the order of their jobs in the fairness tree, then by priority
-and arrival number (`ItemOrder`).
+Each item belongs to a job and has an arrival number, like a request. An item that does not fit is
+blocked. When a host that could serve the item has more room, the item is unblocked, and the next
+pass tries the item again. Within a pass, items are sorted by the order of their jobs in the
+fairness tree, then by priority, and then by arrival number (`ItemOrder`).
 """
 
 from __future__ import annotations
@@ -21,28 +22,33 @@ from resource_manager.engine.queue.scheduling_classes import ALL_JOBS
 from resource_manager.engine.queue.starvation import StarvationClocks
 
 OrderKey = tuple[SortKey, ...]
-"""The key by which jobs are sorted, the lowest first; see `fairness.choice.order_key_of`."""
+"""The key by which jobs are sorted: the job with the lowest key comes first. See
+`fairness.choice.order_key_of`.
+"""
 
 Rank = tuple[OrderKey, int]
-"""The sort key of an item: first the key of its job, then its place in the job (`place_of`)."""
+"""The sort key of an item: the key of its job, followed by the item's place in the job
+(`place_of`).
+"""
 
 
 class ItemOrder:
     """The items of one pass, in the order in which they are tried.
 
-    Each job has a heap of its items. Each group that contains such a job has a heap of its
+    Each job has a heap of its items. Each group that contains a job with items has a heap of its
     children, which are groups and jobs. The key of an entry is corrected only when the entry is at
-    the top of its heap. This is sufficient, because a placement can only move the job and its
-    groups back in the order. After a placement, only one entry of each level is corrected. So the
-    cost does not depend on the number of waiting jobs and items.
+    the top of its heap. This is sufficient, because a placement can only move the item's job and
+    the groups above the job back in the order. After a placement, only one entry of each level is
+    corrected. So the cost does not depend on the number of waiting jobs and items.
 
     Example: group `a` has 1,000 jobs with one gang each, and group `b` has one such job. A gang of
     `a` is placed. The next call of `first` moves `a` behind `b` in the heap of the root. In the
-    heap of `a`, the key of one job is now outdated. But this heap is not read until `a` comes first
-    again.
+    heap of `a`, the key of one job is now outdated. But the heap of `a` is not read until `a` comes
+    first again.
 
     Args:
-        tree: the fairness tree that orders the jobs; None: items are tried in order of arrival.
+        tree: the fairness tree that orders the jobs. If it is None, items are tried in order of
+            arrival.
     """
 
     def __init__(self, tree: FlowTree | None) -> None:
@@ -50,7 +56,7 @@ class ItemOrder:
         self._jobs: dict[int, str] = {}  # the id of the job, by the item's arrival number
         # For each job, a heap of places. The place of a removed item stays until it is at the top.
         self._by_job: dict[str, list[int]] = {}
-        # For each group, a heap of its children. The key of a child may be outdated.
+        # For each group, a heap of its children. The key of a child can be outdated.
         self._below: dict[Flow, list[tuple[SortKey, Flow]]] = {}
 
     def __len__(self) -> int:
@@ -74,7 +80,7 @@ class ItemOrder:
 
     def refresh(self) -> None:
         """Sorts the jobs by their current virtual times. The caller must guarantee that no job
-        moves forward in the order until the next call.
+        moves forward in the order until the next call of `refresh`.
         """
         tree = self._tree
         if tree is None:
@@ -97,7 +103,7 @@ class ItemOrder:
             heapq.heapify(heap)
 
     def first(self) -> Rank | None:
-        """Returns the rank of the first item; None: no item is left."""
+        """Returns the rank of the first item, or None if no item is left."""
         if self._tree is not None:
             return self._first_below(self._tree, self._tree.root)
         place = self._first_of(ALL_JOBS)
@@ -105,7 +111,7 @@ class ItemOrder:
 
     def _first_below(self, tree: FlowTree, flow: Flow) -> Rank | None:
         """Returns the rank of the first item of a job, or of all jobs in a group. The rank contains
-        only the keys of the levels below `flow`. None: no item is left.
+        only the keys of the levels below `flow`. Returns None if no item is left.
         """
         if flow.children is None:
             place = self._first_of(flow.name)
@@ -122,7 +128,7 @@ class ItemOrder:
         return None
 
     def _first_of(self, job_id: str) -> int | None:
-        """Returns the place of the first item of a job; None: the job has no item."""
+        """Returns the place of the first item of a job, or None if the job has no item."""
         places = self._by_job.get(job_id, [])
         while places and number_at(places[0]) not in self._jobs:
             heapq.heappop(places)
@@ -145,11 +151,11 @@ class NonBatchable:
         kind: the kind of the item, gang or resize.
         name: the id of the gang, or the allocation id of the slot that must be resized.
         job_id: the id of the item's job.
-        generation: the generation of the slot that must be resized; 0: the item is a gang.
-        host_id: the id of the only executor that can serve the item; empty: any executor with
-            `labels` may serve it.
-        labels: the labels that all members of the gang require.
-        required_labels: each set of labels that members of the gang require.
+        generation: the generation of the slot that must be resized, or 0 if the item is a gang.
+        host_id: the id of the only executor that can serve the item. If it is empty, any executor
+            with `labels` can serve the item.
+        labels: the labels that every member of the gang requires.
+        required_labels: the sets of labels that the members of the gang require, each set once.
         count: the number of members of the gang; 1 for a resize.
         priority: the priority of the gang's members; 0 for a resize.
     """
@@ -174,9 +180,9 @@ class NonBatchable:
 class NonBatchables:
     """All pending items, by arrival number.
 
-    Each item is in the current pass, or waits for the next pass, or is blocked. There is one
-    exception: an item that is being tried is in none of these collections. After the attempt, the
-    caller removes or blocks the item.
+    Each item is in one of three collections: the current pass, the next pass, or the blocked items.
+    The only exception is the item that is being tried. After the attempt, the caller removes or
+    blocks this item.
 
     Attributes:
         starvation: the starvation clocks of all pending requests and items.
@@ -187,9 +193,10 @@ class NonBatchables:
         """Makes an empty collection.
 
         Args:
-            flows: the fairness tree, which counts pending items. None: items are tried in order of
-                arrival, and the tree does not count them.
-            fair: False: items are tried in order of arrival. The fairness tree still counts them.
+            flows: the fairness tree, which counts pending items. If it is None, items are tried in
+                order of arrival and are not counted.
+            fair: whether the fairness tree orders the items. If it is False, items are tried in
+                order of arrival, but the tree still counts them.
         """
         self.starvation = StarvationClocks(flows)
         self._flows = flows
@@ -199,9 +206,9 @@ class NonBatchables:
         self.in_pass = ItemOrder(flows if fair else None)
         # Blocked items that only one executor can serve, by id of the executor.
         self._on_host: dict[str, dict[int, None]] = {}
-        # All other blocked items, first by their first label, then by all their labels. There may
-        # be many different sets of labels. The first key reduces the number of sets that `grew`
-        # compares.
+        # All other blocked items. The first key is the first of their labels, and the second key is
+        # the set of all their labels. There can be many different sets of labels: the first key
+        # reduces the number of sets that `grew` compares.
         self._anywhere: dict[Labels, dict[Labels, dict[int, None]]] = {}
         self._required: Counter[Labels] = Counter()
         # Items that a quota blocks, by group. These items are also in `_on_host` or `_anywhere`.
@@ -215,7 +222,7 @@ class NonBatchables:
         return number in self._all
 
     def get(self, number: int) -> NonBatchable | None:
-        """Returns the item with this arrival number; None: no such item exists."""
+        """Returns the item with this arrival number, or None if there is no such item."""
         return self._all.get(number)
 
     def all(self) -> list[NonBatchable]:
@@ -232,11 +239,11 @@ class NonBatchables:
 
     @property
     def unblocked(self) -> bool:
-        """True if the current pass or the next pass can try some item."""
+        """True if an item is in the current pass or the next pass."""
         return bool(self._for_next_pass or self.in_pass)
 
     def is_required(self, labels: Labels) -> bool:
-        """Returns True if some item requires executors with these labels."""
+        """Returns whether an item requires executors with these labels."""
         return labels in self._required
 
     def add(self, item: NonBatchable) -> None:
@@ -250,7 +257,9 @@ class NonBatchables:
             self._flows.wait(item.job_id, item.arrival_number, item.count)
 
     def remove(self, number: int) -> NonBatchable | None:
-        """Removes and returns the item with this arrival number; None: no such item exists."""
+        """Removes and returns the item with this arrival number. Returns None if there is no such
+        item.
+        """
         item = self._all.pop(number, None)
         if item is not None:
             _discard(self._by_job, item.job_id, number)
@@ -268,9 +277,7 @@ class NonBatchables:
         return item
 
     def block(self, item: NonBatchable) -> None:
-        """Blocks an item that does not fit. It may happen that an item was unblocked while it was
-        tried. Then it is not blocked.
-        """
+        """Blocks an item that does not fit, unless the item was unblocked while it was tried."""
         number = item.arrival_number
         if number not in self._all or number in self._for_next_pass:
             return
@@ -284,16 +291,16 @@ class NonBatchables:
         """Blocks an item because of the quota of a group."""
         number = item.arrival_number
         if number in self._all:
-            # The quota of another group may have blocked the item before.
+            # The quota of another group possibly blocked the item before.
             self._end_quota_block(number)
             self._quota_blocked.setdefault(group_id, {})[number] = None
             self._blocked_by[number] = group_id
         self.block(item)
 
     def unblock_by_quota(self, group_id: str) -> None:
-        """Unblocks all items that the quota of a group blocked, in one call. If the caller
-        unblocked only a part of them in each call, it might never finish: an item that is blocked
-        again would be added to the remaining part.
+        """Unblocks all items that the quota of a group blocked. There is no limit for the number of
+        items: with a limit, a caller that repeats the call would possibly never finish, because
+        items that are blocked again would be added to the remaining items.
         """
         for number in self._quota_blocked.pop(group_id, {}):
             del self._blocked_by[number]
@@ -305,7 +312,9 @@ class NonBatchables:
         return list(self._quota_blocked)
 
     def grew(self, host_id: str, labels: Mapping[str, str]) -> None:
-        """An executor has more room or other labels: unblocks the items that it may now serve."""
+        """Unblocks the items that an executor can possibly serve now. The caller calls this method
+        when an executor has more room or other labels.
+        """
         if unblocked_here := self._on_host.pop(host_id, None):
             self._for_next_pass.update(unblocked_here)
         if not self._anywhere:
@@ -335,15 +344,15 @@ class NonBatchables:
         self.order()
 
     def order(self) -> None:
-        """Sorts the items of this pass by the current order of their jobs. Until the next call, no
-        item may move forward in the order, because `ItemOrder` depends on this. The caller must
-        guarantee it.
+        """Sorts the items of this pass by the current order of their jobs. The caller must
+        guarantee that no item moves forward in the order until the next call of `order`, because
+        `ItemOrder` depends on this.
         """
         self.in_pass.refresh()
 
     def until(self, job_id: str = "") -> int | None:
-        """Returns the place of the next item of this pass, if the item belongs to this job. An
-        empty `job_id` means any job. Otherwise returns None.
+        """Returns the place of the next item of this pass. If `job_id` is given and the next item
+        belongs to another job, returns None.
         """
         first = self.in_pass.first()
         if first is None or (job_id and self._all[number_at(first[1])].job_id != job_id):
@@ -351,9 +360,9 @@ class NonBatchables:
         return first[1]
 
     def next_before(self, rank: Rank | None) -> NonBatchable | None:
-        """If the next item of this pass comes before `rank`, removes it from the pass and returns
-        it. If `rank` is None, the method always returns the next item. The caller must then call
-        `remove` or `block`.
+        """If the next item of this pass comes before `rank`, removes the item from the pass and
+        returns it. If `rank` is None, the next item is always returned. The caller must call
+        `remove` or `block` for the returned item.
         """
         first = self.in_pass.first()
         if first is None or (rank is not None and first > rank):
@@ -363,7 +372,9 @@ class NonBatchables:
         return self._all[number]
 
     def problems(self) -> list[str]:
-        """Returns a sentence for each inconsistency; empty: there is no inconsistency."""
+        """Returns a sentence for each inconsistency. The list is empty if there is no
+        inconsistency.
+        """
         groups = list(self._blocked_items())
         blocked = {number for group in groups for number in group}
         found = []

@@ -1,8 +1,8 @@
 """Chooses the job queue that is served next, and how many of its requests are placed together.
 
 The fairness tree chooses the job. Of the active queues of this job, the queue with the highest
-priority comes first, and of these the queue with the oldest request. If there is no tree, requests
-are served in order of arrival, and priorities have no effect.
+priority comes first. If several queues have the highest priority, the queue with the oldest request
+comes first. Without a tree, requests are served in order of arrival, and priorities have no effect.
 
 `ClassPass` sorts the scheduling classes of a pass by their oldest requests.
 """
@@ -29,8 +29,8 @@ from resource_manager.engine.queue.scheduling_classes import (
 class ClassPass:
     """The classes of one pass, in the order of their oldest requests.
 
-    When a class moves or is removed, its old arrival number stays in the heap. The number is
-    removed only when it is at the top.
+    When a class moves or is removed, its old arrival number stays in the heap until this number is
+    at the top.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class ClassPass:
         return scheduling_class in self._head_of
 
     def begin(self, scheduling_classes: Iterable[SchedulingClass]) -> None:
-        """Starts a pass that contains these classes."""
+        """Starts a pass with these classes."""
         self._head_of, self._at = {}, {}
         for scheduling_class in scheduling_classes:
             if (head := scheduling_class.head()) is not None:
@@ -54,8 +54,8 @@ class ClassPass:
         self._heap = sorted(self._at)
 
     def put(self, scheduling_class: SchedulingClass, number: int) -> None:
-        """Adds a class with this arrival number. If the pass contains the class, moves it to this
-        number.
+        """Adds a class with this arrival number. If the pass contains the class already, moves the
+        class to this number.
         """
         self.discard(scheduling_class)
         self._head_of[scheduling_class] = number
@@ -76,7 +76,7 @@ class ClassPass:
             del self._at[number]
 
     def first(self) -> int | None:
-        """Returns the arrival number of the oldest request of all classes; None: no class is
+        """Returns the arrival number of the oldest request of all classes, or None if no class is
         left.
         """
         heap, at = self._heap, self._at
@@ -92,8 +92,8 @@ class ClassPass:
         return None
 
     def take(self) -> SchedulingClass | None:
-        """Removes and returns the first class; None: the pass has ended, because no class is
-        left.
+        """Removes and returns the first class. Returns None if the pass has ended, because no class
+        is left.
         """
         number = self.first()
         if number is None:
@@ -105,7 +105,7 @@ class ClassPass:
 
 TOGETHER_MAX = 1_024
 """The largest number of requests that are placed together. All these requests are looked up before
-the search shows how many of them fit. So the limit avoids useless lookups.
+the search finds out how many of them fit. So the limit avoids useless lookups.
 """
 
 
@@ -120,14 +120,15 @@ class ServiceOrder:
         """Creates an order without queues and items.
 
         Args:
-            flows: the fairness tree. None: requests are served in order of arrival.
-            fair: False: requests are served in order of arrival, even if `flows` is given.
+            flows: the fairness tree. If it is None, requests are served in order of arrival.
+            fair: whether the fairness tree orders the jobs. If it is False, requests are served in
+                order of arrival.
         """
         self._tree = flows if fair else None
         self.non_batchables = NonBatchables(flows, fair=fair)
         self._by_job: dict[str, ActiveQueues] = {}
         self._paused: list[Flow] = []
-        self._closed = False  # True: the limit of the whole cluster admits no request
+        self._closed = False  # True while the limit of the whole cluster admits no request
 
     def active(self) -> dict[str, ActiveQueues]:
         """Returns the active queues by job id. If requests are served in order of arrival, the only
@@ -166,14 +167,16 @@ class ServiceOrder:
         return self._tree is not None
 
     def first_queue_of(self, job_id: str) -> JobQueue:
-        """Returns the active queue of a job that is served next. The job must have one."""
+        """Returns the active queue of a job that is served next. The job must have an active
+        queue.
+        """
         job_queue = self._by_job[job_id].first()
         if job_queue is None:
             raise InvariantBroken(f"the active job {job_id} has no active queue")
         return job_queue
 
     def next_queue(self) -> JobQueue | None:
-        """Returns the active job queue that is served next; None: there is no active queue."""
+        """Returns the active job queue that is served next, or None if there is no active queue."""
         if self._closed:
             return None
         if self._tree is None:
@@ -186,11 +189,12 @@ class ServiceOrder:
         return job_queues.first() if job_queues is not None else None
 
     def next_non_batchable(self, job_queue: JobQueue | None) -> NonBatchable | None:
-        """If the next gang or resize of the pass comes before `job_queue`, removes it from the pass
-        and returns it. The caller must then remove the item from `non_batchables`, or block it.
+        """If the next gang or resize of the pass comes before `job_queue`, removes this item from
+        the pass and returns it. The caller must remove the returned item from `non_batchables` or
+        block it.
 
         Args:
-            job_queue: the job queue that is served next; None: there is none, so the next item is
+            job_queue: the job queue that is served next. If it is None, the next item is always
                 returned.
         """
         if not self.non_batchables.in_pass:
@@ -204,7 +208,7 @@ class ServiceOrder:
         return self.non_batchables.next_before(rank)
 
     def is_alone(self, job_queue: JobQueue) -> bool:
-        """Returns True if no other job has requests or items that could be served."""
+        """Returns whether no other job has requests, gangs or resizes that could be served."""
         if self._tree is None:
             return True
         job = self._tree.jobs[job_queue.job_id]
@@ -212,7 +216,7 @@ class ServiceOrder:
         return not self.non_batchables.in_pass and all(flow.active == 1 for flow in job.ancestors())
 
     def run_length(self, job_queue: JobQueue, cost: float) -> float:
-        """Returns the number of slots that a queue may get before another job comes first.
+        """Returns the number of slots that a queue can get before another job comes first.
 
         Args:
             job_queue: the job queue.
@@ -223,8 +227,9 @@ class ServiceOrder:
         job = self._tree.jobs[job_queue.job_id]
         length = run_length(self._tree, job, cost)
         if self.non_batchables.in_pass and self.non_batchables.until(job_queue.job_id) is None:
-            # The next item belongs to another job, but the run length of the tree does not include
-            # items. So the run is shortened, and the item is served soon.
+            # The next gang or resize belongs to another job, but the tree does not consider gangs
+            # and resizes when it computes the run length. So shorten the run, so that the next gang
+            # or resize is served soon.
             length = min(length, max(1, job.running // RUN_PART))
         return length
 
@@ -232,42 +237,44 @@ class ServiceOrder:
         """Returns up to `most` arrival numbers from the head of a job queue that precede every
         other pending item of the job.
         """
-        # The queue is first in order. So its first request precedes all other requests.
+        # The queue is the first of its job. So its first request precedes all other items of the
+        # job.
         if most == 1:
             return [job_queue.numbers.first]
-        # `most` may be infinite, and `int` does not accept infinity.
+        # `most` can be infinite, and `int` does not accept infinity.
         count = TOGETHER_MAX if most > TOGETHER_MAX else int(most)
-        # Another queue of the job may have an older request, or the job may have an older gang or
-        # resize.
+        # Compute the place at which another item of the job comes next: a request in another queue,
+        # a gang or a resize.
         until = job_queue.active_queues.until(job_queue)
         if self.non_batchables.in_pass:
             item = self.non_batchables.until(job_queue.job_id if self._tree is not None else "")
             until = item if until is None or (item is not None and item < until) else until
         if until is not None:
-            # The number that a request of this queue would have at that place.
+            # Convert the place to the arrival number that a request of this queue would have there.
             until += job_queue.priority * PRIORITY_STEP
         found: list[int] = []
         for start, end in job_queue.numbers.peek(count):
             if until is not None and end > until:
-                # Another item of the job comes before the later requests of this queue.
+                # The other item comes before the later requests of this queue.
                 found.extend(range(start, until))
                 break
             found.extend(range(start, end))
         return found
 
     def pause(self, group_id: str) -> bool:
-        """Skips a group, or the whole cluster, until `resume_paused`. Its quota admits none of the
-        classes that have room.
+        """Skips a group, or the whole cluster, until `resume_paused` is called. The caller pauses a
+        group if its quota admits none of the classes that have room.
 
         Returns:
-            False if requests are served in order of arrival. Then groups are ignored, and nothing
-            is paused.
+            True if the group was paused. False if requests are served in order of arrival, because
+            groups have no effect on this order.
         """
         if self._tree is None:
             return False
         flow = self._tree.named(group_id)
         if flow is None or flow.parent is None:
-            # The limit of the whole cluster: no job is next in order until the pause ends.
+            # The limit of the whole cluster is reached, so no job is next in order until the pause
+            # ends.
             self._closed = True
             return True
         self._tree.pause(flow)

@@ -1,12 +1,13 @@
-"""Keeps all pending requests and items, and decides which request or item is tried next.
+"""Keeps all pending requests, gangs and resizes, and decides which of them is tried next.
 
 Equal requests form a *scheduling class*. The requests of one job in a class form a *job queue*.
 Requests with different priorities are in different classes. The scheduler tries classes in
-*passes*. A pass searches once for each class for a host with room, and may last for several
-decisions. If no host has room for a class, the class is blocked until a host with its labels has
-more room. If several classes have room, `order.py` chooses the job queue that is served next. A job
-queue is inactive while its class is blocked or a quota blocks the queue. The other queues of the
-job are still served. A pass also tries gangs and resizes (`non_batchable.py`).
+*passes*. A pass searches once for each class for a host with room, and can last for several
+scheduling cycles. If no host has room for a class, the class is blocked until a host with the
+required labels has more room. If several classes have room, `order.py` chooses the job queue that
+is served next. A job queue is inactive while its class is blocked or a quota blocks the queue.
+Other queues of the same job are still served. A pass also tries gangs and resizes
+(`non_batchable.py`).
 
 Example: one host has 3 free cpus, and two jobs with equal weight have run nothing yet.
 
@@ -15,10 +16,10 @@ Example: one host has 3 free cpus, and two jobs with equal weight have run nothi
     8 cpus   job A: 3                        no room: `blocked`
 
 For each free cpu, the fairness tree chooses a job: first A, then B, then A again. (Of equal jobs,
-the job that has waited longest comes first.) So requests 1, 4 and 2 are placed. Then the host has
-no more room for the class of 1 cpu, so this class is blocked, too. When a slot ends, the host has
-more room. Both classes are unblocked (`for_next_pass`), and the next pass tries each class once.
-Request 5 is placed, and the class of 8 cpus is blocked again.
+the job that has waited longest comes first.) So requests 1, 4 and 2 are placed. Now the host has no
+more room for the class of 1 cpu, so this class is blocked, too. When a slot ends, the host has more
+room. Both classes are unblocked (`for_next_pass`), and the next pass tries each class once. Request
+5 is placed, and the class of 8 cpus is blocked again.
 """
 
 from __future__ import annotations
@@ -52,33 +53,33 @@ from resource_manager.engine.queue.starvation import Waiter
 class WaitingQueue:
     """All pending requests, by scheduling class and job.
 
-    A class is in exactly one of `current_pass`, `fitting`, `for_next_pass` and `blocked`. There is
-    one exception: after `next_class` has returned a class, the class is in none of them until the
-    caller reports the result of its search.
+    A class is in exactly one of `current_pass`, `fitting`, `for_next_pass` and `blocked`. The only
+    exception is a class that `next_class` has returned: it is in none of them until the caller
+    reports the result of its search.
 
     Attributes:
         order: the object that chooses the job queue that is served next.
         non_batchables: the pending gangs and resizes.
         current_pass: the classes that this pass has not tried yet.
         fitting: the classes that this pass has tried, and for which a host has room.
-        for_next_pass: the classes for the next pass: they are new, or were unblocked during this
-            pass.
+        for_next_pass: the classes for the next pass. Each of them is new, or was unblocked during
+            this pass.
         blocked: the classes for which no host has room, by labels.
         quota_blocked: the job queues that the quota of a group blocks.
         quota_version: the version of the hosts when quotas were last checked.
         by_job: the job queues of each job. Jobs without queues are left out.
         passes: the number of passes that have started.
-        moves: a counter that rises whenever a request is added or removed.
+        moves: a counter that is increased whenever a request is added or removed.
     """
 
     def __init__(self, flows: FlowTree | None = None, *, fair: bool = True) -> None:
         """Creates an empty queue.
 
         Args:
-            flows: the fairness tree, which must contain the job of each request that is added.
-                None: requests are served in order of arrival.
-            fair: False: requests are served in order of arrival. The fairness tree still counts
-                them.
+            flows: the fairness tree, which must contain the job of each request that is added. If
+                it is None, requests are served in order of arrival.
+            fair: whether the fairness tree orders the jobs. If it is False, requests are served in
+                order of arrival, but the tree still counts them.
         """
         self._flows = flows
         self.order = ServiceOrder(flows, fair=fair)
@@ -109,7 +110,7 @@ class WaitingQueue:
     # Pending requests.
 
     def is_required(self, labels: Labels) -> bool:
-        """Returns True if a pending request requires hosts with these labels."""
+        """Returns whether a pending request requires hosts with these labels."""
         return self._known.is_required(labels) or self.non_batchables.is_required(labels)
 
     def classes(self) -> list[SchedulingClass]:
@@ -117,7 +118,7 @@ class WaitingQueue:
         return list(self._known.waited_with.values())
 
     def is_pending(self, scheduling_class: SchedulingClass) -> bool:
-        """Returns True if the class has pending requests."""
+        """Returns whether the class has pending requests."""
         return self._known.waited_with.get(scheduling_class.waiting_key) is scheduling_class
 
     def job_queues(self) -> list[JobQueue]:
@@ -129,17 +130,17 @@ class WaitingQueue:
         ]
 
     def class_of(self, spec: RequestSpec) -> SchedulingClass:
-        """Returns the class of a request. The class may have no pending requests."""
+        """Returns the class of a request. The class possibly has no pending requests."""
         return self._known.of(waiting_key(spec))
 
     def class_for(self, key: SchedulingKey) -> SchedulingClass:
-        """Returns the class with this key in the default lane. The class may have no pending
+        """Returns the class with this key in the default lane. The class possibly has no pending
         requests.
         """
         return self._known.of((key, DEFAULT_LANE))
 
     def new_classes(self, job_id: str, specs: Iterable[RequestSpec]) -> int:
-        """Returns the number of classes of these specs in which the job has no pending request
+        """Returns how many classes these specs belong to in which the job has no pending request
         yet.
         """
         keys = {waiting_key(spec) for spec in specs}
@@ -150,8 +151,8 @@ class WaitingQueue:
         )
 
     def queue_of(self, spec: RequestSpec, job_id: str) -> JobQueue | None:
-        """Returns the queue of a job for requests equal to `spec`; None: no such request of the job
-        is pending.
+        """Returns the queue of a job for requests equal to `spec`, or None if no such request of
+        the job is pending.
         """
         scheduling_class = self._known.waited_with.get(waiting_key(spec))
         return scheduling_class.job_queues.get(job_id) if scheduling_class is not None else None
@@ -191,15 +192,15 @@ class WaitingQueue:
         )
 
     def remove(self, request: Request) -> None:
-        """Removes a request. Does nothing if the request is not pending."""
+        """Removes a request. If the request is not pending, nothing changes."""
         self.remove_run(request.spec, request.job_id, request.arrival_number, 1)
 
     def remove_run(self, spec: RequestSpec, job_id: str, number: int, count: int) -> None:
-        """Removes equal requests of a job. The method ignores requests that are not pending.
+        """Removes equal requests of a job. Requests that are not pending are ignored.
 
         Args:
             spec: the spec of each request.
-            job_id: the id of their job.
+            job_id: the id of the requests' job.
             number: the arrival number of the first request.
             count: the number of consecutive arrival numbers.
         """
@@ -223,13 +224,13 @@ class WaitingQueue:
         for request in requests:
             job_queue = scheduling_class.job_queues.get(request.job_id)
             if job_queue is not None:
-                # Do this before the removal: when no request is left, the clock stops.
+                # Call `served` before the removal, because the clock stops when no request is left.
                 self.starvation.served((scheduling_class, request.job_id))
                 self._leave(job_queue, request.arrival_number, request.arrival_number + 1)
 
     def taken(self, job_queue: JobQueue, count: int) -> None:
         """Removes the first `count` requests of a job queue after they were placed."""
-        # Do this before the removal: when no request is left, the clock stops.
+        # Call `served` before the removal, because the clock stops when no request is left.
         self.starvation.served((job_queue.scheduling_class, job_queue.job_id))
         job_queue.numbers.take(count)
         self._left(job_queue, count)
@@ -238,7 +239,7 @@ class WaitingQueue:
 
     @property
     def unblocked(self) -> bool:
-        """True if the current pass or the next pass can try some class or item."""
+        """True if the current pass or the next pass can try a class, a gang or a resize."""
         return (
             bool(self.current_pass or self.fitting or self.for_next_pass)
             or self.non_batchables.unblocked
@@ -250,7 +251,8 @@ class WaitingQueue:
         return bool(self.current_pass or self.fitting or self.non_batchables.in_pass)
 
     def begin_pass(self) -> bool:
-        """Starts the next pass, if the current pass has ended and some class or item can be tried.
+        """Starts the next pass, if the current pass has ended and a class, a gang or a resize can
+        be tried.
 
         Returns:
             True if a pass has started.
@@ -265,7 +267,7 @@ class WaitingQueue:
         return True
 
     def next_class(self) -> SchedulingClass | None:
-        """Removes and returns the next class of this pass; None: all classes were tried.
+        """Removes and returns the next class of this pass. Returns None if all classes were tried.
 
         The caller must search for a host with room for the class, and must report the result with
         `has_room`, `block` or `continue_with`.
@@ -280,8 +282,8 @@ class WaitingQueue:
         of the class.
 
         Returns:
-            The number of activated queues. If inactive queues are left, the class stays in the
-            pass, and is tried again.
+            The number of activated queues. If inactive queues are left, the class stays in the pass
+            and is tried again.
         """
         job_queues = (
             list(scheduling_class.inactive)[:most]
@@ -322,8 +324,8 @@ class WaitingQueue:
         resizes that this quota blocked.
 
         Args:
-            group_id: the id of the group. Its usage fell, or its maximum rose.
-            admits: a function that returns True if the group admits one more slot of a class now.
+            group_id: the id of a group with less usage or a higher maximum than before.
+            admits: a function that returns whether the group admits one more slot of a class now.
             most: the largest number of job queues to activate.
 
         Returns:
@@ -340,8 +342,8 @@ class WaitingQueue:
         return len(job_queues)
 
     def restart_clocks(self, job_id: str) -> None:
-        """Starts the starvation clocks of a job again, because it may get slots only from now
-        on.
+        """Starts the starvation clocks of a job again, because the job could not get slots until
+        now.
         """
         waiters: list[Waiter] = [
             (job_queue.scheduling_class, job_id) for job_queue in self.by_job.get(job_id, ())
@@ -365,13 +367,13 @@ class WaitingQueue:
         """Puts a class back into the current pass, because the search for a host was not
         finished.
         """
-        # If the class was unblocked during the search, the next pass will try it anyway.
+        # A class that was unblocked during the search is already in the next pass.
         if scheduling_class not in self.for_next_pass:
             self._put_into_pass(scheduling_class)
 
     def unblock(self, labels: Labels) -> None:
-        """Unblocks all classes that require these labels. The caller has found that a host with
-        these labels has more room.
+        """Unblocks all classes that require these labels. The caller calls this method when a host
+        with these labels has more room.
         """
         if scheduling_classes := self.blocked.pop(labels, None):
             self.for_next_pass.update(scheduling_classes)
@@ -379,7 +381,9 @@ class WaitingQueue:
                 self._fitting_blocked.pop(scheduling_class, None)
 
     def unblock_job(self, job_id: str) -> None:
-        """Unblocks the classes and items of a job whose rules about neighbors may be met now."""
+        """Unblocks the gangs and resizes of a job, and those of its classes that have rules about
+        neighbors. These rules are possibly met now.
+        """
         for job_queue in self.by_job.get(job_id, ()):
             scheduling_class = job_queue.scheduling_class
             blocked = self.blocked.get(scheduling_class.labels, {})
@@ -393,7 +397,7 @@ class WaitingQueue:
             self.non_batchables.unblock(item.arrival_number)
 
     def set_aside(self, job_queue: JobQueue, number: int) -> None:
-        """Removes a request until `take_back` is called. So later requests of its queue can be
+        """Removes a request until `take_back` is called, so that later requests of its queue can be
         tried. The fairness tree still counts the request as pending.
         """
         self._leave(job_queue, number, number + 1, counted=False)
@@ -414,8 +418,8 @@ class WaitingQueue:
             self.for_next_pass[scheduling_class] = None
 
     def is_blocked(self, scheduling_class: SchedulingClass) -> bool:
-        """Returns True if the class is blocked. There are two causes: no host had room for it at
-        the last try, or `block_fitting` blocked it.
+        """Returns whether the class is blocked. A class is blocked if no host had room for it at
+        the last try, or if `block_fitting` blocked it.
         """
         return scheduling_class in self.blocked.get(scheduling_class.labels, ())
 
@@ -438,19 +442,19 @@ class WaitingQueue:
         if counted and self._flows is not None:
             self._flows.wait(job_id, number, added)
         # If the first added request is now the oldest request of its queue, the queue and its class
-        # may move forward. Otherwise nothing else changes.
+        # possibly move forward in the order. Otherwise, nothing else must be updated.
         if job_queue.numbers.first != number:
             return
         scheduling_class.activate(job_queue, number)
-        # The classes of the next pass are sorted when it starts. So only the current pass must be
-        # updated.
+        # The classes of the next pass are sorted when that pass starts. So only the current pass
+        # must be updated.
         if scheduling_class not in self.for_next_pass:
             self.current_pass.advance(scheduling_class, number)
         if job_queue.position != INACTIVE:
             job_queue.active_queues.advance(job_queue)
         elif job_queue not in scheduling_class.inactive and not job_queue.blocked_by:
-            # If only quotas block the class, the class is tried again, because the quota of this
-            # job may admit the request.
+            # If the class is blocked only because of quotas, it is tried again, because the quota
+            # of this job possibly admits the request.
             if scheduling_class in self._fitting_blocked:
                 self._reconsider(scheduling_class)
             # The queue becomes active even if no host has room. The scheduling cycle deactivates
@@ -492,7 +496,9 @@ class WaitingQueue:
         scheduling_class.waiting -= left
         if not job_queue.numbers:
             self._close_job_queue(job_queue)
-            if counted:  # set aside only: the request is added again later, so its clock continues
+            # a request that is set aside (`counted` is False) is added again later, so its clock
+            # continues
+            if counted:
                 self.starvation.stop((scheduling_class, job_queue.job_id))
             if not scheduling_class.job_queues:
                 self._close(scheduling_class)

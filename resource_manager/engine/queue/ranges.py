@@ -3,16 +3,16 @@
 A range is stored in *parts* of at most `PART_MEMBERS_MAX` members. Each part has one database row.
 A member has one of three states:
 
-- *waiting*: the member was never placed. The only record of the member is its index, in an interval
+- *waiting*: the member was never placed. The member is stored only as an index, within an interval
   of indexes.
-- *materialized*: the member was placed at least once. The member is a `Request`, like a request
-  outside a range. When the member is queued again for the first time, it also gets its own row. So
-  its generation survives a crash.
-- *ended*: the only record of the member is again its index, in an interval that is stored.
+- *materialized*: the member was placed at least once. The member is a `Request` object, like a
+  request outside a range. When the member is queued again for the first time, it also gets its own
+  row, so that its generation survives a crash.
+- *ended*: the member is again stored only as an index, within an interval in the row of its part.
 
-So members that were never placed, or that have ended, need almost no memory. After a restart, the
-rows show which members are waiting: those that have not ended, have no slot, and have no separate
-row.
+So members that were never placed, or that have ended, need almost no memory. After a restart, a
+member is waiting if, according to the rows, it has not ended, has no slot, and has no row of its
+own.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ part ends. In the worst case, when every second member has ended, the row has ab
 """
 
 INDEX_END = 1_000_000_000_000
-"""An upper limit: the index of every member is lower."""
+"""A number that is higher than the index of every member."""
 
 _INDEX_DIGITS_MAX = len(str(INDEX_END))
 
@@ -54,8 +54,7 @@ _member_spec = copier(RequestSpec, RequestSpec, "allocation_id target_address ga
 
 @dataclass(slots=True, eq=False)
 class Part:
-    """A part of a range. It has a row, and it knows which members are waiting and which are
-    materialized.
+    """A part of a range, with its row and with the indexes of its waiting and materialized members.
 
     Attributes:
         row: the stored row, which also contains the members that have ended.
@@ -81,7 +80,7 @@ class Part:
 
     @property
     def spec(self) -> RangeSpec:
-        """The spec of this part of the requested range."""
+        """The spec of this part."""
         return self.row.spec
 
     @property
@@ -117,8 +116,8 @@ class Part:
         return f"{self.row.spec.request.allocation_id}.{index}"
 
     def how_ended(self, index: int) -> tuple[Ended, int] | None:
-        """Returns how a member ended, and an index (exclusive). All members from this member up to
-        the index ended in the same way. None: the member has not ended.
+        """Returns how a member ended, and the first index after it whose member did not end in the
+        same way. Returns None if the member has not ended.
         """
         for how, indexes in self.row.ended.items():
             if index in indexes:
@@ -138,7 +137,7 @@ class Part:
             arrival_number=self.arrival_of(index),
             create_time_ms=self.row.create_time_ms,
         )
-        # A waiting member has not ended. So `how_ended` does not have to be called for this member.
+        # A waiting member has not ended, so the call of `how_ended` is not needed.
         if index not in self.waiting and (ended := self.how_ended(index)) is not None:
             request.state, request.reason, request.message = ended[0]
         return request
@@ -154,14 +153,15 @@ class Part:
         if how not in self.row.ended:
             self.row.ended[how] = IntervalSet()
         self.row.ended[how].add_run(start, end)
-        # A member may have been in any of these sets.
+        # A member can be in any of these sets.
         for indexes in (self.waiting, self.materialized, self.stored):
             indexes.remove_run(start, end)
 
     def intervals(self, after_arrival: int = 0) -> Iterator[tuple[RequestState | None, Run]]:
-        """Yields the members after an arrival number, in order, as runs of indexes. All members of
-        a run have the same state. The state is PENDING for members that were never placed, None for
-        a materialized member, and the final state for members that have ended.
+        """Yields the members after an arrival number, in order, as runs of indexes, each with the
+        state that all members of the run have. The state is PENDING for members that were never
+        placed, and the final state for members that have ended. For a materialized member, it is
+        None.
 
         Raises:
             InvariantBroken: a member has no valid state: it is not waiting, not materialized, and
@@ -170,7 +170,7 @@ class Part:
         index = max(self.first, self.index_of(after_arrival + 1))
         while index < self.end:
             if index in self.materialized:
-                # The `Request` of a materialized member contains its state, so each materialized
+                # The state of a materialized member is in its `Request`, so each materialized
                 # member is a separate run.
                 state, until = None, index + 1
             elif index in self.waiting:
@@ -195,8 +195,8 @@ class RangeLedger:
     Attributes:
         members: the materialized members, by arrival number.
         by_job: the parts of each job, in order of arrival. Jobs without parts are left out.
-        ids: the ids of all requests and ranges, without members of ranges, for searches by a part
-            of an id.
+        ids: the ids of all requests and ranges, but not of members of ranges. Searches by a part of
+            an id use them.
     """
 
     def __init__(self) -> None:
@@ -215,7 +215,8 @@ class RangeLedger:
 
     def parts(self, after_arrival: int = 0) -> Iterator[Part]:
         """Yields the parts that have members after an arrival number, in order of arrival."""
-        # Of the parts that begin at or before this number, only the last can have members after it.
+        # Of the parts that begin at or before this number, only the last part can have members
+        # after this number.
         at = max(0, bisect_right(self._starts, after_arrival) - 1)
         for part in self._parts[at:]:
             if part.last_arrival > after_arrival:
@@ -233,15 +234,15 @@ class RangeLedger:
         """Adds a part of a range.
 
         Raises:
-            InvariantBroken: the arrival number of the part is lower than that of the last added
-                part.
+            InvariantBroken: the arrival number of the part is lower than the arrival number of the
+                part that was added last.
         """
         range_id = part.spec.range_id
         if range_id not in self._by_range:
             self._by_range[range_id] = []
-            # The id of the range may look like the id of a member, such as "X.3".
+            # The id of the range possibly looks like the id of a member, such as "X.3".
             self.reserve(range_id)
-        # The order of arrival may differ from the order of indexes.
+        # The order in which parts arrive can differ from the order of their indexes.
         insort(self._by_range[range_id], part, key=_first_index)
         if self._starts and part.row.arrival_number < self._starts[-1]:
             raise InvariantBroken(f"part {part.id_of(part.first)} was added out of order")
@@ -270,7 +271,7 @@ class RangeLedger:
             self.give_back(range_id)
 
     def reserve(self, name: str) -> None:
-        """Records the id of a request or range. A search by a part of the id then finds the id.
+        """Records the id of a request or range, so that a search by a part of the id finds the id.
         If the id looks like the id of a member, no member can get the same id.
         """
         self.ids.add(name)
@@ -292,7 +293,8 @@ class RangeLedger:
                 del self._others[found[0]]
 
     def is_free(self, range_id: str, first: int, end: int) -> bool:
-        """Returns True if no other request or range has the id of one of these members.
+        """Returns whether these members can have their ids: no other request or range has the id of
+        one of them.
 
         Args:
             range_id: the id of the range.
@@ -303,7 +305,9 @@ class RangeLedger:
         return others is None or next(others.runs_within(first, end), None) is None
 
     def named_parts(self, range_id: str) -> list[Part]:
-        """Returns all parts of a range, in order of index; empty: the range does not exist."""
+        """Returns all parts of a range, in order of index. The list is empty if the range does not
+        exist.
+        """
         return self._by_range.get(range_id, [])
 
     def overlapping(self, range_id: str, first: int, end: int) -> list[Part]:
@@ -325,8 +329,8 @@ class RangeLedger:
         return found
 
     def at(self, arrival_number: int) -> Part | None:
-        """Returns the part that contains the member with this arrival number; None: no member has
-        this number.
+        """Returns the part that contains the member with this arrival number, or None if no member
+        has this number.
         """
         at = bisect_right(self._starts, arrival_number) - 1
         if at < 0 or arrival_number > self._parts[at].last_arrival:
@@ -334,8 +338,8 @@ class RangeLedger:
         return self._parts[at]
 
     def named(self, allocation_id: str) -> tuple[Part, int] | None:
-        """Returns the part and the index of the member with this allocation id; None: no member has
-        this id.
+        """Returns the part and the index of the member with this allocation id, or None if no
+        member has this id.
         """
         if not self._parts or (found := split(allocation_id)) is None:
             return None
@@ -397,15 +401,15 @@ def dequeue_members(queue: WaitingQueue, part: Part, start: int, end: int) -> No
 
 
 def split(allocation_id: str) -> tuple[str, int] | None:
-    """Splits an id that may be the allocation id of a range member. Returns the range id and the
-    index; None: the id cannot be the id of a member.
+    """Splits an id that is possibly the allocation id of a range member. Returns the range id and
+    the index, or None if the id cannot be the id of a member.
     """
     range_id, dot, digits = allocation_id.rpartition(".")
-    # `isdecimal` also accepts digits of other scripts, but an index must not have them.
+    # `isdecimal` also accepts digits of other scripts, which are not allowed in an index.
     if not dot or not range_id or not digits.isdecimal() or not digits.isascii():
         return None
-    # An index has no leading zeros. So each member has only one id. The check of the length avoids
-    # the conversion of very long texts.
+    # An index has no leading zeros, so that each member has only one id. The check of the length
+    # avoids the conversion of very long texts.
     if len(digits) > _INDEX_DIGITS_MAX or (digits[0] == "0" and digits != "0"):
         return None
     index = int(digits)

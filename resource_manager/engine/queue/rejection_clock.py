@@ -1,8 +1,8 @@
-"""Decides when infeasible requests are rejected, and which requests must be checked then.
+"""Decides when infeasible requests are rejected, and which requests must be checked at that time.
 
-The clock restarts whenever other requests may have become feasible, for example when an executor
-registers. The clock is not stored: after a restart of the resource manager, it starts with the
-first registration. `scheduling/rejecting.py` checks and rejects the requests.
+The clock restarts whenever an infeasible request has possibly become feasible, for example when an
+executor registers. The clock is not stored: after a restart of the resource manager, it starts with
+the first registration. `scheduling/rejecting.py` checks and rejects the requests.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ class RejectionClock:
     checked when this time reaches `after_ms`.
 
     Attributes:
-        since_ms: the time of the last restart of the clock (monotonic); None: no executor has
-            registered since the resource manager started.
+        since_ms: the time of the last restart of the clock (monotonic). It is None if no executor
+            has registered since the resource manager started.
         everything: True if every pending request and gang must be checked.
         scheduling_classes: the classes to check if `everything` is False. The value is the arrival
-            number of the first request to check; earlier requests were already checked.
+            number of the first request to check, because earlier requests were already checked.
         gangs: the ids of the gangs to check if `everything` is False.
     """
 
@@ -34,8 +34,8 @@ class RejectionClock:
 
     @property
     def due_ms(self) -> int | None:
-        """The time at which infeasible requests are rejected; None: an executor must register
-        first.
+        """The time at which infeasible requests are rejected. It is None if an executor must
+        register first.
 
         During a stall, the resource manager cannot receive registrations. So after a stall, the
         clock starts again at the end of the stall.
@@ -56,8 +56,8 @@ class RejectionClock:
     def requeued(self, scheduling_class: SchedulingClass, now_ms: int) -> None:
         """Records that a request of this class had a slot and is now pending again."""
         if not self.everything:
-            # The request keeps its old arrival number, and the check may have passed this number
-            # already. So the check begins at 0 again.
+            # The request keeps its old arrival number, and the check has possibly passed this
+            # number already. So the check begins at 0 again.
             self.scheduling_classes[scheduling_class] = 0
             self._arm(now_ms)
 

@@ -19,8 +19,8 @@ _ARRIVAL = attrgetter("arrival_number")
 
 
 class Requests(ByName):
-    """All requests by allocation id, including materialized members of ranges. An iteration yields
-    them in order of arrival.
+    """All requests by allocation id, including materialized members of ranges (see `ranges.py`). An
+    iteration yields them in order of arrival.
 
     Attributes:
         by_arrival: the requests by arrival number, in order, without members of ranges.
@@ -56,8 +56,8 @@ class Requests(ByName):
             yield self.by_arrival[arrivals[at]]
 
     def known_at(self, arrival_number: int) -> Request | None:
-        """Returns the request with this arrival number. None: there is no such request, or it is a
-        range member that is not materialized.
+        """Returns the request with this arrival number. Returns None if there is no such request,
+        or if it is a range member that is not materialized.
         """
         return self.by_arrival.get(arrival_number) or self.ranges.members.get(arrival_number)
 
@@ -75,22 +75,22 @@ class Requests(ByName):
         return request
 
     def named(self, allocation_id: str) -> Request | None:
-        """Returns the request with this id; None: there is no such request. If the request is a
-        member of a range that is not materialized, returns a temporary object.
+        """Returns the request with this id, or None if there is no such request. If the request is
+        a member of a range that is not materialized, returns a temporary object.
         """
         found = self.get(allocation_id)
-        # If no ranges exist, the id need not be split.
+        # Without ranges, the id cannot be the id of a member, so do not split it.
         if found is None and self.ranges.by_job:
             found = self.ranges.request_named(allocation_id)
         return found
 
     def is_taken(self, allocation_id: str) -> bool:
-        """Returns True if this is the id of a request, of a member of a range, or of a range."""
+        """Returns whether this is the id of a request, of a member of a range, or of a range."""
         return self.named(allocation_id) is not None or allocation_id in self.ranges
 
     def served_by(self, slot: Slot) -> Request | None:
-        """Returns the request that this slot serves; None: the request has ended, or another slot
-        serves the request.
+        """Returns the request that this slot serves. Returns None if the request has ended, or if
+        another slot serves the request.
         """
         request = self.get(slot.allocation_id)
         if (

@@ -1,7 +1,7 @@
 """Defines scheduling classes (equal requests), and the job queues of each class.
 
 Requests with equal profile, labels and CPU policy fit on the same hosts. So the result of a failed
-search is stored once for each class. A job queue stores arrival numbers as intervals. So a million
+search is stored once for each class. A job queue stores arrival numbers as intervals, so a million
 requests that arrived together need no more memory than one request. `ActiveQueues` sorts the active
 queues of a job by their oldest requests.
 """
@@ -31,13 +31,13 @@ _NEVER = 1 << 62
 """A number that is higher than every arrival number."""
 
 INACTIVE = -1
-"""The position of a job queue that is not active. No place has this value."""
+"""The position of a job queue that is not active. No place in a job has this value."""
 
 ALL_JOBS = ""
-"""Stands for the id of the job if requests are served in order of arrival."""
+"""Replaces the id of the job if requests are served in order of arrival."""
 
 STALE_MAX = 64
-"""The number of entries that a heap may have in addition to two entries for each queue. A heap with
+"""The number of entries that a heap can have in addition to two entries for each queue. A heap with
 more entries is rebuilt without its outdated entries.
 """
 
@@ -50,11 +50,12 @@ results.
 
 @dataclass(slots=True, eq=False)
 class Cursor:
-    """The state in which the search for a class stopped in one tier of its index.
+    """The point at which the last search for a class stopped, in one tier of hosts
+    (`placement/policies.py`).
 
-    The class fits on no host before the position `frontier`, except perhaps on the hosts at the
-    positions `again`. This was true when the index had the version `version`, and its growth log
-    had `log_length` entries.
+    The class fits on no host before the position `frontier`, except possibly on the hosts at the
+    positions `again`. This was true when the index had the version `version`, and the index's
+    growth log had `log_length` entries.
     """
 
     version: int = -1
@@ -74,24 +75,24 @@ class SchedulingClass:
     """Equal requests that are pending.
 
     Attributes:
-        number: the order in which classes were created; it breaks ties.
-        profile: the resource profile of the requests; None: the requests get default slots.
+        number: the number of the class in the order of creation. It breaks ties.
+        profile: the resource profile of the requests, or None if the requests get default slots.
         labels: the labels that a host must carry.
-        needs: the amounts that a host must have; None: they are not computed yet (see
+        needs: the amounts that a host must have. None until they are computed (see
             `placement/columns.py`).
-        cpus: the CPU policy of the requests; None: the requests have no CPU policy.
+        cpus: the CPU policy of the requests, or None if the requests have no CPU policy.
         waiting: the number of pending requests.
         job_queues: the job queues of the class, by job.
         inactive: the job queues that wait until a host has room for the class.
-        tried: True if the class was tried since its first request arrived.
-        cursors: the state in which the last search stopped, by tier of hosts.
-        searched: set if the last search checked all hosts and found none with room: the version of
-            the index at that time, and the length of its growth log.
-        verdict: cached: (version of the cluster, feasibility).
-        reason: cached: (version of the state, the reason why the requests wait).
-        need: cached: (version of the cluster, the largest amounts that one request books).
-        heads: a heap of the first arrival numbers of the job queues. Some entries may be outdated;
-            see `head`.
+        tried: True if the class was tried after its first request arrived.
+        cursors: for each tier of hosts, the point at which the last search stopped.
+        searched: if the last search checked all hosts and found none with room, the version of the
+            index at that time and the length of the index's growth log.
+        verdict: cached pair (version of the cluster, feasibility).
+        reason: cached pair (version of the state, the reason why the requests wait).
+        need: cached pair (version of the cluster, the largest amounts that one request books).
+        heads: a heap of the first arrival numbers of the job queues. Some entries are possibly
+            outdated; see `head`.
         lane: the attributes of the requests that do not matter for the choice of a host.
         key: the scheduling key that all requests of the class have.
         waiting_key: the key by which the queue finds the class.
@@ -132,10 +133,10 @@ class SchedulingClass:
         return PLAIN if self.cpus is None else self.cpus[0]
 
     def head(self) -> int | None:
-        """Returns the arrival number of the oldest request; None: no request is pending."""
+        """Returns the arrival number of the oldest request, or None if no request is pending."""
         heads = self.heads
-        # Requests leave in any order, so entries may be outdated. An entry is corrected here, when
-        # it is at the top of the heap.
+        # Requests leave in any order, so entries can be outdated. An entry is corrected only in
+        # this method, when it is at the top of the heap.
         while heads:
             number, job_queue = heads[0]
             if not job_queue.numbers:
@@ -152,7 +153,7 @@ class SchedulingClass:
         """
         found: dict[JobQueue, None] = {}
         while len(found) < most and self.head() is not None:
-            # the heap may have several entries of one queue
+            # the heap can have several entries of one queue, so use a dict
             found[heapq.heappop(self.heads)[1]] = None
         # Add the popped queues again, with one entry for each queue.
         for job_queue in found:
@@ -160,8 +161,8 @@ class SchedulingClass:
         return list(found)
 
     def activate(self, job_queue: JobQueue, number: int) -> None:
-        """Updates `heads` after the oldest request of a job queue became `number`. This number is
-        lower than the old number.
+        """Updates `heads` after the number of a job queue's oldest request has become `number`,
+        which is lower than the number before.
         """
         heapq.heappush(self.heads, (number, job_queue))
         # Rebuild the heap when it has more than about two entries for each queue.
@@ -172,11 +173,12 @@ class SchedulingClass:
             heapq.heapify(self.heads)
 
     def runs(self) -> Iterator[Run]:
-        """Yields, in order, the arrival numbers of all requests as intervals. An interval may begin
+        """Yields, in order, the arrival numbers of all requests as intervals. An interval can begin
         directly after the end of the previous interval. The class must not change during the
         iteration.
         """
-        # Correct the first entry here. The loop corrects each other entry when it is at the top.
+        # `head` corrects the first entry. The loop corrects every later entry when it is at the
+        # top.
         self.head()
         left = list(self.heads)
         while left:
@@ -184,12 +186,12 @@ class SchedulingClass:
             start = job_queue.numbers.next_from(number)
             if start is None:
                 continue
-            if left and left[0][0] <= start:  # another entry may come first now
+            if left and left[0][0] <= start:  # another entry possibly comes first now
                 if left[0][1] is not job_queue or left[0][0] != start:
                     heapq.heappush(left, (start, job_queue))
-                continue  # a second entry of a queue that was already listed
+                continue  # the entry was put back, or its queue was already listed
             _, end = next(job_queue.numbers.runs_within(start, _NEVER))
-            # The next arrival number may belong to another queue.
+            # The interval ends where an entry of another queue begins.
             if left:
                 end = min(end, left[0][0])
             yield start, end
@@ -217,10 +219,11 @@ class JobQueue:
         numbers: the arrival numbers of the requests.
         position: the place by which the active queues of a job are sorted. It is either the place
             of the first number of `numbers`, or the lower place of a request that has left the
-            queue. `INACTIVE`: the queue is not active.
-        blocked_by: the id of the group whose quota blocks the queue; empty: no quota blocks it.
-        may_reject: True if some requests of the queue may be rejected as infeasible. False: all
-            requests have `allow_pending`, so they wait until a suitable executor registers.
+            queue. If the queue is not active, it is `INACTIVE`.
+        blocked_by: the id of the group whose quota blocks the queue, or empty if no quota blocks
+            it.
+        may_reject: True if some requests of the queue can be rejected as infeasible. False if all
+            requests have `allow_pending`, so that they wait until a suitable executor registers.
         priority: the priority by which the queue is sorted in its job.
     """
 
@@ -239,8 +242,8 @@ class JobQueue:
         return self.numbers.first - self.priority * PRIORITY_STEP
 
     def __lt__(self, other: JobQueue) -> bool:
-        """Allows heaps to compare entries with equal numbers. At most one of these entries is
-        current, so their order does not matter.
+        """Lets heaps compare entries with equal numbers. At most one of the entries with the same
+        number is current, so their order does not matter.
         """
         return False
 
@@ -248,7 +251,7 @@ class JobQueue:
 class ActiveQueues:
     """The active queues of one job, or of all jobs if requests are served in order of arrival.
 
-    The heap may contain outdated entries. An outdated entry is skipped when it is at the top. If
+    The heap can contain outdated entries. An outdated entry is skipped when it is at the top. If
     there are too many outdated entries, all of them are removed.
 
     Attributes:
@@ -263,13 +266,13 @@ class ActiveQueues:
         self._heap: list[tuple[int, JobQueue]] = []
 
     def activate(self, job_queue: JobQueue) -> bool:
-        """Activates a job queue. Returns True if no other queue is active."""
+        """Activates a job queue. Returns whether it is the only active queue."""
         self._put(job_queue, job_queue.place)
         self.active_count += 1
         return self.active_count == 1
 
     def deactivate(self, job_queue: JobQueue) -> bool:
-        """Makes a job queue inactive. Returns True if no queue is active any more."""
+        """Makes a job queue inactive. Returns whether no active queue is left."""
         job_queue.position = INACTIVE
         self.active_count -= 1
         if not self.active_count:
@@ -282,7 +285,7 @@ class ActiveQueues:
             self._put(job_queue, place)
 
     def first(self) -> JobQueue | None:
-        """Returns the queue with the first place; None: no queue is active."""
+        """Returns the queue with the lowest place, or None if no queue is active."""
         heap = self._heap
         while heap:
             number, job_queue = heap[0]
@@ -297,12 +300,13 @@ class ActiveQueues:
         return None
 
     def until(self, job_queue: JobQueue) -> int | None:
-        """Returns the position of the second queue in the order; None: only one queue is active.
+        """Returns the position of the second queue in the order, or None if only one queue is
+        active.
 
         `job_queue` must be the first queue.
         """
         heap = self._heap
-        # Pop the entry of the first queue, then outdated entries. Then the second queue is at the
+        # Pop the entry of the first queue and outdated entries, so that the second queue is at the
         # top.
         heapq.heappop(heap)
         while heap and (heap[0][1].position != heap[0][0] or heap[0][1] is job_queue):
@@ -339,16 +343,16 @@ class KnownClasses:
             # classes without pending requests; the class that has been unused for the longest time
             # comes first
         ] = {}
-        # by labels: the number of classes with pending requests
+        # for each set of labels, the number of classes with pending requests
         self._required: dict[Labels, int] = {}
         self._made = 0
 
     def is_required(self, labels: Labels) -> bool:
-        """Returns True if a class with pending requests requires these labels."""
+        """Returns whether a class with pending requests requires these labels."""
         return labels in self._required
 
     def of(self, key: WaitingKey) -> SchedulingClass:
-        """Returns the class with this key. The class may have no pending requests."""
+        """Returns the class with this key. The class possibly has no pending requests."""
         scheduling_class = self.waited_with.get(key) or self._idle.get(key)
         if scheduling_class is None:
             scheduling_class = self._make(key)
@@ -356,7 +360,9 @@ class KnownClasses:
         return scheduling_class
 
     def begin(self, key: WaitingKey) -> SchedulingClass:
-        """Returns the class with this key. The caller then adds its first pending request."""
+        """Returns the class with this key. The caller must add the first pending request of the
+        class.
+        """
         scheduling_class = self._idle.pop(key, None) or self._make(key)
         self.waited_with[key] = scheduling_class
         self._required[scheduling_class.labels] = self._required.get(scheduling_class.labels, 0) + 1
@@ -373,9 +379,8 @@ class KnownClasses:
         self._retire(key, scheduling_class)
 
     def _retire(self, key: WaitingKey, scheduling_class: SchedulingClass) -> None:
-        """Keeps a class with its cached search results, for a later request that is equal. If too
-        many classes are kept, the method deletes the class that has been unused for the longest
-        time.
+        """Keeps a class with its cached search results, for later equal requests. If too many
+        classes are kept, the method deletes the class that has been unused for the longest time.
         """
         self._idle[key] = scheduling_class
         if len(self._idle) > IDLE_CLASSES_MAX:

@@ -1,9 +1,9 @@
 """Stores requests by name and by arrival number, in maps that consist of many small dictionaries.
-Also finds ids by their last or first characters.
+This module also finds ids by their last or first characters.
 
-When a dictionary grows, Python moves all its entries. With a million requests in one dictionary,
-the insertion that makes it grow would take 25 ms. Small dictionaries grow at different times, and
-each grows quickly.
+When a dictionary grows, Python moves all its entries. In a dictionary with a million requests, the
+insertion that makes the dictionary grow would take 25 ms. Small dictionaries grow at different
+times, and each of them grows quickly.
 """
 
 from __future__ import annotations
@@ -23,20 +23,22 @@ _NAME_PARTS = 256
 """The number of dictionaries for names. It must be a power of 2."""
 
 _HASH_SHIFT = 48
-"""The dictionary of a name is chosen by the bits of the name's hash from this bit on. The lowest
-bits are not used for the choice, because each dictionary needs names whose lowest bits differ.
+"""The dictionary for a name is chosen by the bits of the name's hash from this bit on. The lower
+bits are not used for the choice, because each dictionary needs names with different lower bits.
 """
 
 END_LENGTH: Final = 4
-"""The length of the keys of ends. A search needs at least this many characters."""
+"""The number of last characters by which ids are found. A search needs at least this many
+characters.
+"""
 
 NAMES_MAX: Final = 256
-"""The largest number of ids that are stored for one key. With this limit, each change takes a
-limited time.
+"""The largest number of ids that are stored for the same last characters. The limit also limits the
+time of each change.
 
-If a million ids are random, about 15 ids have the same key. Ids that clients chose may all have the
-same last characters. A search by last characters does not find ids that exceed the limit, but a
-search by first characters finds them.
+Of a million random ids, about 15 have the same last characters. Ids that clients chose possibly all
+have the same last characters. A search by last characters does not find the ids that exceed the
+limit, but a search by first characters finds them.
 """
 
 BEGINNINGS_MAX: Final = 1_000
@@ -46,8 +48,8 @@ _AFTER_ALL: Final = "\U0010ffff"
 
 
 class ByArrival:
-    """Requests by arrival number, in order. A request that is added must have the highest
-    number.
+    """Requests by arrival number, in order. A request that is added must have a higher number than
+    all others.
     """
 
     def __init__(self) -> None:
@@ -65,7 +67,7 @@ class ByArrival:
         return self._parts[number >> _NUMBER_BITS][number]
 
     def get(self, number: int) -> Request | None:
-        """Returns the request with this number; None: no such request exists."""
+        """Returns the request with this number, or None if there is no such request."""
         part = self._parts.get(number >> _NUMBER_BITS)
         return part.get(number) if part is not None else None
 
@@ -107,7 +109,7 @@ class ByName:
         self._parts[hash(name) >> _HASH_SHIFT & _NAME_PARTS - 1][name] = request
 
     def get(self, name: str) -> Request | None:
-        """Returns the request with this name; None: no such request exists."""
+        """Returns the request with this name, or None if there is no such request."""
         return self._parts[hash(name) >> _HASH_SHIFT & _NAME_PARTS - 1].get(name)
 
     def discard(self, name: str) -> None:
@@ -116,10 +118,11 @@ class ByName:
 
 
 class IdIndex:
-    """The ids of requests and ranges, by their last four characters and in order.
+    """The ids of requests and ranges, found by their last four characters or by their first
+    characters.
 
-    A UUIDv7 begins with the time, so all ids of one minute begin with the same characters. The last
-    62 bits are random.
+    Both searches are needed: a UUIDv7 begins with the time, so all ids of one minute begin with the
+    same characters, but the last 62 bits are random.
     """
 
     def __init__(self) -> None:
@@ -136,11 +139,13 @@ class IdIndex:
             names.append(name)
 
     def sort(self, names: Collection[str]) -> None:
-        """Sorts many ids at once, before `add` is called for each of them. This takes less time."""
+        """Sorts many ids at once, before `add` is called for each of them. Sorting them one by one
+        would take longer.
+        """
         self._sorted.update(names)
 
     def discard(self, name: str) -> None:
-        """Removes an id. Does nothing if the id is not stored."""
+        """Removes an id. If the id is not stored, nothing changes."""
         self._sorted.discard(name)
         key = name[-END_LENGTH:]
         names = self._by_end.get(key, [])
@@ -150,10 +155,10 @@ class IdIndex:
                 del self._by_end[key]
 
     def find(self, part: str) -> list[str]:
-        """Returns the ids that end with a text. If there are none, returns the ids that begin with
-        the text.
+        """Returns the ids that end with a text. If no id ends with the text, returns the ids that
+        begin with it.
 
-        The result is empty in two cases: the text has fewer than four characters, or more than
+        The result is also empty if the text has fewer than four characters, or if more than
         `BEGINNINGS_MAX` ids begin with the text.
         """
         if len(part) < END_LENGTH:

@@ -1,14 +1,14 @@
-"""Measures, with starvation clocks, how long requests have waited while other requests were placed.
+"""Measures how long requests have waited while other requests were placed. A starvation clock
+measures this for each waiter.
 
 The requests of one job in one scheduling class are served in order, so they share a clock. Each
-gang and each resize has its own clock. The requests that share a clock are called a *waiter*. A
-clock starts when the first request of its waiter is queued. The clock stops when no request of the
-waiter is pending.
+gang and each resize has its own clock. A *waiter* is everything that has one clock: the requests of
+a job in a class, a gang or a resize. A clock starts when the first request of its waiter is queued.
+The clock stops when no request of the waiter is pending.
 
-A waiter is *starved* if two conditions are true. Both conditions count from the last placement of
-the waiter. Without a placement, they count from the start of its clock. First, other requests were
-placed. Second, `starvation_timeout_ms` have passed, or `starvation_placements` placements were
-made.
+A waiter is *starved* if other requests have been placed, and if `starvation_timeout_ms` have passed
+or `starvation_placements` requests have been placed. Time and placements count from the last
+placement of the waiter or, without a placement, from the start of its clock.
 
 Example: the timeout is 300 s. The clock of a waiter starts at second 0, and one of its requests is
 placed at second 200. Other waiters get slots all the time. The waiter is starved from second 500
@@ -42,7 +42,7 @@ class StarvationClock:
 
     Attributes:
         since: the moment at which the waiter began to wait.
-        served: the moment of the waiter's last placement; None: no request of the waiter was
+        served: the moment of the waiter's last placement, or None if no request of the waiter was
             placed.
         expired: the number of the waiter's reservations that expired because slots did not end in
             time.
@@ -54,18 +54,20 @@ class StarvationClock:
 
 
 NEWLY_OVER_MAX = 2_000
-"""One call of `starved` moves at most this many clocks to the clocks that have run long enough."""
+"""One call of `starved` finds at most this many further clocks that have run long enough."""
 
 Waiter = tuple[SchedulingClass, str] | int
-"""A job's requests of one class (class, job id), or the arrival number of a gang or resize."""
+"""A waiter. For a job's requests of one class, this is a pair (class, job id). For a gang or a
+resize, this is its arrival number.
+"""
 
 
 class StarvationClocks:
     """All clocks.
 
     After a clock has run long enough, `starved` does not check this clock again. So the cost of a
-    call depends only on the clocks that have run long enough since the last call. Even 100,000
-    clocks are cheap.
+    call depends only on the clocks that have run long enough since the last call. Even with 100,000
+    clocks, a call is cheap.
     """
 
     def __init__(self, flows: FlowTree | None) -> None:
@@ -99,7 +101,7 @@ class StarvationClocks:
             clock.served = self._now()
 
     def get(self, waiter: Waiter) -> StarvationClock | None:
-        """Returns the clock of a waiter; None: the waiter has no running clock."""
+        """Returns the clock of a waiter, or None if the waiter has no running clock."""
         return self._running.get(waiter) or self._over.get(waiter)
 
     def waiters(self) -> Iterator[Waiter]:
@@ -108,7 +110,7 @@ class StarvationClocks:
         yield from self._running
 
     def restart(self, since_ms: Callable[[Waiter], int]) -> None:
-        """Sets the start of each clock to the time when its waiter began to wait. This time may be
+        """Sets the start of each clock to the time when its waiter began to wait. This time can be
         before the start of this process.
 
         Args:
@@ -121,24 +123,25 @@ class StarvationClocks:
         self._over, self._running = {}, dict(sorted(clocks, key=lambda each: each[1].since))
 
     def is_over(self, mark: Mark, settings: Fairness) -> bool:
-        """Returns True if a waiter is starved. `mark` is the last placement of the waiter, or else
-        the start of its clock.
+        """Returns whether a waiter is starved. `mark` is the last placement of the waiter or,
+        without a placement, the start of its clock.
         """
         now = self._now()
         placed = now.placements - mark.placements
         most = settings.starvation_placements
         waited_ms = now.ms - mark.ms
-        # A waiter is not starved if no other request was placed.
+        # A waiter is not starved if no request was placed since the mark.
         return placed > 0 and (waited_ms >= settings.starvation_timeout_ms or 0 < most <= placed)
 
     def starved(self, settings: Fairness) -> tuple[Collection[Waiter], Mark]:
         """Returns the waiters whose clocks have run long enough, the oldest clock first, and a
         mark.
 
-        If one of a waiter's requests was placed after the start of the clock, the returned waiter
-        is not starved. The mark is the start of the oldest clock that has not run long enough. If
-        there is no such clock, it is the current moment. If more than `NEWLY_OVER_MAX` clocks have
-        newly run long enough, the next call returns the remaining waiters, too.
+        A returned waiter is possibly not starved, because one of its requests was placed after the
+        start of the clock. The mark is the start of the oldest clock that has not run long enough.
+        If there is no such clock, the mark is the current moment. If more than `NEWLY_OVER_MAX`
+        clocks have run long enough since the last call, the next call returns the remaining
+        waiters, too.
         """
         over = []
         for waiter, clock in islice(self._running.items(), NEWLY_OVER_MAX):
