@@ -276,8 +276,8 @@ class Cluster(Operations, Identities):
         with its origin.
 
         Args:
-            executor_id: the executor; None: the settings for the whole cluster. If a host does not
-                have a setting itself, the cluster's setting applies.
+            executor_id: the executor; None means the settings for the whole cluster. If a host does
+                not have a setting itself, the cluster's setting applies.
 
         Raises:
             NotFound: EXECUTOR_UNKNOWN: there is no such executor.
@@ -351,9 +351,8 @@ class Cluster(Operations, Identities):
 
         Args:
             include_ended: if true, also returns jobs that have ended.
-            matching: return only some jobs: those with one of these names, and those with an id
-                that begins or ends with one of these texts (at least 4 characters). Empty: return
-                all jobs.
+            matching: return only the jobs that have one of these names, or an id that begins or
+                ends with one of these texts (at least 4 characters). If empty, return all jobs.
         """
         return await self._pages(
             lambda cluster, token, timeout_s: cluster.ListJobs(
@@ -379,8 +378,8 @@ class Cluster(Operations, Identities):
         """Yields events of the cluster, oldest first. With `follow`, also waits for new events.
 
         Args:
-            from_sequence: sequence number of the first event to yield; 0: start with the `newest`
-                last events.
+            from_sequence: sequence number of the first event to yield; 0 means that the iteration
+                starts with the last `newest` events.
             subject_id: yield only events about this executor, job or allocation id.
             follow: if true, the iteration does not end, and yields events as they happen.
             newest: number of past events to start with if `from_sequence` is 0.
@@ -467,7 +466,7 @@ class Cluster(Operations, Identities):
             allocation_ids: slots and requests of RELEASE, at most 1,000.
             job_id: the job of END_JOB.
             group: the group of SET_GROUP.
-            weight: the new weight of the group; None: unchanged.
+            weight: the new weight of the group; None means that it stays unchanged.
             maximum: new limits of the group by dimension; None removes a limit.
 
         Raises:
@@ -519,8 +518,8 @@ class Cluster(Operations, Identities):
 
         Args:
             job_id: the job. The resource manager remembers an ended job for a while.
-            target_s: longest time in seconds that a thread should take; None: 2 minutes.
-            quantile: fraction of all threads that should finish within `target_s`; None: 0.95.
+            target_s: longest time in seconds that a thread should take; None means 2 minutes.
+            quantile: fraction of all threads that should finish within `target_s`; None means 0.95.
 
         Raises:
             NotFound: JOB_UNKNOWN: there is no such job.

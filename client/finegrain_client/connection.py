@@ -167,7 +167,7 @@ class Connection:
         Args:
             call: a function that makes one try. Its arguments are the stub and the deadline in
                 seconds.
-            policy: budget and delays; None: the policy of the connection.
+            policy: budget and delays; None means the policy of the connection.
 
         Raises:
             FinegrainError: see `call_with_retries`.
@@ -209,7 +209,7 @@ class Connection:
 
         async def once(timeout_s: float) -> T:
             nonlocal used
-            # Each try may go to another resource manager, so read the address again.
+            # Each try can go to another resource manager, so read the address again.
             used = self.manager_address
             answer = await attempt(timeout_s)
             self.manager_answered(used)

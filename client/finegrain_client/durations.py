@@ -25,7 +25,7 @@ def duration(value_s: float | None) -> Duration | None:
     if value_s is None:
         return None
     message = Duration()
-    # Round, because the product of floats may be slightly below the whole number.
+    # Round, because the product of floats can be slightly below the whole number.
     message.FromMicroseconds(round(value_s * 1e6))
     return message
 

@@ -39,7 +39,7 @@ class Renewal:
 
     Args:
         own: the certificate of the client, which is replaced.
-        file: the credentials file, which is also replaced; None: there is no file.
+        file: the credentials file, which is also replaced; None if there is no file.
         ask: a function that requests the next certificate from the resource manager.
         now: a function that returns the time in seconds since 1970 (UTC).
     """

@@ -88,7 +88,7 @@ def code_of(error: grpc.RpcError) -> grpc.StatusCode:
 
 
 def delay_before_retry(error: grpc.RpcError, backoff: Backoff) -> float | None:
-    """Returns the seconds to wait before a retry; None: the call must not be retried."""
+    """Returns the seconds to wait before a retry; None if the call must not be retried."""
     code = code_of(error)
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
         return backoff.next_s()

@@ -52,20 +52,20 @@ class DeviceHint:
 
     Attributes:
         type: "gpu", "rdma", "fpga", or a type from the configuration of executors.
-        vendor: vendor of the devices, such as "nvidia"; empty: any vendor.
-        model: words that the name of the devices' model must contain, such as "H100"; empty: any
-            model.
+        vendor: vendor of the devices, such as "nvidia"; an empty value means any vendor.
+        model: words that the name of the devices' model must contain, such as "H100"; an empty
+            value means any model.
         labels: labels that the devices must have.
         every: if true, the slot gets the requested amount of each device of its host that meets the
             conditions.
         near: type of other devices of the slot, such as "gpu". The devices of `type` should be near
-            the other devices. Empty: no such condition.
+            the other devices. An empty value means that there is no such condition.
         near_required: if true, each device of `type` must be at a PCIe switch of the devices that
             `near` names.
         per_group: if true, the devices of `type` are spread over the PCIe switches of the devices
             that `near` names: one at each switch, as far as possible.
-        scope: "numa": all GPUs must be at one NUMA node; "pcie": all GPUs must be at one PCIe
-            switch; empty: no condition.
+        scope: with "numa", all GPUs must be at one NUMA node. With "pcie", all GPUs must be at one
+            PCIe switch. An empty value means no condition.
         virtual_function: if true, the slot gets a dedicated virtual function of each device.
     """
 
@@ -124,9 +124,9 @@ class SlotSpec:
         require_isolation: lowest level of enforcement that the slot accepts, by dimension:
             {"memory": "kernel", "gpu-memory": "mps"}. Hosts with a lower level are not used.
             docs/devices.md has the levels.
-        cpu_limit_milli: CPU limit in thousandths of a core, if it is higher than `cpu_milli`; 0:
-            `cpu_milli` is the limit.
-        pids_max: largest number of processes and threads; 0: the executor's default.
+        cpu_limit_milli: CPU limit in thousandths of a core, if it is higher than `cpu_milli`; 0
+            means that `cpu_milli` is the limit.
+        pids_max: largest number of processes and threads; 0 means the executor's default.
         labels: only executors with all of these labels are used.
         target_address: address to which executors also offer the slot directly
             (`Job.serve_offers`).
@@ -140,13 +140,13 @@ class SlotSpec:
             slots may also use them), "LS" (shared), "BE" (shared, best effort). LSE and LSR need
             `cpu_milli` in multiples of 1000.
         cpu_bind: which cpus the slot gets: "FullPCPUs", "SpreadByPCPUs", "ConstrainedBurst" or
-            "None"; empty: the setting of the host. The policy is preferred. If ":required" is
-            appended, the slot is placed only on hosts that satisfy the policy.
+            "None"; an empty value means the setting of the host. The policy is preferred. If
+            ":required" is appended, the slot is placed only on hosts that satisfy the policy.
         cpu_exclusive: which part of a host the slot does not share with slots that have the same
             policy: "PCPULevel" (cores), "NUMANodeLevel" (NUMA nodes) or "None". An empty value and
             ":required" have the same meaning as for `cpu_bind`.
-        numa: placement on NUMA nodes: "SingleNUMANode", "Restricted", "BestEffort" or "None";
-            empty: as configured for the host. The first two policies are required, unless
+        numa: placement on NUMA nodes: "SingleNUMANode", "Restricted", "BestEffort" or "None"; an
+            empty value means the setting of the host. The first two policies are required, unless
             ":preferred" is appended.
         slot_labels: labels of the slots, for the rules `near` and `apart` of other slots of the
             job.
@@ -155,21 +155,23 @@ class SlotSpec:
             "app=db@numa:preferred". LEVEL: host (default), numa, l3 or core; levels below the host
             need dedicated cpus. STRENGTH: required (default) or preferred.
         apart: rules like `near`: the slot is apart from all slots with these labels.
-        time_limit_s: longest time of the slot in seconds, 1 s to 10 years; None: no limit. The
+        time_limit_s: longest time of the slot in seconds, 1 s to 10 years; None means no limit. The
             executor ends the slot after this time. The request then ends with reason TIME_LIMIT.
         expected_run_time_s: the probable duration of the work in the slot, in seconds; at most
-            `time_limit_s`. This is a hint for the scheduler; None: the duration is not known.
+            `time_limit_s`. This is a hint for the scheduler; None means that the duration is not
+            known.
         wait_timeout_s: longest time in seconds that the request may wait for a slot, up to 10
             years. After this time, the request is rejected with reason TIMED_OUT, even if this
-            client has ended. None: the request waits indefinitely. Members of a gang have the
-            timeout of the gang instead.
+            client has ended. None means that the request waits indefinitely. Members of a gang have
+            the timeout of the gang instead.
         priority: order within the job, -100 to 100; the highest is served first.
         revocable: if true, and if revocation is on in the cluster, the resource manager may take
             the slot back for a request that is not revocable and fits on no executor. The tasks get
             SIGTERM and a grace time, and the request returns to its place in the queue with reason
             REVOKED. Members of gangs cannot be revocable.
         count: number of equal slots.
-        allocation_id: id of the request, only with count 1; empty: the client generates an id.
+        allocation_id: id of the request, only with count 1; an empty value means that the client
+            generates an id.
     """
 
     cpu_milli: int | None = None
@@ -331,7 +333,7 @@ _STRENGTHS = {
 
 
 def _policy(name: str, value: object, kind: type[StrEnum]) -> str:
-    """Returns the policy in its normal form; empty: no policy is set."""
+    """Returns the policy in its normal form; empty if no policy is set."""
     text = policy_text(*read_policy(name, _text(name, value) or DEFAULT, kind))
     return "" if text == DEFAULT else text
 

@@ -47,7 +47,7 @@ def check_version(
         what: the kind of work that the file must belong to: "batch" or "job".
         application_id: SQLite's application id of files of this kind.
         version: version of the tables that this client reads.
-        oldest: the oldest version that this client also reads; None: only `version`.
+        oldest: the oldest version that this client also reads; None means only `version`.
 
     Raises:
         ConfigurationError: the file is not a state file of this kind of work, or has another

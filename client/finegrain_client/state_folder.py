@@ -56,7 +56,7 @@ class StateFolder:
         """Returns the state files, newest last.
 
         Args:
-            folder: the folder to read; None: the default folder.
+            folder: the folder to read; None means the default folder.
         """
         found = []
         for path in (folder or self.path()).glob(f"*.{self.kind}"):

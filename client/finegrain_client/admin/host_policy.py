@@ -38,7 +38,7 @@ def policy_message(
 
     Args:
         words: settings whose value is a word. The key is the name of the setting.
-        reserved_cpus: reserved cpus as a cpu list; empty: no reserved cpus.
+        reserved_cpus: reserved cpus as a cpu list; an empty value means no reserved cpus.
         reserved_strict: True if the shared pools must not contain the reserved cpus.
 
     Raises:

@@ -43,7 +43,8 @@ class Identities:
             role: "executor", "operator", "viewer", "user", "metrics" or "rm".
             name: executor id, or login name; empty for the roles "metrics" and "rm".
             ttl_s: time in seconds in which the token can be used.
-            certificate_life_s: validity of the certificate in seconds; 0: the default of the role.
+            certificate_life_s: validity of the certificate in seconds; 0 means the default of the
+                role.
 
         Raises:
             InvalidArgument: the role, the name or a time is not allowed.

@@ -50,7 +50,7 @@ class Operations:
             executor_id: the executor.
             reason: text for people.
             deadline_s: after this time in seconds, the resource manager releases the remaining
-                slots; None: it does not release them.
+                slots; None means that it does not release them.
         """
         message = pb.DrainExecutorRequest(
             executor_id=executor_id,
@@ -177,8 +177,8 @@ class Operations:
                 digit.
             weight: weight of the group, 0.001 to 1,000,000. A group of weight 4 gets four times the
                 share of a group of weight 1.
-            parent: the parent group; empty: no parent. It can change only while the group has no
-                jobs.
+            parent: the parent group; an empty value means no parent. It can change only while the
+                group has no jobs.
             description: text for people.
             minimum: guaranteed minimum by dimension ("cpu_milli", "memory_bytes", or "extended."
                 and a name). None removes the minimum of a dimension.
@@ -250,7 +250,7 @@ class Operations:
 
         Args:
             name: name of the group.
-            allow: users to allow, such as "user/alice"; "*": all users.
+            allow: users to allow, such as "user/alice". "*" means all users.
             revoke: users that lose the right. Name each user in the same form in which the user was
                 allowed.
 
@@ -274,8 +274,8 @@ class Operations:
         The limits of "*" do not apply to a user with separate limits.
 
         Args:
-            user: identity such as "user/alice"; "*": all users that have no separate limits, except
-                administrators.
+            user: identity such as "user/alice". "*" means all users that have no separate limits,
+                except administrators.
             maximum: limits by dimension: "jobs", "requests", "slots", "cpu_milli", "memory_bytes",
                 and the dimensions of `set_group`. None removes the limit of a dimension. Limits
                 that are not named stay unchanged.
@@ -334,14 +334,14 @@ class Operations:
         executor's configuration.
 
         Args:
-            executor_id: the executor; None: the settings for the whole cluster.
+            executor_id: the executor; None means the settings for the whole cluster.
             bind: rule for slots with dedicated cpus: "FullPCPUsOnly", "SpreadByPCPUs" or "None".
             numa_strategy: the NUMA node that is filled first: "MostAllocated", "LeastAllocated" or
                 "DistributeEvenly".
             alignment: placement of every slot on NUMA nodes: "None", "BestEffort", "Restricted" or
                 "SingleNUMANode".
-            reserved_cpus: cpus that are never dedicated to a slot, as a list ("0-1"; empty: no
-                cpus). They are added to the cpus that the host's configuration reserves.
+            reserved_cpus: cpus that are never dedicated to a slot, as a list ("0-1"; an empty value
+                means no cpus). They are added to the cpus that the host's configuration reserves.
             reserved_strict: True if the shared pools must not contain the reserved cpus.
             default_bind: "FullPCPUs", "SpreadByPCPUs" or "None", for requests that name no bind
                 policy.
@@ -398,7 +398,7 @@ class Operations:
             wait_for_use: see `Slot.resize`.
             wait: if true, the call returns when the slot has the new size. If false, it returns at
                 once, and `SlotStatus.resizes` has the pending change.
-            timeout_s: longest time to wait in seconds; None: no limit.
+            timeout_s: longest time to wait in seconds; None means no limit.
 
         Raises:
             NotFound: ALLOCATION_UNKNOWN: there is no such slot or request, or the slot or request

@@ -143,7 +143,7 @@ class Resizing:
     async def _news(self, next_sequence: int, wait_s: float = POLL_INTERVAL_S) -> tuple[str, int]:
         """Waits for events about the slot, for at most `wait_s`.
 
-        Returns the reason why a change was refused (empty: no change was refused), and the next
+        Returns the reason why a change was refused (empty if no change was refused), and the next
         sequence number.
         """
         answer = await self._events(self._allocation_id, next_sequence, wait_s)
@@ -164,7 +164,8 @@ class Resizing:
             page_size=1 if not from_sequence else 0,
             wait=duration(wait_s) if wait_s else None,
         )
-        # The server may wait for `wait_s` before it answers, so the call needs a longer timeout.
+        # The server can wait for up to `wait_s` before it answers, so the call needs a longer
+        # timeout.
         answer: pb.ListEventsResponse = await self._connection.call_cluster(
             lambda cluster, timeout_s: cluster.ListEvents(
                 message, timeout=max(timeout_s, wait_s + 10)

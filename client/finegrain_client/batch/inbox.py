@@ -21,7 +21,7 @@ class AttemptEnded:
 
 @dataclass(frozen=True, slots=True)
 class SubmissionFailed:
-    """The submission of requests failed. `error` is None if the submission may be tried again."""
+    """The submission of requests failed. `error` is None if another try is allowed."""
 
     first: int
     count: int

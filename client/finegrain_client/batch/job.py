@@ -62,12 +62,12 @@ class BatchJob:
 
         Args:
             cluster: the cluster to run on.
-            spec: the command and its threads; None: the spec in the state file. If both exist, they
-                must be equal.
-            state_file: path of the state file; None: a new file in the default folder (see
+            spec: the command and its threads; None means the spec in the state file. If both exist,
+                they must be equal.
+            state_file: path of the state file; None means a new file in the default folder (see
                 `default_folder`).
-            results_dir: folder for the output, as `<index>.stdout` and `<index>.stderr`; None: only
-                the last 1,000 bytes of each stream are kept, in the state file.
+            results_dir: folder for the output, as `<index>.stdout` and `<index>.stderr`; None means
+                that only the last 1,000 bytes of each stream are kept, in the state file.
             lease_s: lease of the batch's job, 1 s to 1 day.
 
         Raises:

@@ -17,7 +17,7 @@ from finegrain.errors import AlreadyExists, Reason
 
 TRIES_MAX = 5
 RETRY_DELAY_S = 0.05
-"""Wait in seconds between tries. `runner_of` in another process may have the lock for a moment."""
+"""Wait in seconds between tries, for example while `runner_of` in another process has the lock."""
 
 
 def lock_path(path: Path) -> Path:
@@ -57,7 +57,7 @@ def take_lock(path: Path) -> int:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
         except BlockingIOError:
-            if tries_left:  # `runner_of` in another process may have the lock for a moment
+            if tries_left:  # `runner_of` in another process can have the lock for a moment
                 time.sleep(RETRY_DELAY_S)
     else:
         owner = _lock_owner(descriptor)
@@ -80,7 +80,7 @@ def _lock_owner(descriptor: int) -> dict[str, Any]:
     file yet.
 
     Until the owner writes the file, the file names the previous owner. The pid of the previous
-    owner may now belong to another process, so the start time of the process must also match.
+    owner can now belong to another process, so the start time of the process must also match.
     """
     try:
         found = json.loads(os.pread(descriptor, 4096, 0))
@@ -92,10 +92,12 @@ def _lock_owner(descriptor: int) -> dict[str, Any]:
 
 
 def _start_ticks(pid: int) -> str:
-    """Returns the start time of a process, in clock ticks since the host's boot; empty: unknown."""
+    """Returns the start time of a process, in clock ticks since the host's boot; empty if it is
+    unknown.
+    """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:
         return ""
-    # The name in parentheses may itself contain blanks and parentheses.
+    # The name in parentheses can itself contain blanks and parentheses.
     return fields.rpartition(")")[2].split()[19]

@@ -69,6 +69,7 @@ class Known:
     job: JobRow | None = None  # the last job of the batch
     # The fields below describe the last job. They are empty if this job is known to have ended.
     submitted: list[SubmittedRow] = field(default_factory=list)
-    open: list[AttemptRow] = field(default_factory=list)  # attempts that may or may not have ended
+    # attempts of which it is unknown whether they have ended
+    open: list[AttemptRow] = field(default_factory=list)
     lost: list[AttemptRow] = field(default_factory=list)
     used: set[tuple[str, int]] = field(default_factory=set)  # slots that have run a thread

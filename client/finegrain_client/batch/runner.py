@@ -82,7 +82,7 @@ class Runner:
         """Works until the batch is done or stopped, and returns the outcome.
 
         Raises:
-            FinegrainError, OSError: this runner cannot continue, but a new runner may be able to.
+            FinegrainError, OSError: this runner cannot continue, but a new runner possibly can.
         """
         watching = asyncio.create_task(self.report.watch_cluster())
         try:
@@ -189,7 +189,8 @@ class Runner:
 
     async def _why_job_ended(self, error: FinegrainError, row: JobRow) -> str | None:
         if not isinstance(error, JobEnded):
-            # The watch stream has failed, but the job may still exist, so let `run` attach again.
+            # The watch stream has failed, but the job possibly still exists, so let `run` attach
+            # again.
             return None
         await self._on_disk(partial(self._state.end_job, row.number))
         reason = error.details.get("end_reason", "")
@@ -235,7 +236,7 @@ class Runner:
                     partial(job.end, outcome=outcome), "ending the batch's job"
                 )
         except (FinegrainError, TimeoutError):
-            # the job ends when its lease expires; until then, a new runner may take it over
+            # the job ends when its lease expires; until then, a new runner can take it over
             return
         await self._on_disk(partial(self._state.end_job, row.number))
 

@@ -32,7 +32,7 @@ from finegrain_client.batch.threads import DELAYED, DONE, ENDED, FAILED, RUNNING
 from finegrain_client.batch.values import ThreadResult, ThreadState, unknown_result
 
 LOSSES_MAX = 20
-"""A thread that loses this many slots fails: the thread itself may crash its hosts."""
+"""A thread that loses this many slots fails: the thread itself possibly crashes its hosts."""
 
 REFUSALS_MAX = 3
 """If this number of attempts could not execute the command, and no other attempt has executed it,
@@ -56,7 +56,7 @@ class BatchScheduler:
     """Schedules the threads of one batch while one job exists.
 
     Attributes:
-        stopping: the reason why no more threads are started; empty: threads are started.
+        stopping: the reason why no more threads are started; empty if threads are started.
         threads: the state of each thread.
         held_slots: slots of the job, by allocation id.
         waiting: queued members of the job's range.
@@ -81,8 +81,8 @@ class BatchScheduler:
             (each.first_index + each.count for each in known.submitted), default=0
         )
         self._by_phase: dict[Phase, dict[str, HeldSlot]] = {phase: {} for phase in Phase}
-        # Members that a slot will replace if the resource manager agrees to its reuse. True: the
-        # member has already ended.
+        # Waiting members that a reused slot will replace if the resource manager agrees to the
+        # reuse. The value is True if the member has already ended.
         self._reuse_members: dict[int, bool] = {}
         self._given_up = IntervalSet()
         # The attempt that was lost with a slot, and the start time of the attempt.
@@ -145,8 +145,8 @@ class BatchScheduler:
             self._drop(allocation_id)
         held = HeldSlot(allocation_id, generation, member, executor_id)
         self.held_slots[allocation_id] = self._by_phase[held.phase][allocation_id] = held
-        # The slot may still run an attempt: an attempt of an earlier runner, or an attempt from
-        # before its executor was lost.
+        # The slot possibly still runs an attempt: an attempt of an earlier runner, or an attempt
+        # from before its executor was lost.
         lost_attempt, start_time = self._lost_attempts.pop(key, (None, 0.0))
         # If the member was given up, the slot was granted while its request was being cancelled.
         if member in self._given_up:
@@ -238,7 +238,7 @@ class BatchScheduler:
         elif outcome.ending in (Ending.FAILED, Ending.REFUSED) and outcome.result is not None:
             self._failed(key, outcome, outcome.result, now)
         else:
-            # the slot of the attempt may be granted again
+            # the slot of the attempt is possibly granted again
             self._lost_attempts[run.slot] = key, run.start_time
             self._actions.discard.append(key)
             self._attempt_lost(*key, outcome.message)
@@ -471,7 +471,7 @@ class BatchScheduler:
             self.stop(f"{some}thread {thread} {result.message}")
 
     def _close(self, key: AttemptKey, outcome: str, message: str) -> None:
-        # The message may contain output of the task. Cut it, because the state file must stay
+        # The message can contain output of the task. Cut it, because the state file must stay
         # small.
         self._actions.changes.ended.append((*key, outcome, message[:1000]))
 

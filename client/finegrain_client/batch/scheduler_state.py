@@ -62,7 +62,7 @@ class Ending(Enum):
     OK = auto()
     FAILED = auto()
     REFUSED = auto()  # the command of the attempt could not be executed
-    # The slot of the attempt was lost, so the attempt may or may not have done its work.
+    # The slot of the attempt was lost, so it is unknown whether the attempt has done its work.
     LOST = auto()
     CANCELLED = auto()  # the attempt was cancelled
 

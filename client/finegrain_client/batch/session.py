@@ -103,7 +103,8 @@ class Session:
             slots: the requests and slots of the job.
             row: the job's row in the state file.
             disk: the executor that runs the writes to disk, one after another.
-            notify: a function that is called before each write. It may add changes to the write.
+            notify: a function that is called before each write. The function can add changes to the
+                write.
         """
         self.scheduler = scheduler
         self.slots = slots
@@ -136,7 +137,7 @@ class Session:
                 # must be released.
                 actions = self.scheduler.decide(self.now())
                 # Write first: if the runner is killed later, the file has a record of everything
-                # that the runner may have done.
+                # that the runner has possibly done.
                 await self._write(actions)
                 self._carry_out(actions)
                 if self.stop_mode:

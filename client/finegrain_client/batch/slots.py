@@ -97,7 +97,7 @@ async def retry_until_answered(work: Callable[[], Awaitable[T]], what: str) -> T
 
 class NewMembersRefused(Exception):
     """The resource manager did not accept the new members of a call of `BatchSlots.reuse`, and has
-    released the slots. `error` is None if the members may be requested again.
+    released the slots. `error` is None if another request for the members is allowed.
     """
 
     def __init__(self, error: FinegrainError | None) -> None:

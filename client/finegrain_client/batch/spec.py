@@ -48,22 +48,23 @@ class BatchSpec:
         after: jobs that must end before the first thread starts: a `JobDependency`, or the id of a
             job that must succeed. If a job ends in another way, the batch stops.
         env: the whole environment of the task. PATH and HOME have defaults.
-        cwd: absolute working directory; empty: a scratch directory of the task.
-        user: user that the command runs as; empty: the executor's task user.
-        timeout_s: after this time in seconds, a thread is ended and fails; None: there is no limit.
+        cwd: absolute working directory; an empty value means a scratch directory of the task.
+        user: user that the command runs as; an empty value means the executor's task user.
+        timeout_s: after this time in seconds, a thread is ended and fails; None means that there is
+            no limit.
         retries: number of times that a failed thread is tried again. A lost slot is not a failure.
         retry_delay_s: delay before the first retry of a thread. It doubles with each further retry,
             up to 60 s.
         on_failure: what happens when a thread has failed and has no retries left. "continue": the
             other threads continue. "stop": no more threads start, and running threads finish.
         failures_max: the batch also stops when more than this number of threads have failed and
-            have no retries left; None: there is no limit.
+            have no retries left; None means that there is no limit.
         speculate: if true, a thread can run a second time: if it takes far longer than other
             threads, and if no thread waits. The first run that succeeds counts, and the other run
             is cancelled.
         straggler_factor: "far longer" means more than this multiple of the 95th percentile of the
             finished threads' durations.
-        slots_max: maximum number of slots at one time; 0: no limit.
+        slots_max: maximum number of slots at one time; 0 means no limit.
         output_limit_bytes: bytes that are kept of each of the two output streams of a thread.
     """
 

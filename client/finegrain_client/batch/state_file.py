@@ -324,7 +324,7 @@ def read_results(
     Args:
         connection: the state file.
         failed_only: yield only threads that have failed and are not tried again.
-        limit: maximum number of results; -1: no limit.
+        limit: maximum number of results; -1 means no limit.
     """
     where = "where state = 'FAILED'" if failed_only else ""
     query = f"select {RESULT_COLUMNS} from results {where} order by thread limit ?"  # noqa: S608

@@ -39,7 +39,8 @@ class BatchStatus(Value):
 
     state_file: str
     batch_id: str
-    job_id: str  # id of the last job that was registered for the batch; empty: there was no job yet
+    # id of the last job that was registered for the batch; empty if there was no job yet
+    job_id: str
     spec: BatchSpec
     results_dir: str
     create_time: datetime

@@ -45,7 +45,7 @@ class Threads:
 
     @property
     def next_due(self) -> float | None:
-        """The time when the next delayed thread may run; None: no thread is delayed."""
+        """The time when the next delayed thread may run; None if no thread is delayed."""
         return self._due[0][0] if self._due else None
 
     def set(self, thread: int, state: int) -> None:
@@ -68,7 +68,7 @@ class Threads:
         """Queues the delayed threads whose delay is over."""
         while self._due and self._due[0][0] <= now:
             thread = heapq.heappop(self._due)[1]
-            # The thread may have got its result from another attempt in the meantime. Then skip it.
+            # Skip a thread that has got its result from another attempt in the meantime.
             if self._state[thread] == DELAYED:
                 self.to_do(thread)
 
@@ -80,8 +80,8 @@ class Threads:
             return preferred
         while self._todo:
             thread = heapq.heappop(self._todo)
-            # The heap may still contain a thread that an earlier call returned as `preferred`. Skip
-            # this thread.
+            # Skip a thread that an earlier call has already returned as `preferred`: it is still in
+            # the heap.
             if self._state[thread] == TODO:
                 return thread
         return None

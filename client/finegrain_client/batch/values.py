@@ -120,10 +120,10 @@ class Progress(Value):
     retries: int = 0  # number of failed attempts that were or will be tried again
     lost: int = 0  # number of attempts whose slot was lost
     speculative: int = 0  # number of second runs in progress
-    # fraction of the cluster that the slots of the batch have; None: unknown
+    # fraction of the cluster that the slots of the batch have; None if it is unknown
     share: float | None = None
     elapsed_s: float = 0.0  # time since the batch was first started
-    estimate: Estimate | None = None  # None: there is too little data yet
+    estimate: Estimate | None = None  # None if there is too little data yet
     message: str = ""  # the reason why the batch stopped, or what the batch waits for
     update_time: datetime | None = None
 

@@ -157,8 +157,8 @@ class Attempt:
                 executor_id=self.slot.executor_id,
                 start_time=start,
                 end_time=end,
-                # Return no negative duration: the times may come from different clocks, or the
-                # clock may have been set.
+                # Return no negative duration: the times can come from different clocks, or the
+                # clock may have been set in the meantime.
                 duration_s=max(0.0, (end - start).total_seconds()),
                 cpu_time_s=result.cpu_time_s,
                 peak_memory_bytes=result.peak_memory_bytes,

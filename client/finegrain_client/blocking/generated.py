@@ -122,7 +122,7 @@ class Task(Handle["AsyncTask"]):
 
     @property
     def pid(self) -> int:
-        """Process id of the task on its host; 0: not known yet."""
+        """Process id of the task on its host; 0 if it is not known yet."""
         return self.inner.pid
 
     def wait(self, timeout_s: float | None = None) -> TaskResult:
@@ -182,7 +182,7 @@ class Task(Handle["AsyncTask"]):
         """Ends the task: SIGTERM, then SIGKILL after the grace period. Does not wait for the end.
 
         Args:
-            grace_s: time in seconds between SIGTERM and SIGKILL; None: the executor's default.
+            grace_s: time in seconds between SIGTERM and SIGKILL; None means the executor's default.
 
         Raises:
             SlotLost: the slot has ended.
@@ -217,20 +217,20 @@ class Slot(ContextHandle["AsyncSlot"]):
 
     @property
     def cpus(self) -> str:
-        """The cpus of the slot, as a cpu list; empty: the executor's shared pool."""
+        """The cpus of the slot, as a cpu list; an empty value means the executor's shared pool."""
         return self.inner.cpus
 
     @property
     def assignment(self) -> CpuAssignment | None:
         """QoS class, dedicated cpus, NUMA nodes and pools of the slot.
 
-        None: the slot has class LS and runs in the whole shared pool.
+        The value is None if the slot has class LS and runs in the whole shared pool.
         """
         return self.inner.assignment
 
     @property
     def isolation(self) -> Isolation | None:
-        """How the executor enforces the limits of the slot; None: the executor has not reported
+        """How the executor enforces the limits of the slot; None if the executor has not reported
         it.
         """
         return self.inner.isolation
@@ -262,21 +262,22 @@ class Slot(ContextHandle["AsyncSlot"]):
             argv: program and arguments. The executor starts the program without a shell.
             env: the whole environment of the task. The executor adds PATH and HOME if they are
                 absent, FINEGRAIN_ variables, and variables about devices of the slot.
-            cwd: absolute path of the working directory; empty: a scratch directory of the task.
-            user: user that the task runs as; empty: the executor's default.
-            timeout_s: after this time in seconds, the executor ends the task; None: there is no
-                limit.
-            stdin: bytes or chunks of bytes, or "pipe" for `Task.write_input`; None: /dev/null.
+            cwd: absolute path of the working directory; an empty value means a scratch directory of
+                the task.
+            user: user that the task runs as; an empty value means the executor's default.
+            timeout_s: after this time in seconds, the executor ends the task; None means that there
+                is no limit.
+            stdin: bytes or chunks of bytes, or "pipe" for `Task.write_input`; None means /dev/null.
             output: where the output goes. With "capture", the result contains the output. With
                 "stream", the caller reads `Task.output`. A function is called with
                 every `OutputChunk`.
             output_limit_bytes: bytes per stream that the executor keeps on disk, at most the
-                executor's own limit; 0: the executor's limit. If there is more output, the executor
-                keeps the first and the last part.
+                executor's own limit; 0 means the executor's limit. If there is more output, the
+                executor keeps the first and the last part.
             hold_output: if true, no output is lost: when the output that `output` has not processed
                 reaches `output_limit_bytes`, the task waits. `output` must be a function. If this
                 process has no connection to the executor for 60 s, the executor drops output again.
-            task_id: id of the task; empty: the client generates an id.
+            task_id: id of the task; an empty value means that the client generates an id.
             cancel_on_interrupt: if true, interrupting this call also cancels the task. If false, an
                 accepted task continues, and a call with the same `task_id` returns its handle.
             wait_s: the call returns when the task has ended, or after this time in seconds, at most
@@ -324,8 +325,8 @@ class Slot(ContextHandle["AsyncSlot"]):
         """Releases the slot. It is not an error to release a slot twice, or after it was lost.
 
         Args:
-            grace_s: time in seconds between SIGTERM and SIGKILL for tasks that still run; None: the
-                executor's default.
+            grace_s: time in seconds between SIGTERM and SIGKILL for tasks that still run; None
+                means the executor's default.
 
         Raises:
             FinegrainError: the call to the resource manager failed. The slot is then released when
@@ -379,7 +380,7 @@ class Slot(ContextHandle["AsyncSlot"]):
             wait_for_use: what the executor does if the slot uses more memory than its new size. If
                 true, the executor waits until the slot uses less. If false, the executor refuses
                 the change.
-            timeout_s: longest time to wait in seconds; None: no limit.
+            timeout_s: longest time to wait in seconds; None means no limit.
 
         Raises:
             ResizeRefused: the slot uses more memory than its new size, or another change replaced
@@ -415,7 +416,7 @@ class Slot(ContextHandle["AsyncSlot"]):
         configured to park slots.
 
         Args:
-            timeout_s: longest time to wait in seconds; None: no limit.
+            timeout_s: longest time to wait in seconds; None means no limit.
 
         Raises:
             ResizeRefused: the executor failed to park the slot, or another change replaced this
@@ -433,7 +434,7 @@ class Slot(ContextHandle["AsyncSlot"]):
         The change is queued until GPUs are free. `withdraw_resize` withdraws the change.
 
         Args:
-            timeout_s: longest time to wait in seconds; None: no limit.
+            timeout_s: longest time to wait in seconds; None means no limit.
 
         Raises:
             ResizeRefused: another change replaced this change.
@@ -497,9 +498,9 @@ class Request(Handle["AsyncRequest"]):
     Attributes:
         allocation_id: id of the request and of the slot that will serve the request.
         state: state of the request. `reason` (a stable code) and `message` explain the state.
-        slot: latest slot of the request; None: no slot yet. `Slot.has_ended` tells whether the slot
-            has ended.
-        gang: the gang to which the request belongs; None: no gang.
+        slot: latest slot of the request; None if it has no slot yet. `Slot.has_ended` tells whether
+            the slot has ended.
+        gang: the gang to which the request belongs; None if it belongs to no gang.
         acknowledged: True if the resource manager has stored the request durably.
     """
 
@@ -533,7 +534,7 @@ class Request(Handle["AsyncRequest"]):
 
     @property
     def generation(self) -> int:
-        """Generation of `slot`; 0: the request was never granted."""
+        """Generation of `slot`; 0 if the request was never granted."""
         return self.inner.generation
 
     @property
@@ -543,7 +544,7 @@ class Request(Handle["AsyncRequest"]):
 
     @property
     def rejection(self) -> Rejection | None:
-        """The reason why the request was rejected; None: it was not rejected."""
+        """The reason why the request was rejected; None if it was not rejected."""
         return self.inner.rejection
 
     def granted(self, timeout_s: float | None = None) -> Slot:
@@ -553,7 +554,7 @@ class Request(Handle["AsyncRequest"]):
         `restart_on_loss` is lost, the call waits for the next slot.
 
         Args:
-            timeout_s: longest time to wait in seconds; None: no limit.
+            timeout_s: longest time to wait in seconds; None means no limit.
 
         Raises:
             StillWaiting: (a TimeoutError) the request was not granted within `timeout_s`.
@@ -601,7 +602,7 @@ class RequestRange(Handle["AsyncRequestRange"]):
         requests: members that were granted a slot and have not ended, by index.
         ended: number of ended members, by state.
         acknowledged: True if the resource manager has stored the range durably.
-        rejection: the reason why the range was rejected as a whole; None: the range was not
+        rejection: the reason why the range was rejected as a whole; None if the range was not
             rejected.
     """
 
@@ -665,8 +666,8 @@ class RequestRange(Handle["AsyncRequestRange"]):
 
         Args:
             first_index: index of the first member to cancel.
-            count: number of members to cancel, with consecutive indexes; None: all members from
-                `first_index` on.
+            count: number of members to cancel, with consecutive indexes; None means all members
+                from `first_index` on.
 
         Raises:
             InvalidArgument: an index is below 0, or `INDEX_END` or above.
@@ -681,10 +682,10 @@ class RequestRange(Handle["AsyncRequestRange"]):
 
         Args:
             first_index: index of the first member to release.
-            count: number of members to release, with consecutive indexes; None: all members from
-                `first_index` on.
-            grace_s: time in seconds between SIGTERM and SIGKILL for tasks that still run; None: the
-                executor's default.
+            count: number of members to release, with consecutive indexes; None means all members
+                from `first_index` on.
+            grace_s: time in seconds between SIGTERM and SIGKILL for tasks that still run; None
+                means the executor's default.
 
         Raises:
             InvalidArgument: an index is below 0, or `INDEX_END` or above.
@@ -783,8 +784,8 @@ class Job(ContextHandle["AsyncJob"]):
             members: one or several specs; see `GangSpec`.
             placement: ANYWHERE, SAME_EXECUTOR, SAME_LABEL or SPREAD; see `GangSpec`.
             label: name of the label; only with SAME_LABEL.
-            timeout_s: longest time in seconds that the gang may wait; None: no limit.
-            gang_id: id of the gang; empty: the client generates an id.
+            timeout_s: longest time in seconds that the gang may wait; None means no limit.
+            gang_id: id of the gang; an empty value means that the client generates an id.
 
         Raises:
             GangTimeout: (a TimeoutError) the gang was not placed as a whole within `timeout_s`.
@@ -817,9 +818,9 @@ class Job(ContextHandle["AsyncJob"]):
 
         Args:
             spec: the request of each member, without `target_address`.
-            range_id: id of the range; empty: the client generates an id. Member `index` has the
-                allocation id `<range_id>.<index>`. A later call with the same id and other indexes
-                adds members to the range.
+            range_id: id of the range; an empty value means that the client generates an id. Member
+                `index` has the allocation id `<range_id>.<index>`. A later call with the same id
+                and other indexes adds members to the range.
             first_index: index of the first member to request.
             raise_on_reject: if false, a rejected range is returned, with `rejection` set.
 
@@ -855,8 +856,8 @@ class Job(ContextHandle["AsyncJob"]):
 
         Args:
             slots: the slots to release.
-            grace_s: time in seconds between SIGTERM and SIGKILL for tasks that still run; None: the
-                executor's default.
+            grace_s: time in seconds between SIGTERM and SIGKILL for tasks that still run; None
+                means the executor's default.
 
         Raises:
             FinegrainError: the call to the resource manager failed.
@@ -879,7 +880,7 @@ class Job(ContextHandle["AsyncJob"]):
         Args:
             pairs: pairs of a slot, and a request or the request's allocation id.
             grace_s: time in seconds between SIGTERM and SIGKILL for tasks that still run in
-                released slots; None: the executor's default.
+                released slots; None means the executor's default.
 
         Raises:
             InvalidArgument: a slot or a request is named twice.
@@ -932,8 +933,8 @@ class Job(ContextHandle["AsyncJob"]):
         If the job has already ended, nothing happens. A detached job ends only by this call.
 
         Args:
-            grace_s: time in seconds between SIGTERM and SIGKILL for tasks; None: the executor's
-                default.
+            grace_s: time in seconds between SIGTERM and SIGKILL for tasks; None means the
+                executor's default.
             outcome: SUCCEEDED or FAILED, for jobs that depend on this job (`Cluster.job`).
 
         Raises:
@@ -1075,8 +1076,8 @@ class Cluster(LoopOwner["AsyncCluster"]):
         with its origin.
 
         Args:
-            executor_id: the executor; None: the settings for the whole cluster. If a host does not
-                have a setting itself, the cluster's setting applies.
+            executor_id: the executor; None means the settings for the whole cluster. If a host does
+                not have a setting itself, the cluster's setting applies.
 
         Raises:
             NotFound: EXECUTOR_UNKNOWN: there is no such executor.
@@ -1122,9 +1123,8 @@ class Cluster(LoopOwner["AsyncCluster"]):
 
         Args:
             include_ended: if true, also returns jobs that have ended.
-            matching: return only some jobs: those with one of these names, and those with an id
-                that begins or ends with one of these texts (at least 4 characters). Empty: return
-                all jobs.
+            matching: return only the jobs that have one of these names, or an id that begins or
+                ends with one of these texts (at least 4 characters). If empty, return all jobs.
         """
         return self.loop.run(self.inner.jobs(include_ended=include_ended, matching=matching))
 
@@ -1139,8 +1139,8 @@ class Cluster(LoopOwner["AsyncCluster"]):
         """Yields events of the cluster, oldest first. With `follow`, also waits for new events.
 
         Args:
-            from_sequence: sequence number of the first event to yield; 0: start with the `newest`
-                last events.
+            from_sequence: sequence number of the first event to yield; 0 means that the iteration
+                starts with the last `newest` events.
             subject_id: yield only events about this executor, job or allocation id.
             follow: if true, the iteration does not end, and yields events as they happen.
             newest: number of past events to start with if `from_sequence` is 0.
@@ -1197,7 +1197,7 @@ class Cluster(LoopOwner["AsyncCluster"]):
             allocation_ids: slots and requests of RELEASE, at most 1,000.
             job_id: the job of END_JOB.
             group: the group of SET_GROUP.
-            weight: the new weight of the group; None: unchanged.
+            weight: the new weight of the group; None means that it stays unchanged.
             maximum: new limits of the group by dimension; None removes a limit.
 
         Raises:
@@ -1235,8 +1235,8 @@ class Cluster(LoopOwner["AsyncCluster"]):
 
         Args:
             job_id: the job. The resource manager remembers an ended job for a while.
-            target_s: longest time in seconds that a thread should take; None: 2 minutes.
-            quantile: fraction of all threads that should finish within `target_s`; None: 0.95.
+            target_s: longest time in seconds that a thread should take; None means 2 minutes.
+            quantile: fraction of all threads that should finish within `target_s`; None means 0.95.
 
         Raises:
             NotFound: JOB_UNKNOWN: there is no such job.
@@ -1253,7 +1253,7 @@ class Cluster(LoopOwner["AsyncCluster"]):
             executor_id: the executor.
             reason: text for people.
             deadline_s: after this time in seconds, the resource manager releases the remaining
-                slots; None: it does not release them.
+                slots; None means that it does not release them.
         """
         return self.loop.run(self.inner.drain(executor_id, reason=reason, deadline_s=deadline_s))
 
@@ -1338,8 +1338,8 @@ class Cluster(LoopOwner["AsyncCluster"]):
                 digit.
             weight: weight of the group, 0.001 to 1,000,000. A group of weight 4 gets four times the
                 share of a group of weight 1.
-            parent: the parent group; empty: no parent. It can change only while the group has no
-                jobs.
+            parent: the parent group; an empty value means no parent. It can change only while the
+                group has no jobs.
             description: text for people.
             minimum: guaranteed minimum by dimension ("cpu_milli", "memory_bytes", or "extended."
                 and a name). None removes the minimum of a dimension.
@@ -1392,7 +1392,7 @@ class Cluster(LoopOwner["AsyncCluster"]):
 
         Args:
             name: name of the group.
-            allow: users to allow, such as "user/alice"; "*": all users.
+            allow: users to allow, such as "user/alice". "*" means all users.
             revoke: users that lose the right. Name each user in the same form in which the user was
                 allowed.
 
@@ -1410,8 +1410,8 @@ class Cluster(LoopOwner["AsyncCluster"]):
         The limits of "*" do not apply to a user with separate limits.
 
         Args:
-            user: identity such as "user/alice"; "*": all users that have no separate limits, except
-                administrators.
+            user: identity such as "user/alice". "*" means all users that have no separate limits,
+                except administrators.
             maximum: limits by dimension: "jobs", "requests", "slots", "cpu_milli", "memory_bytes",
                 and the dimensions of `set_group`. None removes the limit of a dimension. Limits
                 that are not named stay unchanged.
@@ -1458,14 +1458,14 @@ class Cluster(LoopOwner["AsyncCluster"]):
         executor's configuration.
 
         Args:
-            executor_id: the executor; None: the settings for the whole cluster.
+            executor_id: the executor; None means the settings for the whole cluster.
             bind: rule for slots with dedicated cpus: "FullPCPUsOnly", "SpreadByPCPUs" or "None".
             numa_strategy: the NUMA node that is filled first: "MostAllocated", "LeastAllocated" or
                 "DistributeEvenly".
             alignment: placement of every slot on NUMA nodes: "None", "BestEffort", "Restricted" or
                 "SingleNUMANode".
-            reserved_cpus: cpus that are never dedicated to a slot, as a list ("0-1"; empty: no
-                cpus). They are added to the cpus that the host's configuration reserves.
+            reserved_cpus: cpus that are never dedicated to a slot, as a list ("0-1"; an empty value
+                means no cpus). They are added to the cpus that the host's configuration reserves.
             reserved_strict: True if the shared pools must not contain the reserved cpus.
             default_bind: "FullPCPUs", "SpreadByPCPUs" or "None", for requests that name no bind
                 policy.
@@ -1515,7 +1515,7 @@ class Cluster(LoopOwner["AsyncCluster"]):
             wait_for_use: see `Slot.resize`.
             wait: if true, the call returns when the slot has the new size. If false, it returns at
                 once, and `SlotStatus.resizes` has the pending change.
-            timeout_s: longest time to wait in seconds; None: no limit.
+            timeout_s: longest time to wait in seconds; None means no limit.
 
         Raises:
             NotFound: ALLOCATION_UNKNOWN: there is no such slot or request, or the slot or request
@@ -1605,7 +1605,8 @@ class Cluster(LoopOwner["AsyncCluster"]):
             role: "executor", "operator", "viewer", "user", "metrics" or "rm".
             name: executor id, or login name; empty for the roles "metrics" and "rm".
             ttl_s: time in seconds in which the token can be used.
-            certificate_life_s: validity of the certificate in seconds; 0: the default of the role.
+            certificate_life_s: validity of the certificate in seconds; 0 means the default of the
+                role.
 
         Raises:
             InvalidArgument: the role, the name or a time is not allowed.

@@ -38,7 +38,7 @@ class ContextHandle(Handle[ContextT]):
         entered = False
 
         async def enter() -> None:
-            # Record the entry. An interruption may reach the caller's thread after the loop has
+            # Record the entry. An interruption can reach the caller's thread after the loop has
             # entered the context.
             nonlocal entered
             await self.inner.__aenter__()

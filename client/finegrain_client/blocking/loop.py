@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 WAKE_INTERVAL_S = 1.0
 LEAVING_S = 30.0
-"""Longest time in seconds that an interrupted call may take to clean up."""
+"""Longest time in seconds for which the thread waits until an interrupted call has cleaned up."""
 
 
 class PrivateLoop:
@@ -105,7 +105,7 @@ class PrivateLoop:
         """Ends the thread. Does nothing if the thread has already ended."""
         if self._loop.is_closed():
             return
-        # Close generators first, because their cleanup may use the loop's thread pool.
+        # Close generators first, because their cleanup can use the loop's thread pool.
         self.run(self._loop.shutdown_asyncgens())
         self.run(self._loop.shutdown_default_executor())
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -18,7 +18,7 @@ def async_input(stdin: bytes | Iterable[bytes] | Literal["pipe"] | None) -> Stdi
 
 
 async def _taken_in_threads(chunks: Iterable[bytes]) -> AsyncIterator[bytes]:
-    """Yields the chunks. Reading a chunk may block, so a separate thread reads it."""
+    """Yields the chunks. Reading a chunk can block, so a separate thread reads it."""
     iterator = iter(chunks)
     while (chunk := await asyncio.to_thread(next, iterator, None)) is not None:
         yield chunk

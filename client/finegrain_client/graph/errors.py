@@ -12,7 +12,7 @@ class GraphError(InvalidArgument):
 
     Attributes:
         operators: names of the operators that the error concerns, in order.
-        changes: changes of edges that would correct this error, as pairs (edge, exchange); empty:
+        changes: changes of edges that would correct this error, as pairs (edge, exchange); empty if
             other changes are needed.
     """
 

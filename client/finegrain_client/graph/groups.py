@@ -43,8 +43,8 @@ def assign_groups(graph: GraphSpec, regions: Regions) -> dict[str, str]:
 def shares_one_group(graph: GraphSpec) -> bool:
     """Returns True if operators without a group share one group.
 
-    The options of the job may decide this. If they do not, the operators of a streaming job share
-    one group, and the operators of a batch job do not.
+    The options of the job can decide this. If they do not decide it, the operators of a streaming
+    job share one group, and the operators of a batch job do not.
     """
     same = graph.options.all_vertices_in_same_slot_sharing_group_by_default
     return graph.mode is JobMode.STREAMING if same is None else same

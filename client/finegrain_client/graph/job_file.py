@@ -111,7 +111,7 @@ def _job(table: ConfigTable) -> JobGraph:
         expected_run_time_s=_seconds(table, "expected_run_time"),
     )
     name = table.text("name")
-    # Mark these keys as known, because they may be absent.
+    # These keys are read only if they are present, so mark them as known.
     for key in (_ALL_IN_ONE_GROUP, on_heap):
         table.note(key)
     table.end()
@@ -119,7 +119,7 @@ def _job(table: ConfigTable) -> JobGraph:
 
 
 def _seconds(table: ConfigTable, key: str) -> float | None:
-    table.note(key)  # the key may be absent
+    table.note(key)  # the key is read only if it is present
     return table.duration_ms(key, most_ms=TIME_LIMIT_MS_MAX) / 1000 if key in table else None
 
 

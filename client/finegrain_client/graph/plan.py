@@ -24,8 +24,8 @@ class OperatorPlan:
 
     Attributes:
         managed: the fractions of its slot's managed memory that the operator gets.
-        managed_memory_bytes: the operator's quota; None: the slot is a default slot, so its size is
-            known only when the slot is granted.
+        managed_memory_bytes: the operator's quota; None if the slot is a default slot, whose size
+            is known only when it is granted.
         output: where the operator's output for blocking edges is stored.
     """
 
@@ -45,12 +45,12 @@ class ChainPlan:
         parallelism: number of tasks.
         region: number of its pipelined region.
         group: name of its slot sharing group.
-        co_location_group: name of its co-location group; empty: the chain is in no such group.
-        program: program and arguments of its tasks; empty: no program was given.
+        co_location_group: name of its co-location group; empty if the chain is in no such group.
+        program: program and arguments of its tasks; empty if no program was given.
         ports: network ports of each task.
         network_buffers: network buffers of each task.
         network_memory_bytes: network memory of each task.
-        profile: resources of one task; None: its operators have no resources.
+        profile: resources of one task; None if its operators have no resources.
         spread: the slot of the group in which each task runs.
         memory_share: fraction of the slot's memory that is the memory limit of each task. The
             fraction is 0 if no operator has its own program. In this case only the slot's limit
@@ -78,9 +78,9 @@ class EdgePlan:
 
     Attributes:
         chained: True if both operators are in the same task.
-        obstacle: the reason why the operators are not chained; None: they are chained.
+        obstacle: the reason why the operators are not chained; None if they are chained.
         channels: largest number of input channels of a task of the consumer; 0 if chained.
-        subpartitions: largest number of subpartitions of a task of the producer; 0: the operators
+        subpartitions: largest number of subpartitions of a task of the producer; 0 if the operators
             are chained.
     """
 

@@ -186,7 +186,7 @@ def memory_share(
 
     Args:
         members: the operators of the task.
-        profile: the resources of the task; None: its operators have no resources.
+        profile: the resources of the task; None if its operators have no resources.
         slot: the profile of the task's group.
         group_weight: sum of the weights of all operators of the group.
     """

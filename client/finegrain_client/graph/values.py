@@ -98,10 +98,11 @@ class OperatorSpec:
         parallelism: number of subtasks.
         resources: resources of one subtask. None means that they are unknown, and that the job uses
             default slots.
-        program: program and arguments of its tasks; empty: the job's program.
-        slot_sharing_group: group of operators that share slots; empty: the default of the job.
+        program: program and arguments of its tasks; an empty value means the job's program.
+        slot_sharing_group: group of operators that share slots; an empty value means the default of
+            the job.
         co_location_group: subtasks with the same index of all operators in this group share a slot;
-            empty: the operator is in no such group.
+            empty if the operator is in no such group.
         chaining: if false, the operator is never in one task with another operator.
         uses_managed_memory: True if an operator without `resources` uses off-heap managed memory.
         uses_managed_on_heap_memory: True if an operator without `resources` uses on-heap managed
@@ -223,15 +224,15 @@ class JobOptions:
         default_managed_memory_percent: percentage of a default slot that is managed memory. The
             percentage applies if an operator without resources uses managed memory in the slot.
         default_managed_on_heap_memory_percent: percentage of this managed memory that is on the
-            heap. None: the value depends on the managed memory that the operators of the group use.
-            The value is 100 if they use only on-heap memory, 0 if they use only off-heap memory,
-            and 50 if they use on-heap and off-heap memory.
+            heap. None means that the value depends on the managed memory that the operators of the
+            group use. The value is 100 if they use only on-heap memory, 0 if they use only off-heap
+            memory, and 50 if they use on-heap and off-heap memory.
         restarts_max: maximum number of restarts of one region after failures of its tasks.
         restart_delay_s: delay before the first restart. The delay doubles with each further
             restart, up to 60 s.
         time_limit_s: longest time of each slot of the job in seconds, from the start of the slot
-            on; None: no limit. After this time, the executor ends the slot, and the region of the
-            slot restarts.
+            on; None means no limit. After this time, the executor ends the slot, and the region of
+            the slot restarts.
         expected_run_time_s: probable time of each slot in seconds, at most `time_limit_s`. This is
             a hint for the scheduler. None means that the time is not known.
     """

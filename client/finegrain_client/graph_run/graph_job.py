@@ -32,7 +32,7 @@ class GraphJob:
         cluster: the cluster.
         spec: the plan to run. A `GraphRunSpec` adds the environment, the group and other settings
             to the plan. None means to continue the job of `state_file`.
-        state_file: path of the state file; None: a new file in the default folder.
+        state_file: path of the state file; None means a new file in the default folder.
         lease_s: lease of the job in seconds. If no runner works on the job for this time, the
             resource manager releases the slots of the job. The next runner then runs the regions of
             these slots again.

@@ -63,7 +63,7 @@ T = TypeVar("T")
 
 HOSTS_WATCH_S = 15.0
 """Seconds between two checks of the hosts that have output of the job. Each check lists all
-executors. The checks must be rare, because a large cluster may have hundreds of jobs.
+executors. The checks must be rare, because a large cluster can have hundreds of jobs.
 """
 
 ENDING_S = 20.0
@@ -108,7 +108,7 @@ class Runner:
         """Works until the job has ended, and returns the outcome.
 
         Raises:
-            FinegrainError: this runner cannot continue, but another runner may be able to.
+            FinegrainError: this runner cannot continue, but another runner possibly can.
         """
         try:
             events = await self._on_disk(self._file.events)

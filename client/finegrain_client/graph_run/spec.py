@@ -33,9 +33,9 @@ class GraphRunSpec:
         group: resource group of the job. If it is empty, the first rule of a group that matches
             decides; if no rule matches, the group is "default".
         env: environment of all tasks.
-        cwd: absolute path of the working directory of all tasks; empty: a scratch directory for
-            each task.
-        user: user that the tasks run as; empty: the executor's default.
+        cwd: absolute path of the working directory of all tasks; an empty value means a scratch
+            directory for each task.
+        user: user that the tasks run as; an empty value means the executor's default.
         priority: order of the job within its group, -100 to 100; the highest is served first.
         after: jobs that must end before the first task starts: a `JobDependency`, or the id of a
             job that must succeed. If a job ends in another way, this job is cancelled.

@@ -65,7 +65,7 @@ class GraphJobStatus:
     """
 
     state_file: str
-    job_id: str  # empty: the job is not registered yet
+    job_id: str  # empty if the job is not registered yet
     spec: GraphRunSpec
     create_time: datetime
     runner_pid: int

@@ -39,7 +39,7 @@ class GraphOutcome(Value):
     """How a job ended."""
 
     state: GraphState
-    message: str  # the reason why the job did not finish; empty: the job finished
+    message: str  # the reason why the job did not finish; empty if the job finished
     elapsed_s: float
     restarts: int
 

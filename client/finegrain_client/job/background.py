@@ -88,7 +88,7 @@ class Changes:
                 # A waiter stays in the set until its coroutine runs. A second change can come
                 # before that, so skip waiters that are already done.
                 waiter.set_result(None)
-        # Iterate over a copy, because a listener may remove itself.
+        # Iterate over a copy, because a listener can remove itself.
         for listener in list(self.listeners):
             listener()
 

@@ -31,9 +31,9 @@ class GangSpec:
             SAME_EXECUTOR: one executor. SAME_LABEL: executors with the same value of `label`.
             SPREAD: a different executor for each member.
         label: name of the label; only with SAME_LABEL.
-        timeout_s: after this time in seconds, a waiting gang is rejected; None: the gang waits
-            without limit.
-        gang_id: id of the gang; empty: the client generates an id.
+        timeout_s: after this time in seconds, a waiting gang is rejected; None means that the gang
+            waits without limit.
+        gang_id: id of the gang; an empty value means that the client generates an id.
     """
 
     members: SlotSpec | Sequence[SlotSpec]

@@ -191,8 +191,8 @@ class Job:
             members: one or several specs; see `GangSpec`.
             placement: ANYWHERE, SAME_EXECUTOR, SAME_LABEL or SPREAD; see `GangSpec`.
             label: name of the label; only with SAME_LABEL.
-            timeout_s: longest time in seconds that the gang may wait; None: no limit.
-            gang_id: id of the gang; empty: the client generates an id.
+            timeout_s: longest time in seconds that the gang may wait; None means no limit.
+            gang_id: id of the gang; an empty value means that the client generates an id.
 
         Raises:
             GangTimeout: (a TimeoutError) the gang was not placed as a whole within `timeout_s`.
@@ -227,9 +227,9 @@ class Job:
 
         Args:
             spec: the request of each member, without `target_address`.
-            range_id: id of the range; empty: the client generates an id. Member `index` has the
-                allocation id `<range_id>.<index>`. A later call with the same id and other indexes
-                adds members to the range.
+            range_id: id of the range; an empty value means that the client generates an id. Member
+                `index` has the allocation id `<range_id>.<index>`. A later call with the same id
+                and other indexes adds members to the range.
             first_index: index of the first member to request.
             raise_on_reject: if false, a rejected range is returned, with `rejection` set.
 
@@ -262,8 +262,8 @@ class Job:
 
         Args:
             slots: the slots to release.
-            grace_s: time in seconds between SIGTERM and SIGKILL for tasks that still run; None: the
-                executor's default.
+            grace_s: time in seconds between SIGTERM and SIGKILL for tasks that still run; None
+                means the executor's default.
 
         Raises:
             FinegrainError: the call to the resource manager failed.
@@ -286,7 +286,7 @@ class Job:
         Args:
             pairs: pairs of a slot, and a request or the request's allocation id.
             grace_s: time in seconds between SIGTERM and SIGKILL for tasks that still run in
-                released slots; None: the executor's default.
+                released slots; None means the executor's default.
 
         Raises:
             InvalidArgument: a slot or a request is named twice.
@@ -340,8 +340,8 @@ class Job:
         If the job has already ended, nothing happens. A detached job ends only by this call.
 
         Args:
-            grace_s: time in seconds between SIGTERM and SIGKILL for tasks; None: the executor's
-                default.
+            grace_s: time in seconds between SIGTERM and SIGKILL for tasks; None means the
+                executor's default.
             outcome: SUCCEEDED or FAILED, for jobs that depend on this job (`Cluster.job`).
 
         Raises:
@@ -454,7 +454,7 @@ class Job:
 
     def _may_accept(self, allocation_id: str, generation: int) -> bool:
         request = self._watch.requests.get(allocation_id)
-        # Accept a higher generation, because the offer may be faster than the watch stream.
+        # Accept a higher generation, because the offer can be faster than the watch stream.
         return request is not None and generation >= request.generation
 
     def _check_alive(self) -> None:

@@ -42,7 +42,7 @@ class RequestRange:
         requests: members that were granted a slot and have not ended, by index.
         ended: number of ended members, by state.
         acknowledged: True if the resource manager has stored the range durably.
-        rejection: the reason why the range was rejected as a whole; None: the range was not
+        rejection: the reason why the range was rejected as a whole; None if the range was not
             rejected.
     """
 
@@ -119,8 +119,8 @@ class RequestRange:
 
         Args:
             first_index: index of the first member to cancel.
-            count: number of members to cancel, with consecutive indexes; None: all members from
-                `first_index` on.
+            count: number of members to cancel, with consecutive indexes; None means all members
+                from `first_index` on.
 
         Raises:
             InvalidArgument: an index is below 0, or `INDEX_END` or above.
@@ -141,10 +141,10 @@ class RequestRange:
 
         Args:
             first_index: index of the first member to release.
-            count: number of members to release, with consecutive indexes; None: all members from
-                `first_index` on.
-            grace_s: time in seconds between SIGTERM and SIGKILL for tasks that still run; None: the
-                executor's default.
+            count: number of members to release, with consecutive indexes; None means all members
+                from `first_index` on.
+            grace_s: time in seconds between SIGTERM and SIGKILL for tasks that still run; None
+                means the executor's default.
 
         Raises:
             InvalidArgument: an index is below 0, or `INDEX_END` or above.
@@ -318,7 +318,7 @@ def check_range(spec: SlotSpec, range_id: str, first_index: int) -> None:
 
     Args:
         spec: the request of each member.
-        range_id: id of the range; empty: an id is generated later.
+        range_id: id of the range; an empty value means that an id is generated later.
         first_index: index of the first member.
 
     Raises:

@@ -47,9 +47,9 @@ class Request:
     Attributes:
         allocation_id: id of the request and of the slot that will serve the request.
         state: state of the request. `reason` (a stable code) and `message` explain the state.
-        slot: latest slot of the request; None: no slot yet. `Slot.has_ended` tells whether the slot
-            has ended.
-        gang: the gang to which the request belongs; None: no gang.
+        slot: latest slot of the request; None if it has no slot yet. `Slot.has_ended` tells whether
+            the slot has ended.
+        gang: the gang to which the request belongs; None if it belongs to no gang.
         acknowledged: True if the resource manager has stored the request durably.
     """
 
@@ -82,7 +82,7 @@ class Request:
 
     @property
     def generation(self) -> int:
-        """Generation of `slot`; 0: the request was never granted."""
+        """Generation of `slot`; 0 if the request was never granted."""
         return self.slot.generation if self.slot else 0
 
     @property
@@ -92,7 +92,7 @@ class Request:
 
     @property
     def rejection(self) -> Rejection | None:
-        """The reason why the request was rejected; None: it was not rejected."""
+        """The reason why the request was rejected; None if it was not rejected."""
         return self._rejection
 
     async def granted(self, timeout_s: float | None = None) -> Slot:
@@ -102,7 +102,7 @@ class Request:
         `restart_on_loss` is lost, the call waits for the next slot.
 
         Args:
-            timeout_s: longest time to wait in seconds; None: no limit.
+            timeout_s: longest time to wait in seconds; None means no limit.
 
         Raises:
             StillWaiting: (a TimeoutError) the request was not granted within `timeout_s`.

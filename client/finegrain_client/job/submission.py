@@ -104,7 +104,7 @@ class Submission:
         for piece in many:
             gang = read(Gang, piece.gang) if piece.gang is not None else None
             requests += [self._request(each, gang) for each in piece.requests]
-        # Add the handles before the calls: the watch stream may be faster than an answer.
+        # Add the handles before the calls: the watch stream can be faster than an answer.
         self._watch.requests.update({each.allocation_id: each for each in requests})
         tried: list[Batch] = []
         try:
@@ -134,7 +134,7 @@ class Submission:
         A rejection is in `RequestRange.rejection`.
         """
         (template,) = replace(spec, count=1, allocation_id=range_id).messages()
-        # Add the range before the call: the watch stream may be faster than the answer.
+        # Add the range before the call: the watch stream can be faster than the answer.
         known = self._watch.ranges.by_id.setdefault(range_id, RequestRange(self._context, template))
         known.rejection = None
         members = first, first + spec.count
@@ -181,7 +181,7 @@ class Submission:
             resource manager has an older version, which ignores new members.
         """
         range_id = template.allocation_id
-        # Add the members before the call: the watch stream may be faster than the answer.
+        # Add the members before the call: the watch stream can be faster than the answer.
         known = self._watch.ranges.by_id.setdefault(range_id, RequestRange(self._context, template))
         members = first, first + count
         known.add(*members)

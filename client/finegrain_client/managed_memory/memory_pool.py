@@ -85,7 +85,7 @@ class MemoryPool:
                 memory that it does not use itself. The operator must release `over_quota` pages
                 within 2 s, or the executor ends the operator's task. While pages of the quota are
                 lent, `allocate` waits up to 30 s for these pages, even with a shorter timeout.
-            path: path of the slot's socket; empty: the value of FINEGRAIN_SLOT_SOCKET.
+            path: path of the slot's socket; an empty value means the path in FINEGRAIN_SLOT_SOCKET.
 
         Raises:
             SlotSocketError: there is no socket, or the executor does not answer.
@@ -151,7 +151,7 @@ class MemoryPool:
 
     @property
     def used_pages(self) -> int:
-        """Number of pages in use. For a time after the quota has shrunk, this number may exceed the
+        """Number of pages in use. For a time after the quota has shrunk, this number can exceed the
         quota.
         """
         return len(self._used)
@@ -165,7 +165,8 @@ class MemoryPool:
         """Returns a page. Waits while all pages are in use.
 
         Args:
-            timeout_s: longest time to wait, in seconds; 0: do not wait; None: there is no limit.
+            timeout_s: longest time to wait, in seconds; 0 means that the call does not wait; None
+                means that there is no limit.
 
         Raises:
             PoolEmpty: no page became free in time.

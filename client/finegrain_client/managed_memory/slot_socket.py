@@ -36,7 +36,7 @@ class SlotSocket:
     """A connection to the socket of the slot.
 
     Args:
-        path: path of the socket; empty: the value of FINEGRAIN_SLOT_SOCKET.
+        path: path of the socket; an empty value means the path in FINEGRAIN_SLOT_SOCKET.
         on_quota: a function that gets the quotas. A thread of this object calls the function after
             each connect, and when a quota has changed. If None, this object does not watch quotas.
 
@@ -55,7 +55,7 @@ class SlotSocket:
         self._on_quota = on_quota
         self._lock = threading.Lock()
         self._answered = threading.Condition(self._lock)
-        self._answers: dict[int, dict[str, Any] | None] = {}  # None: there is no answer yet
+        self._answers: dict[int, dict[str, Any] | None] = {}  # None if there is no answer yet
         self._number = 0
         self._peer: socket.socket | None = None
         self._closed = False

@@ -50,7 +50,7 @@ class SlotAtExecutor:
     Attributes:
         lost: an event that is set when the client learns that the slot is lost. Callers that wait
             for the slot's tasks then get `SlotLost`.
-        error: the reason why the slot ended; None: the slot has not ended.
+        error: the reason why the slot ended; None if the slot has not ended.
     """
 
     lost: asyncio.Event
@@ -257,7 +257,7 @@ class SlotAtExecutor:
             answer: Any = await connection.cluster.GetExecutor(message, timeout=2.0)
         except grpc.RpcError:
             return  # a later try will read the address again
-        # An executor that was restarted may listen on another port.
+        # An executor that was restarted can listen on another port.
         address = answer.executor.address
         if address and address != self._address and not self.is_lost:
             if self._link is not None:

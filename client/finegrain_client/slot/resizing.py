@@ -59,9 +59,9 @@ class SizeChange:
         devices: new amounts of the slot's devices, by name of the resource, as in `SlotSpec`.
             Amounts that are not named stay unchanged. `gpu` sets `gpu-core` and `gpu-memory-ratio`.
             An amount is the sum over all devices of the slot. The slot keeps its devices.
-        cpu_limit_milli: CPU limit above the guaranteed CPU; 0: equal to the guaranteed CPU. None: a
-            limit above the old guaranteed CPU stays, but is raised to the new guaranteed CPU if the
-            new guaranteed CPU is higher.
+        cpu_limit_milli: CPU limit above the guaranteed CPU; 0 means that it is equal to the
+            guaranteed CPU. With None, a limit above the old guaranteed CPU stays, but is raised to
+            the new guaranteed CPU if the new guaranteed CPU is higher.
         device_requests: all devices that the slot has after the change. Only `parking_change` sets
             this.
     """

@@ -109,7 +109,7 @@ class SlotSize:
         """Requests a change, and waits until the slot has the new size; see `Slot.resize`."""
         for tries_left in reversed(range(TRIES_MAX)):
             number, size = self.status.resize_number + 1, change.target(self.status)
-            # Create the waiter before the call: the watch stream may report the outcome before the
+            # Create the waiter before the call: the watch stream can report the outcome before the
             # call returns.
             with self._expecting(change, number) as waiter:
                 try:

@@ -54,20 +54,20 @@ class Slot(SlotAtExecutor):
 
     @property
     def cpus(self) -> str:
-        """The cpus of the slot, as a cpu list; empty: the executor's shared pool."""
+        """The cpus of the slot, as a cpu list; an empty value means the executor's shared pool."""
         return self.status.cpus
 
     @property
     def assignment(self) -> CpuAssignment | None:
         """QoS class, dedicated cpus, NUMA nodes and pools of the slot.
 
-        None: the slot has class LS and runs in the whole shared pool.
+        The value is None if the slot has class LS and runs in the whole shared pool.
         """
         return self.status.assignment
 
     @property
     def isolation(self) -> Isolation | None:
-        """How the executor enforces the limits of the slot; None: the executor has not reported
+        """How the executor enforces the limits of the slot; None if the executor has not reported
         it.
         """
         return self.status.isolation
@@ -99,21 +99,22 @@ class Slot(SlotAtExecutor):
             argv: program and arguments. The executor starts the program without a shell.
             env: the whole environment of the task. The executor adds PATH and HOME if they are
                 absent, FINEGRAIN_ variables, and variables about devices of the slot.
-            cwd: absolute path of the working directory; empty: a scratch directory of the task.
-            user: user that the task runs as; empty: the executor's default.
-            timeout_s: after this time in seconds, the executor ends the task; None: there is no
-                limit.
-            stdin: bytes or chunks of bytes, or "pipe" for `Task.write_input`; None: /dev/null.
+            cwd: absolute path of the working directory; an empty value means a scratch directory of
+                the task.
+            user: user that the task runs as; an empty value means the executor's default.
+            timeout_s: after this time in seconds, the executor ends the task; None means that there
+                is no limit.
+            stdin: bytes or chunks of bytes, or "pipe" for `Task.write_input`; None means /dev/null.
             output: where the output goes. With "capture", the result contains the output. With
                 "stream", the caller reads `Task.output`. A function (plain or async) is called with
                 every `OutputChunk`.
             output_limit_bytes: bytes per stream that the executor keeps on disk, at most the
-                executor's own limit; 0: the executor's limit. If there is more output, the executor
-                keeps the first and the last part.
+                executor's own limit; 0 means the executor's limit. If there is more output, the
+                executor keeps the first and the last part.
             hold_output: if true, no output is lost: when the output that `output` has not processed
                 reaches `output_limit_bytes`, the task waits. `output` must be a function. If this
                 process has no connection to the executor for 60 s, the executor drops output again.
-            task_id: id of the task; empty: the client generates an id.
+            task_id: id of the task; an empty value means that the client generates an id.
             cancel_on_interrupt: if true, cancelling this call also cancels the task. If false, an
                 accepted task continues, and a call with the same `task_id` returns its handle.
             wait_s: the call returns when the task has ended, or after this time in seconds, at most
@@ -167,8 +168,8 @@ class Slot(SlotAtExecutor):
         """Releases the slot. It is not an error to release a slot twice, or after it was lost.
 
         Args:
-            grace_s: time in seconds between SIGTERM and SIGKILL for tasks that still run; None: the
-                executor's default.
+            grace_s: time in seconds between SIGTERM and SIGKILL for tasks that still run; None
+                means the executor's default.
 
         Raises:
             FinegrainError: the call to the resource manager failed. The slot is then released when
@@ -230,7 +231,7 @@ class Slot(SlotAtExecutor):
             wait_for_use: what the executor does if the slot uses more memory than its new size. If
                 true, the executor waits until the slot uses less. If false, the executor refuses
                 the change.
-            timeout_s: longest time to wait in seconds; None: no limit.
+            timeout_s: longest time to wait in seconds; None means no limit.
 
         Raises:
             ResizeRefused: the slot uses more memory than its new size, or another change replaced
@@ -263,7 +264,7 @@ class Slot(SlotAtExecutor):
         configured to park slots.
 
         Args:
-            timeout_s: longest time to wait in seconds; None: no limit.
+            timeout_s: longest time to wait in seconds; None means no limit.
 
         Raises:
             ResizeRefused: the executor failed to park the slot, or another change replaced this
@@ -282,7 +283,7 @@ class Slot(SlotAtExecutor):
         The change is queued until GPUs are free. `withdraw_resize` withdraws the change.
 
         Args:
-            timeout_s: longest time to wait in seconds; None: no limit.
+            timeout_s: longest time to wait in seconds; None means no limit.
 
         Raises:
             ResizeRefused: another change replaced this change.

@@ -65,7 +65,7 @@ class TaskOptions:
     output: OutputMode
     output_limit_bytes: int
     operator_task: te.OperatorTask | None = None  # operators, if the task belongs to a job graph
-    memory_limit_bytes: int = 0  # limit of the task within the slot's limit; 0: no such limit
+    memory_limit_bytes: int = 0  # limit of the task within the slot's limit; 0 means no such limit
     hold_output: bool = False  # True if the task waits for `output`
     wait_s: float = 0.0  # the executor answers when the task has ended, or after this time
 
@@ -105,7 +105,7 @@ class TaskOptions:
         )
 
     def holder_of(self, task_id: str) -> str:
-        """Returns the id of the output's holder; empty: no holder.
+        """Returns the id of the output's holder; empty if there is no holder.
 
         The holder's id is the task id. So if another process submits the same task again, that
         process is the same holder.
@@ -198,7 +198,7 @@ class Task:
 
     @property
     def pid(self) -> int:
-        """Process id of the task on its host; 0: not known yet."""
+        """Process id of the task on its host; 0 if it is not known yet."""
         return self.status.pid
 
     async def wait(self, timeout_s: float | None = None) -> TaskResult:
@@ -213,7 +213,7 @@ class Task:
             JobEnded: the job has ended.
         """
         async with asyncio.timeout(timeout_s):
-            # Use a shield, because several callers may wait. If one caller is cancelled, the other
+            # Use a shield, because several callers can wait. If one caller is cancelled, the other
             # callers must still get the result.
             return await asyncio.shield(self._done)
 
@@ -278,7 +278,7 @@ class Task:
         """Ends the task: SIGTERM, then SIGKILL after the grace period. Does not wait for the end.
 
         Args:
-            grace_s: time in seconds between SIGTERM and SIGKILL; None: the executor's default.
+            grace_s: time in seconds between SIGTERM and SIGKILL; None means the executor's default.
 
         Raises:
             SlotLost: the slot has ended.

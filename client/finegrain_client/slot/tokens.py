@@ -45,7 +45,8 @@ async def new_token(
         connection: the connection to the cluster, with the identity of the job's owner.
         job_id: the job.
         executor_id: the executor that must accept the token.
-        allocation_id: the slot; empty: the token is for the output of the job's tasks.
+        allocation_id: the slot; an empty value means that the token is for the output of the job's
+            tasks.
         generation: generation of the slot.
 
     Raises:

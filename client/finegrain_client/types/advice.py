@@ -16,7 +16,7 @@ class ThreadAdvice(Value):
     """
 
     job_id: str
-    threads_recommended: int  # 0: too little is known
+    threads_recommended: int  # 0 if too little is known
     # number of finished threads; durations are from grant to release of the slot
     threads_observed: int
     threads_running: int

@@ -26,14 +26,14 @@ class DeviceStatus(Value):
     """One device, and the slots that have it."""
 
     device: Device
-    problem: str  # the reason why no new slot gets the device; empty: new slots can get it
+    problem: str  # the reason why no new slot gets the device; empty if new slots can get it
     cordoned: bool  # True if an administrator prevents that new slots get the device
     allocated: Mapping[str, int]  # amounts that all slots together have
     available: Mapping[str, int]  # amounts for new slots; empty if no new slot gets the device
     uses: tuple[DeviceUse, ...]
-    # None: nothing has changed since the executor registered.
+    # None if nothing has changed since the executor registered.
     condition: DeviceCondition | None = None
-    usage: DeviceUsage | None = None  # None: the driver of the device does not measure its use
+    usage: DeviceUsage | None = None  # None if the device's driver does not measure its use
 
 
 @dataclass(frozen=True, slots=True)

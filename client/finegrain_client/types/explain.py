@@ -32,7 +32,7 @@ class ExecutorVerdict(Value):
     blockers: tuple[str, ...]
     dimensions: tuple[Dimension, ...]
     message: str
-    cpu: CpuVerdict | None = None  # None: the executor's cpus and NUMA nodes suit the request
+    cpu: CpuVerdict | None = None  # None if the executor's cpus and NUMA nodes suit the request
     more_fit: int = 0  # number of slots of this size that fit on the executor now
 
 
@@ -45,7 +45,8 @@ class GangExplanation(Value):
     placeable: int  # largest number of members that could be placed together now
     spots: tuple[GangSpot, ...]  # possible places, the best place first
     summary: str
-    deadline_time: datetime | None  # time at which a waiting gang is rejected; None: no deadline
+    # time at which a waiting gang is rejected; None if there is no deadline
+    deadline_time: datetime | None
 
 
 @dataclass(frozen=True, slots=True)

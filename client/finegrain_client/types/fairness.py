@@ -17,7 +17,7 @@ class FlowStatus(Value):
 
     name: str  # name of the group, or id of the job
     is_job: bool
-    job_name: str  # empty: the flow is a group
+    job_name: str  # empty if the flow is a group
     weight: float
     service: float  # recent usage: cost times seconds, decayed
     tally: float  # virtual time; the flow with the lowest virtual time is served first
@@ -31,7 +31,7 @@ class FlowStatus(Value):
 class ChoiceStep(Value):
     """One level of the fairness tree: the order of the flows with queued work in one group."""
 
-    group: str  # name of the group; empty: the top level
+    group: str  # name of the group; empty at the top level
     flow: FlowStatus  # the flow to which the request belongs
     position: int  # position of this flow in the order; 1 is served next
     backlogged: int  # number of flows with queued work
@@ -70,10 +70,10 @@ class Reservation(Value):
 
     allocation_id: str  # id of the request, or of the first member of the gang
     job_id: str
-    gang_id: str  # empty: the request is not in a gang
+    gang_id: str  # empty if the request is not in a gang
     executors: tuple[ReservedExecutor, ...]
     since_time: datetime | None
     passed_over_since_time: datetime | None
     summary: str
-    # when the request will probably be placed; None: it is not known how long slots will run
+    # when the request will probably be placed; None if it is not known how long slots will run
     start_time: datetime | None = None

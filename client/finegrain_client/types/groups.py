@@ -16,7 +16,7 @@ class GroupStatus(Value):
     """One resource group. Shares are fractions of all current usage, 0 to 1."""
 
     name: str
-    parent: str  # empty: the group has no parent
+    parent: str  # empty if the group has no parent
     description: str
     weight: float
     minimum: Mapping[str, int]  # guaranteed amounts; an absent dimension has no minimum
@@ -56,5 +56,6 @@ class Groups(Value):
 
     groups: tuple[GroupStatus, ...]
     service_measure: str  # "dominant", "slots" or "cpu"
-    half_life_s: float | None  # past usage counts half after this time; None: usage does not decay
+    # past usage counts half after this time; None if usage does not decay
+    half_life_s: float | None
     reservations: tuple[Reservation, ...] = ()  # reservations for starved requests

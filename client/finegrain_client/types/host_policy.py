@@ -21,6 +21,6 @@ class HostPolicyStatus(Value):
     executor_id: str
     set: HostPolicy  # the settings that administrators made at runtime
     effective: HostSettings
-    number: int  # rises by 1 with every change of a setting; 0: no setting was changed
-    # `number` of the settings that the executor uses; None: it is not known.
+    number: int  # rises by 1 with every change of a setting; 0 if no setting was changed
+    # `number` of the settings that the executor uses; None if it is not known.
     followed_number: int | None

@@ -68,7 +68,7 @@ class AuditEntry(Value):
     entry_time: datetime | None
     actor: str  # for example "operator/ann"
     method: str  # for example "DrainExecutor"
-    object: str  # the thing that the call changes; empty: the calls were refused
+    object: str  # the thing that the call changes; empty if the calls were refused
     outcome: str  # "ok", or the reason code of the refusal
     count: int  # number of calls that the entry represents
     digest: str
@@ -81,4 +81,4 @@ class AuditCheck(Value):
     entries: int  # number of entries before the first wrong one
     first_sequence: int
     last_sequence: int
-    problem: str  # empty: nothing is wrong
+    problem: str  # empty if nothing is wrong

@@ -28,8 +28,8 @@ class PreviewedSlot(Value):
     job_name: str
     group: str
     executor_id: str
-    pids: int  # measured processes and threads; 0: none, or not measured
-    other_executor_id: str  # executor with room for the slot now; empty: none, or not sought
+    pids: int  # measured processes and threads; 0 if none, or if not measured
+    other_executor_id: str  # executor with room for the slot now; empty if none, or if not sought
 
 
 @dataclass(frozen=True, slots=True)

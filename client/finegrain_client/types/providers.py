@@ -21,9 +21,9 @@ class ExecutorShape(Value):
     total: Mapping[str, int]
     labels: Mapping[str, str]
     cost: float  # cost without a unit, which is only compared with the cost of other shapes
-    count_max: int  # 0: there is no limit
+    count_max: int  # 0 if there is no limit
     executors: Mapping[str, int]  # count by state ("asked", "started", "registered", "stopping")
-    # before this time, no new executor is requested; None: there is no back-off
+    # before this time, no new executor is requested; None if there is no back-off
     backoff_until_time: datetime | None
     failures: int  # number of failed starts in a row
     last_failure: str

@@ -45,7 +45,7 @@ class SlotResize(Value):
     cpu_limit_milli: int
     state: ResizeState
     message: str = ""  # the reason why the resize waits
-    # The assignment, as in SlotStatus; None: it is not decided yet.
+    # The assignment, as in SlotStatus; None if it is not decided yet.
     assignment: CpuAssignment | None = None
 
 
@@ -68,20 +68,20 @@ class SlotStatus(Value):
     memory_bytes: int
     cpu_limit_milli: int
     pids_max: int
-    cpus: str  # a cpu list; empty: the executor's shared pool
+    cpus: str  # a cpu list; an empty value means the executor's shared pool
     isolation: Isolation | None
     allocated_time: datetime | None
     resize_number: int = 0  # number of the last requested resize
     resizes: tuple[SlotResize, ...] = ()
-    assignment: CpuAssignment | None = None  # None: an LS slot in the whole shared pool
+    assignment: CpuAssignment | None = None  # None for an LS slot in the whole shared pool
     # The slot's devices that are not healthy, or that processes outside of finegrain use.
     device_conditions: tuple[DeviceCondition, ...] = ()
-    # longest time in seconds from `allocated_time` or the last reuse on; None: no limit
+    # longest time in seconds from `allocated_time` or the last reuse on; None means no limit
     time_limit_s: float | None = None
     reuse_number: int = 0  # how often the slot was reused; counted only with a time limit
     revocable: bool = False  # the resource manager may take the slot back
-    # None: the use is not measured yet, or the kernel does not count it. Only `Cluster` reads the
-    # use.
+    # None if the use is not measured yet, or if the kernel does not count it. Only `Cluster` reads
+    # the use.
     used: SlotUsage | None = None
 
 
@@ -92,7 +92,7 @@ class Gang(Value):
     gang_id: str
     placement: GangPlacement
     label: str  # set only with SAME_LABEL
-    # after this time in seconds, a waiting gang is rejected; None: there is no limit
+    # after this time in seconds, a waiting gang is rejected; None means that there is no limit
     timeout_s: float | None
 
 
@@ -110,7 +110,7 @@ class RequestStatus(Value):
     job_name: str
     state: RequestState
     reason: str
-    profile: ResourceProfile | None  # None: the executor's default slot profile
+    profile: ResourceProfile | None  # None means the executor's default slot profile
     generation: int
     arrival_number: int
     create_time: datetime | None
@@ -127,9 +127,9 @@ class RequestStatus(Value):
     range_id: str = ""
     restart_on_device_loss: bool = False
     cpu_policy: CpuPolicy = PLAIN
-    time_limit_s: float | None = None  # longest time of a slot in seconds; None: no limit
-    expected_run_time_s: float | None = None  # hint for the scheduler; None: there is no hint
-    wait_timeout_s: float | None = None  # longest wait for a slot in seconds; None: no limit
+    time_limit_s: float | None = None  # longest time of a slot in seconds; None means no limit
+    expected_run_time_s: float | None = None  # hint for the scheduler; None if there is no hint
+    wait_timeout_s: float | None = None  # longest wait for a slot in seconds; None means no limit
     priority: int = 0  # order within the job; the highest comes first
     revocable: bool = False  # the resource manager may take the slot back
 
@@ -190,7 +190,7 @@ class ExecutorStatus(Value):
     software_version: str
     shared_cpus: str
     unreachable_reason: str = ""
-    # executor shape, if a provider started the executor; empty: no provider started it
+    # executor shape, if a provider started the executor; empty if no provider started it
     provided_as: str = ""
     protocol_version: str = ""
     topology: Mapping[str, Any] | None = None
@@ -248,7 +248,7 @@ class JobStatus(Value):
     share_now: float = 0.0  # fraction of all current usage that the job's slots have, 0 to 1
     oldest_wait_time: datetime | None = None  # arrival time of the job's oldest waiting request
     owner: str = ""  # identity that registered the job, such as "user/alice"
-    outcome: JobOutcome | None = None  # None: the job has not ended
+    outcome: JobOutcome | None = None  # None if the job has not ended
     depends_on: tuple[JobDependency, ...] = ()  # jobs that must end before the job gets slots
     awaited_job_ids: tuple[str, ...] = ()  # the jobs of `depends_on` that have not ended
     priority: int = 0  # order within the group; the highest comes first
@@ -266,7 +266,7 @@ class ClusterEvent(Value):
     allocation_id: str
     reason: str
     message: str
-    # The identity whose call caused the event; empty: the resource manager decided it.
+    # The identity whose call caused the event; empty if the resource manager decided it.
     actor: str = ""
 
 
@@ -287,7 +287,7 @@ class ClusterInfo(Value):
     pending_requests: Mapping[str, int]  # number of pending requests by primary reason
     slots: int
     jobs: int
-    web_address: str = ""  # address of the HTTP interface; empty: there is none
+    web_address: str = ""  # address of the HTTP interface; empty if there is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +306,7 @@ class TaskStatus(Value):
     reason: str = ""  # the reason why the task never ran; set in state FAILED
     message: str = ""
     operators: tuple[OperatorStatus, ...] = ()  # operators of a job graph that the task runs
-    memory_limit_bytes: int = 0  # limit of the task within the slot's limit; 0: no such limit
+    memory_limit_bytes: int = 0  # limit of the task within the slot's limit; 0 means no such limit
     # operators of other tasks with which the task exchanges data
     peer_operator_ids: tuple[str, ...] = ()
 
@@ -336,7 +336,7 @@ class TaskResult(Value):
     oom_killed: bool
     timed_out: bool
     cancelled: bool
-    peak_memory_bytes: int  # 0: not measured
+    peak_memory_bytes: int  # 0 if it was not measured
     cpu_time_s: float
     end_time: datetime | None
     stdout_bytes: int
@@ -347,7 +347,7 @@ class TaskResult(Value):
     # The reason why the executor ended the task, such as "GPU_MEMORY_EXCEEDED".
     end_reason: str = ""
     end_message: str = ""  # `end_reason` as a sentence that people read
-    peak_gpu_memory_bytes: int = 0  # peak of the slot while the task ran; 0: not measured
+    peak_gpu_memory_bytes: int = 0  # peak of the slot while the task ran; 0 if it was not measured
 
     @property
     def ok(self) -> bool:

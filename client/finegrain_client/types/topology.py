@@ -21,9 +21,9 @@ class Cpu(Value):
 
     cpu: int
     core: int  # the cpu's core, as a number; cores are numbered in the order of their first cpu
-    node: int  # id of the cpu's NUMA node; -1: unknown
+    node: int  # id of the cpu's NUMA node; -1 if it is unknown
     package: int  # index of the cpu's package
-    kind: str  # the kind of the cpu's core: "core", "atom", ...; empty: all cores are of one kind
+    kind: str  # the kind of the cpu's core: "core", "atom", ...; empty if all cores are of one kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Pool(Value):
     """The shared pools of one NUMA node within one package."""
 
     package: int
-    node: int  # the id of a node; -1: it is not known
+    node: int  # the id of a node; -1 if it is not known
     shared_cpus: str  # for LS slots
     best_effort_cpus: str  # for BE slots
 
@@ -112,8 +112,8 @@ class CpusNow(Value):
     """The current state of an executor's cpus, as the executor reports it."""
 
     offline_cpus: str
-    squeezed_cpus: str  # best-effort slots may run only on these cpus; empty: no squeeze
-    # `HostPolicyStatus.number` of the settings that the executor uses; 0: no settings
+    squeezed_cpus: str  # best-effort slots may run only on these cpus; empty if there is no squeeze
+    # `HostPolicyStatus.number` of the settings that the executor uses; 0 if there are no settings
     host_policy_number: int
     notes: tuple[str, ...]
     kubelet: Kubelet | None

@@ -1,5 +1,5 @@
-"""Defines the effects of a schedule, which the runner must carry out in order. All effects may be
-repeated safely.
+"""Defines the effects of a schedule, which the runner must carry out in order. It is safe to repeat
+all effects.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Defines the events of a job, which a runner reports to the schedule.
 
-Events and effects can cross. So an event may be about a request, slot, task or delay that the
+Events and effects can cross. So an event can be about a request, slot, task or delay that the
 schedule has already given up. Such an event changes nothing.
 """
 

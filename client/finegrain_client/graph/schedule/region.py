@@ -57,7 +57,7 @@ class RegionRun:
         delayed_restart: True if a delay follows when the tasks of the region have ended.
         running: places of its tasks that have not ended, by task.
         hosts: for each chain, the hosts on which its tasks of the latest attempt run or ran.
-        request: the outstanding request of the region for slots; None: no request.
+        request: the outstanding request of the region for slots; None if there is no request.
         message: its last failure, as a text for people.
     """
 

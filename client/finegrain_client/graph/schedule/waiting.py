@@ -28,7 +28,7 @@ class RegionStatus:
         slots_missing: number of slots that the region has requested but not received.
         waits_for_regions: regions that must finish before this region can start.
         waits_for_request_of: regions with a request for a slot that this region also needs.
-        message: the last failure of the region, for people; empty: no failure.
+        message: the last failure of the region, for people; empty if there was no failure.
     """
 
     number: int
