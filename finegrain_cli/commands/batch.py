@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from finegrain.errors import InvalidArgument, NotFound
-from finegrain.units import parse_bytes
+from finegrain.units import parse_bytes, parse_pair
 from finegrain_cli.common import (
     ConfigOption,
     CredentialsOption,
@@ -41,6 +41,7 @@ from finegrain_cli.slot_options import (
     GpuOption,
     GpuSharedOption,
     GroupOption,
+    JobLabelOption,
     LabelOption,
     MemoryOption,
     NearOption,
@@ -142,6 +143,7 @@ def batch(
     ] = "",
     group: GroupOption = "",
     priority: PriorityOption = 0,
+    job_label: JobLabelOption = [],  # noqa: B006
     after: AfterOption = [],  # noqa: B006
     revocable: RevocableOption = False,
     timeout: Annotated[
@@ -345,6 +347,7 @@ def batch(
         name=name or Path(command[0]).name[:200] or "batch",
         group=group,
         priority=priority,
+        job_labels=dict(parse_pair("--job-label", each) for each in job_label),
         after=dependencies(after),
         env=environment_of(tuple(env)),
         cwd=_directory(command[0], cwd),

@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from finegrain.errors import InvalidArgument
+from finegrain.units import parse_pair
 from finegrain_cli.common import (
     ConfigOption,
     CredentialsOption,
@@ -28,6 +29,7 @@ from finegrain_cli.slot_options import (
     AfterOption,
     EnvOption,
     GroupOption,
+    JobLabelOption,
     PriorityOption,
     UserOption,
 )
@@ -112,6 +114,7 @@ def run(
     ] = "",
     group: GroupOption = "",
     priority: PriorityOption = 0,
+    job_label: JobLabelOption = [],  # noqa: B006
     after: AfterOption = [],  # noqa: B006
     env: EnvOption = [],  # noqa: B006 - typer wants the default as a list
     cwd: Annotated[
@@ -203,6 +206,7 @@ def run(
         cwd=_directory([each.program for each in plan.chains if each.program], cwd),
         user=user,
         priority=priority,
+        job_labels=dict(parse_pair("--job-label", each) for each in job_label),
         after=dependencies(after),
     )
     raise typer.Exit(running.start(spec, state, options))

@@ -120,3 +120,11 @@ def test_what_operators_do_to_groups_outlives_crashes(daemons: Daemons) -> None:
     assert after["medium"]["maximum"] == {"extended.licence": 2, "memory_bytes": 2**30}
     wrong = daemons.cli("groups", "set", "medium", "--min-cpu", "1", "--max-cpu", "0.5")
     assert (wrong.code, "minimum.cpu_milli is 1000" in wrong.stderr) == (2, True)
+    name = unique("e2e-rules")
+    daemons.executor(name).start()
+    daemons.await_executors(name)
+    as_ml = ("--name", "etl-batch", "--job-label", "team=ml", "--cpu", "0.1", "--memory", "8M")
+    assert daemons.cli("batch", "-n", "1", *as_ml, "--", "true").code == 0
+    with daemons.cli.client() as cluster:
+        (batch,) = cluster.jobs(include_ended=True, matching=["etl-batch"])
+        assert batch.group == "medium"

@@ -176,6 +176,7 @@ class Runner:
                 group=spec.group,
                 lease_s=self._lease_s,
                 priority=spec.priority,
+                labels=spec.job_labels,
                 # If a thread has already run, the jobs in `after` have ended. Do not name them,
                 # because they are possibly deleted.
                 after=() if known.attempts else spec.after,

@@ -45,6 +45,7 @@ class BatchSpec:
         priority: order of the batch within its group, -100 to 100; the highest is served first.
         group: resource group. If it is empty, the first rule that matches decides; if no rule
             matches, the group is "default".
+        job_labels: labels of the batch's job, which the rules of the groups can use.
         after: jobs that must end before the first thread starts: a `JobDependency`, or the id of a
             job that must succeed. If a job ends in another way, the batch stops.
         env: the whole environment of the task. PATH and HOME have defaults.
@@ -88,6 +89,7 @@ class BatchSpec:
     slots_max: int = 0
     output_limit_bytes: int = OUTPUT_LIMIT_DEFAULT_BYTES
     priority: int = 0
+    job_labels: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # Store a tuple, so that the caller cannot change the command later.

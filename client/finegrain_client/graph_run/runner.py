@@ -169,6 +169,7 @@ class Runner:
                 group=spec.group,
                 lease_s=self._lease_s,
                 priority=spec.priority,
+                labels=spec.job_labels,
                 after=() if begun else spec.after,
             )
             return await stack.enter_async_context(job)

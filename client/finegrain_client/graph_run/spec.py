@@ -37,6 +37,7 @@ class GraphRunSpec:
             directory for each task.
         user: user that the tasks run as; an empty value means the executor's default.
         priority: order of the job within its group, -100 to 100; the highest is served first.
+        job_labels: labels of the job, which the rules of the groups can use.
         after: jobs that must end before the first task starts: a `JobDependency`, or the id of a
             job that must succeed. If a job ends in another way, this job is cancelled.
     """
@@ -48,6 +49,7 @@ class GraphRunSpec:
     user: str = ""
     priority: int = 0
     after: Sequence[JobDependency | str] = ()
+    job_labels: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "after", dependencies(self.after))
@@ -67,6 +69,7 @@ class GraphRunSpec:
                 "user": self.user,
                 "priority": self.priority,
                 "after": [asdict(each) for each in dependencies(self.after)],
+                "job_labels": dict(self.job_labels),
             }
         )
 
@@ -82,6 +85,7 @@ class GraphRunSpec:
             data["user"],
             data.get("priority", 0),  # absent in state files of earlier versions
             dependencies_from_json(data.get("after", ())),
+            data.get("job_labels", {}),
         )
 
 

@@ -87,9 +87,9 @@ def test_stragglers_are_known_when_half_is_done() -> None:
     assert Rate([1.0] * 4).straggler_after_s(2, 4) is None
 
 
-def test_jobs_before_a_batch_are_kept_with_it() -> None:
+def test_jobs_before_a_batch_and_labels_of_its_job_are_kept_with_it() -> None:
     failed = fg.JobDependency("job-2", fg.JobCondition.FAILED)
-    spec = fg.BatchSpec(1, ["work"], after=["job-1", failed])
+    spec = fg.BatchSpec(1, ["work"], after=["job-1", failed], job_labels={"team": "ml"})
     assert spec.after == (fg.JobDependency("job-1"), failed)
     assert fg.BatchSpec.from_json(spec.to_json()) == spec
     with pytest.raises(fg.InvalidArgument, match="after"):

@@ -52,7 +52,15 @@ def test_every_wish_reaches_the_batch(
         *("--on-failure", "stop", "--failures-max", "7", "--speculate", "--slots-max", "2"),
         *("--timeout", "90s", "--output-limit", "1M", "--user", "nobody", "--env", "KEY={index}"),
         *("--label", "zone=a", "--resource", "licence=2", "--pids", "64", "--cpu-limit", "2"),
-        *("--allow-pending", "--results", str(tmp_path / "out"), "--cwd", "/srv"),
+        *(
+            "--job-label",
+            "team=ml",
+            "--allow-pending",
+            "--results",
+            str(tmp_path / "out"),
+            "--cwd",
+            "/srv",
+        ),
     )
     assert finegrain("batch", *flags, "--", "load").exit_code == 0
 
@@ -63,6 +71,7 @@ def test_every_wish_reaches_the_batch(
     assert (spec.slots_max, spec.timeout_s, spec.output_limit_bytes) == (2, 90.0, fg.MIB)
     assert (spec.user, spec.cwd, spec.env["KEY"]) == ("nobody", "/srv", "{index}")
     assert (spec.slot.labels, spec.slot.extended) == ({"zone": "a"}, {"licence": 2})
+    assert spec.job_labels == {"team": "ml"}
     assert (spec.slot.pids_max, spec.slot.cpu_limit_milli) == (64, 2000)
     assert spec.slot.allow_pending
     assert batch.results_dir == str(tmp_path / "out")
