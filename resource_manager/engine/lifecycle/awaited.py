@@ -36,8 +36,7 @@ class AwaitedExecutors:
         return executor_id in self._ids
 
     def begin(self, for_ms: int) -> list[str]:
-        """Begins to wait for all known executors that have not registered since the start and are
-        not lost.
+        """Begins to wait for all known executors in the state UNCONFIRMED.
 
         Args:
             for_ms: duration of the wait, in milliseconds.

@@ -1,9 +1,9 @@
 """Checks pending requests against the maxima of resource groups.
 
 If a maximum does not admit a request, the request is blocked by quota. The request is tried again
-only after slots of the group have ended, or the group has got a higher maximum. Requests of other
-groups are not delayed. Each slot counts with the largest amounts that it could book on any
-executor.
+only after slots of the group have released capacity, or the group has got a higher maximum.
+Requests of other groups are not delayed. Each slot counts with the largest amounts that it could
+book on any executor.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Computes the columns of the capacity index: the values that a host has, and the values that a
 request needs.
 
-Each constraint (`fit.py`) defines its columns, and a few columns describe the host as a whole. A
-column without a prefix contains the free amount of the host. The column with the prefix `KNOWN`
+Each constraint (`fit.py`) defines its columns, and a few more columns describe the host as a whole.
+A column without a prefix contains the free amount of the host. The column with the prefix `KNOWN`
 contains the amount that would be free if the host were empty. The column with the prefix `ONLINE`
 equals the `KNOWN` column while the host is online, and is 0 otherwise.
 """
@@ -44,10 +44,10 @@ def columns_of(host: Host, strategy: Strategy) -> dict[str, int]:
     # columns are current.
     if host.described is not host.executor.registration:
         _describe(host)
-    # Copy the cached columns, because the code below adds columns that depend on bookings.
+    # Copy the cached columns, because the following code adds columns that depend on bookings.
     columns = dict(host.columns_online if host.online else host.columns_known)
     # A host that is not eligible gets no columns of free capacity. So no search finds the host. The
-    # columns of its size stay in the index.
+    # columns with the size of the host stay in the index.
     if not host.eligible:
         return columns
     at = HostView.now(host)
@@ -62,7 +62,7 @@ def columns_of(host: Host, strategy: Strategy) -> dict[str, int]:
 
 
 def score_columns_of(host: Host, strategy: Strategy, columns: dict[str, int]) -> dict[str, int]:
-    """Returns the columns by which a placement strategy orders hosts, computed from `columns`, the
+    """Returns the columns by which a placement strategy orders hosts. They are computed from the
     other columns of the host.
     """
     most = host.executor.registration.slots_max
@@ -97,7 +97,7 @@ def needs_for(request: ResourceRequest) -> Needs:
 
 
 def size_of(scheduling_class: SchedulingClass, sums: Amounts) -> int:
-    """Returns the size of a request relative to the cluster, in units of 2**-60. For each amount,
+    """Returns the size of a request relative to the cluster, in units of 2**-60. In each dimension,
     the function divides the needed amount by the total of all hosts. The result is the largest of
     these ratios.
 
@@ -105,8 +105,9 @@ def size_of(scheduling_class: SchedulingClass, sums: Amounts) -> int:
 
     Args:
         scheduling_class: the scheduling class of the request.
-        sums: the sum of each index column over all hosts. The function skips an amount that no host
-            has. Example: if all hosts have one common memory pool, it skips the memory parts.
+        sums: the sum of each index column over all hosts. The function skips a column that no host
+            has. Example: if all hosts have one common memory pool, the function skips the columns
+            of memory parts.
     """
     return max(
         (
@@ -122,7 +123,9 @@ def size_of(scheduling_class: SchedulingClass, sums: Amounts) -> int:
 def _needs(
     request: ResourceRequest, *, separate_pools: bool
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Returns the needs in all columns, and the needs that can be compared with sums over hosts."""
+    """Returns two dicts: the needs in all columns, and the needs in those columns that can be
+    compared with sums over hosts.
+    """
     need: dict[str, int] = {}
     counted: dict[str, int] = {}
     for constraint in _WITH_COLUMNS:

@@ -46,10 +46,10 @@ class Blocker(StrEnum):
     SLOT_LIMIT = "SLOT_LIMIT"
     REFUSED = "REFUSED"  # the executor refused an equal slot recently
     HELD = "HELD"  # the free capacity is reserved for another owner
-    NOT_NEAR = "NOT_NEAR"  # no slot here that the request must be near to
-    NOT_APART = "NOT_APART"  # slots are here that the request must be apart from
+    NOT_NEAR = "NOT_NEAR"  # the host has no slot that the request must be near to
+    NOT_APART = "NOT_APART"  # the host has slots that the request must be apart from
     DEVICES = "DEVICES"  # too few devices have enough free capacity
-    TOPOLOGY = "TOPOLOGY"  # the cpus or NUMA nodes are unsuitable, even if enough is free
+    TOPOLOGY = "TOPOLOGY"  # the cpus or NUMA nodes are unsuitable, even if enough capacity is free
 
 
 class Obstacle(NamedTuple):
@@ -59,11 +59,11 @@ class Obstacle(NamedTuple):
         constraint: the condition that is not met.
         blocker: the code of the obstacle, for people and in the protocol.
         transient: True if the obstacle disappears when enough slots on the host end.
-        lack: the size of the obstacle, for the order of hosts: the missing part of the requested
-            amount, in millionths. An obstacle without a missing amount has a fixed size.
-        dimension: the resource of which too little is free; empty: the obstacle is not about one
+        lack: the size of the obstacle, by which explanations order hosts: the missing part of the
+            requested amount, in millionths. An obstacle without a missing amount has a fixed size.
+        dimension: the resource of which too little is free; empty if the obstacle is not about one
             resource.
-        host_refusal: the reason why cpus, NUMA nodes or devices are not suitable; None: the
+        host_refusal: the reason why cpus, NUMA nodes or devices are not suitable; None if the
             obstacle has another cause.
     """
 
@@ -79,17 +79,17 @@ NO_OBSTACLE: tuple[Obstacle, ...] = ()
 
 
 class HostView:
-    """A view of a host for the checks of constraints. It shows the host in its present state, when
-    empty, or without some of its slots.
+    """A view of a host for the checks of constraints. The view shows the host in its present state,
+    when empty, or without some of its slots.
 
     Attributes:
         host: the host.
-        free: the amounts that one more slot could have, including reserved capacity. `spare` leaves
-            out reserved capacity.
+        free: the amounts that one more slot could have, including reserved capacity. `spare`
+            excludes capacity that is reserved for other owners.
         total: the amounts that one more slot could have if all other slots ended.
-        slots_left: the number of slots that the host may still get in this view.
+        slots_left: the number of additional slots that the host can get in this view.
         is_empty: True if the view shows the host without slots and without reservations.
-        owns_reservation: True: the host's reserved capacity is for the request that is compared
+        owns_reservation: True if the host's reserved capacity is for the request that is compared
             with the host.
     """
 
@@ -131,9 +131,9 @@ class HostView:
     ) -> HostView:
         """Returns the host as if these slots had ended.
 
-        `free` includes best-effort cpu even if the best-effort pool is empty now: the pool may get
-        cpus when slots end. The ledger in `cpus` shows whether the pool has cpus after these slots
-        have ended.
+        `free` includes best-effort cpu even if the best-effort pool has no cpus now, because the
+        pool can get cpus when slots end. The ledger in `cpus` shows whether the pool has cpus after
+        the given slots have ended.
         """
         slots = tuple(ended)
         free = add(
@@ -147,8 +147,8 @@ class HostView:
 
     @classmethod
     def growing(cls, host: Host, slot: Slot) -> HostView:
-        """Returns the present host, to check whether one of its slots can grow. The check compares
-        only the growth: the amounts that the slot needs in addition to its booking.
+        """Returns a view of the present host for the check whether one of its slots can grow. The
+        check compares only the growth: the amounts that the slot needs in addition to its booking.
         """
         # A slot that grows needs no second slot, so the host's limit of slots does not matter.
         at = cls(host, host.free(), UNLIMITED)
@@ -164,8 +164,8 @@ class HostView:
         return reserved.spare(self.free, self.host.total, self._slots())
 
     def spare_slots(self) -> int:
-        """Returns the number of further slots that the host may get in this view. Slots that are
-        reserved for other owners are subtracted.
+        """Returns the number of additional slots that the host can get in this view, without slots
+        that are reserved for other owners.
         """
         reserved = self.host.reserved
         if reserved is None or self.owns_reservation or self.is_empty:
@@ -184,12 +184,13 @@ class HostView:
 
     @property
     def is_now(self) -> bool:
-        """True: the view shows the present host."""
+        """True if the view shows the host in its present state."""
         return not (self.is_empty or self._ended)
 
     def without_neighbor(self, request: ResourceRequest) -> tuple[NeighborRule, ...]:
-        """Returns the rules `near` that a slot of the request meets without a neighbor. If the
-        host is taken as empty, all of them: other slots may start there first.
+        """Returns the rules `near` that a slot of the request meets on this host without a
+        neighbor. In a view of an empty host, the result contains all rules `near`, because the
+        neighbors can start there first.
         """
         if self.is_empty:
             return near_rules(request.cpus[0]) if request.cpus is not None else ()
@@ -215,14 +216,14 @@ class Remedy:
     """A change of a request with which the request would fit on one host.
 
     Attributes:
-        size: the size of the change, in millionths of the requested amount. The explanation
-            proposes the smallest remedy.
-        text: the description of the change. It is the end of a sentence that begins "fits now on
-            host-a ...".
-        at_most: the dimensions of which the request must ask for less; `free` is the amount that
-            fits.
-        relaxed: policies that the request must drop: "bind", "exclusive", "numa", "qos",
-            "isolation".
+        size: the size of the change, in millionths of the requested amount. An explanation proposes
+            the smallest remedy.
+        text: the description of the change: the end of a sentence that begins with "fits now on
+            host-a".
+        at_most: the dimensions of which the request must ask for less, each with the amount that
+            fits (`free`).
+        relaxed: policies that the request must no longer require: "bind", "exclusive", "numa",
+            "qos", "isolation".
     """
 
     size: int
@@ -245,9 +246,9 @@ class Constraint(ABC):
         has_columns: True if the constraint has index columns.
         is_counted: True if the constraint's columns are amounts, which can be added up over several
             hosts.
-        is_preferable: True: a request may prefer the condition instead of requiring it
+        is_preferable: True if a request can prefer the condition instead of requiring it
             (`preferred`, `never_met`).
-        remedies_sought_on: the number of hosts on which one explanation may call `remedies`.
+        remedies_sought_on: the largest number of hosts on which one explanation calls `remedies`.
         phrase: the text of all obstacles of this constraint, if it is always the same; otherwise
             empty.
     """
@@ -274,12 +275,13 @@ class Constraint(ABC):
 
     def needs(self, request: ResourceRequest, *, separate_pools: bool) -> dict[str, int]:
         """Returns the lowest value that a host must have in each index column. A host with a lower
-        value does not meet the condition. A host with a higher value may still not meet it.
+        value does not meet the condition. A host with at least this value in all columns possibly
+        still does not meet the condition.
 
         Args:
             request: the request.
-            separate_pools: True: the host has a separate memory pool for each memory part; False:
-                the host has one common pool.
+            separate_pools: True for a host with a separate memory pool for each memory part, False
+                for a host with one common pool.
         """
         return {}
 
@@ -302,7 +304,8 @@ class Constraint(ABC):
     def obstacles(
         self, request: ResourceRequest, requested: Amounts, at: HostView
     ) -> tuple[Obstacle, ...]:
-        """Returns the reasons why the host does not meet the condition; empty: the host meets it.
+        """Returns the reasons why the host does not meet the condition; empty if the host meets the
+        condition.
 
         Args:
             request: the request.

@@ -1,10 +1,10 @@
-"""Checks whether the cpus and NUMA nodes of a host are suitable for a slot. They may be unsuitable
-even if enough cpu and memory is free.
+"""Checks whether the cpus and NUMA nodes of a host are suitable for a slot. Cpus and nodes can be
+unsuitable even if enough cpu and memory is free.
 
 The check calls the code that also assigns cpus to slots (`cpus/assign.py`). The constraint proposes
 three kinds of remedies: a policy that is preferred instead of required, fewer cpus, or less memory
 on one node. The same code checks whether a remedy helps. Only a limited number of changes is tried,
-so other changes may help, too.
+so changes that were not tried can help, too.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ PIN_CPUS = "pin.cpus"
 """Index column: the number of cpus that one more slot could have as dedicated cpus."""
 
 PIN_CORE_CPUS = "pin.core_cpus"
-"""Index column: how many of the `PIN_CPUS` cpus are on cores that are completely free; 0: the host
-does not give whole cores to slots.
+"""Index column: how many of the `PIN_CPUS` cpus are on cores that are completely free. The column
+is 0 if the host does not give whole cores to slots.
 """
 
 PIN_CORES = "pin.cores"
-"""Index column: the number of cores with at least one `PIN_CPUS` cpu; 0: the host does not give
-slots one cpu of each core.
+"""Index column: the number of cores with at least one `PIN_CPUS` cpu. The column is 0 if the host
+does not give slots one cpu of each core.
 """
 
 PIN_NODE_CPUS = "pin.node_cpus"
@@ -164,9 +164,9 @@ class CpusSuit(Constraint):
         if not self.matters_on(host, request):
             return NO_OBSTACLE
         given: CpuAssignment | HostRefusal | None
-        # The cached results below are valid only for the amounts of the request itself. Equal
-        # bookings are one object, so a comparison of identities shows whether a remedy tries other
-        # amounts.
+        # The following cached results are valid only for the amounts of the request itself. Equal
+        # bookings are one object, so a comparison of identities shows whether a remedy tries
+        # different amounts.
         is_original = requested is host.booking_for(request)
         if is_original and at.is_now:  # cached; placement uses the same result
             given = host.assign(request)
@@ -180,13 +180,15 @@ class CpusSuit(Constraint):
         # If the devices alone are unsuitable, `DevicesSuit` reports the obstacle.
         if is_about_devices(given) and DEVICES.obstacles(request, requested, at):
             return NO_OBSTACLE
-        # The same applies if the rules about neighbors leave no cpu at all.
+        # If the rules about neighbors leave no cpu at all, `NearAndApart` reports the obstacle.
         if is_about_neighbors(given) and NEIGHBORS.obstacles(request, requested, at):
             return NO_OBSTACLE
         return (Obstacle(self, Blocker.TOPOLOGY, not given.lasting, 1, host_refusal=given),)
 
     def obstacle(self, request: ResourceRequest, at: HostView) -> Obstacle | None:
-        """Returns the reason why a host does not meet the condition; None: the host meets it."""
+        """Returns the reason why a host does not meet the condition; None if the host meets the
+        condition.
+        """
         requested = at.host.booking_for(request)
         found = self.obstacles(request, requested, at) or NEIGHBORS.obstacles(
             request, requested, at
@@ -199,7 +201,7 @@ class CpusSuit(Constraint):
         if refusal is None:
             return ""
         if refusal.blocker is CpuBlocker.CPU_NOT_ENOUGH and shortfall(requested, at.free):
-            return ""  # `EnoughFree` already reports the lack
+            return ""  # `EnoughFree` already reports that too little is free
         return f"{refusal.blocker}: {refusal.text}"
 
     def remedies(
@@ -233,7 +235,7 @@ def required_policies(policy: CpuPolicy) -> list[str]:
 
 
 def with_preferred(policy: CpuPolicy, names: Iterable[str]) -> CpuPolicy:
-    """Returns the policy with the named parts preferred instead of required."""
+    """Returns a copy of the policy in which the named parts are preferred instead of required."""
     for name in names:
         match name:
             case "numa":
@@ -297,7 +299,7 @@ def _preferred(ledger: CpuLedger, wanted: CpuRequest) -> Iterator[Remedy]:
     change is sufficient by itself. If there is no such policy, yields one remedy that changes all
     of them.
 
-    Such a change counts as smaller than all changes of amounts.
+    These changes count as smaller than all changes of amounts.
     """
     required = required_policies(wanted.policy)
     helped = False
@@ -305,7 +307,7 @@ def _preferred(ledger: CpuLedger, wanted: CpuRequest) -> Iterator[Remedy]:
         if not _refused(ledger, replace(wanted, policy=with_preferred(wanted.policy, [name]))):
             helped = True
             yield Remedy(1, f"if {name} were preferred instead of required", relaxed=(name,))
-    if helped or len(required) < 2:  # a single required policy was tried above
+    if helped or len(required) < 2:  # the loop has already tried a single required policy
         return
     if not _refused(ledger, replace(wanted, policy=with_preferred(wanted.policy, required))):
         names = f"{', '.join(required[:-1])} and {required[-1]}"

@@ -1,11 +1,11 @@
 """Checks whether the devices of a host are suitable for a slot.
 
 A sum of free capacity is not enough. Example: a host with four half-used GPUs has 200 hundredths of
-a GPU free, but no slot can get a whole GPU. So this constraint checks each device. It uses the code
-that chooses devices for slots (`devices/choose.py`). `CpusSuit` assigns devices, cpus and memory
-together, so `CpusSuit` checks whether they can be on the same NUMA nodes.
+a GPU free, but no slot can get a whole GPU. So this constraint checks each device, with the code
+that chooses devices for slots (`devices/choose.py`). Another constraint, `CpusSuit`, checks whether
+devices, cpus and memory can be on the same NUMA nodes, because it assigns all three together.
 
-The constraint tries three kinds of remedies with the same code: fewer devices, a smaller share, or
+This constraint tries three kinds of remedies with the same code: fewer devices, a smaller share, or
 fewer conditions.
 """
 
@@ -68,8 +68,8 @@ class DevicesSuit(Constraint):
         for each in _devices(request):
             count = 1 if each.every else each.count
             for name, amount in each.amounts:
-                # Each dimension has its own column: a slot may use only the memory of a GPU, and
-                # leave the compute of the GPU completely free.
+                # Each dimension has its own column, because a slot can use only the memory of a
+                # GPU, and leave the compute of the GPU completely free.
                 if amount == WHOLE and name != GPU_MEMORY:
                     found[WHOLE_DEVICES + name] = count
                 else:
@@ -142,8 +142,8 @@ def _ledger(at: HostView) -> DeviceLedger:
 def _changes(
     ledger: DeviceLedger, request: DeviceRequest
 ) -> Iterator[tuple[DeviceRequest, Remedy]]:
-    """Yields requests that are easier to serve. Each comes with a remedy that describes the change.
-    The smallest changes come first.
+    """Yields requests that are easier to serve, each with a remedy that describes the change. The
+    smallest changes come first.
     """
     # Dropping a condition counts as a smaller change than lowering an amount.
     if request.near_required:
@@ -167,9 +167,9 @@ def _changes(
 
 
 def _smaller_share(ledger: DeviceLedger, request: DeviceRequest) -> DeviceRequest | None:
-    """Returns the request with its amounts lowered to the free capacity of the device on which the
-    largest part of the request is free. None: no amount would be lower, or an amount would become
-    0.
+    """Finds the device on which the largest part of the request is free. Returns the request with
+    its amounts lowered to the free capacity of this device. Returns None if no amount would be
+    lower, or if an amount would become 0.
     """
     amounts = dict(request.amounts)
 

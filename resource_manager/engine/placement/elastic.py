@@ -1,8 +1,8 @@
-"""Keeps the state of scaling between planning passes: executor shapes, their back-off and the last
-plan.
+"""Keeps the state of automatic scaling between planning passes: executor shapes, their back-off and
+the last plan.
 
-This state is not stored: the engine computes it again after a restart. The requested executors are
-stored (`State.provisions`).
+This state is not stored: the engine computes it again after a restart. Only the requested executors
+are stored (`State.provisions`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from resource_manager.engine.placement.fit import CPUS, LABELS, Fit
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 UNBOUNDED = 1 << 53
-"""Stands for "no limit" where a number is needed."""
+"""This number stands for "no limit" where a number is needed."""
 
 NUMBER = "provision_number"
 """Name of the durable counter of requested executors."""
@@ -57,12 +57,12 @@ class Capacity:
 
 @dataclass(slots=True)
 class Backoff:
-    """The back-off of a shape whose executors failed. The engine requests no more executors of the
-    shape before `until_ms` (monotonic).
+    """The back-off of a shape whose executors failed. Until the monotonic time `until_ms`, the
+    engine requests no more executors of the shape.
     """
 
-    # Number of failures without a success in between; all failures within one interval count as
-    # one.
+    # Number of failures since the last success. All failures within one back-off count as one
+    # failure.
     failures: int = 0
     until_ms: int = 0
     until_time_ms: int = 0  # `until_ms` as wall clock time, to show to people
@@ -101,8 +101,8 @@ class Content:
 
 @dataclass(slots=True)
 class LastPlan:
-    """Result of the last planning pass. If the plan contains N requests of a class, they are the N
-    oldest requests of the class.
+    """The result of the last planning pass. If the plan contains N requests of a class, these are
+    the N oldest requests of the class.
 
     Attributes:
         on: the requests planned on each pending executor.
@@ -112,8 +112,8 @@ class LastPlan:
         blocked: the number of requests that the maximum of a group blocks, by scheduling class.
         gangs_blocked: the ids of gangs that the maximum of a group blocks.
         places: a cache: for each class, the executor on which each request is planned, by arrival
-            number. It is valid for one state of the queue (`WaitingQueue.moves`), which is the
-            first value of the pair.
+            number. The cache is valid for one state of the queue. This state (`WaitingQueue.moves`)
+            is the first value of each pair.
     """
 
     on: dict[str, Content] = field(default_factory=dict)
@@ -137,9 +137,9 @@ class LastPlan:
 
     def drop(self, executor_id: str) -> Content | None:
         """Removes an executor from the plan. Returns the requests that were planned on the
-        executor; None: there were none.
+        executor; None if there were no such requests.
         """
-        # Both caches are computed from `on`. `on` has changed, so they are outdated.
+        # Both caches are computed from `on`, which has changed. So the caches are outdated.
         self.places.clear()
         self._by_owner = None
         return self.on.pop(executor_id, None)
@@ -148,7 +148,7 @@ class LastPlan:
         self,
     ) -> tuple[dict[SchedulingClass, dict[str, int]], dict[str, list[str]]]:
         """Returns the plan by scheduling class and by gang. The result is cached, because thousands
-        of requests may need it.
+        of requests can need it.
         """
         if self._by_owner is None:
             classes: dict[SchedulingClass, dict[str, int]] = {}
@@ -166,7 +166,7 @@ class Elastic:
     """Executor shapes with their history, the last plan, and the time of the next planning pass.
 
     Attributes:
-        provisioning: the settings of scaling.
+        provisioning: the settings of automatic scaling.
         shapes: the executor shapes that can be requested, by name.
         capacities: the capacity of an empty executor of each shape, by name of the shape.
         backoffs: the back-off of each shape, by name of the shape.
@@ -177,22 +177,23 @@ class Elastic:
         steps: the remaining steps of the running planning pass; None: no planning pass is running.
         planned_inputs: the inputs of the last plan. If the inputs have not changed, no new plan is
             needed.
-        arrived: the executors that have registered since the last cycle. For each of them, the
-            value is the id of the pending executor whose planned requests it gets. Empty: it gets
-            no planned requests.
-        resumes: True from a restart until unfinished orders to providers have been repeated.
+        arrived: the executors that have registered since the last cycle. For each of these
+            executors, the value is the id of the pending executor whose planned requests the
+            executor gets. The value is empty if the executor gets no planned requests.
+        resumes: True after a restart, until the unfinished orders to providers have been repeated.
         surplus: the pending executors that no request needed in the last pass.
         lost_since_ms: the time at which each lost executor was lost.
-        verdicts: for each executor, whether it counted as a success or as a failure of its shape.
-            True: the result is final. False: the executor counted as a failure, but may still
-            register and work.
+        verdicts: whether each executor counted as a success or as a failure of its shape. True
+            means that the result is final. False means that the executor counted as a failure, but
+            can still register and work.
         idle_marks: the registration number and command number that each idle executor had when it
             became idle.
-        ordered_total: the total of all executors when executors were last requested, in the
-            dimensions to which these executors add capacity.
-        present: a cache of the total of all executors that are not lost. The version of the cluster
-            shows whether the cache is still valid.
-        seen: by name of the shape, a copy of the executor that registered last, without slots.
+        ordered_total: the total of all executors at the time of the last request for executors, in
+            the dimensions to which the requested executors add capacity.
+        present: a cache of the total of all executors that are not lost. `Hosts.version` shows
+            whether the cache is still valid.
+        seen: for each shape, by name: a copy of the executor of this shape that registered last,
+            without slots.
     """
 
     def __init__(self, provisioning: Provisioning) -> None:
@@ -215,7 +216,8 @@ class Elastic:
         self.ordered_total: dict[str, int] = {}
         self.present: tuple[int, dict[str, int]] | None = None
         self.seen: dict[str, Host] = {}
-        # For each shape, an empty executor with the values of the settings. Its cpus are unknown.
+        # For each shape, an empty executor with the configured amounts and labels. The cpus of this
+        # executor are unknown.
         self._promised = {each.name: HostView.empty(host_of(each)) for each in provisioning.shapes}
 
     def may_order(self, shape: ExecutorShape) -> bool:
@@ -228,7 +230,8 @@ class Elastic:
 
         Args:
             request: the request.
-            labels: True: the shape must have the required labels. False: labels are not compared.
+            labels: if true, the shape must have the required labels; otherwise labels are not
+                compared.
         """
         fit = Fit(request)
         return any(
@@ -246,10 +249,11 @@ class Elastic:
         Args:
             name: the name of the shape.
             fit: the constraints of the request.
-            labels: True: the shape must have the required labels. False: labels are not compared.
+            labels: if true, the shape must have the required labels; otherwise labels are not
+                compared.
 
         Returns:
-            The first obstacle; None: no obstacle is known.
+            The first obstacle; None if no obstacle is known.
         """
         besides = (CPUS,) if labels else (CPUS, LABELS)
         found = fit.size_obstacle(self._promised[name], besides=besides)
@@ -296,5 +300,5 @@ def capacity_of(shape: ExecutorShape) -> Capacity:
 
 
 def of_shape(provisions: Mapping[str, Provision], name: str) -> int:
-    """Returns how many requested executors of a shape may still exist."""
+    """Returns how many requested executors of a shape exist or possibly exist."""
     return sum(each.shape == name for each in provisions.values())

@@ -1,7 +1,8 @@
 """Finds out whether some host could serve a scheduling class now, or could serve it when empty.
 
-The capacity index selects hosts, and `fit.py` compares only these hosts with the request. The class
-caches the result for empty hosts until the size, labels or availability of a host changes.
+The capacity index selects hosts, and `fit.py` compares only these hosts with the request. The
+result for empty hosts is cached in the scheduling class until the size, labels or availability of a
+host changes.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from resource_manager.engine.placement.reserved import Reservation, Reservations
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 HOSTS_CHECKED_MAX = 64
-"""The largest number of hosts whose cpus and NUMA nodes are checked to explain why one request
-waits.
+"""To explain why one request waits, the cpus and NUMA nodes of at most this many hosts are
+checked.
 """
 
 
@@ -39,12 +40,14 @@ class Feasibility(StrEnum):
 
 
 INFEASIBLE = frozenset({Feasibility.LABELS, Feasibility.NEVER})
-"""For these results, the engine rejects a request unless it sets `allow_pending`."""
+"""If the result is one of these, the engine rejects the request, unless the request has
+`allow_pending`.
+"""
 
 
 def feasibility(hosts: Hosts, elastic: Elastic, scheduling_class: SchedulingClass) -> Feasibility:
-    """Returns whether any executor could serve a class when empty: a registered executor, or an
-    executor that can be requested. The indexes must be up to date.
+    """Returns whether an executor could serve a class when empty. This can be a registered
+    executor, or an executor that can be requested. The indexes must be up to date.
 
     Args:
         hosts: all hosts.
@@ -61,7 +64,7 @@ def feasibility(hosts: Hosts, elastic: Elastic, scheduling_class: SchedulingClas
 
 def _feasibility(hosts: Hosts, elastic: Elastic, scheduling_class: SchedulingClass) -> Feasibility:
     if not hosts and not elastic.provisioning:
-        # No executor has registered yet, but an executor may register at any moment.
+        # No executor has registered yet, but an executor can register at any moment.
         return Feasibility.POSSIBLE
     if elastic.shapes and elastic.fits_a_shape(scheduling_class):
         return Feasibility.POSSIBLE  # an executor that fits can be requested
@@ -95,7 +98,7 @@ def _some_host_could(
         for need in needs_of(scheduling_class).kinds
     ]
     if not needs_topology_somewhere(hosts, scheduling_class):
-        # Amounts alone decide here, and the index has all amounts.
+        # Amounts alone decide for this class, and the index has all amounts.
         return some_host_covers(hosts, labels, needs)
     fit = Fit(scheduling_class)
 
@@ -106,7 +109,7 @@ def _some_host_could(
     likely: Iterable[str] = hosts
     if scheduling_class.policy.topology_constrained and scheduling_class.profile is not None:
         # All hosts of a kind have equal cpus, so a check of one host is enough. But hosts of one
-        # kind may have different default profiles, so for default slots each host is checked.
+        # kind can have different default profiles, so for default slots each host is checked.
         kinds = [
             names
             for names in hosts.indexes.kinds.values()
@@ -117,7 +120,7 @@ def _some_host_could(
 
 
 def some_host_covers(hosts: Hosts, labels: Labels, needs: list[Need]) -> bool:
-    """Returns True if some host with these labels has enough for at least one of the needs.
+    """Returns True if some host with these labels meets at least one of the needs.
 
     Args:
         hosts: all hosts.
@@ -145,15 +148,15 @@ def _some_host(
 ) -> bool:
     """Returns True if some host can serve a request.
 
-    A host that serves the class must be in two lists. One list has the hosts that meet a need. The
-    other has the hosts of `likely` (or the hosts with the labels). So it is enough to read the
-    shorter list to its end. The lengths are unknown, so both lists are read in parallel.
+    A host that serves the request must be in each of two lists: the hosts that meet a need, and the
+    hosts of `likely`. So it is enough to read the shorter list to its end. The lengths of the lists
+    are unknown, so both lists are read in parallel.
 
     Args:
         hosts: all hosts.
         labels: labels that the host must carry.
         needs: alternative needs, in columns of the index. The host must meet one of them.
-        likely: the ids of all hosts that may serve the request. Other hosts cannot serve it.
+        likely: the ids of some hosts. All other hosts certainly cannot serve the request.
         serves: a function that returns whether a host with the labels can serve the request.
     """
     index = hosts.indexes.of(labels)
@@ -177,7 +180,7 @@ def free_sums(hosts: Hosts, scheduling_class: SchedulingClass) -> Amounts:
     names = pooled.keys() | separate.keys()
     return {
         name: sum(index.columns[name][0][at] for at in carriers)
-        # A column that no host has is left out, and counts as 0.
+        # The result leaves out a column that no host has, and the column counts as 0.
         for name in names & index.columns.keys()
     }
 
@@ -207,8 +210,8 @@ def has_room(hosts: Hosts, scheduling_class: SchedulingClass) -> bool:
 
 
 def needs_topology_somewhere(hosts: Hosts, scheduling_class: SchedulingClass) -> bool:
-    """Returns True if some host may be topology-constrained for the class: amounts alone do not
-    decide whether a request fits there.
+    """Returns True if there can be a host for which amounts alone do not decide whether a request
+    of the class fits.
     """
     return scheduling_class.topology_constrained or bool(hosts.indexes.aligning)
 
@@ -217,7 +220,7 @@ def large_and_unsuited(
     hosts: Hosts, scheduling_class: SchedulingClass
 ) -> tuple[Host, HostRefusal] | None:
     """Returns a host that is large enough when empty, but has unsuitable cpus or NUMA nodes. Also
-    returns the reason why they are unsuitable.
+    returns the reason why the cpus or nodes are unsuitable.
 
     Hosts that report their cpus are checked first. At most `HOSTS_CHECKED_MAX` hosts are compared.
     """
@@ -252,7 +255,7 @@ def largest_on_one(hosts: Hosts, amounts: Amounts) -> dict[str, int]:
     most = {name: index.most(KNOWN + name) for name in requested}
     short = {name: each for name, each in most.items() if each < requested[name]}
     # Leave out common memory of 0. A host with a separate pool for each memory part has no common
-    # memory, but may have enough memory.
+    # memory, but possibly has enough memory.
     return {name: each for name, each in from_grains(short).items() if each or name != MEMORY_BYTES}
 
 
@@ -269,7 +272,7 @@ def blocking_reservations(
     fit = Fit(scheduling_class)
     for each in reservations.by_number.values():
         reserved = (hosts[name] for name in each.hosts if name in hosts)
-        # If a host has another obstacle, the request would not fit there even without the
-        # reservation.
+        # If a host also has a different obstacle, the request would not fit on the host even
+        # without the reservation.
         if any(fit.verdict(HostView.now(host)).blockers == (Blocker.HELD,) for host in reserved):
             yield each

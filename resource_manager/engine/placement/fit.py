@@ -104,8 +104,8 @@ class CarriesLabels(Constraint):
 
 
 class EnoughFree(Constraint):
-    """The host has the requested amounts free, in each dimension. Each host has its own default
-    slot. So for default slots the index contains the number of default slots that fit on the host.
+    """The host has the requested amounts free, in each dimension. The amounts of a default slot
+    differ between hosts. So the index contains the number of default slots that fit on each host.
     """
 
     of_size = True
@@ -143,7 +143,7 @@ class EnoughFree(Constraint):
                 lack = (amount - there) * MILLION // amount
                 found += (Obstacle(self, _insufficient(name), True, lack, name),)
                 too_small = too_small or total.get(name, 0) < amount
-        # Not transient: this obstacle remains even if all slots end.
+        # This obstacle is not transient: it remains even if all slots end.
         if too_small:
             return (Obstacle(self, Blocker.TOTAL_TOO_SMALL), *found)
         return found
@@ -161,19 +161,22 @@ class EnoughFree(Constraint):
     def remedies(
         self, request: ResourceRequest, at: HostView, settings: EngineSettings
     ) -> Iterator[Remedy]:
-        """Yields lower amounts that fit, if they are not below the minimum amounts of a request."""
+        """Yields lower amounts that fit, if these amounts are not below the minimum amounts of a
+        request.
+        """
         host = at.host
         if request.profile is None:
             return
         spare = at.spare()
-        # If the host may have no more slots, lower amounts do not help.
+        # If the host cannot have more slots, lower amounts do not help.
         if at.spare_slots() < 1:
             return
         # Lower each amount to the free amount, then try cpu amounts until the cpus are suitable.
         requested = host.booking_for(request)
         left = dict(requested)
         for name in shortfall(requested, spare):
-            # Even if the lower sum over devices fits, it may not fit on any one device.
+            # Even if the lower sum over all devices fits, it is possible that no single device has
+            # enough.
             if name.startswith(DEVICE_PREFIX):
                 continue
             free = spare.get(name, 0)
@@ -206,7 +209,7 @@ class EnoughFree(Constraint):
 
 
 class SlotsLeft(Constraint):
-    """The host may have one more slot."""
+    """The host can have one more slot."""
 
     has_columns = True
     is_counted = True
@@ -256,8 +259,8 @@ class NotReserved(Constraint):
     def obstacles(
         self, request: ResourceRequest, requested: Amounts, at: HostView
     ) -> tuple[Obstacle, ...]:
-        """See `Constraint`. If too little is free anyway, `EnoughFree` reports the lack, and this
-        constraint returns no obstacle.
+        """See `Constraint`. If too little is free even with the reserved capacity, `EnoughFree`
+        reports the obstacle, and this constraint returns no obstacle.
         """
         host = at.host
         if host.reserved is None or at.owns_reservation:
@@ -299,8 +302,8 @@ _OF_KIND = tuple(
 
 
 def conditions_of(request: ResourceRequest) -> tuple[Constraint, ...]:
-    """Returns the constraints that check other properties of a host than amounts: labels and
-    enforced limits. Most requests have no such constraint.
+    """Returns the constraints that check labels and enforced limits of a host instead of amounts.
+    Most requests have no such constraint.
     """
     return tuple(each for each in _OF_KIND if each.applies(request))
 
@@ -318,7 +321,7 @@ class Verdict:
     Attributes:
         at: the view of the host that was compared with the request.
         requested: the amounts that the request would book on the host, by dimension.
-        obstacles: the reasons why the request does not fit; empty: it fits.
+        obstacles: the reasons why the request does not fit; empty if it fits.
     """
 
     at: HostView
@@ -342,8 +345,8 @@ class Verdict:
 
     @property
     def host_refusal(self) -> HostRefusal | None:
-        """The reason why the cpus, NUMA nodes or devices of the host are not suitable; None: they
-        are suitable, or need no check.
+        """The reason why the cpus, NUMA nodes or devices of the host are not suitable. None if they
+        are suitable or need no check.
         """
         return next((each.host_refusal for each in self.obstacles if each.host_refusal), None)
 
@@ -353,16 +356,16 @@ class Verdict:
 
 
 class Fit:
-    """All constraints of a request. The object compares the request with many hosts."""
+    """All constraints of a request. A `Fit` can compare the request with many hosts."""
 
     def __init__(self, request: ResourceRequest) -> None:
         self.request = request
         applying = [each for each in CONSTRAINTS if each.applies(request)]
-        # The methods are read once here, because a survey calls them for every host.
+        # The methods are looked up only once, because a survey calls them for every host.
         self._cheap = [each.obstacles for each in applying if not each.costly]
         self._costly = [each for each in applying if each.costly]
         self._of_size = [each for each in applying if each.of_size]
-        # for hosts with one memory pool, and with separate pools
+        # the booking on hosts with one memory pool, and on hosts with separate pools
         self._booked: tuple[Amounts, Amounts] | None = None
         if request.profile is not None:
             pooled, separate = (
@@ -398,7 +401,7 @@ class Fit:
         )
 
     def has_costly_checks(self, host: Host) -> bool:
-        """Returns True if a host may violate a costly constraint."""
+        """Returns True if a host can violate a costly constraint."""
         return any(each.matters_on(host, self.request) for each in self._costly)
 
     def fits(self, at: HostView) -> bool:
@@ -412,11 +415,11 @@ class Fit:
     def size_obstacle(
         self, at: HostView, *, besides: Collection[Constraint] = ()
     ) -> Obstacle | None:
-        """Returns the first obstacle for the request on a host that is available and has no slots;
-        None: there is no obstacle.
+        """Returns the first obstacle for the request on a host that is available and has no slots.
+        Returns None if there is no obstacle.
 
         Args:
-            at: the view of an empty host: of a registered host, or of an executor that could be
+            at: the view of an empty host. The host is registered, or is an executor that could be
                 requested.
             besides: constraints that are not checked.
         """

@@ -1,7 +1,7 @@
 """Places members of a gang with two exact algorithms when the members compete for the same hosts.
 
-`Matching` is used if each host has a fixed number of places: either one member per host, or several
-members of equal size. `Packing` is used if members of different sizes share hosts.
+`Matching` is used if each host has a fixed number of places. There is one place per host, or all
+members have equal sizes. `Packing` is used if members of different sizes share hosts.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ class Matching:
     """Places as many members as possible on hosts. Each host has a fixed number of places.
 
     Each member takes a free place. If a member finds no free place, the algorithm searches for an
-    augmenting path. This is a chain of members: each member moves to the place of the next member,
-    and the last member moves to a free place (H. W. Kuhn, "The Hungarian method for the assignment
-    problem", 1955). If no augmenting path exists, no other matching has more members.
+    augmenting path (H. W. Kuhn, "The Hungarian method for the assignment problem", 1955). An
+    augmenting path is a chain of members: each member moves to the place of the next member, and
+    the last member moves to a free place. If no augmenting path exists, no other matching has more
+    members.
 
     Example: A fits only on host 1. B fits on hosts 1 and 2, and is on host 1. A takes the place of
     B, and B moves to host 2.
 
-    A host without a free place is closed. So no search visits it again.
+    A host without a free place is closed, so that no search visits the host again.
     """
 
     def __init__(
@@ -37,9 +38,9 @@ class Matching:
         Args:
             placer: the placer that books members tentatively.
             members: the members. The members that fit on the fewest hosts come first.
-            one_each: True: a host takes one member. False: a host takes as many members as fit. In
-                the second case, all members must have the same size, but may have different labels
-                and barred hosts.
+            one_each: if true, a host takes one member. Otherwise a host takes as many members as
+                fit, and all members must have the same size. Their labels and barred hosts can
+                differ.
         """
         self._placer = placer
         self._members = members
@@ -54,14 +55,13 @@ class Matching:
         """Returns hosts for as many members as possible. If `partly` is False, returns hosts for
         all members, or an empty list.
         """
-        # Without `partly`, the search ends at the first member that gets no place.
+        # If `partly` is False, the search ends at the first member that gets no place.
         found = all(
             self._place(at) or self._place_instead(at) or partly
             for at, members in enumerate(self._members)
             for _ in range(members.count)
         )
-        # The hosts were closed only for this search. Open them again, because the caller needs only
-        # the result.
+        # The hosts were closed only for this search, so open them again.
         self._placer.reopen()
         return [
             Share(self._members[at].number, host_id, count)
@@ -78,7 +78,7 @@ class Matching:
         self._on[host_id][at] += 1
         self._left[host_id] -= 1
         if not self._left[host_id]:
-            # Close the host. Searches for other members then do not find it.
+            # Close the host, so that searches for other members do not find it.
             del self._left[host_id]
             self._placer.close(host_id)
         return True
@@ -87,12 +87,12 @@ class Matching:
         """Places a member by moving other members along an augmenting path. Returns False if no
         such path exists.
         """
-        # `room` below must compute with the capacity at the start of the search.
+        # The following calls of `room` must compute with the capacity at the start of the search.
         self._placer.roll_back(self._start)
-        # by member: the other member that would take the member's place, and the host of this place
+        # for each member: the other member that would take its place, and the host of the place
         parent: dict[int, tuple[int, str]] = {}
         to_try, seen, unseen = [start], {start}, dict.fromkeys(self._on)
-        # Breadth first: the list grows while it is iterated.
+        # Search breadth first: the list grows while the loop iterates over it.
         for at in to_try:
             if self._place(at):
                 moved = at
@@ -104,7 +104,8 @@ class Matching:
                     moved = before
                 return True
             for host_id in [each for each in unseen if self._could_have(each, at)]:
-                # All members of the host are listed now, so a second visit would add no member.
+                # The following loop lists all members of the host, so a second visit would add no
+                # member.
                 del unseen[host_id]
                 for other, count in self._on[host_id].items():
                     if count and other not in seen:
@@ -141,13 +142,15 @@ class Packing:
     """Places members of different sizes, by depth-first search with backtracking (Knuth, "The Art
     of Computer Programming", volume 4B, section 7.2.2). The search is exact.
 
-    Two rules prevent the search from trying equal arrangements twice. Equal members go to hosts in
-    the order of the hosts. Of several hosts in the same state, only the first is tried. The problem
-    is NP-hard, so the number of steps is limited. Each step tries one host for one member.
+    Two rules prevent the search from trying equal arrangements twice. First, equal members go to
+    hosts in the order of the hosts. Second, of several hosts in the same state, only the first host
+    is tried. The problem is NP-hard, so the number of steps is limited. Each step tries one host
+    for one member.
 
     Attributes:
-        steps_left: the number of steps that the search may still make.
-        cut_off: True: the search used up its steps. Then all members may or may not fit.
+        steps_left: the number of steps that the search is still allowed to make.
+        cut_off: True if the search used up its steps, so that it is unknown whether all members
+            fit.
     """
 
     def __init__(self, placer: TentativePlacer, members: Sequence[Members], steps: int) -> None:
@@ -157,19 +160,19 @@ class Packing:
             placer: the placer that books members tentatively. The placer must have booked nothing
                 yet.
             members: the members, the largest first.
-            steps: the largest number of steps that the search may make.
+            steps: the largest number of steps of the search.
         """
         self.steps_left = steps
         self.cut_off = False
         self._placer = placer
         self._members = [each for each in members for _ in range(each.count)]
-        self._able: dict[Members, list[str]] = {}  # by members: the hosts with room at the start
+        self._able: dict[Members, list[str]] = {}  # hosts with room at the start
         # For each host, the members that it could serve.
         self._served_by: dict[str, tuple[int, ...]] = {}
 
     def run(self) -> list[Share]:
-        """Returns hosts for all members; empty: no arrangement exists, or the search was cut
-        off.
+        """Returns hosts for all members. The result is empty if no arrangement exists, or if the
+        search was cut off.
         """
         if not self._is_possible():
             return []
@@ -185,7 +188,7 @@ class Packing:
             if host_id is None:
                 choices.pop()
                 continue
-            # Book now. The next member then finds only the remaining capacity.
+            # Take the capacity now, so that the next member finds only the remaining capacity.
             marks.append(placer.mark())
             placer.take(members[len(chosen)], host_id, 1)
             chosen.append(host_id)
@@ -199,8 +202,8 @@ class Packing:
         """Yields the hosts to try for a member. `before` is the host of the previous member."""
         members = self._members[at]
         hosts = self._able[members]
-        # The order of equal members makes no difference. So a member goes to the host of the
-        # previous equal member or to a later host.
+        # The order of equal members makes no difference. So each member goes to the host of the
+        # previous equal member, or to a later host.
         if at and self._members[at - 1] is members:
             hosts = hosts[hosts.index(before) :]
         tried = set[object]()
@@ -236,8 +239,8 @@ class Packing:
                     return False
                 able.append(host_id)
                 self._served_by[host_id] = (*self._served_by.get(host_id, ()), members.number)
-                # The list of hosts must be complete, but the count of places may stop when it is
-                # high enough.
+                # The list of hosts must be complete, but the counting of places can stop when
+                # enough places were found.
                 if room < members.count:
                     room += placer.room(members, host_id, members.count)
             if room < members.count:
@@ -255,7 +258,7 @@ class Packing:
         needed = Counter[str]()
         for each in self._members if hosts else ():
             needs = [needs_of(each.wanted).amounts[separate] for separate in kinds]
-            # If some hosts have one memory pool and others have separate pools, the lower need
+            # If some hosts have one memory pool and other hosts have separate pools, the lower need
             # counts. So the check never rejects members that would fit.
             for name in set(needs[0]).intersection(*needs[1:]):
                 needed[name] += min(need[name] for need in needs)

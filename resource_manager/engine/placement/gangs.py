@@ -1,18 +1,18 @@
 """Finds hosts for all members of a gang, or for no member.
 
-- SAME_EXECUTOR: searches for one host with enough capacity for all members together.
-- SPREAD: uses a bipartite matching of members and hosts, which is exact.
+- SAME_EXECUTOR: the search finds one host with enough capacity for all members together.
+- SPREAD: the search uses a bipartite matching of members and hosts, which is exact.
 - ANYWHERE: equal members are placed like requests outside a gang, or by a matching if their labels
   differ. Both algorithms are exact. Members of different sizes are placed one after the other, the
   largest first (best fit decreasing). If some members do not fit, an exact search tries all
   arrangements, up to `STEPS_MAX` steps. If members need dedicated cpus or NUMA nodes, the exact
   search also tries two orders in which the members on a host get their cpus: the largest member
   first, and the smallest member first.
-- SAME_LABEL: tries the values of the label one after the other. For each value, places the members
-  on the hosts with this value, in the same way as for ANYWHERE. A value is tried only if its hosts
-  have enough room. As a quick check, all members are counted as copies of the smallest member. With
-  the strategy "pack", the value with the least room comes first. With "spread" or "balanced", the
-  value with the most room comes first.
+- SAME_LABEL: the search tries the values of the label one after the other. For each value, it
+  places the members on the hosts with this value, in the same way as for ANYWHERE. A value is tried
+  only if its hosts have enough room. As a quick check, all members are counted as copies of the
+  smallest member. With the strategy "pack", the value with the least room comes first. With
+  "spread" or "balanced", the value with the most room comes first.
 
 Example (ANYWHERE): hosts a and b have 10 free cpus each. A gang has two members of 4 cpus and four
 members of 3 cpus. The order "largest first" puts both large members on a (2 cpus left), and three
@@ -60,8 +60,8 @@ Longer searches would delay other events.
 """
 
 MORE_HOSTS_CHECKED_MAX = 128
-"""After a search has found a promising value of the label, it looks for a better value. For this,
-it checks up to this many more hosts with room.
+"""After a search has found a promising value of the label, it looks for a better value among up to
+this many more hosts with room.
 """
 
 
@@ -72,8 +72,9 @@ class GangSearch:
     Attributes:
         members: the members to place. Equal members are one entry.
         wanted: the number of members to place.
-        steps_left: the number of steps that exact searches may still make.
-        cut_off: True: the searches used up their steps. Then the members may or may not fit.
+        steps_left: the number of steps that exact searches are still allowed to make.
+        cut_off: True if the searches used up their steps, so that it is unknown whether the members
+            fit.
     """
 
     def __init__(
@@ -92,11 +93,11 @@ class GangSearch:
             hosts: all hosts.
             where: the rule for the hosts of the members, such as SPREAD.
             requests: the requests of the members. Equal members are one request.
-            prefix: `KNOWN` or `ONLINE`: the search places members as if all hosts were empty. It
-                uses the index columns with this prefix. Empty: the search places members on free
-                capacity.
-            barred: for each request, the hosts that must not be chosen. If `barred` is empty, each
-                request brings its own set of hosts (`MemberRequest.elsewhere`).
+            prefix: if the prefix is `KNOWN` or `ONLINE`, the search places members as if all hosts
+                were empty, and uses the index columns with this prefix. If the prefix is empty, the
+                search places members on free capacity.
+            barred: for each request, the hosts that must not be chosen. If `barred` is empty, these
+                are the hosts in `MemberRequest.elsewhere` of each request.
             may_build: see `TentativePlacer`.
         """
         self.steps_left = STEPS_MAX
@@ -114,12 +115,12 @@ class GangSearch:
         self._compares = not prefix  # among empty hosts, any host is good enough
 
     def find(self, among: Iterable[str] | None = None) -> list[Share] | None:
-        """Returns hosts for all members, in the order in which the caller must book them. None:
-        there are no such hosts, or the search was cut off.
+        """Returns hosts for all members, in the order in which the caller must book the members.
+        Returns None if there are no such hosts, or if the search was cut off.
 
         Args:
-            among: a set of hosts, if known: every possible result contains at least one of them.
-                None: no such set is known.
+            among: a set of hosts of which every possible result contains at least one. None if no
+                such set is known.
         """
         try:
             match self._where.placement:
@@ -134,8 +135,8 @@ class GangSearch:
             fits = count_of(found) == self.wanted and self._keeps_near(found)
             return found if fits else None
         finally:
-            # A placement pass may be using the indexes, so all changes are rolled back, even after
-            # an error.
+            # A placement pass is possibly using the indexes, so all changes are rolled back, even
+            # after an error.
             self._placer.drop()
 
     def most_on(self, host_id: str) -> int:
@@ -170,8 +171,9 @@ class GangSearch:
         return any(near_rules(each.wanted.policy) for each in self.members)
 
     def _keeps_near(self, found: Sequence[Share]) -> bool:
-        """Returns True if the members can be booked in the order of the result. This may be false
-        only if a member must be near another member, because searches compare hosts one by one.
+        """Returns True if the members can be booked in the order of the result. The result can be
+        False only if a member must be near another member, because searches check each host without
+        the other hosts.
         """
         if not self._has_near:
             return True
@@ -183,8 +185,8 @@ class GangSearch:
         )
 
     def _near_others(self, *, partly: bool) -> list[Share]:
-        """Places members of which some must be near others: all on one host if possible, otherwise
-        one after the other. The search is not exact.
+        """Places members of which some must be near other members. Places all members on one host
+        if possible, and otherwise one member after the other. The search is not exact.
         """
         found = self._on_one_host()
         if found:
@@ -221,7 +223,7 @@ class GangSearch:
         if self._has_near:
             return self._near_others(partly=partly)
         # Members of equal size with different labels compete for hosts: the first suitable host of
-        # one member may be the only host of another member. So a matching is used.
+        # one member can be the only suitable host of another member. So a matching is used.
         alike = len({(each.wanted.profile, each.wanted.cpus) for each in members}) == 1
         if alike and len(members) > 1:
             order = self._least_choice_first()
@@ -234,7 +236,8 @@ class GangSearch:
             return found
         self._placer.roll_back()
         for order in self._orders():
-            # All searches share one limit of steps, because the whole decision must be short.
+            # All searches share one limit of steps, so that the whole decision does not take too
+            # long.
             packing = Packing(self._placer, order, self.steps_left)
             exact = packing.run()
             self.steps_left, self.cut_off = packing.steps_left, self.cut_off or packing.cut_off
@@ -243,8 +246,8 @@ class GangSearch:
             self._placer.roll_back()
         if not partly:
             return []
-        # No arrangement has room for all members. So the function returns the better one of two
-        # partial arrangements.
+        # No arrangement has room for all members. So the function returns the better of two partial
+        # arrangements.
         other = self._fill(self._largest_first()[::-1], partly=True)
         return max(found, other, key=count_of)
 
@@ -255,7 +258,7 @@ class GangSearch:
         shares: list[Share] = []
         for members in order:
             left = members.count
-            # One call may place fewer slots than fit, so repeat it.
+            # One call can place fewer slots than fit, so repeat the call.
             while left and (runs := self._placer.place(members.wanted, left)):
                 shares += [Share(members.number, host_id, count) for host_id, count in runs]
                 left -= sum(count for _, count in runs)
@@ -282,7 +285,7 @@ class GangSearch:
     def _values(self, label: str) -> Iterator[str]:
         """Yields promising values of a label, the best first. A value is promising if its hosts
         have enough room. As a quick check, all members are counted as copies of the smallest
-        member. The function compares only a few values at a time with each other.
+        member. The function compares only a few values at a time.
         """
         # Among empty hosts, any value that fits is good enough, so values are not compared.
         further = MORE_HOSTS_CHECKED_MAX if self._compares else 1
@@ -309,8 +312,8 @@ class GangSearch:
         yield from sorted(promising, key=lambda each: (sign * room[each], each))
 
     def _whole(self) -> Members | None:
-        """Returns all members together as one large member; None: no host can have the labels of
-        all members.
+        """Returns all members together as one large member. Returns None if no host can have the
+        labels of all members.
         """
         labels: dict[str, str] = {}
         for name, value in (label for each in self.members for label in each.wanted.labels):
@@ -328,12 +331,13 @@ class GangSearch:
         return Members(-1, whole, 1, barred)
 
     def _orders(self) -> list[list[Members]]:
-        """Returns the orders in which to give cpus on a host to members. The order "largest first"
+        """Returns the orders to try in which members get cpus on a host. The order "largest first"
         usually works, but a few combinations fit only with "smallest first".
         """
         order = self._largest_first()
         if self._has_near:
-            # Members that need no neighbor come first, so that the others find them.
+            # Members that need no neighbor come first, so that they can be the neighbors of the
+            # later members.
             order.sort(key=lambda each: len(near_rules(each.wanted.policy)))
             return [order]
         return [order, order[::-1]] if self._placer.topology else [order]
@@ -360,7 +364,7 @@ def seek(
     prefix: str = "",
     barred: Sequence[frozenset[str]] = (),
 ) -> list[Share] | None:
-    """Returns hosts for all members of a gang; None: the search found no hosts. `GangSearch`
+    """Returns hosts for all members of a gang; None if the search found no hosts. `GangSearch`
     describes the arguments.
     """
     return GangSearch(hosts, where, requests, prefix=prefix, barred=barred).find()
@@ -375,7 +379,7 @@ def search_would_fail(hosts: Hosts, kind: GangKind) -> bool:
     grown = _grown_since(hosts, kind.failed_search)
     if grown is None or _helps(hosts, kind, grown):
         return False
-    # These hosts do not help, so the next check can skip them.
+    # The hosts that have got more room do not help, so the next check can skip them.
     kind.failed_search = _now(hosts)
     return True
 
@@ -383,14 +387,15 @@ def search_would_fail(hosts: Hosts, kind: GangKind) -> bool:
 def find_together(
     hosts: Hosts, waiting: WaitingGang, requests: tuple[MemberRequest, ...]
 ) -> list[Share] | None:
-    """Returns hosts for all members of a pending gang. It uses only the capacity that the pass has
-    left. None: the search found no hosts. The function does not take the capacity.
+    """Returns hosts for all members of a pending gang. Returns None if the search found no hosts.
+    The search uses only the capacity that the current pass has not taken yet. The function does not
+    take the capacity.
 
     Args:
         hosts: all hosts; the indexes must be up to date, except for changes by the current pass.
         waiting: the pending gang.
-        requests: the requests of the gang. Each request names the hosts that must not be chosen:
-            older slots of members are there.
+        requests: the requests of the gang. Each request names the hosts that must not be chosen,
+            because older slots of members are on these hosts.
     """
     kind, grown = waiting.kind, None
     neighbors = _among_neighbors(requests)
@@ -404,11 +409,12 @@ def find_together(
         if since is not None and not _helps(hosts, kind, since):
             return None
     search = GangSearch(hosts, kind.where, requests, may_build=True)
-    # The last search failed. So any solution now must contain a host that has got more room since
-    # then.
+    # The last search failed. So every solution must contain a host that has got more room since the
+    # last search.
     found = search.find(grown)
     waiting.steps = STEPS_MAX - search.steps_left
-    # A slot that starts or ends on any host may be the missing neighbor.
+    # With rules about neighbors, a failed search is not cached: a slot that starts or ends on any
+    # host can change its result.
     failed = _now(hosts) if found is None and not neighbors else None
     if requests == kind.member_requests:
         kind.failed_search = failed
@@ -445,7 +451,7 @@ def whole_needs(members: Sequence[Members]) -> tuple[dict[str, int], dict[str, i
         needs = needs_of(each.wanted)[:2]
         for whole, need in zip((pooled, separate), needs, strict=True):
             for name, amount in need.items():
-                # Members may share a device or use different devices. So the largest need of a
+                # Members can share a device or use different devices. So the largest need of a
                 # member counts, not the sum of the needs.
                 if name in OF_ONE_SLOT or name.startswith(MOST_LEFT):
                     whole[name] = max(whole[name], amount)
@@ -460,8 +466,8 @@ def _now(hosts: Hosts) -> FailedSearch:
 
 
 def _grown_since(hosts: Hosts, failed: FailedSearch | None) -> list[str] | None:
-    """Returns the hosts that have got more room since a search failed. None: no search has failed,
-    the growth log was cleared after the search, or too many hosts got more room.
+    """Returns the hosts that have got more room since a search failed. Returns None if no search
+    has failed, if the growth log was cleared after the search, or if too many hosts got more room.
     """
     main = hosts.indexes.main
     if failed is None or failed.version != main.version:
@@ -473,8 +479,8 @@ def _grown_since(hosts: Hosts, failed: FailedSearch | None) -> list[str] | None:
 
 
 def _helps(hosts: Hosts, kind: GangKind, grown: Sequence[str]) -> bool:
-    """Returns True if one of these hosts may have room for a member. If all members must be on one
-    host, returns True if a host may have room for all of them.
+    """Returns True if one of these hosts possibly has room for a member. If all members must be on
+    one host, returns True only if a host possibly has room for all members.
     """
     if not grown:
         return False

@@ -2,9 +2,9 @@
 (`index.py`) contains all hosts. Some label selectors have their own index.
 
 Each index is a tree of maxima (`index.py`). Its numbers are copies of numbers in the hosts'
-ledgers. To build an index for a selector, the code reads every host, and job masters may use any
-number of selectors. So at most `label_indexes_max` selectors have an index. For any other selector,
-the search uses the index of all hosts and checks the labels itself.
+ledgers. At most `label_indexes_max` selectors have their own index, because job masters can use any
+number of selectors, and building an index reads every host. For any other selector, the search uses
+the index of all hosts and checks the labels itself.
 
 Example: hosts `a` and `b` have the label zone=x, host `c` has zone=y. The hosts `a`, `b` and `c`
 have 4, 8 and 16 cpus free.
@@ -12,7 +12,7 @@ have 4, 8 and 16 cpus free.
 - `main` contains all three hosts. A class that requires zone=x gets an index with only `a` and `b`.
 - A slot of 2 cpus on `b` lowers the free cpu of `b` to 6 in both indexes.
 - If a slot on `c` ends, only a number in `main` rises. Classes that require zone=x stay blocked,
-  because no host in their index has more room. Classes that use `main` are unblocked.
+  because no host in their index has got more room. Classes that use `main` are unblocked.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from resource_manager.engine.placement.index import CapacityIndex
 from resource_manager.engine.queue.queue import WaitingQueue
 
 BUILT_AT_ONCE = 4
-"""The largest number of indexes for selectors that are built in one pass."""
+"""At most this many indexes for selectors are built in one pass."""
 
 _VERSION_STEP = 1 << 40
-"""The first version of each new index is higher by this number than the first version of the index
-before. A class stores the version of the index of its last search. So if this index was deleted and
-built again, the stored version differs from the version of the new index.
+"""The first version of each new index is higher by this number than the first version of the
+previous new index. A class stores the version of the index of its last search. So if this index was
+deleted and built again, the stored version differs from all versions of the new index.
 """
 
 
@@ -57,9 +57,9 @@ class Indexes:
         aligning: hosts that align every slot to NUMA nodes. On such a host, amounts alone never
             decide whether a slot fits.
         gpu_hosts: the hosts that have GPUs.
-        kinds: the hosts by kind. Hosts of one kind have equal cpus. So when they are empty, the
-            same requests fit on them. All hosts that do not report their cpus form one kind
-            (`UNREPORTED`).
+        kinds: the hosts by kind. Hosts of one kind have equal cpus, so the cpus of two empty hosts
+            of one kind suit the same requests. All hosts that do not report their cpus form one
+            kind (`UNREPORTED`).
     """
 
     def __init__(self, settings: EngineSettings) -> None:
@@ -76,8 +76,8 @@ class Indexes:
         self._kind_of: dict[str, CpuKind] = {}
 
     def of(self, labels: Labels) -> CapacityIndex:
-        """Returns the index of the hosts with these labels. If it does not exist, returns the index
-        of all hosts.
+        """Returns the index of the hosts with these labels. If this index does not exist, returns
+        the index of all hosts.
         """
         return self.selected.get(labels, self.main)
 
@@ -128,8 +128,8 @@ class Indexes:
         return min(len(self._carriers.get(label, {})) for label in labels)
 
     def refresh(self, dirty: Iterable[Host], queue: WaitingQueue) -> None:
-        """Updates the indexes from the ledgers of changed hosts, and unblocks requests that may fit
-        now.
+        """Updates the indexes from the ledgers of changed hosts, and unblocks requests that
+        possibly fit now.
         """
         grew = False
         # Update the numbers of each host, and find the hosts with more room than before.
@@ -138,14 +138,15 @@ class Indexes:
             relabelled = self._label(host)
             self._sort_by_cpus(host)
             rose = self.main.put(host.host_id, vector)
-            # New labels change no column. But classes that found no room must check this host
-            # again.
+            # New labels change no column. But classes that found no room must check a host with new
+            # labels again.
             if relabelled and not rose:
                 self.main.log_growth(host.host_id)
             if relabelled or rose:
                 grew = True
                 queue.non_batchables.grew(host.host_id, host.labels)
-            # If a class has its own index, only growth of hosts in this index unblocks the class.
+            # If a class has its own index, the class is unblocked only when a host in this index
+            # gets more room.
             for labels, index in self.selected.items():
                 if host.carries(labels):
                     if index.put(host.host_id, vector):
@@ -174,8 +175,8 @@ class Indexes:
             host: the host.
             booked: the amounts that one slot books.
             count: the number of slots.
-            besides: the index in which the caller has already lowered the numbers; None: the caller
-                has lowered none.
+            besides: the index in which the caller has already lowered the numbers; None if there is
+                no such index.
         """
         for index in (self.main, *self.selected.values()):
             if index is not besides and index.knows(host.host_id):
@@ -191,7 +192,8 @@ class Indexes:
         for index in (self.main, *self.selected.values()):
             if index.knows(host.host_id):
                 at = index.position[host.host_id]
-                # Do not list a host again that is in use, or that was opened earlier in this pass.
+                # List a host only if it was empty until now: not if it is in use, or was opened
+                # earlier in this pass.
                 if index.value(host.host_id, EMPTY):
                     index.open(at)
 
@@ -213,7 +215,7 @@ class Indexes:
         """Updates the derived columns of all hosts that got slots, and repairs the inner nodes of
         the trees.
         """
-        # Update the derived columns first. The repair of the trees then includes them.
+        # Update the derived columns first, so that the repair of the trees includes them.
         for index in (self.main, *self.selected.values()):
             for at in index.taken:
                 self._derive(index, hosts[index.ids[at]], at)
@@ -228,7 +230,7 @@ class Indexes:
         columns = index.columns
         slots = columns[SLOTS][0][at]
         # If some host has a limit of slots, a pass lowers this column on all hosts. For a host
-        # without a limit, the next lines undo this.
+        # without a limit, the next lines restore the column.
         if slots != UNLIMITED and not host.executor.registration.slots_max:
             slots = UNLIMITED
             index.write(at, SLOTS, slots)
@@ -241,7 +243,7 @@ class Indexes:
                     index.write(at, name, score)
 
     def log_growth(self, host: Host, queue: WaitingQueue) -> None:
-        """Makes all pending requests check this host again, although none of its free amounts has
+        """Makes all pending requests check this host again, although no free amount of the host has
         risen.
         """
         self.main.log_growth(host.host_id)
@@ -303,7 +305,7 @@ class Indexes:
             self.kinds.setdefault(kind, {})[host_id] = None
 
     def _label(self, host: Host) -> bool:
-        """Updates the stored labels of a host. Returns True if its labels have changed."""
+        """Updates the stored labels of a host. Returns True if the labels have changed."""
         name, before = host.host_id, self._labels.get(host.host_id, {})
         if before == host.labels:
             return False
@@ -333,10 +335,10 @@ class Hosts(dict[str, Host]):
         version: a counter. It rises when a host is added or removed, and when the capacity of an
             empty host changes.
         in_use: the number of hosts that have slots.
-        refusing: the hosts that refused a slot. Their refusals may have expired.
+        refusing: the hosts that refused a slot. Some of the refusals have possibly expired.
         labeled: the slots that have labels or rules about neighbors.
-        touched: the hosts that changed since the last `refresh`: they were removed, or their free
-            capacity may have changed. If `touched` is empty, the indexes are up to date.
+        touched: the hosts that have changed since the last `refresh`: they were removed, or their
+            free capacity has possibly changed. If `touched` is empty, the indexes are up to date.
     """
 
     def __init__(self, settings: EngineSettings) -> None:
@@ -358,11 +360,11 @@ class Hosts(dict[str, Host]):
         return self[slot.executor_id]
 
     def touch(self, host: Host) -> None:
-        """Records that a host's free capacity may have changed."""
+        """Records that a host's free capacity has possibly changed."""
         self.touched[host.host_id] = None
 
     def refresh(self, queue: WaitingQueue) -> None:
-        """Updates the indexes for the hosts that were touched. Unblocks requests that may fit
+        """Updates the indexes for the hosts that were touched. Unblocks requests that possibly fit
         now.
         """
         # Refresh the indexes even if all touched hosts were removed, because the trees must be
@@ -376,7 +378,7 @@ class Hosts(dict[str, Host]):
         del self[host.host_id]
         self.indexes.remove(host)
         self.touch(host)  # `refresh` must rebuild the indexes
-        # Cached results about empty hosts may depend on this host. The new version makes these
+        # Cached results about empty hosts possibly depend on this host. The new version makes these
         # results invalid.
         self.version += 1
 
@@ -389,11 +391,11 @@ class Hosts(dict[str, Host]):
         }
 
     def restore_report_numbers(self, report_numbers: ReportNumbers) -> None:
-        """Sets the report numbers. The caller has read them before it reloaded the state from the
-        database.
+        """Restores report numbers that `report_numbers` returned before the state was reloaded from
+        the database.
 
         With these numbers, the resource manager still rejects a late copy of an older registration.
-        Otherwise it would treat the copy as a new registration. It would then delete the slots that
+        Otherwise it would treat the copy as a new registration, and would delete the slots that
         were placed after the older registration.
         """
         for name, (instance_id, report_number) in report_numbers.items():

@@ -2,23 +2,23 @@
 
 The index is a tree over the hosts in order of id: a segment tree of maxima, with 32 children per
 node. A leaf stores the numbers of one host, one number for each column (resource). An inner node
-stores, for each column, the maximum over its up to 32 children. A search descends only into nodes
-whose maximum is large enough in every needed column.
+stores, for each column, the maximum over its up to 32 children. A search descends into a node only
+if the maxima of the node are large enough in all needed columns.
 
 Example: a request needs 4 cpus and 8 GiB on a cluster of 1,024 hosts, which are 32 nodes of 32
-hosts. The search skips a node with the maxima (6 cpus, 4 GiB), with all its hosts. The search reads
-a node with the maxima (6 cpus, 16 GiB). But this node may have no host with room: one of its hosts
-may have (6, 4), and another host (2, 16). So a search may read a node without result, but it never
-misses a host with room. If hosts with adjacent ids are similar, the cost depends on the depth of
-the tree and not on the number of hosts.
+hosts. The search skips a node with the maxima (6 cpus, 4 GiB), together with all its hosts. The
+search reads a node with the maxima (6 cpus, 16 GiB), but possibly finds no host with room there:
+for example, one host has (6, 4), and another host has (2, 16). So a search can read a node without
+result, but never misses a host with room. If hosts with adjacent ids are similar, the cost depends
+on the depth of the tree and not on the number of hosts.
 
-- A write to a leaf also updates the nodes above the leaf. It stops at the first node whose maximum
-  stays the same.
+- A write to a leaf also updates the nodes above the leaf. The update stops at the first node whose
+  maximum stays the same.
 - After hosts were added or removed, the tree is rebuilt once, before the next search (`freshen`).
 - A placement pass lowers many leaves in place and does not update the nodes above them. `took`
-  records these leaves, and `settle` repairs the nodes at the end of the pass. Until then some
-  maxima are too high, so a search may read more nodes without result. When a search finds no host
-  in a node of the lowest level, the search repairs this node.
+  records these leaves, and `settle` repairs the nodes at the end of the pass. Until the repair,
+  some maxima are too high, so a search can read more nodes without result. When a search finds no
+  host in a node of the lowest level, the search repairs this node.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ WHEN_EMPTY = (KNOWN, ONLINE)
 """Prefixes of columns that contain the capacity of a host without slots."""
 
 GROWTH_LOG_MAX = 4_096
-"""The largest length of the growth log. A full log is cleared, and then blocked classes search all
-hosts.
+"""The largest length of the growth log. A full log is cleared, and after that blocked classes
+search all hosts.
 """
 
 Need = Amounts
 Written = tuple["CapacityIndex", int, str, int]
-"""A number that was overwritten. The tuple contains its index, its position, its column, and the
-old number.
+"""A number that was overwritten: the index, the position of the host, the column, and the old
+number.
 """
 
 Column = list[list[int]]
@@ -58,7 +58,8 @@ class CapacityIndex:
     every column.
 
     The position of a host is its place in the order of ids. A column with a prefix of `WHEN_EMPTY`
-    contains the amount that the host has when empty. `grown` does not log changes of such a column.
+    contains the amount that the host has when empty. Changes of these columns are not logged in
+    `grown`.
 
     Attributes:
         ids: the ids of the hosts, by position.
@@ -67,12 +68,12 @@ class CapacityIndex:
         sums: the sum of each column over all hosts.
         grown: the growth log: the positions of hosts of which a free amount has risen. A class that
             found no room checks only these positions again.
-        version: a number. When it changes, stored positions and stored lengths of the log are not
-            valid any more.
+        version: a number that changes when positions have changed or the log was cleared. Then
+            stored positions and stored lengths of the log are not valid any more.
         taken: the positions of hosts whose leaves were lowered in place since the last `settle`.
-        opened: positions of hosts that were empty and got their first slots in this pass. They are
-            in the order of these slots.
-        journal: the overwritten numbers, which `undo` needs; None: changes are not recorded.
+        opened: positions of hosts that were empty and got their first slots in this pass, in the
+            order of these slots.
+        journal: the overwritten numbers, which `undo` needs; None if changes are not recorded.
     """
 
     def __init__(self, version: int = 0) -> None:
@@ -85,9 +86,9 @@ class CapacityIndex:
         self.taken: set[int] = set()
         self.opened: list[int] = []
         self.journal: list[Written] | None = None
-        # nodes of the lowest level above `taken` that must still be repaired
+        # nodes of the lowest level above the leaves of `taken` that must still be repaired
         self._unrepaired: set[int] = set()
-        # for each host that was added since the last rebuild: its numbers
+        # the numbers of each host that was added since the last rebuild
         self._vectors: dict[str, dict[str, int]] = {}
         self._removed: set[str] = set()  # hosts that were removed since the last rebuild
         self._stale = False
@@ -117,7 +118,7 @@ class CapacityIndex:
         Returns:
             True if a free amount has risen, or if the tree must be rebuilt.
         """
-        # The next `freshen` changes the positions, so the numbers are kept by host id until then.
+        # The next `freshen` changes the positions, so until then the numbers are stored by host id.
         if self._stale or host_id not in self.position:
             self._vectors[host_id] = dict(vector)
             self._stale = True
@@ -137,15 +138,14 @@ class CapacityIndex:
             if value != before:
                 self.sums[name] += value - before
                 _write(column, position, value)
-                # A higher capacity of the empty host does not mean that its free capacity has
-                # risen.
+                # If only the capacity of the empty host has risen, its free capacity has not.
                 rose = rose or (value > before and not name.startswith(WHEN_EMPTY))
         if rose:
             self.log_growth(host_id)
         return rose
 
     def log_growth(self, host_id: str) -> None:
-        """Logs a host. All waiting classes then check it again."""
+        """Adds a host to the growth log, so that all waiting classes check the host again."""
         if self._stale or host_id not in self.position:
             return  # the tree will be rebuilt, so all classes will search all hosts
         # The new version makes the stored lengths of the cleared log invalid.
@@ -192,7 +192,7 @@ class CapacityIndex:
         """
         if self.journal is not None:
             self.journal.append((self, position, EMPTY, 1))
-        # Lower the leaf in place, as for free amounts. `settle` repairs the nodes above it.
+        # Lower the leaf in place, as for free amounts. `settle` repairs the nodes above the leaf.
         self.columns[EMPTY][0][position] = 0
         self.sums[EMPTY] -= 1
         self.opened.append(position)
@@ -200,7 +200,7 @@ class CapacityIndex:
     def took(self, positions: list[int]) -> None:
         """Records that the caller has lowered the leaves of these hosts in place.
 
-        The caller must correct `sums` itself, and must call `settle` at the end.
+        The caller must also correct `sums`, and must call `settle` at the end of the pass.
         """
         self.taken.update(positions)
         self._unrepaired.update([position >> _BITS for position in positions])
@@ -217,8 +217,8 @@ class CapacityIndex:
                 _mend(columns, level, node)
         self.taken = set()
         self._unrepaired.clear()
-        # `IN_USE` is set only here. During the pass, searches find these hosts in `opened`, so
-        # searches must not find the same hosts in this column, too.
+        # `IN_USE` is set only here. During the pass, searches find these hosts in `opened`, so they
+        # must not find the same hosts in this column, too.
         for position in self.opened:
             self.write(position, IN_USE, 1)
             self.log_growth(self.ids[position])  # searches of hosts in use must check this host
@@ -226,7 +226,7 @@ class CapacityIndex:
     def with_prefix(self, prefix: str) -> CapacityIndex:
         """Returns an index of the same hosts that has only the columns with a prefix.
 
-        The prefix is removed from the names of the columns. Both indexes use the same lists of
+        The prefix is removed from the names of the columns. The two indexes share the lists of
         numbers.
         """
         seen = CapacityIndex(self.version)
@@ -253,13 +253,14 @@ class CapacityIndex:
         self._stale = True
 
     def freshen(self) -> None:
-        """Rebuilds the tree if hosts were added or removed. Callers must call it before a
+        """Rebuilds the tree if hosts were added or removed. Callers must call this method before a
         search.
         """
         if not self._stale:
             return
         self.ids = sorted((self.position.keys() - self._removed) | self._vectors.keys())
-        # The origin of a new host is -1, the index of the zero that is appended to each column.
+        # `origins` has the old position of each host. The origin of a new host is -1, the position
+        # of the zero that is appended to each column.
         origins = [self.position.get(host_id, -1) for host_id in self.ids]
         none = [0] * len(self.position)
         self.position = {host_id: at for at, host_id in enumerate(self.ids)}
@@ -267,8 +268,8 @@ class CapacityIndex:
         for name in sorted(self.columns.keys() | names):
             old = self.columns[name][0] if name in self.columns else none
             leaves = list(map([*old, 0].__getitem__, origins))
-            # Set these numbers last. A host that was removed and then added again must get its new
-            # numbers.
+            # Set these numbers last, so that a host that was removed and then added again gets its
+            # new numbers.
             for host_id, vector in self._vectors.items():
                 leaves[self.position[host_id]] = vector.get(name, 0)
             self.columns[name] = _build_column(leaves)
@@ -317,8 +318,8 @@ class CapacityIndex:
         return chain.from_iterable(self.covering_by_block(needs, start))
 
     def covering_by_block(self, needs: Iterable[Need], start: int = 0) -> Iterator[list[int]]:
-        """Yields the positions that `covering` yields, in lists. If there is one need, a list
-        contains the positions below one node.
+        """Yields the positions that `covering` yields, grouped in lists. If there is one need, a
+        list contains the positions below one node. Otherwise a list contains one position.
         """
         searches = [
             self._search(columns, start)
@@ -327,7 +328,7 @@ class CapacityIndex:
         ]
         if len(searches) == 1:
             return searches[0]
-        # Several searches are merged by position, so then each list contains one position.
+        # Several searches are merged by position, so each list contains one position.
         positions = _merged([chain.from_iterable(blocks) for blocks in searches])
         return map(alone, positions)
 
@@ -356,8 +357,8 @@ class CapacityIndex:
         return (position for _, position in _merged(searches))
 
     def _columns_of(self, need: Need) -> list[tuple[Column, int]] | None:
-        """Returns the columns of a need with its amounts; None: the index lacks one of the
-        columns.
+        """Returns the columns of a need with its amounts. Returns None if the index lacks one of
+        the columns.
         """
         columns = []
         for name, amount in need.items():
@@ -377,7 +378,7 @@ class CapacityIndex:
             if top:
                 yield top
             return
-        # Go depth first, with one iterator per level. So positions are found in order.
+        # Search depth first, with one iterator per level, so that positions are found in order.
         stack = [iter(top)]
         while stack:
             node = next(stack[-1], None)
@@ -405,8 +406,8 @@ class CapacityIndex:
     ) -> Iterator[tuple[int, int]]:
         height = len(score) - 1
         # Best-first search: the score of a node is at least the score of every host below it. So
-        # the first leaf that the heap returns is the best host. `first` orders equal scores by
-        # position.
+        # the first leaf that the heap returns is the best host. The second value of each entry
+        # orders equal scores by position.
         heap = [
             (-score[height][node], node << (_BITS * height), height)
             for node in _survivors(columns, height, 0, len(score[height]))
@@ -425,7 +426,7 @@ class CapacityIndex:
 
     def problems(self) -> list[str]:
         """Returns a description of each wrong sum, and of each inner node that is not the maximum
-        of its children; empty: the index is correct.
+        of its children. The result is empty if the index is correct.
         """
         found = []
         for name, column in self.columns.items():

@@ -1,7 +1,7 @@
 """Checks whether a host enforces the limits of cpu and memory that a request requires.
 
-For devices, the required level of enforcement is a condition on each device
-(`finegrain/devices/request.py`), and `DevicesSuit` checks this condition.
+The required level of enforcement for a device is a condition on each device
+(`finegrain/devices/request.py`), which `DevicesSuit` checks.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Records in the capacity indexes the capacity that a placement pass or a tentative search takes.
 
 During a pass, free capacity only decreases. The ledger lowers the leaves of an index in place.
-Until `settle`, the maxima, sums and derived columns of the index may be too high. So a search may
-check hosts without room, but it never misses a host with room.
+Until `settle`, the maxima, sums and derived columns of the index can be too high. So a search can
+check hosts without room, but never misses a host with room.
 
-A tentative ledger also keeps a journal. With the journal it can roll back all changes since a mark.
-It starts with the capacity of empty hosts, or with the free capacity. A pass may already have taken
-slots from this free capacity.
+A tentative ledger also keeps a journal, with which it can roll back all changes since a mark. A
+tentative ledger starts with the capacity of empty hosts, or with the free capacity that the current
+pass has not taken yet.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ Taken = tuple[int, int]
 """The position of a host in an index, and the number of slots that are placed there."""
 
 Mark = tuple[int, int]
-"""A state to roll back to: the length of the journal of amounts, and the length of the journal of
-cpus.
+"""Identifies a state to which a ledger can roll back: the length of the journal of amounts, and the
+length of the journal of cpus.
 """
 
 
@@ -43,8 +43,8 @@ class Ledger:
 
     Attributes:
         indexes: the indexes in which the ledger takes capacity.
-        changed: the ids of the hosts that changed, in order. The ledger keeps this list only if
-            some host has GPUs.
+        changed: the ids of the hosts that changed, in the order of the changes. The ledger keeps
+            this list only if some host has GPUs.
     """
 
     def __init__(self, hosts: Hosts, prefix: str = "", *, topology: bool = False) -> None:
@@ -52,10 +52,10 @@ class Ledger:
 
         Args:
             hosts: all hosts.
-            prefix: `KNOWN` or `ONLINE`: the ledger takes from the capacity of empty hosts, in the
-                columns with this prefix. If the prefix is empty, the ledger takes from the free
-                capacity.
-            topology: True: slots get cpus and NUMA nodes in addition to amounts.
+            prefix: if the prefix is `KNOWN` or `ONLINE`, the ledger takes the capacity of empty
+                hosts, in the columns with this prefix. If the prefix is empty, the ledger takes
+                free capacity.
+            topology: if true, slots get cpus and NUMA nodes in addition to amounts.
         """
         self.indexes = hosts.indexes.with_prefix(prefix) if prefix else hosts.indexes
         self._prefix = prefix
@@ -71,7 +71,9 @@ class Ledger:
 
     @property
     def cpus(self) -> TentativeCpus:
-        """The cpus that are taken tentatively. The first access creates them."""
+        """The ledger of the cpus that are taken tentatively. The first access creates this
+        ledger.
+        """
         if self._cpus is None:
             self._cpus = TentativeCpus(as_if_empty if self._prefix else as_they_are)
         return self._cpus
@@ -137,19 +139,20 @@ class Ledger:
             self.cpus.take(bookings.scheduling_class, host, count)
 
     def close(self, host: Host) -> None:
-        """Takes all slots that a host may still have, in all indexes. So searches skip the host.
-        Only a tentative ledger may do this.
+        """Takes all slots that a host can still get, in all indexes, so that searches skip the
+        host. This method must be called only for a tentative ledger.
         """
         for index in self.indexes.all().values():
-            # If a host may have no more slots, no class fits there, even if amounts are free.
+            # If a host cannot have more slots, no class fits on the host, even if amounts are free.
             if index.knows(host.host_id):
                 for name in (SLOTS, DEFAULT_SLOTS):
                     if name in index.columns:
                         index.write(index.position[host.host_id], name, 0)
 
     def follow(self, hosts: Iterable[Host]) -> None:
-        """Reads the free capacity of hosts again after the hosts were booked during the pass. Such
-        bookings are for slots whose cpus were chosen, for a gang, or for a slot that grows.
+        """Reads the free capacity of hosts again after the hosts were booked during the pass. These
+        bookings are for slots whose cpus were chosen at the booking, for a gang, or for a slot that
+        grows.
         """
         for host in hosts:
             self._note(host)
@@ -168,7 +171,7 @@ class Ledger:
         """
         if self._journal is None:
             self._journal = []
-            # All indexes share one journal. So all changes are undone in reverse order.
+            # All indexes share one journal, so that all changes can be undone in reverse order.
             for index in self.indexes.all().values():
                 index.journal = self._journal
         return len(self._journal), self.cpus.mark()
@@ -189,7 +192,7 @@ class Ledger:
         """Gives back all taken capacity, and ends the ledger. The ledger must be tentative."""
         self.roll_back((0, 0))
         # `roll_back` added each amount to the sums. But amounts that were lowered in place were
-        # never subtracted from the sums. So subtract them here.
+        # never subtracted from the sums, so subtract them now.
         for proportions in self._proportions.values():
             proportions.settle()
         for index in self.indexes.all().values():
@@ -211,9 +214,9 @@ class Bookings:
     Attributes:
         scheduling_class: the class.
         index: the index of the hosts.
-        everywhere: the booking if it is the same on all hosts; None: the booking differs between
+        everywhere: the booking, if it is the same on all hosts. None if the booking differs between
             hosts.
-        empty: by position: 1 if the host has no slots, else 0.
+        empty: for each host, by position: 1 if the host has no slots, and 0 otherwise.
         free: the weighted free capacity of hosts, by position; see `Proportions`.
     """
 

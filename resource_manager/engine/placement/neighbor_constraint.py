@@ -1,9 +1,10 @@
-"""Checks the rules of a request about neighbors: slots of its job that its slot must be near to or
-apart from.
+"""Checks the rules of a request about neighbors. Neighbors are slots of the same job that the slot
+of the request must be near to or apart from.
 
-The rules and the present slots decide which cpus of a host a slot may have (`cpus/neighbors.py`).
-This constraint finds hosts where no cpus are left. `CpusSuit` chooses among the others, with the
-same code. So placement, explanations and the search for gangs agree.
+The rules and the present slots decide which cpus of a host a slot is allowed to have
+(`cpus/neighbors.py`). This constraint finds hosts on which no cpus are left. On the remaining
+hosts, `CpusSuit` chooses the cpus with the same code. So placement, explanations and the search for
+gangs agree.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class NearAndApart(Constraint):
     ) -> tuple[Obstacle, ...]:
         """See `Constraint`."""
         ledger = at.cpus()
-        # `CpusSuit` reports that the cores of the host are not known.
+        # If the cores of the host are not known, `CpusSuit` reports the obstacle.
         if ledger is None or not self.applies(request):
             return NO_OBSTACLE
         wanted = _wanted(request, at)
@@ -59,8 +60,8 @@ class NearAndApart(Constraint):
         found = zones_of(ledger, wanted, preferred)
         if not isinstance(found, HostRefusal):
             return NO_OBSTACLE
-        # If a slot is in the way, its end helps. If a neighbor is missing, the end of other slots
-        # does not help.
+        # If the request must be apart from a present slot, the end of this slot helps. If a
+        # neighbor is missing, the end of other slots does not help.
         is_apart = found.blocker is CpuBlocker.NOT_APART
         blocker = Blocker.NOT_APART if is_apart else Blocker.NOT_NEAR
         return (Obstacle(self, blocker, is_apart, 1, host_refusal=found),)
@@ -72,8 +73,8 @@ class NearAndApart(Constraint):
     def remedies(
         self, request: ResourceRequest, at: HostView, settings: EngineSettings
     ) -> Iterator[Remedy]:
-        """Yields each required rule without which the slot would fit if the rule were only
-        preferred.
+        """Yields a remedy for each required rule with which the slot would fit if the rule were
+        only preferred.
         """
         ledger = at.cpus()
         if ledger is None:

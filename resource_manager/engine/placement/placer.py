@@ -1,10 +1,11 @@
 """Finds hosts for slots of a scheduling class, and takes the capacity. A `Placer` is one placement
-pass. It computes the number of slots per host, and creates no object for each slot.
+pass. The placer computes the number of slots per host, and does not create an object for each slot.
 
 For each class, the placer tries the levels of candidates in order (`policies.py`). If the class
-needs only amounts, one division gives the number of slots that fit on a host. Then one subtraction
-per index column takes their capacity. Otherwise the placer checks the cpus and NUMA nodes of each
-candidate (`search.py`). The caller then books the slots, and calls `follow` with their hosts.
+needs only amounts, the placer computes with one division how many slots fit on a host, and takes
+their capacity with one subtraction per index column. Otherwise the placer checks the cpus and NUMA
+nodes of each candidate (`search.py`). At the end, the caller books the slots, and calls `follow`
+with their hosts.
 
 Example (strategy "pack"): the placer places 5 slots of 2 cpus. Hosts a and b are in use, and have 5
 and 3 free cpus. Host c is empty, and has 8 free cpus. First a gets 2 slots and b gets 1 slot. Then
@@ -35,8 +36,8 @@ from resource_manager.engine.placement.stranding import Ranking
 from resource_manager.engine.queue.scheduling_classes import NOT_SEARCHED, SchedulingClass
 
 LISTED_MAX = 256
-"""If at most this many hosts have the required labels, the placer checks each of them directly. It
-does not search the index.
+"""If at most this many hosts have the required labels, the placer checks each of these hosts
+directly, and does not search the index.
 """
 
 Run = tuple[str, int]
@@ -45,7 +46,7 @@ Run = tuple[str, int]
 
 class Placer:
     """One placement pass. The indexes must be up to date at its start. Until `finish`, no other
-    code may change the indexes.
+    code must change the indexes.
     """
 
     _avoids_reserved = True
@@ -60,8 +61,8 @@ class Placer:
         self._closed: set[str] = set()  # hosts that get no more slots in this pass
         most = hosts.settings.hosts_asked_max
         self._check_budget = CheckBudget(most, most // 2)
-        # A host stays in `refusing` after its refusals were deleted, and is removed here. Each
-        # class checks all entries, so entries without refusals would cost time.
+        # Remove hosts whose refusals were deleted. Each class checks all entries of `refusing`, so
+        # entries without refusals would cost time.
         for name in list(hosts.refusing):
             if name not in hosts or not hosts[name].refusals:
                 del hosts.refusing[name]
@@ -79,8 +80,8 @@ class Placer:
         return self._candidates(scheduling_class).first() is not None
 
     def has_room_for_more(self, scheduling_class: SchedulingClass) -> bool:
-        """Returns True if more than one slot of a class can be placed. The caller knows that one
-        slot can be placed.
+        """Returns True if more than one slot of a class can be placed. The caller must have checked
+        that one slot can be placed.
         """
         found = self._candidates(scheduling_class)
         first = found.first()
@@ -104,12 +105,12 @@ class Placer:
             elsewhere: hosts that must not be chosen.
 
         Returns:
-            Hosts with the number of slots on each host. The result has fewer than `count` slots if
-            no more slots fit. It also has fewer slots if the caller must book these slots first:
-            only then can the placer know whether more slots fit.
+            Hosts with the number of slots on each host. The result has fewer than `count` slots in
+            two cases: no more slots fit, or the caller must book these slots before the placer can
+            know whether more slots fit.
         """
         if scheduling_class.cpus is not None and scheduling_class.policy.neighbor_job:
-            # Tentative slots since the last call may be neighbors.
+            # Tentative slots that were taken since the last call are possibly neighbors.
             self._found.pop(scheduling_class, None)
         found = self._candidates(scheduling_class)
         index = found.scope.index
@@ -120,9 +121,9 @@ class Placer:
             for position, share in taken:
                 runs.append((index.ids[position], share))
                 count -= share
-            # A later level is less suitable, so it gets only slots that fit on no earlier level. If
-            # the booking chooses devices, the caller must book these slots before the placer tries
-            # the next level.
+            # A later level is less suitable, so it gets only slots that do not fit on an earlier
+            # level. If the booking chooses devices, the caller must book these slots before the
+            # placer tries the next level.
             if not count or (taken and (found.one_host_at_a_time(level) or found.scope.one_host)):
                 break
         return runs
@@ -136,7 +137,7 @@ class Placer:
 
     def cut_off(self, scheduling_class: SchedulingClass) -> bool:
         """Returns True if the search for a class was cut off because too many hosts were not
-        suitable. Then a host that was not checked may have room.
+        suitable. In this case, a host that was not checked possibly has room.
         """
         found = self._found.get(scheduling_class)
         # Levels that require preferred policies do not count: the last level searches the same
@@ -146,9 +147,9 @@ class Placer:
         )
 
     def follow(self, hosts: Iterable[Host]) -> None:
-        """Reads the free capacity of these hosts again. The caller must call this function after it
-        has booked one of these: a gang, a slot that grows, or slots whose cpus and NUMA nodes the
-        booking chose.
+        """Reads the free capacity of these hosts again. The caller must call this method after it
+        has booked a gang, a slot that grows, or slots whose cpus and NUMA nodes were chosen at the
+        booking.
         """
         self._ledger.follow(hosts)
 
@@ -164,12 +165,12 @@ class Placer:
 
     def _candidates(self, scheduling_class: SchedulingClass) -> Candidates:
         found = self._found.get(scheduling_class)
-        # An index for the labels may have been built after the search began. Then the search begins
-        # again in that index.
+        # If an index for the labels was built after the search began, the search begins again in
+        # this index.
         if (
             found is None
             or found.scope.index is not self._indexes.of(scheduling_class.labels)
-            # Slots that were booked since then may be neighbors.
+            # Slots that were booked since the search began are possibly neighbors.
             or (
                 scheduling_class.cpus is not None
                 and scheduling_class.policy.neighbor_job
@@ -186,8 +187,8 @@ class Placer:
         labels = labels if index is self._indexes.main else ()
         refusing = self._refusing(scheduling_class)
         if scheduling_class.cpus is not None and scheduling_class.policy.neighbor_job:
-            # The table of labels finds these hosts without a check of their cpus. Hosts that it
-            # does not find are checked later.
+            # The table of labeled slots finds some unsuitable hosts without a check of their cpus.
+            # Unsuitable hosts that the table does not find are checked later.
             refusing += self._hosts.labeled.excluded(scheduling_class.policy)
         scope = self._scope_in(index, scheduling_class, labels, refusing)
         return Candidates(scope, self._levels(scheduling_class))
@@ -244,8 +245,8 @@ class Placer:
         )
 
     def _hosts_near(self, policy: CpuPolicy) -> set[str] | None:
-        """Returns the only hosts on which the required rules `near` of a request can be met; None:
-        on any host.
+        """Returns the only hosts on which the required rules `near` of a request can be met.
+        Returns None if the rules can be met on any host.
         """
         table = self._hosts.labeled
         alone = table.without_neighbor(policy)
@@ -263,9 +264,9 @@ class Placer:
     def _place_on(
         self, found: Candidates, level: int, count: int, besides: set[int]
     ) -> list[Taken]:
-        """Takes capacity on the hosts of one level. If the booking chooses cpus and NUMA nodes, the
-        function adds the hosts to `besides`. These hosts must get no more slots until the slots are
-        booked.
+        """Takes capacity on the hosts of one level. If cpus and NUMA nodes are chosen at the
+        booking, the function adds the hosts to `besides`, because these hosts must get no more
+        slots until the slots are booked.
         """
         wanted = found.scope.scheduling_class
         # `topology` is equal in all tiers of a level.
@@ -278,8 +279,8 @@ class Placer:
         if topology:
             taken: list[Taken] = []
             for position in _best_first(found, level, column):
-                # Place one slot per host, because the free cpus are known only after the caller has
-                # booked the slot.
+                # Place one slot per host, because the next free cpus are known only after the
+                # caller has booked the slot.
                 if len(taken) == count or (taken and found.scope.one_host):
                     break
                 if position not in besides:
@@ -300,16 +301,15 @@ class Placer:
         empty_at, free_of = bookings.empty, bookings.free
         searches = found.searches(level)
         while count and (ranked := self._by_affinity(searches, bookings, besides)):
-            # The hosts are ranked again only after each host of this ranking has got a part of the
-            # slots.
+            # Rank the hosts again only after each host of this ranking has got a part of the slots.
             for _, position in ranked:
                 booking = bookings.everywhere or bookings.at(position)
                 columns = booking.columns
                 # If only one host is left, the host gets all slots. Otherwise each host gets only a
-                # part of the slots. The rest of the host is left for slots with other proportions
+                # part of the slots. The remaining capacity is left for slots with other proportions
                 # of cpu and memory.
                 share = count if len(ranked) == 1 else min(count, booking.at_once)
-                # The ranking has just checked that at least one slot fits.
+                # The ranking has just checked that one slot fits, so only more slots need a check.
                 if share > 1:
                     for leaves, amount, _ in columns:
                         fit = leaves[position] // amount
@@ -318,7 +318,7 @@ class Placer:
                 for leaves, amount, _ in columns:
                     leaves[position] -= amount * share
                 # The next access computes the weighted free capacity again from the leaves. So
-                # rounding errors do not add up. The order of hosts must not depend on which indexes
+                # rounding errors do not add up: the order of hosts must not depend on which indexes
                 # exist.
                 free_of.pop(position, None)
                 # The sums of the index are corrected once, at the end of the pass.
@@ -352,15 +352,16 @@ class Placer:
     def _pack_each(
         self, found: Candidates, level: int, count: int, besides: set[int]
     ) -> list[Taken]:
-        """Compares some hosts, and places as many slots as fit on the best of them, then on the
-        next best host, and so on.
+        """Compares some hosts, and places as many slots as fit on the best host, then on the next
+        best host, and so on.
         """
         taken: list[Taken] = []
         while count and (best := self._best_fit(found, level, besides)) is not None:
             # The host gets no more slots until the caller has booked these slots, because only the
             # booking chooses the cpus.
             besides.add(best)
-            # Perhaps only the first slot on a host meets the preferred rules.
+            # With preferred rules about neighbors, it is possible that only the first slot on a
+            # host meets the rules.
             most = 1 if found.scope.prefers_neighbors else count
             share = found.scope.room(best, most)
             self._ledger.take(found.scope.bookings, best, share)
@@ -373,8 +374,8 @@ class Placer:
     def _least_stranding(
         self, found: Candidates, level: int, count: int, besides: set[int]
     ) -> list[Taken]:
-        """Repeatedly places slots on the host where they strand the least GPU capacity. If the
-        booking chooses devices, stops after the first host.
+        """Repeatedly places slots on the host where they strand the least GPU capacity. If devices
+        are chosen at the booking, stops after the first host.
         """
         taken: list[Taken] = []
         scope = found.scope
@@ -397,8 +398,8 @@ class Placer:
 
     def _best_fit(self, found: Candidates, level: int, besides: set[int]) -> int | None:
         """Returns the host that meets the most preferred policies. Of equal hosts, returns the host
-        with the least free cpu. So hosts with much free cpu remain for large requests. A host in
-        use comes before an empty host.
+        with the least free cpu, so that hosts with much free cpu remain for large requests. A host
+        in use comes before an empty host.
         """
         window = found.window(level, self._hosts.settings.pack_candidates, besides)
         return min(window, key=found.rank, default=None)
@@ -409,11 +410,11 @@ class Placer:
         """Takes one slot at a time, on the host with the highest score."""
         bookings = found.scope.bookings
         index = bookings.index
-        # Merge two lists in order of score. One list has the hosts that got no slot in this call.
-        # The other has the hosts that got slots, because slots change the score.
+        # Merge two lists in order of score: the hosts that got no slot in this call, and the hosts
+        # that got slots. The second list is separate because slots change the score.
         ahead = filterfalse(besides.__contains__, _best_first(found, level, column))
         taken: list[Taken] = []
-        again: list[tuple[int, int]] = []  # heap of the hosts that got slots in this call
+        again: list[tuple[int, int]] = []  # a heap of the hosts that got slots in this call
         position = next(ahead, None)
         while len(taken) < count and (again or position is not None):
             score = index.columns[column][0]
@@ -438,7 +439,9 @@ def _best_first(found: Candidates, level: int, column: str) -> Iterator[int]:
 
 
 class Candidates:
-    """The searches of one class in one pass, by level. A search begins when it is needed."""
+    """The searches of one class in one pass, by level. A search begins when its hosts are
+    needed.
+    """
 
     def __init__(self, scope: Scope, order: tuple[Level, ...]) -> None:
         self.scope = scope
@@ -464,7 +467,7 @@ class Candidates:
         Args:
             level: the position of the level.
             gpu_hosts: the hosts with GPUs.
-            changed: the hosts that changed in this pass; the caller may append more hosts later.
+            changed: the hosts that changed in this pass; the caller can append more hosts later.
         """
         found = self._rankings.get(level)
         if found is None:
@@ -487,7 +490,9 @@ class Candidates:
         return chain.from_iterable(self._searches.values())
 
     def first(self, besides: Collection[int] = ()) -> int | None:
-        """Returns a host with room that is not in `besides`; None: there is no such host."""
+        """Returns a host with room that is not in `besides`. Returns None if there is no such
+        host.
+        """
         for level in range(len(self.levels)):
             if window := self.window(level, 1, besides):
                 return window[0]
@@ -496,7 +501,7 @@ class Candidates:
     def window(self, level: int, most: int, besides: Collection[int]) -> list[int]:
         """Returns up to `most` hosts of a level that have room. These are hosts in use, or empty
         hosts if no host in use has room. If the search of hosts in use was cut off, the function
-        returns no empty hosts: a host in use that was not checked may have room.
+        returns no empty hosts, because a host in use that was not checked possibly has room.
 
         Args:
             level: the position of the level.
@@ -524,18 +529,18 @@ class Candidates:
         return scope.ledger.cpus.unmet(wanted, host), free, -host.score(wanted), position
 
     def finish(self) -> None:
-        """Stores in the class the positions at which its searches stopped."""
+        """Stores the positions at which the searches stopped in the scheduling class."""
         # Slots of the job that start or end change where rules about neighbors can be met, even if
         # no host gets more room. So the next search checks all hosts again.
         wanted = self.scope.scheduling_class
         if wanted.cpus is not None and wanted.policy.neighbor_job:
             return
-        # Only if every level was searched to its end, it is certain that no host has room.
+        # It is certain that no host has room only if every level was searched to its end.
         index, full = self.scope.index, len(self._searches) == len(self.levels)
         for search in self.begun():
             ended = search.finish()
-            # A level with a limit of missed policies leaves out hosts. So it counts as searched.
-            # The last level accepts any host.
+            # A level with a limit of missed policies counts as searched, because the last level
+            # searches all hosts, without this limit.
             full = full and (ended or search.tier.unmet_max is not None)
         self.scope.scheduling_class.searched = (
             (index.version, len(index.grown)) if full else NOT_SEARCHED
@@ -545,12 +550,12 @@ class Candidates:
 def _affinities(
     search: Search, most: int, bookings: Bookings, besides: Collection[int]
 ) -> list[tuple[int, int]]:
-    """Returns the first hosts of a search that have room. Each is a pair of its negative affinity
+    """Returns the first hosts of a search that have room, each as a pair of its negative affinity
     and its position. Removes candidates without room from the search.
     """
     ranked: list[tuple[int, int]] = []
     search.drop_opened()
-    # Hosts in `besides` are removed at the end, so for each of them one further host is ranked.
+    # Hosts in `besides` are removed at the end, so one further host is ranked for each of them.
     candidates, free_of, wanted = search.candidates, bookings.free, most + len(besides)
     everywhere = bookings.everywhere.columns if bookings.everywhere is not None else None
     # The loop removes full hosts from the candidates, so the first `len(ranked)` candidates are

@@ -1,11 +1,12 @@
-"""Defines the order of hosts for a slot: the hosts that become candidates first, and the best host
-of the candidates.
+"""Defines the order of hosts for a slot: which hosts become candidates first, and which candidate
+is the best.
 
-Columns of the capacity index divide the hosts into tiers. The hosts in the tiers of one level are
-compared with each other. The next level is tried if no host of the earlier levels has room.
+Columns of the capacity index divide the hosts into tiers, and each level consists of some tiers.
+The hosts of one level are compared with each other. The next level is tried if no host of the
+earlier levels has room.
 
-- For a class that needs only amounts, hosts without GPUs come first, then hosts with GPUs. Hosts
-  that align every slot to NUMA nodes come last, because other classes need these hosts more.
+- For a class that needs only amounts, hosts without GPUs come first, and then hosts with GPUs.
+  Hosts that align every slot to NUMA nodes come last, because other classes need these hosts more.
 - For a class with devices, all hosts with room are ordered by the GPU capacity that a slot would
   strand there (`stranding.py`).
 - For a topology-constrained class, hosts that can meet all its preferred policies come first. Then
@@ -21,13 +22,13 @@ first. All numbers are integers. So the result is the same on every machine.
 
 - "pack": hosts in use come before empty hosts. Among the first hosts with room, the strategy
   compares the free resources with the needs of the slot. It takes the host whose proportions are
-  most similar (`Proportions`). So the remaining resources stay in proportion, and less capacity is
-  stranded. Example: a slot that needs much memory goes to a host with much free memory and little
-  free cpu.
+  most similar (`Proportions`). So the remaining resources stay in proportion, and less capacity
+  becomes stranded. Example: a slot that needs much memory goes to a host with much free memory and
+  little free cpu.
 - "spread": takes the host whose scarcest dimension has the largest free part.
-- "balanced": takes the host where the slot makes the free parts of cpu and memory most equal. If
-  the slot needs more cpu than memory, compared with an average host, the best host is the one with
-  the largest surplus of cpu.
+- "balanced": takes the host where the slot makes the free parts of cpu and memory most equal.
+  Example: if a slot needs a larger part of an average host's cpu than of its memory, the best host
+  is the host with the largest surplus of cpu.
 
 For "spread" and "balanced", the score is a column of the index (`hosts/scores.py`). So the index
 finds the best host without comparing all hosts. The affinity of "pack" depends on both the host and
@@ -63,13 +64,13 @@ HOSTS_PER_EMPTY_ONE = 64
 """"pack" compares one more empty host for each group of this many hosts in use.
 
 A host becomes full in all dimensions only if it has slots of different proportions. If "pack"
-compared only one empty host, such a mix would occur only by chance: 100,000 slots of `bench.engine`
-would need 5 % more hosts.
+compared only one empty host, a host would get different slots only by chance, and 100,000 slots of
+`bench.engine` would need 5 % more hosts.
 """
 
 PART_AT_ONCE = 3
-"""Equal slots get at most `1 / PART_AT_ONCE` of an average host before the next host is tried. So
-slots with different needs share a host, and use different dimensions of the host.
+"""On one host, equal slots get at most `1 / PART_AT_ONCE` of an average host before the next host
+is tried. So slots with different needs share a host, and use different dimensions of the host.
 """
 
 _AVERAGE_HOST = 1 << 36
@@ -77,9 +78,8 @@ _AVERAGE_HOST = 1 << 36
 
 _AFFINITY_SCALE = 29
 _FREE_SCALE = 16
-"""The most used numbers are shortened: this number of low bits is dropped. Then most factors have
-less than 30 bits, and Python multiplies such numbers faster. Larger factors give correct results,
-too.
+"""This number of low bits is dropped from the most used numbers. So most factors have less than 30
+bits, and Python multiplies numbers of this size faster. Larger factors give correct results, too.
 """
 
 
@@ -89,8 +89,8 @@ class Policy(NamedTuple):
     Attributes:
         use_first: True if hosts in use come before empty hosts.
         column: a function that returns the index column which orders the hosts. Its arguments are
-            the needs of the slot and the sums of the index of all hosts. None: the affinity orders
-            the hosts (`Proportions`).
+            the needs of the slot and the sums of the index of all hosts. None if the affinity
+            orders the hosts (`Proportions`).
     """
 
     use_first: bool
@@ -98,8 +98,8 @@ class Policy(NamedTuple):
 
 
 def _larger_surplus(need: Need, cluster: Amounts) -> str:
-    """Returns one of the two surplus columns. The slot needs some part of an average host's cpu and
-    some part of its memory: the larger part decides.
+    """Returns one of the two surplus columns. The column is `CPU_SURPLUS` if the slot needs a
+    larger part of an average host's cpu than of its memory, and `MEMORY_SURPLUS` otherwise.
     """
     cpu, memory = need.get(CPU_MILLI, 0), sum(need.get(name, 0) for name in MEMORY)
     has_memory = sum(cluster.get(KNOWN + name, 0) for name in MEMORY)
@@ -116,8 +116,8 @@ POLICIES: dict[Strategy, Policy] = {
 
 
 def empty_compared(most: int, hosts_in_use: int) -> int:
-    """Returns the number of hosts that "pack" compares if some of them are empty, at most
-    `most`.
+    """Returns the number of hosts, at most `most`, that "pack" compares if empty hosts are among
+    them.
     """
     return min(most, 1 + hosts_in_use // HOSTS_PER_EMPTY_ONE)
 
@@ -192,7 +192,7 @@ class Proportions:
         # If no host has a limit of slots, passes need not read or lower the column of slots.
         self._unlimited = index.sums.get(KNOWN + SLOTS) == UNLIMITED * len(index)
         self._bookings: dict[int, Booking] = {}  # by identity of the object with the amounts
-        self._keys: list[Amounts] = []  # keeps the objects in memory; so no identity is used twice
+        self._keys: list[Amounts] = []  # keeps the objects, so that no identity is used twice
 
     def booking(self, amounts: Amounts) -> Booking:
         """Returns the booking for some amounts. The index must have a column for each dimension."""
@@ -238,11 +238,12 @@ class Tier(NamedTuple):
     Attributes:
         columns: index columns with the lowest value that a host must have, in addition to the needs
             of the class.
-        in_use: True: only hosts with slots; False: only empty hosts; None: hosts with and without
-            slots.
-        unmet_max: the number of preferred policies that a host may miss; None: any number.
-        aligning: True: only hosts that align every slot to NUMA nodes. False: all hosts.
-        ranked: True: the host where a slot strands the least GPU capacity comes first
+        in_use: True for only hosts with slots, False for only empty hosts, None for hosts with and
+            without slots.
+        unmet_max: the largest number of preferred policies that a host of the tier can miss; None:
+            there is no limit.
+        aligning: True if the tier contains only hosts that align every slot to NUMA nodes.
+        ranked: True if the host where a slot strands the least GPU capacity comes first
             (`stranding.py`).
     """
 
@@ -287,8 +288,9 @@ def _by_preferences(
     indexed = [need for need in needs if need]  # the preferences that have columns
     found: list[Level] = []
     for missed in range(len(needs)):
-        # The index can search only for preferences that have columns. Each combination of met
-        # preferences is one tier. Other preferences are checked together with the cpus of a host.
+        # The index can search only for preferences that have columns. Each combination of these
+        # preferences that a host can meet is one tier. All other preferences are checked together
+        # with the cpus of a host.
         some = combinations(indexed, max(0, len(indexed) - missed))
         most = missed + never_met
         found.append(tuple(Tier(tuple(chain(*each)), unmet_max=most) for each in some))

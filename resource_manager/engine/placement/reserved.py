@@ -24,8 +24,8 @@ class ReservationOwner:
         allocation_id: the allocation id of the owner; for a gang, the allocation id of its first
             member.
         waiter: the key of the owner's starvation clock.
-        gang_id: the id of the gang; empty: the owner is not a gang.
-        slot: the slot that must grow; None: the owner is a request or a gang.
+        gang_id: the id of the gang; empty if the owner is not a gang.
+        slot: the slot that must grow; None if the owner is a request or a gang.
     """
 
     number: int
@@ -57,24 +57,24 @@ class Reservation:
 
     Attributes:
         owner: the request, gang or slot for which the capacity is reserved.
-        requests: the owner's requests; empty: the owner is a slot that must grow.
-        shares: for each host, the number of members of each request that the host would get; empty:
-            the owner is a slot that must grow.
+        requests: the owner's requests; empty if the owner is a slot that must grow.
+        shares: for each host, the number of members of each request that the host would get; empty
+            if the owner is a slot that must grow.
         hosts: the capacity that each host reserves, by host.
-        starved_since: the last placement of the owner's waiter, or else the start of its starvation
-            clock.
+        starved_since: the time of the last placement of the owner's waiter. If none of its requests
+            was placed yet, this is the start of its starvation clock.
         since_time_ms: the time at which the reservation was made (wall clock).
-        until_ms: the time at which the reservation expires if the slots that must end have not
-            ended by then (monotonic clock).
-        version: the version of the cluster at which all hosts of the reservation were last found
+        until_ms: the time (monotonic clock) at which the reservation expires if the slots that must
+            end have not ended yet.
+        version: the value of `Hosts.version` at which all hosts of the reservation were last found
             suitable for the owner.
         lacking: a host that had too little free capacity at the last check.
-        planned: True: the owner is not starved. It is the first in order, and the reservation says
-            when it will start.
-        promised_ms: the earliest start that was ever expected (monotonic); None: it is not known.
+        planned: True if the owner is not starved, but is the first in order. The reservation then
+            says when the owner will start.
+        promised_ms: the earliest start that was ever expected (monotonic); None if it is not known.
             Slots that are placed on the reserved capacity in the meantime must end before this
-            moment. Without this rule, slots that run longer than expected would move the start
-            again and again.
+            time. Without this rule, slots that run longer than expected would delay the start again
+            and again.
     """
 
     owner: ReservationOwner
@@ -101,24 +101,25 @@ class Reservations:
 
     Attributes:
         by_number: all reservations by the owner's arrival number, the oldest reservation first.
-        outlasting: slots that still existed when a reservation expired. They may be services, so no
-            other reservation waits for their end.
+        outlasting: slots that still existed when a reservation expired. These slots are possibly
+            services, so no other reservation waits for their end.
         unexamined: the starved waiters that were not examined yet, the longest starved last. An
             empty list is filled again at the next check.
-        claimed: hosts that no further reservation may use until `unexamined` is filled again.
+        claimed: hosts that further reservations must not use until `unexamined` is filled again.
         searched: the waiters for which a search found no unreserved hosts. The value contains the
-            hosts that would be suitable without other reservations; empty: there are none.
-        searched_as_of: says for how long `searched` is valid: the version of the cluster, and a
-            time.
+            hosts that would be suitable without other reservations, and is empty if there are no
+            such hosts.
+        searched_as_of: says for how long `searched` is valid: for one value of `Hosts.version`, and
+            until a time.
         next_since: the earliest start among the starvation clocks that had not run long enough at
             the last check.
-        due_ms: the time of the next examination of starved waiters. It is earlier if more waiters
-            become starved.
-        stuck: True: another check may make a reservation even if nothing has changed. Some waiters
-            were not examined yet, or a time limit may expire.
-        placements: the number of placements of all jobs that was read at the last check.
+        due_ms: the time of the next examination of starved waiters. The examination is earlier if
+            more waiters become starved.
+        stuck: True if another check can make a reservation even if nothing has changed, because
+            some waiters were not examined yet, or because a time limit can expire.
+        placements: the number of placements of all jobs at the time of the last check.
         plan_ms: the time of the next plan, at the earliest.
-        plan_freed: the number of slots that had been removed when the plan was made.
+        plan_freed: the number of slots that had been removed at the time of the last plan.
     """
 
     by_number: dict[int, Reservation] = field(default_factory=dict)
@@ -143,19 +144,21 @@ class Reservations:
         return {name: each for each in self.by_number.values() for name in each.hosts}
 
     def of_job(self, job_id: str) -> bool:
-        """Returns True if a job has a reservation. A job has at most one."""
+        """Returns True if a job has a reservation. A job has at most one reservation."""
         return any(each.owner.job_id == job_id for each in self.by_number.values())
 
     @property
     def planned(self) -> Reservation | None:
-        """The reservation of the first owner in order; None: nothing is planned."""
+        """The reservation of the first owner in order; None if no start is planned."""
         return next((each for each in self.by_number.values() if each.planned), None)
 
     def remove(self, ended: Reservation) -> None:
-        """Removes a reservation. Waiters for which no hosts were found may now get its hosts."""
+        """Removes a reservation. Waiters for which no hosts were found can now get hosts of this
+        reservation.
+        """
         del self.by_number[ended.owner.number]
-        # Keep only waiters for which no host would be suitable. For the waiters that are removed
-        # here, a new search may find hosts.
+        # Keep only waiters for which no host would be suitable. For the waiters that are removed, a
+        # new search can find hosts.
         self.searched = {each: found for each, found in self.searched.items() if not found}
         # The next check is due at once, and begins again with the longest starved waiter.
         self.unexamined.clear()

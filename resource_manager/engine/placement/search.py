@@ -4,7 +4,7 @@ A search reads the hosts of one tier (`policies.py`) in order of id. The capacit
 that lack an amount. For topology-constrained classes and on aligning hosts, the search also checks
 the cpus and NUMA nodes of each remaining host. The class stores the position where the search
 stopped (`Cursor`). The next pass continues at this position, and checks earlier hosts again only if
-they got more room.
+these hosts have got more room.
 
 Example: a pass fills the hosts at positions 3 and 7 with slots of a class, and no other host before
 position 8 has room. The next pass starts at position 8. When a slot on the host at position 3 ends,
@@ -44,11 +44,11 @@ check their amounts. The ranking checks the amounts anyway.
 
 @dataclass(slots=True)
 class CheckBudget:
-    """A limit for the number of checks of cpus and NUMA nodes that may fail in one pass.
+    """A limit for the number of failed checks of cpus and NUMA nodes in one pass.
 
     Attributes:
-        left: the number of checks that may still fail, in all searches together.
-        kept: the part of `left` that is kept for tiers without a limit of unmet preferences.
+        left: the number of failed checks that are left, for all searches together.
+        kept: the part of `left` that only tiers without a limit of unmet preferences can use.
     """
 
     left: int
@@ -67,15 +67,15 @@ class Scope:
         ledger: the capacity that the pass has taken, including cpus and NUMA nodes.
         labels: the required labels that the search must check, because the index also contains
             hosts without them.
-        listed: the positions of the hosts with these labels, if there are only a few; None: the
-            search reads the index.
+        listed: the positions of the hosts with these labels, if there are only a few of these
+            hosts. If None, the search reads the index.
         barred: the positions of hosts that must not be chosen.
-        closed: the ids of hosts that must not be chosen. The caller may add ids during the
+        closed: the ids of hosts that must not be chosen. The caller can add ids during the
             searches.
         avoids_reserved: True if a search that checks cpus must skip hosts with a reservation.
         check_budget: the limit for failed checks of cpus and NUMA nodes.
-        one_host: True if the caller must book the slots of one host before it places more slots:
-            the other slots may have to be near them.
+        one_host: True if the caller must book the slots of one host before it places more slots,
+            because the later slots possibly have to be near these slots.
         prefers_neighbors: True if some rules about neighbors are preferred.
         labeled_version: the version of the table of labeled slots for which the scope is valid.
     """
@@ -106,8 +106,8 @@ class Scope:
         return self.hosts[self.index.ids[position]]
 
     def need(self, host: Host) -> Need:
-        """Returns the needs of one slot on a host, in index columns; empty: the host cannot have
-        such a slot.
+        """Returns the needs of one slot on a host, in index columns. The result is empty if the
+        host cannot have such a slot.
         """
         wanted = self.scheduling_class
         if wanted.profile is not None:
@@ -122,12 +122,12 @@ class Scope:
 class Search:
     """A search for the hosts of one tier that can serve a class.
 
-    Between the start of a search and `finish`, free capacity may decrease but not increase.
+    Between the start of a search and `finish`, free capacity can decrease, but must not increase.
 
     Attributes:
         tier: the tier that is searched.
-        topology: True: amounts alone do not decide whether a slot fits in this tier, so the search
-            also checks cpus and NUMA nodes.
+        topology: True if amounts alone do not decide whether a slot fits in this tier, so that the
+            search must also check cpus and NUMA nodes.
         candidates: the positions of hosts that had room when the search found them.
         hosts_checked: the number of hosts whose cpus and NUMA nodes were checked.
         cut_off: True if the search ended early because too many checks failed.
@@ -141,7 +141,7 @@ class Search:
         self.cut_off = False
         self._scope = scope
         self._needs: list[Need] = []
-        # The columns leave out reserved amounts. But it is not known which cpus the owner of a
+        # The columns exclude reserved amounts. But it is not known which cpus the owner of a
         # reservation needs. So a search that checks cpus avoids reserved hosts.
         self._avoids_reserved = self.topology and scope.avoids_reserved
         columns = scope.index.columns
@@ -152,11 +152,11 @@ class Search:
             scope.barred or scope.labels or self._aligning is not None
         )
         self._skipped: set[int] = set()  # hosts with room that are barred or reserved
-        self._read = 0  # entries of `index.opened` that were read
-        # True: the index was searched to its end, and only hosts of `index.opened` may follow
+        self._read = 0  # number of entries of `index.opened` that were read
+        # true if the index was searched to its end, so that only hosts of `index.opened` can follow
         self._ended = False
         self._frontier = 0  # the next position to check
-        self._again: list[int] = []  # earlier positions to check again, the lowest last
+        self._again: list[int] = []  # earlier positions to check again, in descending order
         self._found: Iterator[list[int]] | None = None  # None: the search has not begun
 
     def window(self, most: int, besides: Collection[int] = ()) -> list[int]:
@@ -168,7 +168,7 @@ class Search:
         at = 0
         while len(window) < most and (at < len(self.candidates) or self.further()):
             position = self.candidates[at]
-            # Check this first, because `has_room` may compute cpus, which is costly.
+            # Check this first, because `has_room` sometimes computes cpus, which is costly.
             if position in besides:
                 at += 1
             elif self.has_room(position):
@@ -204,8 +204,8 @@ class Search:
         self.candidates[:] = [at for at in self.candidates if at not in positions]
 
     def drop_opened(self) -> None:
-        """Removes candidates that were empty and have got slots. These hosts now belong to the tier
-        of hosts in use.
+        """Removes candidates that were empty and have got slots, because these hosts now belong to
+        the tier of hosts in use.
         """
         if self.tier.in_use is False and self.candidates:
             empty = self._scope.bookings.empty
@@ -253,13 +253,13 @@ class Search:
                 yield at
             if self.cut_off:
                 break
-        # The budget of checks is used up, but earlier candidates may still be used.
+        # The budget of checks is used up, but earlier candidates can still be used.
         if self.cut_off:
             yield from (at for at in self.candidates if at in unknown and self.has_room(at))
 
     def with_amounts(self) -> Iterator[int]:
-        """Yields all hosts that have the amounts. The function skips a host if its check failed in
-        an earlier pass and it has got no more room since the check.
+        """Yields all hosts that have the needed amounts. The function skips a host if its check
+        failed in an earlier pass and the host has got no more room since the check.
         """
         scope = self._scope
         self._begin()
@@ -275,14 +275,14 @@ class Search:
                 yield at
 
     def accepts(self, position: int) -> bool:
-        """Returns True if a host has room and may be chosen. A check that fails counts against the
+        """Returns True if a host has room and can be chosen. A check that fails counts against the
         budget.
         """
         if self._scope.index.ids[position] in self._scope.closed or not self._admits(position):
             return False
         if not self.topology:
             return self.has_room(position)
-        # If the budget of checks is used up, earlier candidates may still be used.
+        # If the budget of checks is used up, earlier candidates can still be used.
         if self.cut_off:
             return position in self.candidates and self.has_room(position)
         return self._check_cpus(position)
@@ -294,11 +294,12 @@ class Search:
         if self._found is None:
             return False
         index = self._scope.index
-        # Opened hosts that the search has not read yet belong to this tier in the next pass.
+        # Hosts of `index.opened` that the search has not read yet belong to this tier in the next
+        # pass.
         unread = index.opened[self._read :] if self.tier.in_use else ()
         left = frozenset((*self._again, *self._skipped, *self.candidates, *unread))
         ended = self._frontier >= len(index) and not left
-        if left and not self.topology:  # to find these hosts again costs less than to store them
+        if left and not self.topology:  # finding these hosts again costs less than storing them
             self._frontier, left = min(self._frontier, *left), frozenset()
         self._scope.scheduling_class.cursors[self.tier] = Cursor(
             index.version, len(index.grown), self._frontier, left
@@ -325,13 +326,13 @@ class Search:
             # The last search stopped in this tier, so this search continues at the stored position.
             self._frontier = cursor.frontier
             grown = [*cursor.again, *index.grown[cursor.log_length :]]
-        # Many hosts got more room: one search of the tree, from the first of these hosts, is
-        # cheaper than a direct check of each host. But if a check computes cpus, which is costly,
-        # check only these hosts, one by one.
+        # If many hosts got more room, one search of the tree, from the first of these hosts on, is
+        # cheaper than a direct check of each host. But if each check must compute cpus, which is
+        # costly, check only the hosts that got more room.
         if len(grown) > GROWN_CHECKED_ONE_BY_ONE and not self.topology:
             self._frontier = min(self._frontier, *grown)
         else:
-            # In descending order, because `pop` takes from the end.
+            # The order is descending, because `pop` takes from the end.
             self._again = sorted({at for at in grown if at < self._frontier}, reverse=True)
         listed = self._scope.listed
         if listed is not None:
@@ -346,7 +347,9 @@ class Search:
             self._found = index.covering_by_block(self._needs, self._frontier)
 
     def _next_block(self) -> list[int] | None:
-        """Returns the next hosts that may have room; None: there are none."""
+        """Returns the next hosts that possibly have room. Returns None if there are no more
+        hosts.
+        """
         if self._ended:
             return self._next_opened()
         self._begin()
@@ -362,8 +365,8 @@ class Search:
         return self._next_opened()
 
     def _next_opened(self) -> list[int] | None:
-        """Returns the next opened hosts: they were empty when the pass began, and have slots now.
-        None: there are no more.
+        """Returns the next hosts that were empty when the pass began, and have slots now. Returns
+        None if there are no more of these hosts.
         """
         index = self._scope.index
         if not self.tier.in_use or self._read == len(index.opened):
@@ -386,7 +389,7 @@ class Search:
         return any(self._scope.index.covers(position, need) for need in self._needs)
 
     def _admits(self, position: int) -> bool:
-        """Returns True if a host may be chosen: it has the labels, and is not barred. Some searches
+        """Returns True if a host can be chosen: it has the labels, and is not barred. Some searches
         also exclude reserved hosts or aligning hosts.
         """
         if self._aligning is not None and self._aligning[position]:
@@ -395,8 +398,8 @@ class Search:
         if position in scope.barred or (
             self._avoids_reserved and scope.host(position).reserved is not None
         ):
-            # The host has room and is excluded only in this pass, so the next pass must check it
-            # again.
+            # The host has room and is excluded only in this pass, so the next pass must check the
+            # host again.
             self._skipped.add(position)
             return False
         return not scope.labels or scope.host(position).carries(scope.labels)
@@ -419,14 +422,15 @@ class Search:
 class Growth:
     """The hosts of an index that got more room. The classes of one pass share this object.
 
-    If an earlier pass found no room for a class, only these hosts can have room for it now. If none
-    of them has room, the class stays blocked without a search. If there are many classes, most
-    unblocked classes are skipped in this way. A search would cost ten times as much.
+    If an earlier pass found no room for a class, only the hosts that got more room can have room
+    for the class now. If none of them has room, the class stays blocked without a search. If there
+    are many classes, most unblocked classes are skipped in this way. A search would cost ten times
+    as much.
     """
 
     def __init__(self, index: CapacityIndex) -> None:
         self._index = index
-        # by length of the log at the last search
+        # the key is the length of the log at the last search
         self._since: dict[int, tuple[list[int], _Most]] = {}
 
     def still_lacks_room(self, scheduling_class: SchedulingClass) -> bool:
@@ -435,21 +439,23 @@ class Growth:
         """
         index = self._index
         version, log_length = scheduling_class.searched
-        # Either positions have changed, or the last search did not check all hosts.
+        # If the versions differ, positions have changed, or the last search did not check all
+        # hosts.
         if version != index.version:
             return False
         positions, most = self._since.get(log_length) or self._grown_since(log_length)
         if len(positions) > GROWN_CHECKED_ONE_BY_ONE:
             return False
         for need in needs_of(scheduling_class).kinds:
-            # If a maximum over all these hosts is too low, no single host needs a check.
+            # If a maximum over all hosts that got more room is too low, no single host needs a
+            # check.
             for name, amount in need.items():
                 if most[name] < amount:
                     break
             else:
                 if any(index.covers(position, need) for position in positions):
                     return False
-        # The next check can skip these hosts.
+        # The next check can skip the hosts that were checked now.
         scheduling_class.searched = version, len(index.grown)
         return True
 

@@ -3,19 +3,19 @@
 The sellable GPU capacity of a host has two limits. The first limit is the value of the free parts
 of its GPUs (`devices/part_values.py`). The second limit is its free cpu and memory, because a GPU
 without cpu and memory serves no request. The code estimates the cpu and memory that a GPU needs
-from the average over all hosts with GPUs. Requests may need less, so the code counts with only a
-part of the average (`PARTS`). A slot lowers the sellable capacity. The difference is the capacity
-that the slot strands.
+from the average over all hosts with GPUs. Some requests need less, so the code uses only a part of
+the average (`PARTS`). A slot lowers the sellable capacity. The difference is the capacity that the
+slot strands.
 
 Example: an average host has 12 cpus for each GPU. Host A has 2 free GPUs and 8 free cpus. Host B
 has 2 free GPUs and 24 free cpus. A slot needs 4 cpus and no GPU. With 0.6 of the average, a GPU
 needs 7.2 cpus. So A can sell 1.11 of its GPUs before the slot, and only 0.55 GPUs after the slot. B
-can sell both GPUs before the slot, and also after the slot. So the slot goes to B.
+can sell both GPUs before and after the slot. So the slot goes to B.
 
 Sources: fragmentation gradient descent (Q. Weng et al., "Beware of Fragmentation", ATC 2023) ranks
-hosts by such a difference, too, but measures fragmentation. V. Gupta and A. Radovanovic,
-"Interior-point-based online stochastic bin packing" (2020), have the idea that the value of a part
-is not proportional to its size.
+hosts by such a difference, too, but measures fragmentation. The idea that the value of a part is
+not proportional to its size is from V. Gupta and A. Radovanovic, "Interior-point-based online
+stochastic bin packing" (2020).
 """
 
 from __future__ import annotations
@@ -37,17 +37,15 @@ from resource_manager.engine.placement.gpu_hosts import GpuHosts, Sums
 from resource_manager.engine.placement.search import Scope, Search
 
 PARTS: Final = (3, 6)
-"""Tenths of the average cpu and memory per GPU that a sellable GPU needs. The capacity is computed
-for each of the two numbers, and the results are added. The numbers were chosen by replaying the
-requests of a production cluster (`docs/measurements.md`).
+"""A sellable GPU needs this part of the average cpu and memory per GPU, in tenths. The capacity is
+computed for each of the two numbers, and the results are added. The numbers were chosen by
+replaying the requests of a production cluster (`docs/measurements.md`).
 """
 
 _CACHED_MAX: Final = 1 << 17
 
 RANKED_MAX: Final = 4_096
-"""The largest number of hosts with room that are compared. They are the first hosts in order of
-id.
-"""
+"""At most this many hosts with room are compared: the first hosts in order of id."""
 
 Needs = tuple[int, int, tuple[int, ...]]
 """The needs of a slot on a host: cpu in thousandths, memory in grains, and the part of each GPU in
@@ -55,8 +53,8 @@ hundredths.
 """
 
 Rank = tuple[int, int, int]
-"""The stranded capacity, then 0 for a host in use and 1 for an empty host, then the position of the
-host. The host with the lowest rank is best.
+"""Three numbers: the stranded capacity, 0 for a host in use or 1 for an empty host, and the
+position of the host. The host with the lowest rank is the best host.
 """
 
 
@@ -79,8 +77,8 @@ class Stranding:
         return _first(*self._free(position), self._needs_at(position), self._sums)
 
     def losses(self, position: int) -> Iterator[int]:
-        """Yields the capacity that the next slot would strand on a host, then the capacity of each
-        further slot, without end.
+        """Yields the capacity that the next slot would strand on a host, and then the capacity that
+        each further slot would strand. The sequence is endless.
         """
         return _losses(*self._free(position), self._needs_at(position), self._sums)
 
@@ -116,8 +114,8 @@ class Stranding:
 
 
 class Ranking:
-    """The hosts of a level that have room for a class. They are ordered by the GPU capacity that a
-    slot would strand there.
+    """The hosts of a level that have room for a class, ordered by the GPU capacity that a slot
+    would strand there.
 
     A heap keeps the order. An entry becomes outdated when its host changes. A changed host gets a
     new entry before the next host is chosen, and the ranking skips outdated entries.
@@ -132,7 +130,7 @@ class Ranking:
             searches: the searches of the level.
             scope: the values that all searches of the class share.
             gpu_hosts: the hosts with GPUs, which give the average cpu and memory per GPU.
-            changed: the hosts that changed in this pass. The caller may append more hosts later.
+            changed: the hosts that changed in this pass. The caller can append more hosts later.
         """
         self._scope = scope
         self._stranding = Stranding(gpu_hosts, scope)
@@ -148,8 +146,8 @@ class Ranking:
         heapq.heapify(self._heap)
 
     def best(self, besides: Collection[int]) -> int | None:
-        """Returns the best host that has room and is not in `besides`; None: there is no such
-        host.
+        """Returns the best host that has room and is not in `besides`. Returns None if there is no
+        such host.
         """
         self._catch_up()
         popped = []
@@ -161,7 +159,7 @@ class Ranking:
                 continue
             if position in besides:
                 popped.append(rank)
-            # The check may compute cpus and devices, so it is made for the best host only.
+            # This check sometimes computes cpus and devices, so it is made only for the best host.
             elif self._search_of[position].accepts(position):
                 popped.append(rank)
                 found = position
@@ -233,7 +231,7 @@ def _sold(parts: list[int], cpu_milli: int, memory: int, sums: Sums) -> int:
     sold = 0
     for tenths in PARTS:
         most = value
-        # Use integer arithmetic. So the rank is the same on every machine.
+        # Use integer arithmetic, so that the rank is the same on every machine.
         if cpu_milli_whole:
             most = min(most, cpu_milli * gpus * WHOLE_VALUE * 10 // (cpu_milli_whole * tenths))
         if memory_whole:
@@ -251,9 +249,9 @@ def _take(left: list[int], parts: tuple[int, ...]) -> None:
         others = [at for at in range(len(left)) if at not in taken]
         if not others:
             return
-        # A request for memory alone may fit on a GPU whose compute is completely taken. Then no GPU
-        # has enough, and the free part becomes 0. (This function does not decide whether a host has
-        # room.)
+        # A request for memory alone can fit on a GPU whose compute is completely taken. In this
+        # case, no GPU has enough, and the free part becomes 0. (This function does not decide
+        # whether a host has room.)
         enough = [at for at in others if left[at] >= part]
         best = min(enough, key=partial(_loss_at, left, part)) if enough else max(others)
         left[best] = max(left[best] - part, 0)

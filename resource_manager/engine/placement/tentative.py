@@ -35,8 +35,9 @@ HOSTS_AT_ONCE = 8
 """The number of hosts that one search returns together if hosts need not be compared."""
 
 OF_ONE_SLOT = (PIN_CORES, PIN_NODE_CPUS, NODE_CPU_MILLI)
-"""In these columns, the needs of several members on one host do not add up. The host needs only as
-much as one member, because each member may use another NUMA node, or other cpus of the same cores.
+"""In these columns, the needs of several members on one host do not add up: the value of the host
+must only be enough for one member. Each member can use another NUMA node, or other cpus of the same
+cores.
 """
 
 _UNLIMITED = 1 << 62
@@ -44,12 +45,12 @@ _UNLIMITED = 1 << 62
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Members:
-    """Equal members of a gang, during the search for hosts.
+    """Equal members of a gang, for the time of a search for hosts.
 
     Attributes:
-        number: the position of the members' request in the gang, for `Share`.
-        wanted: a scheduling class that only this search uses. So the search does not change the
-            cursors of the queued class with equal requests.
+        number: the position of the members' request in the gang, which `Share` also contains.
+        wanted: a scheduling class that only this search uses, so that the search does not change
+            the cursors of the queued class with equal requests.
         count: the number of members.
         barred: the executors that must not be chosen for the members.
     """
@@ -67,9 +68,9 @@ class Members:
 
 
 def least_needs(members: Sequence[Members]) -> list[Need]:
-    """Returns the index columns that a host needs to serve at least one member. If the columns
-    differ between hosts with one memory pool and hosts with separate pools, returns both sets of
-    columns.
+    """Returns the lowest values of index columns with which a host can serve at least one member.
+    If the columns differ between hosts with one memory pool and hosts with separate pools, returns
+    both sets of columns.
     """
     pooled = _least([needs_of(each.wanted).pooled for each in members])
     separate = _least([needs_of(each.wanted).separate for each in members])
@@ -83,11 +84,11 @@ def _least(needs: Sequence[Need]) -> Need:
 
 class TentativePlacer(Placer):
     """A placer whose slots are rolled back. The search must end with `drop`. Until then, no other
-    code may change the indexes.
+    code must change the indexes.
 
     Attributes:
-        topology: True: amounts alone do not decide whether members fit, so the placer also gives
-            cpus and NUMA nodes to slots.
+        topology: True if amounts alone do not decide whether members fit, so that the placer must
+            also give cpus and NUMA nodes to slots.
     """
 
     _avoids_reserved = False  # the free amounts in the index already exclude reserved capacity
@@ -101,9 +102,11 @@ class TentativePlacer(Placer):
             hosts: all hosts.
             members: the members to place.
             prefix: the prefix of index columns from which to take capacity; see `Ledger`.
-            may_build: True if indexes may be built for the labels that members require.
+            may_build: True if the placer is allowed to build indexes for the labels that members
+                require.
         """
-        # Build the indexes first, because the ledger sets its journal only in indexes that exist.
+        # Build the indexes before the ledger, because the ledger sets its journal only in indexes
+        # that exist.
         for each in members if may_build else ():
             hosts.indexes.get_or_build(each.wanted.labels, hosts.values())
         constrained = any(each.wanted.topology_constrained for each in members)
@@ -139,7 +142,7 @@ class TentativePlacer(Placer):
         index, yielded = found.scope.index, set[int]()
         for level in range(len(found.levels)):
             for at in self._ranked(found, level):
-                # a host may be in several tiers
+                # a host can be in several tiers
                 if at not in yielded and index.ids[at] not in self._closed:
                     yielded.add(at)
                     yield index.ids[at]
@@ -193,8 +196,8 @@ class TentativePlacer(Placer):
         return self._indexes.main.value(host_id, name)
 
     def state(self, host_id: str) -> object:
-        """Returns a key. If two hosts have equal keys, the same members fit on both hosts, apart
-        from labels. If cpus matter, no two hosts have equal keys.
+        """Returns a key of a host's state. If two hosts have equal keys and equal labels, the same
+        members fit on both hosts. If cpus matter, no two hosts have equal keys.
         """
         if self.topology and self._hosts[host_id].cpus is not None:
             return host_id
@@ -205,8 +208,8 @@ class TentativePlacer(Placer):
         that fit there. Hosts in use come first. Only amounts are compared.
         """
         index, needs = self.index, least_needs(members)
-        # Each member may use another device. So the free capacity of one device does not limit the
-        # number of members.
+        # Each member can use a different device. So the free capacity of one device does not limit
+        # the number of members.
         counted = [
             {name: amount for name, amount in need.items() if not name.startswith(MOST_LEFT)}
             for need in needs
@@ -219,7 +222,7 @@ class TentativePlacer(Placer):
                 yield host_id, max([index.room(at, need or {SLOTS: 1}) for need in counted])
 
     def close(self, host_id: str) -> None:
-        """Takes all slots that a host may still have, and makes `hosts` skip the host, until
+        """Takes all slots that a host can still get, so that `hosts` skips the host until
         `reopen`.
         """
         self._closed.add(host_id)
@@ -246,7 +249,7 @@ class TentativePlacer(Placer):
         everything that was taken since the start.
         """
         self._ledger.roll_back(mark or self._start)
-        self._found.clear()  # a host that was full may have room again
+        self._found.clear()  # a host that was full possibly has room again
 
     def drop(self) -> None:
         """Gives back all taken capacity, and ends the placer."""
@@ -270,7 +273,7 @@ class TentativePlacer(Placer):
                 best = [at for _, at in self._by_affinity(searches, scope.bookings, ())]
             if not best:
                 return
-            # Remove the yielded hosts. The next ranking then has only other hosts.
+            # Remove the yielded hosts, so that the next ranking has only other hosts.
             for search in searches:
                 search.drop(best)
             yield from best

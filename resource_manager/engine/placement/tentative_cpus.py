@@ -1,8 +1,8 @@
 """Gives cpus and NUMA nodes to slots tentatively, to find out whether the slots fit.
 
-Each host gets a copy of its cpu ledger. Slots get cpus in the copies, in the order of the calls of
-`take`. If the caller later books the slots in this order, they get the same cpus. The hosts' own
-ledgers do not change. The caller must check amounts and the number of slots.
+The search changes only copies of the hosts' cpu ledgers. Slots get cpus in the copies, in the order
+of the calls of `take`. If the caller later books the slots in this order, the slots get the same
+cpus. The hosts' own ledgers do not change. The caller must check amounts and the number of slots.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.hosts.labeled_slots import near_rules
 
 StartOf = Callable[[Host], CpuLedger | None]
-"""A function that returns the cpu ledger of a host at the start of the search; None: the host does
-not report its cpus.
+"""A function that returns the cpu ledger of a host at the start of the search. It returns None if
+the host does not report its cpus.
 """
 
 _KEY = "\0"
@@ -44,13 +44,14 @@ class TentativeCpus:
 
     def __init__(self, start_of: StartOf = as_they_are) -> None:
         self._start_of = start_of
-        # by host; None: no cpus are taken on the host
+        # the changed ledger of each host; None: no cpus are taken on the host
         self._changed: dict[str, CpuLedger | None] = {}
         self._journal: list[tuple[str, CpuLedger | None]] = []
         self._policies: list[
             CpuPolicy
-        ] = []  # for each entry of the journal: the policy of its slots
-        # for each host or kind of hosts: how many slots were tried, and how many of them fit
+        ] = []  # for each entry of the journal, the policy of its slots
+        # for each host or kind of hosts, the number of slots that were tried, and how many of them
+        # fit
         self._known: dict[object, tuple[int, int]] = {}
 
     def mark(self) -> int:
@@ -72,8 +73,8 @@ class TentativeCpus:
             return most
         changed = self._changed.get(host.host_id)
         wanted = self._wanted(request, host)
-        # If no slot took cpus on the host, the host caches the result for its present state. Its
-        # result does not count tentative slots on other hosts, which may be neighbors.
+        # If no slot took cpus on the host, the host caches the result for its present state. The
+        # cached result does not count tentative slots on other hosts, which are possibly neighbors.
         own = host.without_neighbor(request)
         if host.cpus is None or (
             changed is None and self._start_of is as_they_are and own == wanted.without_neighbor
@@ -86,8 +87,8 @@ class TentativeCpus:
         alike = self._start_of is as_if_empty
         key = host.cpu_kind if alike else host.host_id, wanted
         known, fitting = self._known.get(key, (0, 0))
-        # If all slots of the last try fit, more slots may fit. Otherwise a try with more slots
-        # finds no more room.
+        # If all slots of the last try fit, more slots possibly fit. Otherwise a try with more slots
+        # would not find more room.
         if known < most and known == fitting:
             start = self._start_of(host)
             fitting = _count(start, wanted, most) if start is not None else 0
@@ -131,13 +132,13 @@ class TentativeCpus:
 
         Raises:
             InvariantBroken: the host's cpus are not sufficient for the slots. The caller must check
-                this with `fit` before.
+                with `fit` before that the cpus are sufficient.
         """
         before = self._changed.get(host.host_id)
         start = before if before is not None else self._start_of(host)
         if start is None:
             return
-        # Change a copy. So `roll_back` can restore `before`.
+        # Change a copy, so that `roll_back` can restore `before`.
         ledger, wanted = start.scratch(), self._wanted(request, host)
         given = CpuAssignment(request.cpus[0].qos) if request.cpus is not None else None
         for _ in range(count):
@@ -148,7 +149,7 @@ class TentativeCpus:
                         f"{request.key} does not fit on {host.host_id}: {found.text}"
                     )
                 given = found
-            # The copy only gains slots, so their number is a unique key.
+            # The copy only gains slots, so the number of slots is a unique key.
             ledger.add((_KEY, len(ledger.holdings)), given, wanted.policy)
         self._journal.append((host.host_id, before))
         self._policies.append(wanted.policy)
@@ -159,7 +160,7 @@ class TentativeCpus:
         if request.cpus is None or not request.cpus[0].neighbors:
             return cpu_request_of(request, booked)
         policy = request.cpus[0]
-        # On an empty host, other slots may start first, so a neighbor is never missing there.
+        # On an empty host, other slots can start first, so a neighbor is never missing there.
         if self._start_of is as_if_empty:
             return cpu_request_of(request, booked, near_rules(policy))
         alone = tuple(
