@@ -53,7 +53,7 @@ class ConfigTable:
             expected: the allowed values.
 
         Raises:
-            FinegrainError: the method always raises it, as an error of the class `error`.
+            FinegrainError: the method always raises this error. Its class is `error`.
         """
         field = self.name(key)
         shown = repr(value) if isinstance(value, str) else _toml(value)

@@ -173,7 +173,7 @@ def places_of(
     found: dict[PoolName, CpuSet] = {}
     for name, cpus in cores:
         # If none of the executor's cpus is in a place, the place has no pool. If slots get all cpus
-        # of a place later, its pool is empty.
+        # of a place later, the pool of the place is empty.
         if included := cpus & own:
             found[name] = found.get(name, EMPTY) | included
     return tuple(sorted(found.items(), key=lambda place: place[0]))

@@ -1,9 +1,9 @@
 """Reads and writes credentials files. A credentials file contains all that a client needs to be a
 member of one cluster.
 
-It is a JSON file with the addresses of the cluster, the certificates of its authority, and a
-certificate with its private key. Only its owner may read it. Nothing in this module needs the
-library `cryptography`, so the client library can use it.
+The file is in JSON, with the addresses of the cluster, the certificates of the cluster's authority,
+and a certificate with its private key. Only the owner of the file may read it. Nothing in this
+module needs the library `cryptography`, so the client library can use it.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ def read_credentials(path: Path) -> Credentials:
     """Reads a credentials file.
 
     Raises:
-        ConfigurationError: the file is missing, unreadable, malformed, or other users can read it.
+        ConfigurationError: the file is missing, unreadable or malformed, or other users can read
+            it.
     """
     details = {"path": path}
     try:

@@ -46,7 +46,8 @@ def run_directory(part: str) -> Path:
 
 
 def make_private(directory: Path) -> None:
-    """Creates a directory of `run_directory` and its parent, or checks that they are private.
+    """Creates a directory that `run_directory` returned, and its parent. If a directory exists,
+    checks that it is private.
 
     Raises:
         ConfigurationError: a directory cannot be created, or other users can write to a directory.

@@ -1,8 +1,9 @@
 """Finds the resource managers that the user of this process runs on this host.
 
-`finegrain up` writes a note (a small file with its address) into the user's run directory. As long
-as the command runs, it keeps a lock on the note. A note without a lock belongs to a process that
-has ended, so this module removes the note. `targets.py` chooses one of several managers.
+`finegrain up` writes a note (a small file with the address of its resource manager) into the user's
+run directory. As long as the command runs, it keeps a lock on the note. A note without a lock
+belongs to a process that has ended, so this module removes the note. `targets.py` chooses one of
+several managers.
 """
 
 from __future__ import annotations

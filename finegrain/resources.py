@@ -27,7 +27,9 @@ NETWORK_MEMORY_BYTES = "network_memory_bytes"
 EXTENDED_PREFIX = "extended."
 DEVICE_PREFIX = "device."
 PORTS = "ports"
-"""The countable resource of network ports, which executors offer if they have `task_ports`."""
+"""The countable resource of network ports, which executors offer if their option `task_ports` is
+set.
+"""
 
 _KNOWN_BOOKINGS = 16_384  # cached bookings; a cluster has few different profiles
 

@@ -11,7 +11,7 @@ that exist:
 4. the user's own file, see `default_credentials_file`.
 
 The addresses are those that the caller names. If the caller names no addresses, they come from
-FINEGRAIN_MANAGER, otherwise from the credentials.
+FINEGRAIN_MANAGER. If this variable is not set, they come from the credentials.
 """
 
 from __future__ import annotations

@@ -212,7 +212,7 @@ class Gpu:
     memory_bytes: int | None = None  # usable memory; `driver_bytes` are not included
     driver_bytes: int = 0  # memory that the driver and the firmware reserve
     vendor: str = "nvidia"
-    pcie_group: str = ""  # see PciDevice; empty: the group of its PCI device
+    pcie_group: str = ""  # see PciDevice; empty: the group of the GPU's PCI device applies
     health: GpuHealth = GpuHealth.OK
     problem: str = ""  # the reason why slots cannot use the GPU, and the repair; it can be empty
     processes: tuple[GpuProcess, ...] = ()  # processes of all users that compute on the GPU now

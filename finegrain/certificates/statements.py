@@ -31,7 +31,8 @@ def signing_manager(
         cluster: name of the cluster.
 
     Returns:
-        None: the text is not the certificate of a resource manager of this cluster.
+        The data of the certificate; None: the text is not the certificate of a resource manager of
+        this cluster.
     """
     try:
         if not is_signed_by_one_of(authorities, x509.load_pem_x509_certificate(pem)):

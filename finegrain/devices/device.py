@@ -104,7 +104,7 @@ class DeviceLink:
 
     first_uuid: str
     second_uuid: str
-    lanes: int = 0  # bonded NVLink or XGMI links, direct or through a switch; 0: none
+    lanes: int = 0  # bonded NVLink or XGMI links, direct or through a switch; 0: no link
     path: str = ""  # PIX (nearest), PXB, PHB, NODE or SYS; empty: unknown
 
 
@@ -116,7 +116,7 @@ class Partition:
 
     minors: tuple[int, ...]
     score: int = 1  # higher is better; partitions with equal scores form a tier
-    bandwidth: int = 0  # bandwidth of a ring over its members, in GB/s; 0: it is not known
+    bandwidth: int = 0  # bandwidth of a ring over its members, in GB/s; 0: unknown
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ class Attribute:
         """Returns source code that passes `expression` to the constructor as this field.
 
         The code passes the argument by position, because this is faster. If `named` is true or the
-        field is keyword-only, it passes the argument by name.
+        field is keyword-only, the code passes the argument by name.
         """
         return f"{self.name}={expression}" if named or self.keyword_only else expression
 

@@ -175,7 +175,7 @@ class TokenChecker:
 
     Args:
         executor_id: the executor.
-        own: the certificate of the executor, with the authorities that it trusts.
+        own: the certificate of the executor, with the authorities that the executor trusts.
         is_denied: a function that returns True if an administrator has denied an identity or a
             serial number.
     """

@@ -217,7 +217,7 @@ def _options(
 
 
 class _Call:
-    """A gRPC multi-callable. If a deadline is configured, it adds the deadline to each call.
+    """A gRPC multi-callable that adds the configured deadline, if there is one, to each call.
 
     An interceptor could do the same, but grpc.aio runs every intercepted call in a separate task,
     which is slower.

@@ -157,8 +157,8 @@ def error_from_rpc(error: grpc.RpcError, address: str = "") -> FinegrainError:
     text = (call.details() if hasattr(error, "details") else str(error)) or ""
     status = _details_of(call.trailing_metadata() if hasattr(error, "trailing_metadata") else ())
     info = _unpack(status, error_details_pb2.ErrorInfo)
-    # A finegrain server adds details to its status. If they are missing, the status comes from gRPC
-    # itself, a proxy or another service.
+    # A finegrain server adds details to its status. If the details are missing, the status comes
+    # from gRPC itself, a proxy or another service.
     if info is None or info.domain != DOMAIN:
         return _bare(code, text, address)
     retry = _unpack(status, error_details_pb2.RetryInfo)

@@ -1,7 +1,7 @@
 """Converts shared values from and to messages, and checks them: amounts, labels, times, durations.
 
 The argument `field` is always the path of the message in the request ("requests[3].profile").
-Errors use it to name the wrong field.
+Errors name the wrong field by this path.
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ def check_amount(field: str, value: int, most: int = AMOUNT_MAX) -> int:
 
 
 def check_cpu_list(text: str, field: str, *, longest: int = CPU_LIST_LENGTH_MAX) -> str:
-    """Checks that `text` is a cpu list and not too long (empty: no cpus). Returns it unchanged.
+    """Checks that `text` is a cpu list and not too long. Returns the text unchanged. An empty text
+    means no cpus.
 
     Args:
         text: the list.

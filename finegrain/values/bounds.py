@@ -2,7 +2,7 @@
 
 Resource manager, executors, helper, client and configuration check the same bounds. If one part
 accepted a larger number, another part would fail later, and the sender of the number would get no
-error. The helper imports this module, so it imports nothing but the standard library.
+error. The helper imports this module, so this module imports nothing but the standard library.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Registers the executor with the resource manager (RM) and sends slot reports to it.
 
 The agent decides when to register and to report, and applies the RM's answers. When no RM has been
-reachable for too long, it frees the slots as orphans. The gRPC service (`executor_service.py`), not
-the agent, receives the commands of the RM.
+reachable for too long, the agent frees the slots as orphans. The gRPC service
+(`executor_service.py`), not the agent, receives the commands of the RM.
 """
 
 from __future__ import annotations

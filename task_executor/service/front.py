@@ -344,7 +344,8 @@ class Front:
 
     async def _free_everything(self) -> None:
         """Frees all slots, sends a last report if possible, deletes tasks, stops the helper."""
-        # A slot that is still CARVING has failed. The keeper is already removing its remains.
+        # A slot that is still CARVING has failed. The keeper is already removing the slot's
+        # remains.
         keys = [slot.key for slot in self.keeper.table if slot.state is not CarveState.CARVING]
         await self.offers.close()
         await self.keeper.free([(key, None) for key in keys], reason="TERMINATED")

@@ -41,7 +41,7 @@ from finegrain.v1.resource_manager_pb2 import (
 from finegrain.v1.resource_manager_pb2_grpc import ResourceManagerServiceStub
 
 CALL_S_MAX = 5.0
-# only with several RMs: if an RM has not answered for this time, leave it
+# if there are several RMs, the link leaves an RM that has not answered for this time
 LEAVE_FROZEN_AFTER_S = 4.0
 BACKOFF_S_MIN, BACKOFF_S_MAX = 0.1, 5.0
 

@@ -408,8 +408,8 @@ class TaskRunner:
         self._keeper.on_change()
 
     async def end_for(self, task: Task, fault: TaskFault) -> None:
-        """Kills a task because it broke a rule. The executor reports the end of the task with the
-        reason.
+        """Kills a task because the task broke a rule. The executor reports the end of the task with
+        the reason.
 
         Args:
             task: the task.
@@ -502,8 +502,8 @@ class TaskRunner:
             accepted = await self._helper.write_input(task.task_id, offset, data, eof)
             if accepted >= end:
                 return accepted
-            # While the task reads, the next write follows at once. If it does not read, the pause
-            # grows.
+            # While the task reads, the next write follows at once. If the task does not read, the
+            # pause grows.
             pause_s = (
                 INPUT_PAUSE_S_MIN if accepted > offset else min(pause_s * 2, INPUT_PAUSE_S_MAX)
             )
