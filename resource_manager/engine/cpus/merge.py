@@ -35,7 +35,7 @@ from finegrain.cpu_policy import NumaPolicy
 class Hint(NamedTuple):
     """One mask of NUMA nodes that can serve a resource."""
 
-    mask: int | None  # bit n: the node at position n; None: any nodes
+    mask: int | None  # bit n stands for the node at position n; None for any nodes
     preferred: bool
     score: int = 0  # higher is better; at least 0
 
@@ -67,7 +67,7 @@ class _Resource(NamedTuple):
     """The hints of one resource."""
 
     masks: dict[int, _Choice]
-    anywhere: _Choice | None  # the choice for any nodes; None: each hint names nodes
+    anywhere: _Choice | None  # the choice for any nodes; None if each hint names nodes
 
     def choice_for(self, mask: int | None) -> _Choice | None:
         """Returns the better of two choices: the choice for this mask, and the choice for any

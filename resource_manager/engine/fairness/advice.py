@@ -8,16 +8,16 @@ A thread may take long for two reasons, and each reason leads to a different rec
 - The thread has one unit of work that takes long. More threads do not divide this unit. But if
   there are more threads, the long threads are a smaller part of all threads.
 
-Some threads may take more than `LONG_FACTOR` times the median. If there are only few such threads
-(`LONG_SHARE_MAX`), each of them is assumed to have one long unit. A thread of about a second or
-less is mostly overhead (carving a slot, starting a process, reporting), so the advice avoids such
-short threads.
+If only a few threads (`LONG_SHARE_MAX`) take more than `LONG_FACTOR` times the median, each of
+these threads is assumed to have one long unit. A thread of about a second or less consists mostly
+of overhead: a slot is carved, a process starts, and the result is reported. So the advice avoids
+such short threads.
 
 Example: 30 threads have finished. 29 of them took 4 minutes each, and one took 25 minutes. The
-target is 2 minutes, and 5 times the median is 20 minutes. So the thread of 25 minutes has one long
-unit. If there were 60 threads, an ordinary thread would take 2 minutes, but the long thread would
-still take 25 minutes. So the advice is about 60 threads, because then 59 of 60 threads meet the
-target.
+target is 2 minutes, and 5 times the median is 20 minutes. So the thread of 25 minutes is assumed to
+have one long unit. If there were 60 threads, an ordinary thread would take 2 minutes, but the long
+thread would still take 25 minutes. So the advice is about 60 threads, because then 59 of 60 threads
+meet the target.
 
 The default target is from the paper in docs/fairness-theory.md: almost all threads should take less
 than two minutes. Jobs typically need 200 to 1,000 threads for this target.
@@ -35,7 +35,7 @@ from resource_manager.engine.model.durations import Durations
 TARGET_MS = 120_000
 QUANTILE = 0.95
 THREADS_MAX = 100_000
-"""The largest number of threads that is recommended. Jobs with more threads are unusual."""
+"""The largest number of threads that the advice recommends. Jobs with more threads are unusual."""
 
 TYPICAL_MIN, TYPICAL_MAX = 200, 1_000
 OBSERVED_FEW = 20
@@ -76,7 +76,7 @@ class Observed:
     finished: Durations
     running: int = 0
     waiting: int = 0
-    running_longest_ms: int = 0  # the run time of the oldest running thread until now
+    running_longest_ms: int = 0  # how long the oldest running thread has run until now
 
     @property
     def threads(self) -> int:
@@ -90,7 +90,7 @@ class Advice:
     milliseconds.
     """
 
-    threads_recommended: int  # 0: no thread has finished yet
+    threads_recommended: int  # 0 if no thread has finished yet
     threads_observed: int
     threads_running: int
     threads_waiting: int
@@ -108,7 +108,7 @@ def advise(observed: Observed, target_ms: int = TARGET_MS, quantile: float = QUA
 
     Args:
         observed: the durations of finished threads, and the numbers of other threads.
-        target_ms: the time in which a thread should be done; above 0.
+        target_ms: the time within which a thread should finish; above 0.
         quantile: the part of the threads that should meet the target; above 0 and below 1.
     """
     found = observed.finished
@@ -147,11 +147,11 @@ class _Work:
     def of(cls, observed: Observed, target_ms: int) -> _Work:
         found = observed.finished
         long, long_ms = found.beyond(max(target_ms, LONG_FACTOR * found.quantile_ms(0.5)))
-        # If only a few threads are long, each of them may have one long unit. If many threads are
-        # long, this is the normal length of the job's threads.
+        # If only a few threads are long, each of them is assumed to have one long unit. If many
+        # threads are long, their duration is normal for the job.
         if long > max(1, LONG_SHARE_MAX * found.count) or long == found.count:
             long, long_ms = 0, 0.0  # too many to be exceptions
-        # `long_ms` is a sum of rounded durations (buckets), so it may be higher than the exact
+        # `long_ms` is a sum of rounded durations (buckets), so it can be higher than the exact
         # total.
         mean_ms = max(0.0, found.total_ms - long_ms) / (found.count - long)
         return cls(found, observed.threads, long, found.longest_ms, mean_ms)
@@ -160,12 +160,13 @@ class _Work:
         """Returns the part of the threads that would meet the target if the job had `threads`
         threads.
 
-        If there are k times as many threads, an ordinary thread takes 1/k of its time. So it meets
-        the target if it took at most k times the target. The number of long threads stays the same.
+        With k times as many threads, an ordinary thread would take 1/k of its time. So it would
+        meet the target if it took at most k times the target. The number of long threads would stay
+        the same.
         """
         ordinary = self.finished.count - self.long
         scaled_ms = target_ms * threads / self.threads
-        # The scaled target may be higher than the duration of long threads, so the count is limited
+        # The scaled target can be higher than the duration of long threads, so the count is limited
         # to the number of ordinary threads.
         within = min(self.finished.count_within(scaled_ms), ordinary) / ordinary
         # Assume that long threads are the same part of the unfinished threads as of the finished
@@ -174,7 +175,7 @@ class _Work:
         return max(0.0, 1 - long / threads) * within
 
     def threads_lasting(self, mean_ms: int) -> int:
-        """Returns the number of threads with which an ordinary thread takes `mean_ms` on
+        """Returns the number of threads with which an ordinary thread would take `mean_ms` on
         average.
         """
         return max(1, int(self.threads * self.ordinary_mean_ms / mean_ms))
@@ -185,7 +186,7 @@ def _recommend(work: _Work, target_ms: int, quantile: float) -> tuple[int, list[
     remark = f"{_percent(share)} of the finished threads met {_text(target_ms)}"
     if share >= quantile:
         return _enough_or_fewer(work, target_ms, quantile, remark)
-    # If there were more than `most` threads, the threads would mostly consist of overhead.
+    # With more than `most` threads, each thread would consist mostly of overhead.
     most = min(THREADS_MAX, work.threads_lasting(OVERHEAD_MS))
     if most <= now:
         return now, [f"{remark}, but most are so short already that {OUTWEIGHED}"]
@@ -256,8 +257,8 @@ def _doubts(observed: Observed) -> list[str]:
 
 
 def _least(low: int, high: int, enough: Callable[[int], bool]) -> int | None:
-    """Returns the lowest number from `low` to `high` for which `enough` is True; None: `enough` is
-    False for `high`.
+    """Returns the lowest number from `low` to `high` for which `enough` is True. The result is None
+    if `enough` is False for `high`.
 
     The function uses bisection. So if `enough` is True for a number, it must also be True for all
     higher numbers.

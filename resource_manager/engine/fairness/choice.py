@@ -3,7 +3,7 @@ share.
 
 A job is served in *runs* of several slots. So the scheduler does not have to choose a job for every
 slot. A run ends when another flow would come first at some level of the tree. But a run has at
-least one slot, and at least 1/64 of the slots that the flow at this level already runs. So before a
+least one slot, and at least 1/64 of the running slots of the flow at this level. So before a
 sibling is served, a flow can exceed its share by at most one slot, or by 1/64 of its slots. If no
 other job waits, a job is served in a single run.
 
@@ -20,9 +20,7 @@ from math import ceil, inf
 from resource_manager.engine.fairness.flows import Flow, FlowTree, SortKey
 
 RUN_PART = 64
-"""The divisor for the shortest run: a run has at least 1/64 of the slots that a flow already
-runs.
-"""
+"""The divisor for the shortest run. A run has at least 1/64 of the running slots of a flow."""
 
 ROUNDED = 1e-9  # tolerance for rounding errors in virtual times
 
@@ -36,11 +34,11 @@ def run_length(tree: FlowTree, job: Flow, cost: float) -> float:
         cost: the cost per second of each slot.
 
     Returns:
-        The number of slots, at least 1; infinite if no other flow is active.
+        The number of slots, at least 1. The result is infinite if no other flow is active.
     """
     length = inf
     flow = job
-    # Each level can only shorten the run, so the loop may end when the run has one slot.
+    # Each level can only shorten the run, so the loop can end when the run has one slot.
     while flow.parent is not None and length > 1:
         second = flow.parent.children.second() if flow.parent.children is not None else None
         if second is not None:
@@ -50,7 +48,7 @@ def run_length(tree: FlowTree, job: Flow, cost: float) -> float:
 
 
 def order_key_of(tree: FlowTree, job: Flow) -> tuple[SortKey, ...]:
-    """Returns the key that orders jobs; the job with the lowest key comes first.
+    """Returns the key that orders jobs. The job with the lowest key comes first.
 
     The key consists of the sort keys of the job's ancestors, from the root down, and the sort key
     of the job itself.
@@ -64,15 +62,15 @@ def _lead(tree: FlowTree, flow: Flow, second: Flow, cost: float) -> float:
     order.
     """
     if flow.below_minimum:
-        # Flows below their minimum are compared by booked amounts, and these cannot be computed
-        # from costs.
+        # Flows below their minimum are compared by booked amounts, and booked amounts cannot be
+        # computed from costs.
         return 0
     step = tree.lookahead_s * cost * tree.clock.scale / flow.weight
     if not step:
         return inf  # without a lookahead, a new slot does not change the virtual time at once
     tau = tree.clock.tau
-    # Rounded up, because the last of these slots makes the flow come after `second`. The tolerance
-    # prevents a rounding error from adding a slot.
+    # The number is rounded up, because the last of these slots makes the flow come after `second`.
+    # Because of the tolerance, a rounding error does not add a slot.
     return ceil((second.at(tau) - flow.at(tau)) / step - ROUNDED)
 
 
@@ -80,7 +78,7 @@ class SharesSince:
     """Decides whether a job has received at most its share since a given time.
 
     At each level of the tree, the flow is compared with some of its siblings. A sibling that was
-    not served since the given time is left out, because its requests may be impossible to place. A
+    not served since the given time is left out, because its requests possibly fit on no host. A
     sibling that does not wait any more is also left out, because it does not compete. Sums are
     cached until the next placement.
     """
@@ -118,9 +116,10 @@ class SharesSince:
         return not self._tree.key(flow) * weight > used * (1 + ROUNDED)
 
     def _served_below(self, parent: Flow) -> tuple[list[int], list[tuple[float, float]]]:
-        """Returns two lists. The first contains the times at which the waiting children were last
-        served, as negative numbers. They are in ascending order, so the latest time comes first.
-        The second contains, for each n, the sums of usage and weight of the first n children.
+        """Returns two lists. The first list contains the times at which the waiting children were
+        last served, as negative numbers. The numbers are in ascending order, so the latest time
+        comes first. The second list contains, for each n, the sums of usage and weight of the first
+        n children.
         """
         known = self._served.get(parent)
         if known is None:
@@ -138,9 +137,10 @@ class SharesSince:
 
 
 def _owed_by_priority(flow: Flow, since_ms: int) -> bool | None:
-    """Returns whether a job may claim capacity because of its priority. True: jobs with a lower
-    priority were served since `since_ms`. False: jobs with a higher priority were served, which
-    come first anyway. None: usage decides.
+    """Returns whether a job may claim capacity because of its priority. The result is False if jobs
+    with a higher priority were served since `since_ms`, because these jobs come first anyway.
+    Otherwise it is True if jobs with a lower priority were served since then. Otherwise it is None,
+    and usage decides.
     """
     siblings = flow.parent.children if flow.parent is not None else None
     if siblings is None or flow.children is not None or len(siblings.levels) == 1:

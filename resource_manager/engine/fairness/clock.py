@@ -1,22 +1,23 @@
 """Defines warped time: a clock with which decaying amounts become straight lines.
 
 With a half-life H, usage from time u counts with the factor 2^-((t-u)/H) at time t. This factor
-changes all the time. So amounts are stored *scaled*: an amount that a flow received at time u is
-multiplied by g(u) = 2^((u-L)/H), where L is a fixed time, the landmark. The scaled amount divided
-by g(t) is the decayed amount at time t. At a given time, g(t) is the same for all flows. So scaled
-amounts have the same order as decayed amounts.
+changes all the time, so decayed amounts are not stored. Instead, amounts are stored *scaled*: an
+amount that a flow receives at time u is multiplied by g(u) = 2^((u-L)/H), where L is a fixed time,
+the landmark. The scaled amount divided by g(t) is the decayed amount at time t. At a given time,
+g(t) is the same for all flows. So scaled amounts have the same order as decayed amounts.
 
-If a flow's usage grows at a fixed rate, its scaled usage is a straight line in tau(t) = H/ln2 *
-(g(t) - 1), because dtau/dt = g. (Forward decay: Cormode, Shkapenyuk, Srivastava, Xu: "Forward
-decay: a practical time decay model for streaming systems", ICDE 2009.)
+If a flow's usage grows at a fixed rate, the scaled usage is a straight line in the warped time
+tau(t) = H/ln2 * (g(t) - 1), because dtau/dt = g. (Forward decay: Cormode, Shkapenyuk, Srivastava,
+Xu: "Forward decay: a practical time decay model for streaming systems", ICDE 2009.)
 
 Example with H = 60 s and L = 0: one flow receives 100 at t = 0, and another flow receives 60 at t =
 60. At t = 60, their decayed amounts are 50 and 60. Their scaled amounts are 100 * g(0) = 100 and 60
-* g(60) = 120. The order and the ratio are the same, but the scaled amounts never change.
+* g(60) = 120. The order and the ratio are the same, but scaled amounts do not change when time
+passes.
 
 A slot with cost 1 that runs from t = 0 to t = 60 adds a scaled amount of tau(60) = 86.6. At t = 60,
-the decayed amount is 86.6 / g(60) = 43.3. This is less than 60, because the usage of the first
-seconds has decayed.
+the decayed amount is 86.6 / g(60) = 43.3. Without decay it would be 60. It is lower, because the
+usage of the first seconds has decayed.
 
 Without a half-life, tau is t - L, and g is 1.
 """
@@ -47,14 +48,14 @@ class Rescaling:
 
 
 class Clock:
-    """The current time, in warped time. It never decreases.
+    """The current time, in milliseconds and in warped time. The time never decreases.
 
     Attributes:
         now_ms: the current time in monotonic milliseconds.
         tau: the current time in warped seconds since the landmark.
-        scale: the present value of g. When a flow receives an amount, the amount is multiplied by
-            this value.
-        bend: the constant dg/dtau: g = 1 + bend * tau.
+        scale: the present value of g. An amount that a flow receives now is multiplied by this
+            value.
+        bend: the constant dg/dtau, so that g = 1 + bend * tau.
     """
 
     __slots__ = ("_half_life_ms", "_landmark_ms", "bend", "now_ms", "scale", "tau")
@@ -71,7 +72,7 @@ class Clock:
         """Advances the clock. A time that is not later than the current time is ignored.
 
         Returns:
-            The rescaling that the caller must apply to all stored values; None: the landmark has
+            The rescaling that the caller must apply to all stored values. None if the landmark has
             not moved.
         """
         if now_ms <= self.now_ms:
@@ -84,8 +85,8 @@ class Clock:
         moved = None
         halvings = (now_ms - self._landmark_ms) // half_life_ms
         if halvings >= HALF_LIVES_MAX:
-            # The landmark moves by whole half-lives. So the factor is a power of two, and no number
-            # is rounded.
+            # The landmark moves by whole half-lives, so that the factor is a power of two, and no
+            # number is rounded.
             self._landmark_ms += halvings * half_life_ms
             moved = Rescaling(2.0**-halvings, 1 / self.bend)
         self.scale = 2.0 ** ((now_ms - self._landmark_ms) / half_life_ms)

@@ -23,8 +23,8 @@ from resource_manager.engine.model.settings import Measure
 _SHARE_STEPS = float(1 << 40)
 _CORE_STEPS = float(1 << 20)
 """Costs are rounded to multiples of 1/2^40 (shares) or 1/2^20 (cores). So sums of costs are exact
-in floats, and do not depend on the order of addition. This is true for sums of up to 8,192 whole
-clusters, or of billions of cores.
+in floats, and do not depend on the order of addition. Sums are exact up to 8,192 whole clusters, or
+billions of cores.
 """
 
 _KNOWN_MAX = 1_024
@@ -36,7 +36,7 @@ class Costs:
 
     Attributes:
         measure: the measure: "dominant", "slots" or "cpu".
-        total: the sum of all executors that are not lost, by dimension.
+        total: the sum of the capacities of all executors that are not lost, by dimension.
         separate_pools: True if some executor has a separate pool for each memory part.
     """
 
@@ -46,9 +46,10 @@ class Costs:
         self.separate_pools = False
         self._counted: dict[str, Amounts] = {}
         self._memory_is_one = True
-        self._compared: Amounts = {}  # the total by which booked amounts are divided
-        # The key is the `id` of the amounts. The amounts are stored, too. So no other amounts get
-        # the same `id`.
+        # `total` in the form of the booked amounts that are divided by it
+        self._compared: Amounts = {}
+        # The key is the `id` of the amounts. The amounts are stored with the cost, so that no other
+        # amounts can get the same `id`.
         self._known: dict[int, tuple[Amounts, float]] = {}
 
     def count(self, executor_id: str, total: Amounts) -> None:
@@ -58,7 +59,8 @@ class Costs:
         before = self._counted.get(executor_id, {})
         if before == total:
             return
-        # Add only the difference. So a registration does not have to sum over all executors.
+        # Only the difference is added, so that a registration does not have to sum over all
+        # executors.
         for name, amount in before.items():
             self.total[name] -= amount
         for name, amount in total.items():
@@ -93,7 +95,8 @@ class Costs:
         total = self._compared
         if self._memory_is_one:
             booked = counted(booked)
-        # A dimension is missing in the total if all executors that have the dimension are lost.
+        # If all executors with a dimension are lost, the dimension is missing in the total. Then it
+        # is ignored.
         shares = [amount / total[name] for name, amount in booked.items() if total.get(name)]
         # The result is at least one step, because even a slot that books none of these amounts must
         # have a cost.

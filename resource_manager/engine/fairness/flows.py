@@ -1,8 +1,8 @@
 """Keeps the fairness tree: groups, with jobs as leaves, and the usage of each group and job.
 
 A *flow* is a group or a job. The usage of a flow is the sum of its *service* and its *raises*. The
-service is the cost multiplied by seconds, decayed, summed over all slots in the flow's subtree. A
-raise is added when the flow begins to wait (see below). Of siblings, the flow with the lowest
+service is the sum of cost multiplied by seconds over all slots in the flow's subtree, decayed. A
+raise is added when the flow begins to wait (see below). Among siblings, the flow with the lowest
 *virtual time* is served next:
 
     virtual time = (service + raised + lookahead * rate) / weight
@@ -31,12 +31,13 @@ that has reached the smallest part of its minimum comes first.
 
 A flow must gain no advantage from the time in which it has no requests. So when a flow begins to
 wait, it is raised: its usage per weight becomes that of the sibling with the lowest virtual time.
-If no sibling is active, the sibling that was served last is used, with its usage per weight at the
-time when it was served. A flow whose own usage per weight is already higher does not change.
+If no sibling is active, the usage per weight becomes that of the sibling that was served last, at
+the time when that sibling was served. A flow whose own usage per weight is already higher is not
+raised.
 
 Example: in the table above, the usage per weight is 100 / 1 = 100 for `default` and 300 / 4 = 75
-for `medium`. Now a third group, with weight 1 and usage 20, begins to wait. `medium` has the lowest
-virtual time, so the usage of the third group is raised by 55 to 75.
+for `medium`. Then a third group, with weight 1 and usage 20, begins to wait. `medium` has the
+lowest virtual time, so the usage of the third group is raised by 55 to 75.
 """
 
 from __future__ import annotations
@@ -80,18 +81,20 @@ class FlowTree:
         jobs: the flows of jobs, by id of the job.
         changed: the flows whose usage has changed since it was last stored. The code that stores a
             flow removes it from `changed` and resets `Flow.changed`.
-        urgent: the flows with an urgent change since they were last stored: they were raised, began
-            to accrue usage, or got another weight. These flows are stored with the next batch of
-            events, because a restart would lose the time of this change. The code that stores the
-            flows clears this dict.
+        urgent: the flows that were raised, began to accrue usage, or got another weight since they
+            were last stored. These flows are stored with the next batch of events, because a
+            restart would lose the time of such a change. The code that stores the flows clears this
+            dict.
         accrued_while_down: the flows that accrued usage while no resource manager was running, and
-            have not been stored since then. A change of their rate makes them urgent.
+            have not been stored since then. A change of the rate of such a flow makes the flow
+            urgent.
         placements: the number of placements of all jobs since this process started.
-        freed_groups: the ids of flows whose quotas may now admit blocked requests, because these
-            flows use less than before or have new limits. `QuotaChecks.unblock` clears this dict.
-        waiting_jobs: the flows of jobs that wait for other jobs. Such a job may have no slots yet.
-            So its flow has a maximum of 0 slots.
-        users: the limits of users, which apply beside those of groups.
+        freed_groups: the ids of flows whose quotas possibly admit blocked requests now, because
+            these flows use less than before or have new limits. `QuotaChecks.unblock` clears this
+            dict.
+        waiting_jobs: the flows of jobs that wait for other jobs. Such a job must not get slots yet,
+            so its flow has a maximum of 0 slots.
+        users: the limits of users, which apply in addition to the limits of groups.
     """
 
     def __init__(self, fairness: Fairness, now_ms: int) -> None:
@@ -103,8 +106,8 @@ class FlowTree:
         self.groups: dict[str, Flow] = {}
         self.jobs: dict[str, Flow] = {}
         self.changed: dict[str, Flow] = {}
-        # The key is the `id` of the amounts. The amounts are stored, too. So no other amounts get
-        # the same `id`.
+        # The key is the `id` of the amounts. The amounts are stored, too, so that no other amounts
+        # can get the same `id`.
         self._known: dict[int, tuple[Amounts, dict[str, int]]] = {}
         self.urgent: dict[str, Flow] = {}
         self.accrued_while_down: dict[str, Flow] = {}
@@ -133,9 +136,11 @@ class FlowTree:
 
         Args:
             name: the name of the group.
-            parent: the name of the group that contains the new group; empty: the root.
-            weight: the new weight of the group, relative to its siblings. Its usage per weight
-                stays the same, so past usage under another weight gives no advantage or penalty.
+            parent: the name of the group that contains the group. It is empty for a group directly
+                below the root.
+            weight: the new weight of the group, relative to its siblings. The group's usage per
+                weight stays the same, so past usage under another weight gives no advantage or
+                penalty.
             limits: the maximum and the minimum of the group.
 
         Raises:
@@ -155,12 +160,13 @@ class FlowTree:
         # Add the usage up to now to `service`, before it is scaled for the new weight.
         flow.settle(self.clock.tau)
         if weight != flow.weight:
-            # Scale service + raised by the ratio of the weights. So usage / weight does not change.
+            # Usage (service + raised) is scaled by the ratio of the weights, so that usage / weight
+            # does not change.
             flow.raised += (flow.service + flow.raised) * (weight / flow.weight - 1.0)
             flow.weight = weight
             self.urgent[flow.id] = flow
         flow.maximum, flow.minimum = limits
-        # The maximum may be higher now, so requests that the group blocked are checked again.
+        # The maximum is possibly higher now, so requests that the group blocked are checked again.
         self.freed_groups[flow.id] = None
         self._mark(flow)
         return flow
@@ -195,8 +201,8 @@ class FlowTree:
         flow.maximum = {SLOTS: 0}
 
     def release_job(self, job_id: str) -> None:
-        """Ends the effect of `hold_job`. A job gets no advantage from the time in which it waited
-        for other jobs: its usage is raised as if it began to wait for slots now.
+        """Ends the effect of `hold_job`. The job must get no advantage from the time in which it
+        waited for other jobs. So its usage is raised as if it began to wait for slots now.
         """
         flow = self.waiting_jobs.pop(job_id, None)
         if flow is None:
@@ -204,7 +210,8 @@ class FlowTree:
         flow.maximum = {}
         self.freed_groups[flow.id] = None
         for each in self._path(job_id):
-            # The flow had other work, so its place among its siblings is already right.
+            # The flow and the groups above it have other active work, so their places among their
+            # siblings are already right.
             if each.active:
                 return
             self._raise(each)
@@ -217,7 +224,7 @@ class FlowTree:
             flow.maximum = {}
 
     def named(self, flow_id: str) -> Flow | None:
-        """Returns the flow with this id; None: it was removed."""
+        """Returns the flow with this id. The result is None if there is no such flow any more."""
         if flow_id.startswith(JOB):
             return self.jobs.get(flow_id.removeprefix(JOB))
         if flow_id.startswith(GROUP):
@@ -248,12 +255,13 @@ class FlowTree:
             # This is the code of `Flow.settle`, without the call, for speed.
             if flow.rate:
                 flow.service += flow.rate * (tau - flow.since)
-            # The flow begins to accrue. A restart would lose this time, so the flow is stored soon.
+            # The flow begins to accrue usage. A restart would lose the time at which it began, so
+            # the flow is stored soon.
             if not flow.rate or (self.accrued_while_down and flow.id in self.accrued_while_down):
                 self.urgent[flow.id] = flow
             flow.since = tau
             if parent is not None and parent.children is not None:
-                # If a flow begins to wait while no sibling is active, it is raised to this level.
+                # A flow that begins to wait while no sibling is active is raised to this level.
                 parent.children.last_served = (flow.service + flow.raised) / flow.weight
             flow.rate += cost * count
             flow.running += count
@@ -262,7 +270,7 @@ class FlowTree:
             used = flow.used
             for name, amount in amounts.items():
                 used[name] = used.get(name, 0) + amount * count
-            # A flow that was marked by an earlier placement needs no call.
+            # If an earlier placement has already marked the flow, the call is not needed.
             if not (flow.changed and flow.stale):
                 self._mark(flow)
             # Groups count amounts in the form in which limits are given.
@@ -305,8 +313,8 @@ class FlowTree:
         """
         for flow in self._path(job_id):
             flow.settle(self.clock.tau)
-            # If the rate is 0, `resume_accruing` called this method, and the flow begins to accrue
-            # again.
+            # The rate is 0 only if `resume_accruing` called this method. Then the flow begins to
+            # accrue usage again.
             if not flow.rate or flow.id in self.accrued_while_down:
                 self.urgent[flow.id] = flow
             flow.rate -= cost
@@ -330,8 +338,8 @@ class FlowTree:
             # Only a group with a maximum can block requests.
             if flow.maximum:
                 self.freed_groups[flow.id] = None
-            # The reached part of the minimum has changed, and the order among siblings depends on
-            # it.
+            # The reached part of the minimum has changed. The order among siblings depends on this
+            # part.
             if flow.minimum:
                 self._mark(flow)
 
@@ -376,14 +384,14 @@ class FlowTree:
 
         Args:
             job_id: the id of the job.
-            number: the arrival number of the first request. It breaks ties with siblings.
+            number: the arrival number of the first request, which breaks ties with siblings.
             count: the number of new pending requests.
         """
         flow: Flow | None = self.jobs[job_id]
         while flow is not None:
             if not flow.waiting:
                 # The tie breaker is the arrival number of the request with which the flow began to
-                # wait. So set it only if the flow had no pending requests.
+                # wait. So the tie breaker is set only if the flow had no pending requests.
                 flow.tie = (number, flow.id)
                 self._raise(flow)
                 self._mark(flow)
@@ -400,7 +408,7 @@ class FlowTree:
             flow = flow.parent
 
     def activate(self, job_id: str) -> None:
-        """Makes a job active. The caller has made one of its queues active.
+        """Makes a job active, after the caller has made one of its queues active.
 
         A group is active while at least one of its children is active. So the change goes up the
         tree, and stops at the first group that was already active.
@@ -409,32 +417,33 @@ class FlowTree:
         while flow is not None:
             flow.active += 1
             flow.moves += 1
-            # In both cases the parent's count does not change. If the flow was active before, the
-            # parent already counts it. If the flow is paused, the parent does not count it.
+            # If the flow was active before, its parent already counts it. If the flow is paused,
+            # its parent does not count it. In both cases, the parent's count does not change.
             if flow.active > 1 or flow.paused:
                 return
             self._mark(flow)
             flow = flow.parent
 
     def deactivate(self, job_id: str) -> None:
-        """Makes a job inactive. None of its queues is active any more."""
+        """Makes a job inactive, after the last of its active queues has become inactive."""
         flow: Flow | None = self.jobs[job_id]
         while flow is not None:
             flow.active -= 1
             flow.moves += 1
-            # In both cases the parent's count does not change. If the flow is still active, the
-            # parent still counts it. If the flow is paused, the parent does not count it.
+            # If the flow is still active, its parent still counts it. If the flow is paused, its
+            # parent does not count it. In both cases, the parent's count does not change.
             if flow.active or flow.paused:
                 return
             self._mark(flow)
             flow = flow.parent
 
     def pause(self, group: Flow) -> None:
-        """Skips a group until `resume`, even if some of its children are active."""
+        """Pauses a group: until `resume`, the order of flows skips the group, even if some of its
+        children are active.
+        """
         group.paused = True
         self._mark(group)
-        # A parent counts active children that are not paused. So it does not count an inactive
-        # group.
+        # A parent counts only active children, so the count changes only if the group is active.
         flow = group.parent if group.active else None
         while flow is not None:
             flow.active -= 1
@@ -496,8 +505,8 @@ class FlowTree:
         return True, level, self.key(flow), flow.tie
 
     def first_job(self) -> Flow | None:
-        """Returns the job that is served next; None: no job is active. From the root down, the
-        method follows the first child of each group.
+        """Returns the job that is served next. The result is None if no job is active. From the
+        root down, the method follows the first child of each group.
         """
         flow: Flow | None = self.root
         while flow is not None and flow.children is not None:
@@ -545,13 +554,13 @@ class FlowTree:
             raise ValueError(f"{flow.id} has no parent, so it cannot be removed from the tree")
         if flow.active or flow.waiting or flow.running:
             raise ValueError(f"{flow.id} has pending requests or slots")
-        # The flow is inactive, so this call removes it from the tournaments.
+        # The flow is inactive, so this call removes the flow from the tournaments.
         flow.parent.children.freshen()
         del flow.parent.children.by_id[flow.id]
         flow.parent = None
 
     def _raise(self, flow: Flow) -> None:
-        """Raises a flow that begins to wait to the level of its siblings. So the flow gets no
+        """Raises a flow that begins to wait to the level of its siblings, so that it gets no
         advantage from the time in which it had no requests.
         """
         parent = flow.parent
@@ -581,12 +590,13 @@ class FlowTree:
             flow.parent.children.changed(flow)
 
     def _rescale(self, rescaling: Rescaling) -> None:
-        # This changes all flows, but happens only once in 256 half-lives.
+        # A rescaling changes all flows, but happens only once in 256 half-lives.
         for flow in (self.root, *self.groups.values(), *self.jobs.values()):
             flow.service *= rescaling.factor
             flow.raised *= rescaling.factor
             flow.since = rescaling.tau(flow.since)
-        # Rescale the tournaments last, because they compute their lines from the rescaled flows.
+        # The tournaments are rescaled last, because they compute their lines from the rescaled
+        # flows.
         for flow in (self.root, *self.groups.values()):
             if flow.children is not None:
                 flow.children.rescale(rescaling)

@@ -1,5 +1,5 @@
-"""Keeps the tree of resource groups. Creates the groups of a new cluster, restores groups at a
-start, and lists the groups above or below a group.
+"""Creates the resource groups of a new cluster, restores groups when the resource manager starts,
+and lists the groups above or below a group.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ DEFAULT_GROUP = "default"
 """The group of jobs that do not name a group."""
 
 DELIVERED_COUNTER = "groups_delivered"
-"""A counter that is 1 after the delivered groups were created. An administrator may have deleted
-some of these groups later.
+"""A counter that is 1 after the groups of a new cluster (`DELIVERED`) were created. Administrators
+can delete these groups, so the groups (except the default group) are not created again.
 """
 
 DELIVERED = (
@@ -41,10 +41,11 @@ def adopt_groups(
     """Returns all groups by name, when the resource manager starts. A parent comes before its
     children.
 
-    The delivered groups are created once, at the first start. The default group is created whenever
-    it is missing. The group of a live job may be missing in the store, because earlier versions
-    stored only names of groups. Such a group is created at the top level, with weight 1. A new
-    group admits the owners of the live jobs in it. New groups are added to `changes`.
+    The groups of a new cluster (`DELIVERED`) are created once, at the first start. The default
+    group is created whenever it is missing. The group of a live job can be missing in the store,
+    because earlier versions stored only names of groups. Such a missing group is created at the top
+    level, with weight 1. A new group admits the owners of the live jobs in it. New groups are added
+    to `changes`.
 
     Args:
         stored: the groups in the store.
@@ -73,8 +74,8 @@ def adopt_groups(
             changes.group(group)
 
     delivered = bool(counters.get(DELIVERED_COUNTER))
-    # An administrator may have deleted delivered groups later. Only the default group must always
-    # exist.
+    # Administrators can delete delivered groups, so these groups are created only once. Only the
+    # default group must always exist.
     for name, weight, description in DELIVERED[:1] if delivered else DELIVERED:
         make(name, weight, description)
     if not delivered:
@@ -82,8 +83,8 @@ def adopt_groups(
     for job in live:
         make(job.group)
     for group in groups.values():
-        # A group that has children cannot be deleted. So if a parent is missing, the stored data is
-        # incomplete, and the group moves to the top level.
+        # A group that has children cannot be deleted. So a missing parent means that the stored
+        # data is incomplete. The group then moves to the top level.
         if group.parent and group.parent not in groups:
             group.parent = ""
             changes.group(group)

@@ -1,9 +1,9 @@
-"""Orders the active jobs of a fairness tree with heaps. This is used while requests of many jobs
-are chosen one after the other, and no time passes.
+"""Orders the active jobs of a fairness tree with heaps. The heaps are used while requests of many
+jobs are chosen one after the other and no time passes.
 
 In this case, a heap per group is faster than the tournaments of the group (`siblings.py`): if no
-time passes, only the flows of the chosen job change their places. The tournaments do not change.
-They are updated at their next read.
+time passes, only the chosen job and its groups change their places. The tournaments are not updated
+until their next read.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class JobHeaps:
     """The active flows of a tree, by group. The heap of a group is built when the group first
     comes next in order.
 
-    Until the last call, only one kind of change of the tree is allowed. It may concern only the job
-    that `first` returned, and the groups above this job. After each change, `served` must be
-    called.
+    While the heaps are used, the caller must change only one job in the tree, namely the job that
+    `first` returned, with the groups above this job. After each change, the caller must call
+    `served`.
     """
 
     def __init__(self, tree: FlowTree) -> None:
@@ -29,7 +29,7 @@ class JobHeaps:
         self._heaps: dict[Flow, list[tuple[SortKey, Flow]]] = {}
 
     def first(self) -> Flow | None:
-        """Returns the job that is served next; None: no job is active."""
+        """Returns the job that is served next, or None if no job is active."""
         flow, heaps = self._tree.root, self._heaps
         while flow.children is not None:
             heap = heaps.get(flow)
@@ -47,7 +47,7 @@ class JobHeaps:
         tree, length = self._tree, inf
         step = tree.lookahead_s * cost * tree.clock.scale
         flow = job
-        # Each level can only shorten the run, so the loop may end when the run has one slot.
+        # Each level can only shorten the run, so the loop can end when the run has one slot.
         while flow.parent is not None and length > 1:
             heap = self._heaps[flow.parent]
             if len(heap) > 1:
@@ -59,8 +59,8 @@ class JobHeaps:
         return length
 
     def served(self, job: Flow) -> None:
-        """Updates the places of the first job and its groups, after the job got slots or has become
-        inactive.
+        """Updates the places of the first job and its groups, after the job has got slots or has
+        become inactive.
         """
         flow, sort_key = job, self._tree.sort_key
         while flow.parent is not None:
@@ -69,7 +69,8 @@ class JobHeaps:
             if flow.active:
                 heapq.heapreplace(heap, (sort_key(flow), flow))
             elif siblings is not None and not siblings.has_level_of(flow):
-                # Jobs with a lower priority come next now, so groups get other keys.
+                # Now jobs with a lower priority come next, so the keys of the sibling groups
+                # change. The heap is built again when it is needed.
                 del self._heaps[flow.parent]
             else:
                 heapq.heappop(heap)
@@ -92,7 +93,7 @@ class JobTournaments:
         self._tree = tree
 
     def first(self) -> Flow | None:
-        """Returns the job that is served next; None: no job is active."""
+        """Returns the job that is served next, or None if no job is active."""
         return self._tree.first_job()
 
     def run_length(self, job: Flow, cost: float) -> float:
@@ -107,11 +108,12 @@ def _lead(first: SortKey, second: SortKey, step: float) -> float:
     """Returns the number of slots after which the first flow comes after the second flow. Each slot
     adds `step` to the virtual time of the first flow.
     """
-    # Flows below their minimum are compared by booked amounts, and these cannot be computed from
-    # costs.
+    # Flows below their minimum are compared by booked amounts, and booked amounts cannot be
+    # computed from costs.
     if not first[0]:
         return 0
-    # A job with a lower priority comes first only when all jobs with a higher priority are served.
+    # The second flow has a lower priority, so it comes first only when no job with a higher
+    # priority is active.
     if first[1] != second[1]:
         return inf
     return ceil((second[2] - first[2]) / step - ROUNDED) if step else inf

@@ -2,11 +2,12 @@
 
 A quota counts the amounts that all slots in the group's subtree have booked. A slot counts from its
 placement until it is deleted, even while it is being freed. A quota limits only new slots and
-growth. It never takes a slot away.
+growth. A quota never takes a slot away.
 
-Limits are possible for "slots" (the number of slots), "cpu_milli", "best_effort_cpu_milli",
-"memory_bytes" (all memory parts together), "extended.NAME" and "device.TYPE". A dimension without a
-maximum is unlimited. A maximum of 0 admits no slot that needs this dimension.
+These dimensions can have limits: "slots" (the number of slots), "cpu_milli",
+"best_effort_cpu_milli", "memory_bytes" (all memory parts together), "extended.NAME" and
+"device.TYPE". A dimension without a maximum is unlimited. A maximum of 0 admits no slot that needs
+this dimension.
 
 Example: a group has a maximum of 8 cores, and its slots have booked 7 cores. A request for 2 cores
 is blocked until slots of the group end. A request for 9 cores is blocked until the maximum is
@@ -111,13 +112,13 @@ def used_of(group: Bounded, name: str) -> int:
 
 
 def room(groups: Iterable[Bounded], need: Amounts, most: int) -> int:
-    """Returns how many times `need` can be added before one of these groups would exceed its
-    maximum.
+    """Returns how many times `need` can be added without exceeding the maximum of one of these
+    groups.
 
     Args:
         groups: the groups that contain the job, in any order. A group without limits has no effect.
         need: the amounts of one slot, in the form of `counted` and `needs_slots`. Only the
-            dimensions of `need` are checked, so another dimension may be above its maximum.
+            dimensions of `need` are checked. The use of another dimension can be above its maximum.
         most: the largest number to return.
     """
     for group in groups:
@@ -132,11 +133,11 @@ def room(groups: Iterable[Bounded], need: Amounts, most: int) -> int:
 
 
 def quota_block(groups: Iterable[Bounded], need: Amounts) -> QuotaBlock | None:
-    """Returns the limit that blocks `need`; None: all groups admit `need`.
+    """Returns the limit that blocks `need`. The result is None if all groups admit `need`.
 
     If several limits block `need`, the function prefers a limit that is lower than `need` itself.
-    Such a limit would block `need` even if all slots ended. If there is no such limit, it returns
-    the first limit that blocks `need`.
+    Such a limit would block `need` even if all slots ended. If there is no such limit, the function
+    returns the first limit that blocks `need`.
     """
     found: QuotaBlock | None = None
     for group in groups:
@@ -151,13 +152,13 @@ def quota_block(groups: Iterable[Bounded], need: Amounts) -> QuotaBlock | None:
 
 
 def fulfilment(used: Amounts, running: int, minimum: Amounts) -> float:
-    """Returns the reached part of a guaranteed minimum: the largest ratio of used amount to
-    guaranteed amount over all dimensions. If the part is 1 or more, the minimum is reached. If
-    there is no minimum, the part is infinite.
+    """Returns the part of a guaranteed minimum that is reached. This part is the largest ratio of
+    used amount to guaranteed amount over all dimensions. If the part is 1 or more, the minimum is
+    reached. If there is no minimum, the part is infinite.
 
     Example: if 2 of 4 cores and 0 of 8 GiB are used, the reached part is 0.5. The smallest ratio
-    (here 0) would be wrong. If the slots of a group need no memory, its guaranteed memory stays
-    unused, so the group would always come first.
+    (here 0) would be a wrong measure: if the slots of a group need no memory, its guaranteed memory
+    stays unused, so the group would always come first.
 
     Args:
         used: the amounts that the group's slots have booked.
@@ -176,8 +177,8 @@ GroupT = TypeVar("GroupT", bound=Bounded)
 
 
 class QuotaLedger:
-    """Counts, by group, the amounts of the slots that a plan for new executors has admitted. So the
-    plan requests no executors for slots that a maximum would block.
+    """Counts, by group, the amounts of the slots that a plan for new executors has admitted. With
+    these counts, the plan requests no executors for slots that a maximum would block.
     """
 
     def __init__(self) -> None:
@@ -236,7 +237,9 @@ class _WithAdmitted:
 
 
 def unlimited_dimension(names: Iterable[str]) -> str:
-    """Returns the first of these dimensions that cannot be limited; empty: all can be limited."""
+    """Returns the first of these dimensions that cannot be limited. The result is empty if all
+    these dimensions can be limited.
+    """
     for name in names:
         if name not in _NAMED and not name.startswith((EXTENDED_PREFIX, DEVICE_PREFIX)):
             return name

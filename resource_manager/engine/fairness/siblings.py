@@ -6,10 +6,10 @@ come before all other children. The second tournament contains all other groups,
 time (see `flows.py`). If a child changes, it is only marked as *stale*. The next read of the order
 updates the tournaments.
 
-Jobs have a tournament for each priority, also ordered by virtual time. Only the jobs with the
-highest priority take part in the order. All other jobs of the group are skipped until no job with a
-higher priority is active. So a priority changes which job of a group is served, but not how often
-the group or another group is served.
+Jobs have a tournament for each priority, also ordered by virtual time. Only the active jobs with
+the highest priority take part in the order. All other jobs of the group are skipped until no job
+with a higher priority is active. So a priority changes which job of a group is served, but not how
+often the group or another group is served.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ SortKey = tuple[bool, int, float, tuple[int, str]]
 """The key that orders siblings. The flow with the lowest key comes first. The key has four parts:
 
 1. True if the minimum is reached.
-2. For a job, its negative priority. For a group, the negative of the highest priority among the
-   active sibling jobs.
+2. For a job, the negative of its priority. For a group, the negative of the highest priority among
+   the active sibling jobs.
 3. The virtual time if the minimum is reached, otherwise the reached part of the minimum.
 4. The tie breaker of the flow.
 """
@@ -45,8 +45,8 @@ class Flow(Entry):
     Attributes:
         id: the id of the flow: "group/NAME", "job/ID" or "root".
         name: the name of the group, or the id of the job.
-        parent: the flow of the group that contains this flow; None: this flow is the root.
-        children: the groups and jobs in a group; None: this flow is a job.
+        parent: the flow of the group that contains this flow. None if this flow is the root.
+        children: the groups and jobs in a group. None if this flow is a job.
         weight: the usage to which the flow is entitled, relative to its siblings.
         maximum: the largest amounts that the flow's slots may book, in the form of
             `quotas.counted`.
@@ -61,19 +61,20 @@ class Flow(Entry):
         running: the number of slots in the flow's subtree.
         waiting: the number of pending requests in the flow's subtree, including slots that wait to
             grow.
-        active: for a job: 1 if the job has an active queue, otherwise 0. For a group: the number of
-            active children that are not paused.
-        moves: a counter that rises whenever `rate`, `used`, `running`, `waiting` or `active`
+        active: for a job, the number is 1 if the job has an active queue, and 0 otherwise. For a
+            group, it is the number of active children that are not paused.
+        moves: a counter that increases whenever `rate`, `used`, `running`, `waiting` or `active`
             changes.
-        served_ms: the time at which one of the flow's slots was last placed or reused; None: no
-            slot was placed since this process started.
+        served_ms: the time at which one of the flow's slots was last placed or reused. None if no
+            slot was placed or reused since this process started.
         stale: True if the flow has changed after the last update of its parent's tournaments.
         below_minimum: True if the flow is in the tournament of children below their minimum.
-        paused: True: the flow must be in no tournament, even if its children are active.
+        paused: True if the flow must be in no tournament, even if its children are active.
         changed: True if the flow's usage has changed since it was last stored.
-        priority: the order of a job within its group, the highest first; 0 for groups.
+        priority: the priority of a job within its group. Jobs with the highest priority come first.
+            It is 0 for groups.
         owner: the identity that owns the job.
-        user: the flow of the owner, if the owner has a maximum; see `users.py`.
+        user: the flow of the owner (see `users.py`). None if the owner has no maximum.
     """
 
     id: str = ""
@@ -118,8 +119,8 @@ class Flow(Entry):
         return self.service + self.rate * (tau - self.since)
 
     def settle(self, tau: float) -> None:
-        """Adds the usage up to `tau` to `service`. The caller must call this before it changes the
-        rate.
+        """Adds the usage up to `tau` to `service`. This method must be called before each change of
+        the rate.
         """
         self.service, self.since = self.service_at(tau), tau
 
@@ -178,7 +179,7 @@ class Siblings:
         self._stale: list[Flow] = []
 
     def first(self) -> Flow | None:
-        """Returns the child that is served next; None: no child is active."""
+        """Returns the child that is served next. The result is None if no child is active."""
         if self._stale:
             self.freshen()
         tau = self._clock.tau
@@ -190,8 +191,8 @@ class Siblings:
         return min(_present(self.fair.least(tau), top.least(tau)), key=_order_at(tau))
 
     def second(self) -> Flow | None:
-        """Returns the child that comes second in order; None: fewer than two children are
-        active.
+        """Returns the child that comes second in order. The result is None if fewer than two
+        children are active.
         """
         if self._stale:
             self.freshen()
@@ -208,8 +209,10 @@ class Siblings:
         return sorted(_present(*found), key=_order_at(tau))[at]
 
     def least(self, flow: Flow) -> Flow | None:
-        """Returns the child with the lowest virtual time, of the children that have reached their
-        minimum. For a job, jobs with another priority are left out, unless there is no other child.
+        """Returns the child with the lowest virtual time among the children that have reached their
+        minimum. Of the jobs, only jobs with one priority count. This is the priority of `flow` if
+        `flow` is a job and jobs with its priority are active. Otherwise it is the highest priority
+        of an active job.
         """
         if self._stale:
             self.freshen()
@@ -227,7 +230,7 @@ class Siblings:
         """Returns the second part of the sort key of a child; see `SortKey`."""
         if flow.children is None:
             return -flow.priority
-        # No job of the group has a priority.
+        # All jobs of the group have the priority 0.
         if len(self.levels) == 1:
             return 0
         if self._stale:
@@ -235,8 +238,8 @@ class Siblings:
         return -max((each for each, among in self.levels.items() if among.count), default=0)
 
     def has_level_of(self, flow: Flow) -> bool:
-        """Returns False if a child was the last active job with its priority, and other active jobs
-        have another priority.
+        """Returns False if no active job has the priority of this child any more, while active jobs
+        with other priorities exist.
         """
         if flow.children is not None or len(self.levels) < 2:
             return True
@@ -271,7 +274,7 @@ class Siblings:
             if flow.children is None:
                 level = self.levels.get(flow.priority)
                 others = level if level is not None else self._new_level(flow.priority)
-            # The flow leaves its tournament if it is inactive now, or belongs to the other
+            # The flow leaves its tournament if it is inactive now, or now belongs to another
             # tournament.
             if seated and (not active or below_minimum != flow.below_minimum):
                 (self.below_minimum if flow.below_minimum else others).unseat(flow, tau)
@@ -310,8 +313,8 @@ class Siblings:
         return level
 
     def _top(self) -> Tournament[Flow] | None:
-        """Returns the tournament of the active jobs with the highest priority; None: no job is
-        active.
+        """Returns the tournament of the active jobs with the highest priority. The result is None
+        if no job is active.
         """
         levels = self.levels
         if len(levels) == 1:

@@ -4,8 +4,8 @@ A thread begins when its slot is granted. It ends when the job master gives the 
 the slot for the next request.
 
 A thread is not counted if its slot is lost, is taken away, or is kept until the job ends. A thread
-is also not counted if its start is unknown. The start is unknown in two cases: a lost executor
-returned and still had the slot, or the slot was reused before a restart.
+is also not counted if its start is unknown. The start is unknown in two cases: a lost executor has
+returned with the slot, or the resource manager was restarted and the job had reused slots.
 """
 
 from __future__ import annotations

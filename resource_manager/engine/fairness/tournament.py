@@ -1,12 +1,13 @@
 """Finds the lowest of many straight lines, at a time that only moves forward.
 
 A *kinetic tournament* (Basch, Guibas, Hershberger: "Data structures for mobile data", SODA 1997) is
-a binary tree over the entries. Each inner node stores its winner: of the winners of its two
-children, the winner with the lower value. The node also stores a time until which no winner in its
-subtree can change. A query before this time reads only the root. A later query judges only the
-nodes whose time has passed. To judge a node means to compare the winners of its two children. If
-the line of an entry changes, the tree judges the nodes above the entry's leaf, from the leaf up. It
-stops at the first node where the entry neither was the winner before nor is the winner now.
+a binary tree over the entries. Each inner node stores its *winner*, which is the lowest entry below
+the node: of the winners of its two children, the entry with the lower value. The node also stores a
+time until which no winner in its subtree can change. A query before the time of the root reads only
+the root. A later query *judges* only the nodes whose time has passed. To judge a node means to
+compare the winners of its two children, and to store the new winner and time. If the line of an
+entry changes, the tree judges the nodes above the entry's leaf, from the leaf up. It stops at the
+first node whose winner and time did not change and whose winner is another entry.
 
 Example: four lines are in seats 0 to 3, and are judged at tau = 0.
 
@@ -17,7 +18,7 @@ Example: four lines are in seats 0 to 3, and are judged at tau = 0.
     node 1 (2, 3): A wins, until tau = 1.5, where A and C cross
 
 `least(1)` returns A, and judges no node. `least(2)` judges only node 1: A is 14 and C is 13, so C
-wins until tau = 4. At tau = 4 the winner of node 2 may change, so both nodes are judged.
+wins until tau = 4. At tau = 4, the winner of node 2 can change, so nodes 2 and 1 are judged.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ class Entry:
     """A line `level + slope * tau`. If two entries have equal lines, the entry with the lower `tie`
     comes first.
 
-    `seat` is the position of the entry's leaf in its tournament; -1: the entry is in no tournament.
-    While an entry has a seat, the caller must call `Tournament.moved` after every change of the
-    line or of `tie`.
+    `seat` is the position of the entry's leaf in its tournament, or -1 if the entry is in no
+    tournament. While an entry has a seat, the caller must call `Tournament.moved` after every
+    change of the line or of `tie`.
     """
 
     tie: tuple[int, str] = (0, "")
@@ -99,7 +100,7 @@ class Tournament(Generic[EntryT]):
         self._climb(entry, tau)
 
     def least(self, tau: float) -> EntryT | None:
-        """Returns the lowest entry; None: the tournament has no entry."""
+        """Returns the lowest entry. The result is None if the tournament has no entry."""
         if not self.count:
             return None
         if self._until[1] <= tau:
@@ -107,11 +108,11 @@ class Tournament(Generic[EntryT]):
         return self._winner[1]
 
     def runner_up(self, tau: float) -> EntryT | None:
-        """Returns the second lowest entry; None: there is no second entry.
+        """Returns the second lowest entry. The result is None if there are fewer than two entries.
 
-        At some node, the second lowest entry lost directly to the lowest entry. So follow the path
-        from the lowest entry's leaf to the root, and look at the sibling of each node. The second
-        lowest entry is the winner of one of these siblings.
+        At some node, the second lowest entry lost directly to the lowest entry. So the method
+        follows the path from the lowest entry's leaf to the root. The second lowest entry is the
+        winner of the sibling of one of the nodes on this path.
         """
         first = self.least(tau)
         if first is None or self.count == 1:
@@ -135,13 +136,15 @@ class Tournament(Generic[EntryT]):
         return [entry for entry in self._winner[self._leaves :] if entry is not None]
 
     def rebuild(self, tau: float) -> None:
-        """Judges all nodes. The caller has changed all lines and the origin of times."""
+        """Judges all nodes, after the caller has changed all lines and the time from which tau
+        counts.
+        """
         for node in range(self._leaves - 1, 0, -1):
             self._judge(node, tau)
 
     def _grow(self, tau: float) -> None:
         entries = self._winner[self._leaves :]
-        # Entries keep their seats, but the number of the first leaf's node rises.
+        # Entries keep their seats, but the nodes of the leaves get other numbers.
         before, self._leaves = self._leaves, max(_LEAVES_MIN, 2 * self._leaves)
         self._empty.extend(range(self._leaves - 1, before - 1, -1))
         self._winner = [None] * self._leaves + entries + [None] * (self._leaves - before)
@@ -149,8 +152,8 @@ class Tournament(Generic[EntryT]):
         self.rebuild(tau)
 
     def _climb(self, entry: EntryT, tau: float) -> None:
-        """Judges the nodes above a leaf, from the leaf up. Stops at the first node where the entry
-        neither was the winner before nor is the winner now.
+        """Judges the nodes above a leaf, from the leaf up. Stops at the first node whose winner and
+        time did not change and whose winner is another entry.
         """
         winner, until = self._winner, self._until
         node = (self._leaves + entry.seat) >> 1
@@ -175,8 +178,8 @@ class Tournament(Generic[EntryT]):
         self._judge(node, tau)
 
     def _judge(self, node: int, tau: float) -> None:
-        """Sets the winner of a node, and the time until which the winner is valid. This is the time
-        when the two lines cross, or an earlier time at which the winner of a child may change.
+        """Sets the winner of a node, and the time until which the winner is valid. This time is
+        when the two lines cross, or an earlier time at which the winner of a child can change.
         """
         winner, untils = self._winner, self._until
         left = node + node

@@ -1,8 +1,8 @@
-"""Keeps the limits of users, and the use of the jobs of each limited user.
+"""Keeps the limits of users, and the amounts that the jobs of each limited user use.
 
 A user is the identity that owns jobs, for example "user/alice". The slots of all its jobs together
 must not exceed the user's maximum, even if the jobs are in different groups. The limits of
-`ALL_USERS` apply to each user without separate limits. They do not apply to administrators.
+`ALL_USERS` apply to each user without separate limits, but not to administrators.
 
 A limit of "jobs" or "requests" is checked when a job or a request arrives. All other limits are
 quotas (`quotas.py`): a request that exceeds a quota waits.
@@ -17,10 +17,12 @@ from resource_manager.engine.fairness.quotas import counted
 from resource_manager.engine.fairness.siblings import Flow
 
 ALL_USERS = "*"
-"""Stands for all users: in the rights of a group, and in the limits of users."""
+"""This name stands for all users, both in the rights of a group and in the limits of users."""
 
 JOBS, REQUESTS = "jobs", "requests"
-"""The limits that refuse a call: live jobs, and requests that have not ended."""
+"""The names of two limits: the number of live jobs, and the number of requests that have not ended.
+A call that exceeds such a limit is refused.
+"""
 
 _USER = "user/"
 
@@ -64,7 +66,7 @@ class Users:
         jobs[job.name] = job
         if len(jobs) == 1:
             self._refresh(owner)
-        else:  # the other jobs, which may be many, do not change
+        else:  # the other jobs do not change, and there can be many of them
             job.user = self.flows.get(owner)
 
     def remove_job(self, job: Flow) -> None:
@@ -76,8 +78,8 @@ class Users:
             self.flows.pop(job.owner, None)
 
     def set_limits(self, owner: str, limits: Amounts | None) -> None:
-        """Sets the limits of an identity or of `ALL_USERS`; None: the identity has no separate
-        limits any more.
+        """Sets the limits of an identity or of `ALL_USERS`. If `limits` is None, the identity has
+        no separate limits any more.
         """
         if limits is None:
             self.limits.pop(owner, None)
@@ -103,7 +105,7 @@ class Users:
             flow = None
         if flow is not None and flow.maximum != maximum:
             flow.maximum = maximum
-            # The maximum may be higher now, so blocked requests are checked again.
+            # The maximum is possibly higher now, so blocked requests are checked again.
             self._freed[owner] = None
         for job in jobs.values():
             job.user = flow
@@ -122,16 +124,17 @@ class Users:
                 user.used[name] = user.used.get(name, 0) + amount * count
 
     def grow(self, job: Flow, amounts: Amounts, count: int = 0) -> None:
-        """Counts the sum of the amounts of some slots: `count` new slots, or (`count` is 0) a slot
-        that has another size now, whose former amounts the caller has released.
+        """Counts the amounts of some slots of a job. If `count` is 0, `amounts` are the new amounts
+        of a slot that has got another size, and the caller has already released the old amounts.
+        Otherwise they are the sum of the amounts of `count` new slots.
         """
         if job.user is not None:
             job.user.running += count
             increase(job.user.used, amounts)
 
     def release(self, job: Flow, amounts: Amounts, count: int = 1) -> None:
-        """Updates the counts after a slot of a job was removed, or before it gets another size
-        (`count` is 0).
+        """Subtracts the amounts of a slot of a job. The slot was removed, or (`count` is 0) it gets
+        another size.
         """
         if (user := job.user) is not None:
             user.running -= count

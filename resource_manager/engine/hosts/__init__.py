@@ -1,3 +1,3 @@
-"""The ledgers of hosts: the capacity of each host, the bookings of its slots, and the cpus that the
+"""Keeps the ledger of each host: its capacity, the bookings of its slots, and the cpus that the
 slots hold.
 """

@@ -3,10 +3,10 @@
 The settings of a host come from several layers in a fixed order: administrator, configuration,
 kubelet, cluster. Reserved cpus, cpus of a kubelet and offline cpus are subtracted. Slots can book
 1,000 thousandths of each remaining cpu. So all slots together, with and without dedicated cpus,
-never book more cpu than the host has.
+never get more cpu than the host has.
 
 Example: an executor announces 8 cpus with a total of 8,000. The administrator reserves cpu 0, and
-cpu 7 is offline. Then 6,000 can be booked.
+cpu 7 is offline. The other 6 cpus remain, so slots can book 6,000.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from resource_manager.engine.model.entities import (
 MILLI_PER_CPU = 1000
 
 _KNOWN_MAX = 4_096
-"""Number of cached announcements, and of cached combinations of layers. A cluster has few different
-announcements and combinations.
+"""The largest number of cached announcements, and of cached combinations of layers. A cluster has
+few different announcements and combinations.
 """
 
 
@@ -43,7 +43,7 @@ CLUSTER = ""
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """The part of an executor's announcement about its cpus that this module needs."""
+    """The facts that this module needs from an executor's announcement about its cpus."""
 
     slot_cpus: CpuSet = EMPTY  # cpus that are part of the announced total
     # cpus that the executor's configuration reserves; `slot_cpus` does not contain them
@@ -56,8 +56,8 @@ class Announced:
         """The cpus that are part of the announced best-effort total."""
         if self.policy.reserved_strict:
             return self.slot_cpus
-        # Best-effort slots also run on cpus that are both reserved and shared, so the announced
-        # total counts these cpus.
+        # Best-effort slots also run on reserved cpus that are not strictly reserved, so the
+        # announced total counts these cpus.
         return self.slot_cpus | (self.reserved_cpus & (self.policy.reserved_cpus or EMPTY))
 
 
@@ -86,18 +86,18 @@ def host_cpus(
 
     Args:
         registration: the registration of the executor, which contains its announcement.
-        state: the state of its cpus that the executor reported last.
+        state: the state of the cpus that the executor reported last.
         operator: the settings that administrators made for this host.
         cluster: the settings that administrators made for the whole cluster.
     """
     announced = announced_by(registration)
     policy = _merged_policy(operator, announced.policy, state.kubelet_policy, cluster)
     unavailable = (state.offline_cpus | state.kubelet_cpus) & announced.slot_cpus
-    # The intersection is needed because administrators may reserve cpus that this host does not
+    # The intersection is needed, because administrators can reserve cpus that this host does not
     # have.
     taken = unavailable | (policy.reserved_cpus & announced.slot_cpus)
-    # Isolated cpus do not count for the bookable amount, because only slots with dedicated cpus can
-    # use them.
+    # Isolated cpus do not count for the bookable amount, because slots without dedicated cpus
+    # cannot use them.
     uncounted = taken | (announced.isolated_cpus & announced.slot_cpus)
     in_no_pool = union(
         (
@@ -161,18 +161,19 @@ def _merged_policy(
 def _total(announced: Amounts, cpus: CpuSet, taken: CpuSet) -> dict[str, int]:
     """Returns the announced amounts without the taken cpus.
 
-    An executor may announce less cpu than its cpus have, because of a quota or a configured share.
-    The cpu of taken cpus is subtracted from this difference first, and only the rest from the
-    announced amount. For example, an executor announces 6,000 for 8 cpus, and 3 cpus are taken. The
-    other 5 cpus have 5,000, which is less than the announced 6,000. So 5,000 can be booked.
+    An executor can announce less cpu than its cpus have, because of a quota or a configured share.
+    The amount of the taken cpus is subtracted from this difference first, and only the rest is
+    subtracted from the announced amount. For example, an executor announces 6,000 for 8 cpus, and 3
+    cpus are taken. The difference is 2,000, so only 1,000 of the 3,000 are subtracted from the
+    announced amount, and slots can book 5,000.
     """
     total = dict(announced)
-    # `spare` is the amount of cpu that the executor has but does not announce. This amount is lost
-    # first, because slots cannot book it.
+    # `spare` is the amount of cpu that the executor has but does not announce. Taken cpus reduce
+    # this amount first, because slots cannot book it.
     spare = max(0, MILLI_PER_CPU * len(cpus) - total.get(CPU_MILLI, 0))
     lost = max(0, MILLI_PER_CPU * len(taken) - spare)
     total[CPU_MILLI] = max(0, total.get(CPU_MILLI, 0) - lost)
-    # Amounts of 0 are left out. So equal totals are equal dicts.
+    # Amounts of 0 are left out, so that equal totals are equal dicts.
     return {name: amount for name, amount in total.items() if amount}
 
 
@@ -183,8 +184,8 @@ def _with_best_effort(
     can still provide.
 
     The amount decreases in proportion to the size of the pool, because the executor's configuration
-    defines how much best-effort cpu each cpu offers. A cpu that is both reserved and shared stays
-    in the pool. It does not matter which layer reserved the cpu.
+    defines how much best-effort cpu each cpu offers. A reserved cpu that is not strictly reserved
+    stays in the pool, whichever layer reserved the cpu.
     """
     offered = announced.best_effort_cpus
     # Subtract only cpus that are part of the announced total.

@@ -1,13 +1,13 @@
-"""Assigns the cpus of one host: records which slots have which cpus, and chooses the cpus of a new
-slot.
+"""Assigns the cpus of one host. The module records which slots have which cpus, and chooses the
+cpus of new slots.
 
-The caller first checks amounts and the number of slots (`Host.free`). Then it calls this module to
-check the cpus. The resulting assignments are cached until the host's cpus change, so the next
-placement can use them.
+The caller first checks the amounts and the number of slots (`Host.free`), and then calls this
+module to check the cpus. The resulting assignments are cached until the cpu ledger of the host
+changes, so that the placement of the slots can use them.
 
-A *topology-constrained* request needs cpus on suitable cores and NUMA nodes. So it may not fit even
-if the free amounts are large enough. On hosts that align all slots to NUMA nodes (`aligning`), this
-applies to all requests.
+A *topology-constrained* request needs cpus on suitable cores and NUMA nodes. So the request
+possibly does not fit even if the free amounts are large enough. On hosts that align all slots to
+NUMA nodes (`aligning`), all requests are treated in this way.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ Hosts with equal properties share one object.
 """
 
 ANSWERS_MAX = 16
-"""The results of at most this many requests are cached for each host."""
+"""The largest number of requests whose results are cached for each host."""
 
 NO_ANNOUNCEMENT = "{}"
 """The announcement of an executor whose version does not support dedicated cpus."""
@@ -78,7 +78,7 @@ class ResourceRequest(Protocol):
 
     @property
     def profile(self) -> ResourceProfile | None:
-        """The requested resources; None: a default slot."""
+        """The requested resources. None stands for a default slot."""
 
     @property
     def labels(self) -> Labels:
@@ -86,7 +86,7 @@ class ResourceRequest(Protocol):
 
     @property
     def cpus(self) -> CpuKey | None:
-        """CPU policy and cpu limit; None: the request has neither."""
+        """CPU policy and cpu limit. None if the request has neither of them."""
 
     @property
     def best_effort(self) -> bool:
@@ -94,17 +94,17 @@ class ResourceRequest(Protocol):
 
     @property
     def topology_constrained(self) -> bool:
-        """True: every host must check more than amounts, such as cpus and NUMA nodes."""
+        """True if every host must check more than amounts, for example cpus and NUMA nodes."""
 
     @property
     def key(self) -> SchedulingKey:
-        """All properties by which a host is chosen."""
+        """All properties of the request that matter for the choice of a host."""
 
 
 @dataclass(slots=True)
 class CachedAnswer:
     """The assignments of equal slots that are placed one after the other. `refusal` says why no
-    further slot fits; None: it is unknown whether another slot fits.
+    further slot fits. If it is None, it is unknown whether a further slot fits.
     """
 
     given: list[CpuAssignment]
@@ -129,8 +129,8 @@ class CpuAllocator:
         present: the settings and the capacity that apply now.
         cordons: devices on which administrators have stopped new slots.
         slots: all slots of the host.
-        cpus: the cpu ledger, with all slots; None: the host does not report its cores.
-        cpu_kind: see `CpuKind`; None: `cpus` is None.
+        cpus: the cpu ledger, with all slots. None if the host does not report its cores.
+        cpu_kind: see `CpuKind`. None if `cpus` is None.
         aligning: True if the host aligns all slots to NUMA nodes.
         answers: the cache of assignments.
         labeled: the slots of all hosts that have labels or rules about neighbors.
@@ -158,11 +158,11 @@ class CpuAllocator:
         """
         registration = self.executor.registration
         layout = _layout(registration)
-        # The new ledger may reach the same version numbers, so results of the old ledger are
-        # dropped.
+        # The new ledger can reach the same version numbers as the old ledger, so results of the old
+        # ledger are dropped.
         self.answers = no_answers()
         if layout is None:
-            # Slots are placed on this host by amounts alone.
+            # For slots on this host, only amounts are checked.
             self.cpus, self.cpu_kind, self.aligning = None, None, False
             return
         own = registration.total.get(BEST_EFFORT_CPU_MILLI)
@@ -176,8 +176,8 @@ class CpuAllocator:
         for key, slot in self.slots.items():
             self.cpus.add(key, cpus_booked(slot), slot.policy)
         self.follow_settings()
-        # The host may have become too small for its slots. The slots stay, and the ledger must not
-        # report this as an inconsistency.
+        # If the host has become too small for its slots, the slots stay, and the ledger must not
+        # report an inconsistency.
         self.cpus.tolerate()
 
     def follow_settings(self) -> bool:
@@ -192,7 +192,7 @@ class CpuAllocator:
             return False
         version = ledger.version
         ledger.set_policy(self.present.policy)
-        # The report may name cpus that the layout does not have.
+        # The report can name cpus that the layout does not have.
         known = CpuSet.from_bits(ledger.reported_layout.cpus)
         offline, kubelet = seen.offline_cpus & known, seen.kubelet_cpus & known
         ledger.set_unavailable(offline=offline, kubelet=kubelet, kubelet_memory=seen.kubelet_memory)
@@ -210,7 +210,8 @@ class CpuAllocator:
         ledger.set_unusable_devices(unusable, frozenset(foreign) - cordoned.keys())
         self.aligning = ledger.policy.alignment.aligns and not ledger.time_shared
         kind = HostKind.of(ledger)
-        # Kinds are often compared as keys of caches. A shared object makes this cheap.
+        # Kinds are often compared as keys of caches. If equal kinds share one object, the
+        # comparison is cheap.
         if kind != self.cpu_kind:
             self.cpu_kind = _shared(kind)
         return ledger.version != version
@@ -239,20 +240,21 @@ class CpuAllocator:
 
     @property
     def lacks_best_effort_pool(self) -> bool:
-        """True: the best-effort pool has no cpu, so no best-effort slot can run here."""
+        """True if no best-effort slot can run on this host: its best-effort pool has no cpu."""
         return self.cpus is not None and not self.cpus.best_effort_cpus
 
     def needs_topology(self, request: ResourceRequest) -> bool:
-        """Returns True if amounts alone are not sufficient to decide whether the request fits here.
-        The caller must then call `suits`.
+        """Returns True if amounts alone are not sufficient to decide whether the request fits on
+        this host. The caller must then call `suits`.
         """
         return self.aligning or request.topology_constrained
 
     def assign(self, request: ResourceRequest) -> CpuAssignment | HostRefusal:
-        """Returns the cpus and NUMA nodes that a slot for the request would get here now, or why
-        the slot does not fit.
+        """Returns the cpus and NUMA nodes that a slot for the request would get on this host now,
+        or why the slot does not fit.
 
-        The caller must check the amounts, the number of slots, and whether the host may be used.
+        The caller must check the amounts, the number of slots, and whether the host may get new
+        slots.
         """
         if self.cpus is None:
             return assign(None, self._cpu_request(request))
@@ -282,8 +284,8 @@ class CpuAllocator:
         return len(self.assign_many(request, count)) == count
 
     def never_suits(self, request: ResourceRequest) -> HostRefusal | None:
-        """Returns the reason why a slot for the request would not even fit the empty host; None: it
-        would fit.
+        """Returns the reason why a slot for the request would not fit even on the empty host. The
+        result is None if the slot would fit.
         """
         if not self.needs_topology(request):
             return None
@@ -302,7 +304,7 @@ class CpuAllocator:
         return score(self.cpus, self._cpu_request(request), found)
 
     def assignments(self, request: ResourceRequest, count: int) -> list[CpuAssignment | None]:
-        """Returns the assignments of `count` slots that are placed here now.
+        """Returns the assignments of `count` slots that are placed on this host now.
 
         Raises:
             InvariantBroken: the cpus do not suffice for all slots. The caller must check this
@@ -327,15 +329,15 @@ class CpuAllocator:
     def assignments_together(
         self, members: Sequence[tuple[ResourceRequest, int]]
     ) -> list[CpuAssignment] | None:
-        """Chooses the GPUs of several members of a gang together. So these GPUs are close to each
-        other.
+        """Chooses the GPUs of several members of a gang together, so that these GPUs are close to
+        each other.
 
         Args:
             members: the requests, each with its number of members.
 
         Returns:
-            The assignments, in the order of `members`; None: the GPUs are not chosen together, so
-            the caller must use `assignments`.
+            The assignments, in the order of `members`. The result is None if the GPUs are not
+            chosen together. The caller must then use `assignments`.
         """
         has_devices = any(each.profile is not None and each.profile.devices for each, _ in members)
         if self.cpus is None or not has_devices:
@@ -352,11 +354,11 @@ class CpuAllocator:
             self.answers = ledger.version, known
         cpu_request = self._cpu_request(request)
         answer = known.get(cpu_request)
-        # A cached result for fewer slots is sufficient if it ends with a refusal, because then no
-        # more slots fit.
+        # A cached result for fewer slots is sufficient if it has a refusal, because then no more
+        # slots fit.
         if answer is None or (len(answer.given) < count and answer.refusal is None):
-            # Clear the whole cache. It only has to contain the few requests that one pass tries at
-            # the same time.
+            # If the cache is full, the whole cache is cleared. The cache only has to contain the
+            # few requests that one placement pass tries at the same time.
             if answer is None and len(known) >= ANSWERS_MAX:
                 known.clear()
             answer = known[cpu_request] = _answer(ledger, cpu_request, count)
@@ -419,7 +421,7 @@ def _answer(ledger: CpuLedger, cpu_request: CpuRequest, count: int) -> CachedAns
 
 
 def _layout(registration: Registration) -> CpuLayout | None:
-    # An executor of this version would not understand an assignment.
+    # An executor without an announcement would not understand an assignment.
     if registration.host_cpus == NO_ANNOUNCEMENT:
         return None
     try:

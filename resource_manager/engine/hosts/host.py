@@ -7,13 +7,14 @@ In each dimension, the free capacity is the smaller of two amounts:
 - the amount that the executor reported as available, minus the bookings that this report does not
   contain yet
 
-An executor may send a report before an allocation arrives. Such a report does not make the
-allocated capacity free again. If an executor refuses an allocation, its report takes effect at
-once.
+An executor can send a report before an allocation arrives. Because of the second amount, such a
+report does not make the allocated capacity free again. If an executor refuses an allocation, its
+report takes effect at once.
 
 Example: the total is 8 cpus, and slots have booked 3. The last report shows 6 available cpus,
-because it does not contain 1 of these 3 cpus yet. So min(8 - 3, 6 - 1) = 5 cpus are free. Now a
-process outside slots uses 2 cpus, so the report shows only 4. Then min(5, 4 - 1) = 3 cpus are free.
+because it does not contain 1 of these 3 cpus yet. So min(8 - 3, 6 - 1) = 5 cpus are free. Then a
+process outside slots uses 2 cpus, so the next report shows only 4. Now min(5, 4 - 1) = 3 cpus are
+free.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ from resource_manager.engine.model.scheduling_key import (
 )
 
 UNLIMITED = AMOUNT_MAX
-"""Stands for "no limit" where a number is needed."""
+"""This number stands for "no limit"."""
 
 KNOWN = "known/"
 """Prefix of index columns for the capacity of a host without slots. Hosts in all states have these
@@ -75,7 +76,7 @@ columns.
 """
 
 ONLINE = "online/"
-"""Prefix of columns with the same capacity, but lost, draining and unreachable hosts do not have
+"""Prefix of index columns for the same capacity. Lost, draining and unreachable hosts do not have
 these columns.
 """
 
@@ -88,9 +89,9 @@ class Host(CpuAllocator):
         host_id: the executor's id.
         operator_policy: settings that administrators made for this host at runtime.
         cluster_policy: settings that administrators made for all hosts.
-        total: amounts that slots can book; amounts that are booked now are included.
+        total: amounts that slots can book, including the amounts that are booked now.
         lost_cpus: the dedicated cpus of each slot that are no longer usable.
-        separate_pools: the host has a separate memory pool for each memory part.
+        separate_pools: True if the host has a separate memory pool for each memory part.
         default_booking: the amounts that a default slot books.
         labels: the labels of the executor.
         default_need: `default_booking` in the units of the index.
@@ -100,13 +101,14 @@ class Host(CpuAllocator):
         reported: the state of each slot in the last report.
         unowned: slots in the last report that this ledger does not have.
         contained_command: number of the last command that the last report contains.
-        in_flight: the command that was sent and not yet answered; None: there is none.
+        in_flight: the command that was sent and not yet answered. None if there is no such command.
         to_allocate: slots that the next commands must allocate.
         to_free: slots that the next commands must free.
         to_resize: slots that the next commands must resize.
-        reused: slots that were reused, and whose time limit must start again on the executor. The
-            executor has not reported yet that it has done this.
-        resize_backoffs: resizes that the executor refused; they are tried again later.
+        reused: slots that were reused, and for which the executor has not reported yet that it has
+            started their time limit again.
+        resize_backoffs: resizes that the executor did not carry out, and that are tried again
+            later.
         resized_last: True if the last command that did not free slots was a resize.
         frees_failed: number of consecutive failed attempts to free slots.
         frees_paused_until_ms: no FreeSlots command is sent before this time (monotonic clock).
@@ -115,11 +117,11 @@ class Host(CpuAllocator):
         shrunk: True if slots have booked more than the host has now.
         revocable: the slots that may be revoked; see `Slot.revocable`.
         revoked: the slots that are being revoked, with the request that has booked their capacity.
-        reserved: capacity that is kept for the owner of a reservation; None: nothing is reserved.
-        described: the registration from which the index columns were computed; None: the columns
+        reserved: capacity that is kept for the owner of a reservation. None if nothing is reserved.
+        described: the registration from which the index columns were computed. None if the columns
             are outdated.
         columns_known: index columns that do not depend on bookings.
-        columns_online: the same columns for a host that is online.
+        columns_online: index columns of an online host that do not depend on bookings.
     """
 
     host_id: str = field(init=False)
@@ -194,13 +196,15 @@ class Host(CpuAllocator):
 
     @property
     def eligible(self) -> bool:
-        """True if new slots may be placed here."""
+        """True if new slots may be placed on this host now."""
         active = self.executor.state is ExecutorState.ACTIVE
         return active and not self.executor.draining and not self.reach.unreachable
 
     @property
     def online(self) -> bool:
-        """True: new slots may be placed here now, or after the executor has registered again."""
+        """True if new slots may be placed on this host now, or after the executor has registered
+        again.
+        """
         lost = self.executor.state is ExecutorState.LOST
         return not (lost or self.executor.draining or self.reach.unreachable)
 
@@ -214,7 +218,7 @@ class Host(CpuAllocator):
         self.separate_pools = has_separate_pools(registration.total)
         self.labels = dict(registration.labels)
         self._adopt_cpus(self._cpus_now())
-        # Call this after `_adopt_cpus`, because the cpu ledger reads the present settings.
+        # This call comes after `_adopt_cpus`, because the cpu ledger reads the present settings.
         self.adopt_topology()
         self.default_booking = self.booking_of(registration.default_profile)
         self.default_need = in_grains(self.default_booking)
@@ -237,7 +241,8 @@ class Host(CpuAllocator):
             self._adopt_cpus(now)
         if not self.follow_settings() and now == before:
             return False
-        # The index columns depend on policy and kind, even if the total is the same.
+        # Even if the total is the same, the index columns can change, because they also depend on
+        # policy and kind.
         self.described = None
         self.notice_shrinking()
         return True
@@ -254,15 +259,15 @@ class Host(CpuAllocator):
     def notice_shrinking(self) -> None:
         """Updates `shrunk`: whether slots have booked more than the host has."""
         registration = self.executor.registration
-        # Slots keep their capacity. So after a host has become smaller, its bookings may exceed the
-        # total. The invariants accept this only while `shrunk` is set.
+        # Slots keep their capacity. So after a host has become smaller, its bookings can exceed the
+        # total. The invariants accept such bookings only while `shrunk` is set.
         self.shrunk = any(
             amount > self.total.get(name, 0) for name, amount in self.booked.items()
         ) or bool(registration.slots_max and self.slot_count > registration.slots_max)
 
     def start_conversation(self) -> None:
-        """Drops queued commands, the command in flight and all reports. Called when the executor
-        has registered. Slots stay booked.
+        """Drops queued commands, the command in flight and all reports. Slots stay booked. The
+        method is called when the executor has registered or is lost.
         """
         self.reported = {}
         self.unowned = ()
@@ -292,7 +297,7 @@ class Host(CpuAllocator):
 
     def booking_for(self, request: ResourceRequest) -> dict[str, int]:
         """Returns the amounts that a slot for this request books here."""
-        # The fast path for the common case: no CPU policy.
+        # Most requests have no CPU policy. This path is fast for them.
         if request.cpus is None:
             return (
                 self.default_booking
@@ -340,11 +345,11 @@ class Host(CpuAllocator):
             slot: the slot.
             profile: the confirmed size of the slot.
             assignment: the cpus, NUMA nodes and devices of that size.
-            ordered: the resize in flight; None: there is none.
+            ordered: the resize in flight. None if there is no such resize.
         """
         key = (slot.allocation_id, slot.generation)
-        # Subtract the old booking from both sums before the slot changes. The booking also depends
-        # on the assignment: devices that the host does not have any more are not booked.
+        # The old booking is subtracted from both sums before the slot changes, because it depends
+        # on the slot's old size and assignment.
         decrease(self.booked, slot.booked)
         decrease(self.unreported, self.unreported_of(key, slot))
         slot.profile, slot.assignment, slot.ordered = profile, assignment, ordered
@@ -355,8 +360,8 @@ class Host(CpuAllocator):
             self.cpus.replace(key, cpus_booked(slot))
 
     def _booking_of_slot(self, slot: Slot) -> Amounts:
-        """Returns the amounts that a slot books. While a resize is in flight, the slot books the
-        larger amount of both sizes in each dimension.
+        """Returns the amounts that a slot books. While a resize is in flight, the slot books, in
+        each dimension, the larger of the amounts of both sizes.
         """
         if slot.revoked_for:
             return {}
@@ -385,8 +390,8 @@ class Host(CpuAllocator):
         if not vanished:
             return booked
         lost = total_of_devices(vanished)
-        # A share has its device memory both in bytes and in percent. The slot books memory only in
-        # the unit that it requested.
+        # A share has its device memory both in bytes and as a ratio. The slot books memory only in
+        # the form in which it was requested.
         return {
             name: left
             for name, amount in booked.items()
@@ -397,7 +402,7 @@ class Host(CpuAllocator):
         """Recomputes `unreported` for all slots."""
         self.unreported = {}
         for key, slot in self.slots.items():
-            # A reported slot counts only with the growth of its resize in flight.
+            # Of a slot in the report, only the growth of its resize in flight is unreported.
             if key not in self.reported or slot.ordered is not None:
                 increase(self.unreported, self.unreported_of(key, slot))
 
@@ -428,7 +433,7 @@ class Host(CpuAllocator):
             return False
         command = self.in_flight
         if command is not None and command.number == slot.placed_with_command:
-            return False  # until the answer arrives, the executor may or may not have the slot
+            return False  # until the answer arrives, the slot possibly does not exist
         return slot.placed_with_command <= self.contained_command
 
     def free(self, *, even_without_pool: bool = False) -> dict[str, int]:
@@ -444,8 +449,8 @@ class Host(CpuAllocator):
         for name, total in self.total.items():
             left = total - booked.get(name, 0)
             if available is not None:
-                # Subtracts bookings that the report does not contain yet. Otherwise two slots could
-                # get the same capacity.
+                # Bookings that the report does not contain yet are subtracted. Otherwise two slots
+                # could get the same capacity.
                 reported_free = available.get(name, 0) - unreported.get(name, 0)
                 if reported_free < left:  # noqa: PLR1730 -- min() would take as long as all the rest
                     left = reported_free
@@ -463,13 +468,15 @@ class Host(CpuAllocator):
         return max(0, limit - self.slot_count) if limit else UNLIMITED
 
     def spare(self) -> dict[str, int]:
-        """Returns the free amounts for requests without a reservation here."""
+        """Returns the free amounts for requests that have no reservation on this host."""
         if self.reserved is None:
             return self.free()
         return self.reserved.spare(self.free(), self.total, self.slots)
 
     def spare_slots(self) -> int:
-        """Returns how many more slots are possible here for requests without a reservation."""
+        """Returns how many more slots the host may have for requests that have no reservation on
+        it.
+        """
         left = self.slots_left()
         if self.reserved is None or left == UNLIMITED:
             return left
@@ -483,13 +490,13 @@ class Host(CpuAllocator):
         return all(own.get(name) == value for name, value in labels)
 
     def default_slots(self, free: Amounts, slots: int) -> int:
-        """Returns how many default slots fit.
+        """Returns how many default slots fit into the given amounts.
 
         Args:
             free: the free amounts.
             slots: the number of further slots that the host may have.
         """
-        # If a default slot needs no amounts, any number would fit. So default slots are not
+        # If a default slot needs no amounts, any number of default slots would fit, so they are not
         # counted.
         if not self.default_need:
             return 0
@@ -521,7 +528,8 @@ class Host(CpuAllocator):
         ended = False
         for refusal in self.refusals.values():
             changed = refusal.state_seen is not None and refusal.state_seen != present
-            # Keep the refusal with its number of failures. So the next refusal lasts longer.
+            # The refusal is kept with its number of failures, so that the next refusal lasts
+            # longer.
             if refusal.active and (refusal.until_ms <= now_ms or changed):
                 refusal.active = False
                 ended = True

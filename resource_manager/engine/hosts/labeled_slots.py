@@ -1,4 +1,4 @@
-"""Records on which hosts the slots with labels or rules about neighbors are, by job."""
+"""Records, by job, the hosts of the slots that have labels or rules about neighbors."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from finegrain.neighbors import Level, NeighborRule
 class LabeledSlots:
     """The hosts of all slots whose requests have labels or rules about neighbors.
 
-    A job has few different policies, so each method costs time in proportion to the policies of the
-    job and to the hosts that it returns.
+    The methods about one request cost time in proportion to the number of policies of the job and
+    to the number of their hosts. This cost is low, because a job has few different policies.
 
     Attributes:
-        version: rises with every change.
+        version: a number that increases with every change.
     """
 
     def __init__(self) -> None:
         self.version = 0
-        # by job and policy: the number of slots on each host
+        # the number of slots on each host, by job and policy
         self._hosts: dict[str, dict[CpuPolicy, dict[str, int]]] = {}
 
     def add(self, host_id: str, policy: CpuPolicy) -> None:
@@ -45,8 +45,8 @@ class LabeledSlots:
             del self._hosts[policy.neighbor_job]
 
     def without_neighbor(self, policy: CpuPolicy) -> tuple[NeighborRule, ...]:
-        """Returns the rules `near` of a request that its slot meets without a neighbor: the rule
-        selects the slot itself, and no slot of the job exists that the rule selects.
+        """Returns the rules `near` of a request that its slot meets without a neighbor. Such a rule
+        selects the slot itself, and selects no present slot of the job.
         """
         return tuple(
             rule
@@ -64,8 +64,8 @@ class LabeledSlots:
         }
 
     def excluded(self, policy: CpuPolicy) -> set[str]:
-        """Returns the hosts that required rules `apart` at the level of hosts exclude: rules of the
-        request, and rules of present slots.
+        """Returns the hosts that required rules `apart` at level host exclude for a request. Rules
+        of the request and rules of present slots count.
         """
         found = set[str]()
         own = [rule for rule in policy.neighbors if _excludes_hosts(rule)]

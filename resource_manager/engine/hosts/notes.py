@@ -1,5 +1,5 @@
-"""Values that the ledger of a host stores beside its slots: the command in flight, refusals,
-resizes to try again, reserved capacity, and whether the executor can be reached.
+"""Defines values that the ledger of a host stores in addition to its slots: the command in flight,
+refusals, resizes to try again, reserved capacity, and whether the executor can be reached.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ class Command:
 
 
 StateSeen = tuple[frozenset[SlotKey], tuple[tuple[str, int], ...]]
-"""The slots and the available amounts of a reported state, to compare it with a later state."""
+"""The slots and the available amounts of a reported state, in a form that can be compared with a
+later state.
+"""
 
 
 @dataclass(slots=True)
@@ -55,9 +57,9 @@ class Refusal:
     slot.
 
     While the refusal is active, the host is not chosen for the class. The refusal ends at
-    `until_ms`, or earlier if the reported state differs from `state_seen` (None: only at
-    `until_ms`). The number of failures is kept until the host serves the class. So the next refusal
-    lasts longer.
+    `until_ms`, or earlier if the reported state differs from `state_seen`. If `state_seen` is None,
+    the refusal ends only at `until_ms`. The number of failures is kept until the host serves the
+    class, so that the next refusal lasts longer.
     """
 
     failures: int
@@ -71,7 +73,8 @@ class ResizeBackoff:
     """A resize that the executor did not carry out. It is tried again later.
 
     While the backoff is active, the resize is not queued. The backoff ends at `until_ms`, or
-    earlier if the reported state differs from `state_seen` (None: only at `until_ms`).
+    earlier if the reported state differs from `state_seen`. If `state_seen` is None, the backoff
+    ends only at `until_ms`.
     """
 
     number: int  # number of the resize
@@ -89,22 +92,24 @@ class ReservedCapacity:
 
     The owner waits until slots in `before` have ended. These slots existed when the reservation was
     made. Meanwhile, other requests may use free capacity if they and the owner together fit on the
-    host. This does not delay the owner, because the owner waits for the slots in `before` anyway.
+    host. Such requests do not delay the owner, because the owner waits for the slots in `before`
+    anyway.
 
     Example: a host with 8 cpus reserves 4, and the slots in `before` have booked 6. Other requests
-    may use the 2 free cpus, because 2 + 4 <= 8. Then slots in `before` free 2 more cpus. Other
-    requests may use these, too, because 4 + 4 <= 8. Cpus that become free later are kept for the
-    owner.
+    may use the 2 free cpus, because 2 + 4 <= 8. Then slots in `before` end, and 2 more cpus become
+    free. Other requests may use these cpus, too, because 4 + 4 <= 8. Cpus that become free later
+    are kept for the owner.
 
     Attributes:
         amounts: reserved amounts.
         slots: reserved number of slots.
-        before: amounts that each slot had booked when the reservation was made.
+        before: for each slot that existed when the reservation was made, the amounts that it had
+            booked.
         barred: dimensions that other requests must not use at all.
-        own_job: the job whose slots are not in `before`, because the owner waits for capacity of
-            other slots. Empty: there is no such job.
-        own: the amounts that the slots of `own_job` had booked when the reservation was made. These
-            amounts are also kept for the job.
+        own_job: the job whose slots are not in `before`, because the owner waits only for capacity
+            of slots of other jobs. It is empty if there is no such job.
+        own: the amounts that the slots of `own_job` had booked when the reservation was made. If
+            the job gives them back, these amounts are also kept for the job.
     """
 
     amounts: Amounts
@@ -115,7 +120,8 @@ class ReservedCapacity:
     own: Amounts = field(default_factory=dict)
 
     def given_back(self, slots: Mapping[SlotKey, Slot]) -> dict[str, int]:
-        """Returns the part of `own` that the owner's job has given back since then.
+        """Returns the part of `own` that the owner's job has given back since the reservation was
+        made.
 
         Args:
             slots: all slots of the host.
@@ -134,7 +140,8 @@ class ReservedCapacity:
             total: total amounts of the host.
             slots: all slots of the host.
         """
-        # Amounts booked after the reservation was made, including the growth of older slots.
+        # `since` has the amounts that were booked after the reservation was made, including the
+        # growth of older slots. Amounts that the owner's job has given back count as booked.
         since: dict[str, int] = self.given_back(slots)
         for key, slot in slots.items():
             before = self.before.get(key, {})
@@ -143,8 +150,8 @@ class ReservedCapacity:
                     since[name] = since.get(name, 0) + amount - before.get(name, 0)
         spare = {}
         for name, amount in free.items():
-            # Other requests may book `beyond` more: then their slots and the owner together still
-            # fit in the total.
+            # If other requests book up to `beyond` more, their slots and the owner together still
+            # fit into the total.
             beyond = total.get(name, 0) - self.amounts.get(name, 0) - since.get(name, 0)
             if name in self.barred:
                 continue
@@ -169,7 +176,7 @@ class ReservedCapacity:
             most: maximum number of slots of the host.
             slots: all slots of the host.
         """
-        # Slots of `before` end before the owner is placed, so only newer slots count.
+        # The owner waits for the end of slots in `before`, so only newer slots count.
         since = sum(key not in self.before for key in slots)
         return max(0, min(left, most - self.slots - since))
 
@@ -183,6 +190,7 @@ class Reach:
     unreachable: bool = False
     cause: str = ""  # cause of the last failure, for people
     failures: int = 0  # failed probes and deliveries since the executor last answered a command
-    # Commands that were refused as a whole since the last accepted command or answered probe.
+    # number of commands that were refused as a whole since the last accepted command or answered
+    # probe
     refused: int = 0
     probe_at_ms: int = 0

@@ -8,17 +8,20 @@ from finegrain.resources import CPU_MILLI, MEMORY_BYTES, MEMORY_PARTS, Amounts
 from resource_manager.engine.model.settings import Strategy
 
 SCORE = "score"
-"""Index column of "spread": the free part of the dimension with the smallest free part, in
-millionths.
+"""Index column of the strategy "spread": the free part of the dimension with the smallest free
+part, in millionths.
 """
 
 CPU_SURPLUS = "score.cpu"
-"""Index column of "balanced": 1,000,000 plus the free part of cpu minus the free part of memory, in
-millionths. Example: if 50 % of the cpu and 20 % of the memory are free, the score is 1,300,000.
+"""Index column of the strategy "balanced": 1,000,000 plus the free part of cpu minus the free part
+of memory, in millionths. Example: if 50 % of the cpu and 20 % of the memory are free, the score is
+1,300,000.
 """
 
 MEMORY_SURPLUS = "score.memory"
-"""Index column of "balanced": 1,000,000 plus the free part of memory minus the free part of cpu."""
+"""Index column of the strategy "balanced": 1,000,000 plus the free part of memory minus the free
+part of cpu, in millionths.
+"""
 
 SHARE_UNIT = 1_000_000
 
@@ -34,7 +37,7 @@ def score_columns(
         strategy: the placement strategy of the cluster.
         total: the total amounts of the host, in the units of the index.
         free: the free amounts of the host, in the units of the index.
-        slots_max: the largest number of slots that the host may have; 0: no limit.
+        slots_max: the largest number of slots that the host may have. It is 0 if there is no limit.
         slots: the number of further slots that the host may have.
     """
     match strategy:
@@ -46,10 +49,10 @@ def score_columns(
                 shares.append(slots * SHARE_UNIT // slots_max)
             return {SCORE: min(shares, default=0)}
         case "balanced":
-            # `max` avoids a division by zero on hosts without this resource.
+            # `max` avoids a division by zero on hosts without cpu for slots.
             cpu = free.get(CPU_MILLI, 0) * SHARE_UNIT // max(1, total.get(CPU_MILLI, 0))
-            # Add up the memory parts. So hosts with one memory pool and hosts with several can be
-            # compared.
+            # The memory parts are added up, so that hosts with one memory pool and hosts with
+            # several pools can be compared.
             has = sum(total.get(name, 0) for name in MEMORY)
             memory = sum(free.get(name, 0) for name in MEMORY) * SHARE_UNIT // max(1, has)
             surplus = cpu - memory

@@ -10,7 +10,7 @@ class Slots(dict[SlotKey, Slot]):
     """Slots by allocation id and generation.
 
     Attributes:
-        superseded: by allocation id: slots that are being freed although their request is live. The
+        superseded: slots that are being freed although their request is live, by allocation id. The
             request waits for another slot, or already has another slot.
     """
 
@@ -19,7 +19,9 @@ class Slots(dict[SlotKey, Slot]):
         self.superseded: dict[str, list[Slot]] = {}
 
     def of(self, request: Request) -> Slot | None:
-        """Returns the slot of a request in state ALLOCATING or GRANTED; None for other states."""
+        """Returns the slot of a request in state ALLOCATING or GRANTED. The result is None in other
+        states.
+        """
         if request.state in (RequestState.ALLOCATING, RequestState.GRANTED):
             return self[request.spec.allocation_id, request.generation]
         return None
