@@ -1,7 +1,7 @@
 """Implements `finegrain run --gang`, which runs one command in every slot of a gang.
 
-As with mpirun, the first member that fails ends all other members. It also determines the exit
-code. Environment variables tell each member its index, and the gang's size and id.
+As with mpirun, the first member that fails ends all other members, and determines the exit code.
+Each member gets environment variables with its index, and with the size and the id of the gang.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ async def run_gang(
 
     Args:
         job: the job that requests the slots.
-        target: the target to which the output of all members is written.
+        target: the object that writes the output of all members.
         options: the command and its slot.
         wanted: size and placement of the gang.
         environment: variables of all commands, to which the function adds the variables of the
@@ -66,7 +66,7 @@ async def run_gang(
     )
     remember(job.job_id, requests[0].allocation_id)
     first = await signals.unless_ended(granted(requests[0], options.wait_timeout_s))
-    # these slots exist already, because a gang is granted as a whole
+    # The slots of the other members already exist, because a gang is granted as a whole.
     others = [await each.granted() for each in requests[1:]]
     tell_unenforced(first, options.slot)
     members = _Members([first, *others], target, gang_id, options, environment, signals)
@@ -106,7 +106,7 @@ class _Members:
 
         Raises:
             FinegrainError: the first failure had no exit code, for example because the slot was
-                lost. All other members are ended.
+                lost. All other members have been ended.
         """
         works = [asyncio.ensure_future(self._run_one(index)) for index in range(len(self.slots))]
         try:
@@ -129,8 +129,7 @@ class _Members:
         else:
             if code:
                 self._fail(code, f"member {index} failed; the other members are stopped")
-        # Decrease the number last: while this member reports a failure, `_fail` must still count
-        # it.
+        # Decrease the number last, because `_fail` must still count this member.
         self._left -= 1
 
     async def _code_of(self, index: int) -> int:
@@ -168,7 +167,7 @@ class _Members:
             return
         self._code, self._error = code, error
         if self._signals.ask_for_the_end:
-            return  # all members got the signal and have the grace period to end
+            return  # all members have received the signal, and can end within the grace period
         if self._left > 1:
             say(f"finegrain: {message}")
         for each in self._tasks.values():

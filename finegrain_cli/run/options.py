@@ -1,4 +1,5 @@
-"""Defines the options of `finegrain run`, and code that single commands and gangs share.
+"""Defines the options of `finegrain run`, and the code that single commands and gangs have in
+common.
 
 The shared code determines a command's environment and exit code, and prints the report at the end
 of the command.
@@ -48,8 +49,8 @@ class RunOptions:
     grace_s: float
     stats: bool
     stdin: bool = False
-    output: str = ""  # a file for the output; empty: the streams of this process
-    output_limit_bytes: int = 0  # 0: the executor's limit
+    output: str = ""  # a file for the output; if empty, the streams of this process are used
+    output_limit_bytes: int = 0  # if 0, the executor's limit applies
     gang: GangOptions | None = None
     job_labels: tuple[tuple[str, str], ...] = ()
     after: tuple[fg.JobDependency, ...] = ()  # jobs that must end before the command starts
@@ -60,7 +61,7 @@ def environment_of(wanted: tuple[str, ...]) -> dict[str, str]:
     `--env`.
 
     Raises:
-        InvalidArgument: a name is empty, or a variable to pass on is not set.
+        InvalidArgument: a name is empty, or a variable of the caller that `--env` names is not set.
     """
     result = {
         name: value
@@ -76,9 +77,10 @@ def environment_of(wanted: tuple[str, ...]) -> dict[str, str]:
 
 
 def tell_unenforced(slot: fg.Slot, spec: fg.SlotSpec) -> None:
-    """Prints the requested amounts that the slot's executor does not enforce, on standard error.
+    """Prints on standard error the requested amounts that the slot's executor does not enforce.
 
-    The command can use more of these amounts than it requested. Other slots then get less.
+    The command can use more of these amounts than were requested, so that less is left for other
+    slots.
 
     Args:
         slot: the granted slot.
@@ -112,10 +114,11 @@ def start_failure(reason: Reason) -> int:
 
 
 def exit_code_of_task(result: fg.TaskResult) -> int:
-    """Returns the exit code. If the time limit of the slot was over, it is TIME_LIMIT. After
-    another signal, this is 128 plus the number of the signal, as in shells.
+    """Returns the exit code for a task. If the slot reached its time limit, the exit code is
+    TIME_LIMIT. If a signal ended the task for another reason, the exit code is 128 plus the number
+    of the signal, as in shells.
 
-    If the command succeeded but its output is incomplete, this is the exit code of a failed `run`.
+    If the command succeeded but its output is incomplete, the exit code is RUN_FAILED.
     """
     if result.end_reason == Reason.TIME_LIMIT:
         return ExitCode.TIME_LIMIT
@@ -127,12 +130,13 @@ def exit_code_of_task(result: fg.TaskResult) -> int:
 
 
 def report(result: fg.TaskResult, options: RunOptions, member: int | None = None) -> None:
-    """Prints an exceeded limit, dropped output and, with `stats`, the usage on standard error.
+    """Prints on standard error which limit was exceeded, and how much output was dropped. With
+    `stats`, also prints the usage.
 
     Args:
         result: the result of the task.
         options: the options of this run.
-        member: index of the task in the gang; None: the task is not in a gang.
+        member: index of the task in the gang. None if the task is not in a gang.
     """
     what = "the command" if member is None else f"member {member}"
     start = "finegrain: " if member is None else f"finegrain: {what}: "

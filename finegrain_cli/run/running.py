@@ -1,7 +1,7 @@
 """Implements the main sequence of `finegrain run`: waits for a slot, runs the command, and releases
 the slot.
 
-Input and output are bytes, which are passed on unchanged. `gangs.py` runs the command of a gang.
+The module passes on input and output as unchanged bytes. `gangs.py` runs the command of a gang.
 """
 
 from __future__ import annotations
@@ -29,9 +29,11 @@ from finegrain_cli.run.streams import OutputTarget, standard_input
 from finegrain_cli.run.waiting import granted
 from finegrain_cli.text.output import say
 
-REASON_S = 3.0  # longest wait in seconds for the reason why a command that can restart was killed
-SHORT_REASON_S = 1.0  # the same for other commands
-OUTAGE_S = 60.0  # longest outage of the resource manager in seconds that a run survives
+# longest waits in seconds for the reason why a command was killed: with the option
+# --restart-on-device-loss, and without this option
+REASON_S = 3.0
+SHORT_REASON_S = 1.0
+OUTAGE_S = 60.0  # longest outage of the resource manager, in seconds, during which a run continues
 
 
 def run_command(options: RunOptions) -> int:
@@ -57,7 +59,7 @@ async def _run_to(
     target: OutputTarget, options: RunOptions, environment: dict[str, str], signals: Signals
 ) -> int:
     async with open_cluster_async(PATIENCE_S) as cluster:
-        await cluster.info()  # a wrong address fails after 5 s, not after OUTAGE_S
+        await cluster.info()  # with a wrong address, this call fails after 5 s, not after OUTAGE_S
     async with (
         open_cluster_async(OUTAGE_S) as cluster,
         cluster.job(
@@ -145,10 +147,11 @@ async def _run_in(
 async def _why_killed(
     slot: fg.Slot, result: fg.TaskResult, options: RunOptions, signals: Signals
 ) -> fg.FinegrainError | None:
-    """Returns the reason why the slot of a killed command has ended; None: the slot has not
+    """Returns the reason why the slot of a killed command has ended, or None if the slot has not
     ended.
 
-    The end of the task may be known before the reason for it, so this waits for a short time.
+    The end of the task is possibly known before its reason. So the function waits for the reason
+    for a short time.
     """
     explained = (
         result.oom_killed

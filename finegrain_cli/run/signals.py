@@ -1,9 +1,9 @@
-"""Handles signals to `finegrain run`, which end the wait for a slot or are forwarded to the
-command.
+"""Handles signals to `finegrain run`. Before the command runs, a termination signal ends the wait
+for a slot. While the command runs, signals are forwarded to the command.
 
-Termination signals (SIGINT, SIGTERM, SIGHUP) are forwarded to the command. If the command still
-runs after the grace period, it is killed. A second termination signal kills the command at once.
-Other signals are only forwarded.
+Termination signals are SIGINT, SIGTERM and SIGHUP. If the command still runs when the grace period
+after such a signal ends, the command is killed. A second termination signal kills the command at
+once. All other signals are only forwarded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OTHER_SIGNALS = (signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class EndedEarlyError(Exception):
-    """A termination signal arrived before a command ran to which it could be forwarded."""
+    """A termination signal arrived before the command ran, so the signal could not be forwarded."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -30,7 +30,7 @@ class EndedEarlyError(Exception):
 
 
 class Signals:
-    """Handles the signals of this process. It must be created inside a running event loop.
+    """Handles the signals of this process. An instance must be created inside a running event loop.
 
     Args:
         grace_s: time from a termination signal until SIGKILL.
@@ -66,11 +66,13 @@ class Signals:
         raise EndedEarlyError(self._ending.result())
 
     def forward_to(self, task: fg.Task) -> None:
-        """Forwards signals to this task as well, including an earlier termination signal."""
+        """Also forwards signals to this task, including a termination signal that has already
+        arrived.
+        """
         if not self._tasks:
             for number in OTHER_SIGNALS:
-                # Set the handlers only now, because before a command runs, these signals must have
-                # their usual effect.
+                # Set the handlers only now. Before a command runs, these signals must have their
+                # usual effect.
                 self._loop.add_signal_handler(number, self._take, number)
         self._tasks.append(task)
         # Forward a termination signal that arrived while the task was being started.

@@ -1,7 +1,7 @@
 """Passes on the standard input and output of commands in slots.
 
 The bytes of a single command are passed on unchanged. The output of gang members is passed on line
-by line, with a label. This module also handles a pipe whose reader has closed it.
+by line, with a label. This module also handles output to a pipe that its reader has closed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class OutputTarget:
     """Writes the output of the command of `run`, or of all commands of a gang.
 
     Args:
-        path: a file for both streams; empty: write each stream to the same stream of this process.
+        path: a file for both streams. If empty, standard output and standard error of the command
+            are written to the same streams of this process.
 
     Raises:
         InvalidArgument: the file cannot be written.
@@ -37,7 +38,7 @@ class OutputTarget:
     def __init__(self, path: str = "") -> None:
         self._file: BinaryIO | None = None
         self._path = path
-        # Write one chunk at a time, because lines of several commands must not mix while a write
+        # Write one chunk at a time. Otherwise, lines of several commands could mix while a write
         # waits.
         self._one_at_a_time = asyncio.Lock()
         if path:
@@ -61,7 +62,7 @@ class OutputTarget:
         dropped.
 
         Raises:
-            FinegrainError: DISK_FULL or CONFIGURATION: the output cannot be written.
+            FinegrainError: the output cannot be written. The reason is DISK_FULL or CONFIGURATION.
         """
         stream = self._file or (sys.stdout if name == "stdout" else sys.stderr).buffer
         async with self._one_at_a_time:
@@ -87,7 +88,7 @@ class OutputTarget:
 
 
 def tell_missing(chunk: fg.OutputChunk, label: str = "") -> None:
-    """Prints the number of missing bytes before this chunk, if there are any, on standard error.
+    """If bytes before this chunk are missing, prints their number on standard error.
 
     Args:
         chunk: the chunk.
@@ -107,8 +108,8 @@ def _write(stream: BinaryIO, data: bytes) -> None:
             view = view[stream.write(view) :]
         stream.flush()
     except BrokenPipeError:
-        # When the reader closes the pipe, end like any command in a pipe. Redirect output that
-        # still arrives to /dev/null. So this happens only once.
+        # When the reader closes the pipe, this process ends like any command in a pipe. Later
+        # output goes to /dev/null, so that this error happens only once.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
@@ -118,12 +119,12 @@ def _write(stream: BinaryIO, data: bytes) -> None:
 class LabelledLines:
     """Writes a command's output line by line, with a label before each line.
 
-    Whole lines are written in one step. So lines of several commands never mix. A line that is
+    Each line is written in one step, so that lines of several commands never mix. A line that is
     longer than 64 KiB is split.
 
     Args:
-        target: the target to which the lines are written.
-        member: the index of the command in its gang, which becomes the label "[INDEX] ".
+        target: the object that writes the lines.
+        member: the index of the command in its gang. The label of the lines is "[INDEX] ".
     """
 
     def __init__(self, target: OutputTarget, member: int) -> None:
@@ -146,7 +147,7 @@ class LabelledLines:
             await self._target.write(chunk.stream, text)
 
     async def end(self) -> None:
-        """Writes the last line of each stream, which has no newline."""
+        """Writes the last line of each stream if this line has no newline."""
         for name, rest in self._begun.items():
             if rest:
                 await self._target.write(name, self._label + rest + b"\n")
@@ -154,10 +155,11 @@ class LabelledLines:
 
 
 def standard_input() -> AsyncIterator[bytes] | None:
-    """Returns chunks of standard input; None: standard input cannot be read.
+    """Returns chunks of standard input, or None if standard input cannot be read.
 
-    Standard input cannot be read in two cases: it is closed, or it is a terminal and this process
-    is in the background. In the second case, the kernel would stop the process.
+    In two cases, standard input cannot be read. In the first case, it is closed. In the second
+    case, it is a terminal and this process is in the background, so that the kernel would stop a
+    process that reads.
     """
     try:
         if os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp():

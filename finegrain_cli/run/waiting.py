@@ -8,11 +8,11 @@ import finegrain_client as fg
 from finegrain.errors import FinegrainError, Reason
 from finegrain_cli.text.output import say
 
-QUIET_S = 1.5  # a shorter wait is not worth a message
+QUIET_S = 1.5  # no message is printed for a shorter wait
 
 
 class SlotNotGranted(FinegrainError):
-    """No slot was granted within `--wait-timeout`. The request has ended, or ends with the job."""
+    """No slot was granted within `--wait-timeout`. The request has ended or will end."""
 
     default_reason = Reason.STILL_WAITING
 
@@ -26,7 +26,7 @@ async def granted(request: fg.Request, timeout_s: float | None) -> fg.Slot:
 
     Args:
         request: the request to wait for.
-        timeout_s: longest time to wait in seconds; None: no limit.
+        timeout_s: longest time to wait in seconds. If None, the time is not limited.
 
     Raises:
         SlotNotGranted: the slot was not granted within `timeout_s`.
@@ -57,7 +57,9 @@ async def granted(request: fg.Request, timeout_s: float | None) -> fg.Slot:
 
 
 def _not_granted(error: fg.RequestRejected, timeout_s: float | None) -> FinegrainError:
-    """Returns the error of a rejected request. The resource manager also applies `timeout_s`."""
+    """Returns the error for a rejected request. The resource manager also applies `timeout_s`, and
+    rejects the request after this time.
+    """
     if error.reason is Reason.TIMED_OUT and timeout_s is not None:
         return SlotNotGranted(timeout_s)
     return error

@@ -28,16 +28,16 @@ from finegrain_cli.text.output import Column
 Row = Mapping[str, Any]
 
 SHORT = "short"
-"""Key that a row has only for tables. Its value is the short forms of the row's ids, by key."""
+"""A key that only rows of tables have. The value under this key has the short forms of the row's
+ids, by the key of each id.
+"""
 
 JOB_NAME = "job_name"
 HOST_PORTS = f"{EXTENDED_PREFIX}ports"
 
 
 def with_short_ids(rows: Sequence[Row], *keys: str) -> list[Row]:
-    """Returns the rows with short forms of the ids that the rows have under these keys, for
-    tables.
-    """
+    """Returns rows for a table: the given rows, with short forms of the ids under `keys`."""
     short = {key: ShortIds(row[key] for row in rows if row.get(key)) for key in keys}
     return [
         {**row, SHORT: {key: short[key](row[key]) for key in keys if row.get(key)}} for row in rows
@@ -45,7 +45,7 @@ def with_short_ids(rows: Sequence[Row], *keys: str) -> list[Row]:
 
 
 def time_left(moment: object) -> str:
-    """Returns the time until a moment, such as "12m"; "-": there is no such moment."""
+    """Returns the time until a moment, such as "12m", or "-" if there is no such moment."""
     if not moment:
         return "-"
     left_s = (datetime.fromisoformat(str(moment)) - datetime.now(UTC)).total_seconds()
@@ -53,8 +53,8 @@ def time_left(moment: object) -> str:
 
 
 def age(row: Row, key: str) -> str:
-    """Returns the time since the timestamp `key` of the row, such as "5m"; "-": the row has no such
-    timestamp.
+    """Returns the time since the timestamp `key` of the row, such as "5m", or "-" if the row has no
+    such timestamp.
     """
     text = row.get(key)
     if not text:
@@ -64,8 +64,8 @@ def age(row: Row, key: str) -> str:
 
 
 def memory_of(amounts: Mapping[str, int]) -> int:
-    """Returns the memory in bytes: the amount of the common pool, or the sum of all memory
-    parts.
+    """Returns the memory in bytes. A profile has one amount of memory, or memory parts, which the
+    function adds up.
     """
     return amounts.get(MEMORY_BYTES, 0) or sum(amounts.get(part, 0) for part in MEMORY_PARTS)
 
@@ -114,7 +114,9 @@ def devices_text(amounts: Mapping[str, int]) -> list[str]:
 
 
 def profile_text(data: Mapping[str, Any] | None) -> str:
-    """Returns a resource profile in one line; "default" for None (a default slot)."""
+    """Returns a resource profile in one line. Returns "default" for None, which means a default
+    slot.
+    """
     if data is None:
         return "default"
     profile = ResourceProfile.from_dict(data)
@@ -134,7 +136,7 @@ def size_text(row: Row) -> str:
 
 
 def is_parked(row: Row) -> bool:
-    """Returns True if a slot has given up its GPUs, and its processes stay."""
+    """Returns True if a slot is parked: it has given up its GPUs, and its processes stay."""
     return bool((row["assignment"] or {}).get("parked_devices"))
 
 
@@ -199,7 +201,7 @@ def _isolation(row: Row) -> str:
     isolation = row.get("isolation")
     if not isolation:
         return "-"
-    # Even a driver that enforces all other amounts may not enforce countable resources.
+    # A driver that enforces all other amounts possibly does not enforce countable resources.
     declared = ["resources declared"] if isolation.get("countable") == "declared" else []
     # For each kind of limit, show the weakest level of all devices. `-o json` has the level of each
     # device.
@@ -209,7 +211,9 @@ def _isolation(row: Row) -> str:
 
 
 def _short(key: str) -> Any:
-    """Returns the id under `key`, in the short form of `with_short_ids` if the row has one."""
+    """Returns a function that returns the id under `key` of a row. If the row has a short form from
+    `with_short_ids`, the function returns the short form.
+    """
     return lambda row: str(row.get(SHORT, {}).get(key) or row.get(key) or "-")
 
 
@@ -327,7 +331,8 @@ def _job_state(row: Mapping[str, Any]) -> str:
     if not row["ended"]:
         awaited = len(row["awaited_job_ids"])
         return f"WAITS FOR {awaited} JOB{'S' * (awaited > 1)}" if awaited else "ACTIVE"
-    # If its own job master ended the job, the reason is ENDED, which need not be repeated.
+    # The reason is ENDED if the job's own job master ended the job. This reason need not be
+    # repeated.
     if row["end_reason"] in ("", "ENDED"):
         return "ENDED FAILED" if row["outcome"] == "FAILED" else "ENDED"
     return f"ENDED {row['end_reason']}"
@@ -358,15 +363,15 @@ JOBS = (
 
 
 def _moment(row: Row) -> str:
-    """Returns the time of an event in UTC: "11-28 13:05:12". If the ids of the row are not
-    shortened, returns the time as in JSON.
+    """Returns the time of an event in UTC: "11-28 13:05:12". If the row has no short ids, returns
+    the time as in JSON.
     """
     text = str(row["event_time"] or "-")
     return text[5:19].replace("T", " ") if SHORT in row else text
 
 
 def _subject(row: Row) -> str:
-    """Returns the slot or request of an event, otherwise its job."""
+    """Returns the slot or request of an event. If the event is about neither, returns its job."""
     key = "allocation_id" if row["allocation_id"] else "job_id"
     return str(_short(key)(row))
 

@@ -1,4 +1,5 @@
-"""Draws the cpus of an executor's host as text: one character per cpu shows the use of the cpu.
+"""Draws the cpus of an executor's host as text. One character for each cpu shows the use of the
+cpu.
 
 Each package contains its NUMA nodes, and each node contains rows of cores with one character per
 hardware thread. A wider gap marks a change of the last-level cache. Lines have at most 96 columns
@@ -54,8 +55,8 @@ class _Core:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """The characters of pinned slots (in order of the slots' first cpus), and the characters of
-    other uses of cpus.
+    """The characters that mark cpus in the map. Each pinned slot has a character, in order of the
+    slots' first cpus. Each other use of cpus has a character, too.
     """
 
     slots: tuple[tuple[str, SlotStatus], ...]
@@ -92,11 +93,13 @@ class Marks:
     def by_cpu(self) -> dict[int, str]:
         """Returns the character of every cpu that has a mark.
 
-        The mark of offline cpus has the highest priority, and then the marks of pinned slots.
+        The mark of offline cpus has the highest priority. The marks of pinned slots have the second
+        highest priority.
         """
         offline = self.others[0][1]
         found: dict[int, str] = {}
-        # Set the marks with the lowest priority first. Later marks then overwrite them.
+        # Set the marks with the lowest priority first, so that marks of higher priority overwrite
+        # them.
         for mark, cpus in reversed(self.others):
             found |= dict.fromkeys(cpus, mark)
         for mark, slot in self.slots:
@@ -251,7 +254,7 @@ def _amounts(zone: Zone) -> Iterator[str]:
                 yield f"best-effort cpu {format_cpu(free)} of {format_cpu(total)} free"
         elif name == MEMORY_BYTES:
             yield f"memory {format_bytes(free)} of {format_bytes(total)} free"
-        elif name != DEVICE_PREFIX + GPU_MEMORY_RATIO:  # gpu-memory has it, too
+        elif name != DEVICE_PREFIX + GPU_MEMORY_RATIO:  # gpu-memory shows the same capacity
             amounts = f"{amount_text(name, free)} of {amount_text(name, total)}"
             yield f"{dimension_name(name)} {amounts} free"
 
@@ -265,7 +268,7 @@ def _rows(cores: Sequence[_Core], by_cpu: Mapping[int, str]) -> list[str]:
         first[core.kind] = min(core.cpus[0], first.get(core.kind, core.cpus[0]))
     # Kinds of cores are in the order of their lowest cpu.
     cores = sorted(cores, key=lambda core: (first[core.kind], core.cpus))
-    # Pad cores with fewer threads. So columns stay aligned.
+    # Pad cores with fewer threads, so that columns stay aligned.
     width = max(len(core.cpus) for core in cores)
     lines: list[str] = []
     before: _Core | None = None
@@ -316,8 +319,8 @@ class ShortIds:
     def of(self, known: str) -> str:
         """Returns the shortened form of one of the ids.
 
-        Sort all ids. The id that has the longest common beginning with `known` is then a neighbor
-        of `known`. So the method compares `known` only with its two neighbors.
+        In a sorted list of all ids, the id that has the longest common beginning with `known` is a
+        neighbor of `known`. So the method compares `known` only with its two neighbors.
         """
         at = bisect_left(self._ids, known)
         near = self._ids[max(at - 1, 0) : at] + self._ids[at + 1 : at + 2]
@@ -329,9 +332,9 @@ class ShortIds:
 
 
 def _folded(line: str, indent: int) -> list[str]:
-    """If a line is too long, breaks it at the commas between its parts.
+    """Breaks a line that is too long at the commas between the parts of the line.
 
-    If this is not enough, the function also breaks the line within a list of numbers.
+    If a part is too long for a line, the function also breaks the line within a list of numbers.
     """
     lines = []
     while len(line) > WIDTH:

@@ -23,7 +23,9 @@ SETTINGS = {
 
 
 def policy_text(policy: Row) -> str:
-    """Returns a request's CPU policy: "LSR, bind FullPCPUs:required"; "-" if it has no policy."""
+    """Returns a request's CPU policy, such as "LSR, bind FullPCPUs:required", or "-" if the request
+    has no policy.
+    """
     parts = [] if policy["qos"] == "LS" else [str(policy["qos"])]
     for name in ("bind", "exclusive", "numa"):
         if policy[name] != DEFAULT:
@@ -45,7 +47,9 @@ def class_text(slot: Row) -> str:
 
 
 def cpus_text(slot: Row) -> str:
-    """Returns a slot's dedicated cpus or its pool: "2-3", "shared", "shared of node 1"."""
+    """Returns the dedicated cpus of a slot or, for a slot without dedicated cpus, its pool.
+    Examples: "2-3", "shared", "shared of node 1".
+    """
     assignment = slot["assignment"] or {}
     if slot["cpus"]:
         return str(slot["cpus"])
@@ -57,13 +61,13 @@ def cpus_text(slot: Row) -> str:
 
 
 def nodes_text(slot: Row) -> str:
-    """Returns the NUMA nodes to which a slot is bound; "-": it is bound to no node."""
+    """Returns the NUMA nodes to which a slot is bound, or "-" if the slot is bound to no node."""
     shares = (slot["assignment"] or {}).get("numa", ())
     return ",".join(str(each["node"]) for each in shares) or "-"
 
 
 def notes_text(slot: Row) -> str:
-    """Returns the preferences of a slot that were not met; "-": all preferences were met."""
+    """Returns the preferences of a slot that were not met, or "-" if all preferences were met."""
     return "; ".join((slot["assignment"] or {}).get("notes", ())) or "-"
 
 

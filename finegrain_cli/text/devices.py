@@ -29,7 +29,9 @@ def device_rows(executors: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def _links_of(device: Device, executor: Any) -> list[dict[str, Any]]:
-    """Returns the links of a device: the device at the other end, NVLinks, and the path."""
+    """Returns the links of a device. Each link has the device at the other end, the number of
+    NVLinks, and the path.
+    """
     names = {each.device.uuid: each.device.name for each in executor.devices}
     found = []
     for link in executor.links:
@@ -66,19 +68,23 @@ def _shares(row: Row) -> str:
 
 
 def _health(row: Row) -> str:
-    """Returns the health of a device, and why no new slot gets it: "probing: it answers again"."""
+    """Returns the health of a device, and the reason why no new slot gets the device. Example:
+    "probing: it answers again".
+    """
     problem, condition = str(row["problem"]), row["condition"] or {}
     health = condition.get("health", "healthy")
     if not problem:
         return "ok (fake)" if row["fake"] else "ok"
-    # Add the problem of the device itself, because a cordon hides it.
+    # Add the problem of the device itself, because the text of a cordon replaces this problem.
     if condition.get("problem") and condition["problem"] not in problem:
         return f"{problem}; {health}: {condition['problem']}"
     return problem if health == "healthy" else f"{health}: {problem}"
 
 
 def _measured(row: Row) -> str:
-    """Returns the measured use of the device, and then of each slot: "12Gi, 80 %; SLOT 10Gi"."""
+    """Returns the measured use of the device, followed by the measured use of each slot. Example:
+    "12Gi, 80 %; SLOT 10Gi".
+    """
     usage = row["usage"]
     if usage is None:
         return "-"
@@ -106,8 +112,7 @@ def _slots(row: Row) -> str:
 
 
 def _levels(row: Row) -> str:
-    """Returns how limits of a device are enforced, for a share of the device and for the whole
-    device.
+    """Returns the levels of enforcement for a share of a device and for the whole device.
 
     Example: "gpu-core mps, whole kernel".
     """
@@ -146,7 +151,9 @@ DEVICE_COLUMNS = (
 
 
 def offered_lines(host: HostDevices) -> list[str]:
-    """Returns a line for each device of a host: amounts for slots, or why slots cannot use it."""
+    """Returns a line for each device of a host. The line has the amounts for slots, or the reason
+    why slots cannot use the device.
+    """
     lines = []
     for each in host.devices:
         amounts = ", ".join(
@@ -163,8 +170,8 @@ def offered_lines(host: HostDevices) -> list[str]:
 
 
 def link_matrix(devices: Sequence[Device], links: Sequence[DeviceLink]) -> str:
-    """Returns the connections of a host's GPUs as a matrix; empty: the host has fewer than two
-    GPUs.
+    """Returns the connections of a host's GPUs as a matrix, or an empty text if the host has fewer
+    than two GPUs.
 
     NV12 means 12 bonded NVLinks. PIX, PXB, PHB, NODE and SYS name the nearest part of the PCIe bus
     that connects two GPUs. `nvidia-smi topo -m` uses the same words.

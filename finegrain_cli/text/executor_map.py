@@ -30,12 +30,14 @@ SLOTS_LISTED_MAX = 20
 _PoolKey = tuple[str, tuple[tuple[int, int], ...]]
 """A slot's QoS class, and (package, node) of each pool in which the slot runs.
 
-If there are no pools, the slot runs in all pools of its class.
+If the key has no pools, the slot runs in all pools of its class.
 """
 
 
 def executor_text(executor: Data, report: TopologyReport) -> str:
-    """Returns the whole text for one executor, from its JSON form and the report on its cpus."""
+    """Returns the whole text for one executor. The arguments are the executor's JSON form, and the
+    report on the cpus of its host.
+    """
     state = str(executor["state"]) + (", draining" if executor["draining"] else "")
     lines = [f"{executor['executor_id']} ({state}) at {executor['address']}"]
     if executor["unreachable_reason"]:
@@ -64,7 +66,7 @@ def _pools(report: TopologyReport) -> list[str]:
         if not slot.cpus:
             members.setdefault(_key(slot), []).append(slot)
     lines = []
-    # List shared pools (LS) first, then best-effort pools.
+    # List shared pools (LS) before best-effort pools.
     for key, slots in sorted(members.items(), key=lambda each: (each[0][0] != "LS", each[0])):
         qos, names = key
         pools = [each for each in report.pools if not names or (each.package, each.node) in names]

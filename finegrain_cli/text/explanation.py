@@ -1,5 +1,5 @@
 """Explains a request as text. The text has the size of the request, the obstacles on each host, and
-changes after which the request would fit.
+the changes after which the request would fit.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def explanation_text(found: Explanation) -> str:
         lines.append(f"  cpus     {policy}")
     if found.dimensions:
         lines.append(f"  cluster  {_sums(found.dimensions)}")
-    # In fair order, the steps show the place of the request. It does not depend on its arrival.
+    # In fair order, the steps show the place of the request. This place does not depend on the
+    # arrival of the request.
     earlier = "" if found.steps else f"{found.requests_ahead} came earlier; "
     lines.append(
         f"  queue    {earlier}{found.executors_considered} executors "
@@ -85,7 +86,7 @@ def explanation_text(found: Explanation) -> str:
         lines += ["", *("  " + line for line in _gang(found.gang))]
     for each in found.resizes:
         lines += ["", *("  " + line for line in _resize(each))]
-    # Stage 4: the changes that would help, and slots that would have to end first.
+    # Stage 4: the changes that would help, and the slots whose end the request waits for.
     if found.would_fit_if:
         lines += ["", "  smallest changes"]
         lines += [f"    {each.message}" for each in found.would_fit_if]

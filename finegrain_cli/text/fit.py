@@ -1,4 +1,6 @@
-"""Fits tables to the width of the terminal: leaves out columns, and shortens long cells."""
+"""Fits tables to the width of the terminal. To fit a table, the module leaves out columns and
+shortens long cells.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,8 @@ class Fitting(Protocol):
 
     @property
     def rank(self) -> int:
-        """0: the column is always shown. Otherwise, a column with a higher rank is left out
-        earlier.
+        """The order in which columns are left out, highest rank first. A column with rank 0 is
+        always shown.
         """
 
     @property
@@ -41,8 +43,8 @@ class Fitting(Protocol):
 
 
 def output_width() -> int:
-    """Returns the width that a table may have: COLUMNS, otherwise the width of the terminal,
-    otherwise 80.
+    """Returns the maximum width of a table: the variable COLUMNS or, if it is not set, the width of
+    the terminal. Without both, the width is 80.
 
     Without a terminal, the width is at least 80, because a pipe has no width.
     """
@@ -57,13 +59,15 @@ def output_width() -> int:
 def fitted(
     columns: Sequence[Fitting], rows: Sequence[Sequence[str]], width: int
 ) -> list[tuple[int, int]]:
-    """Chooses columns, and a width for each. A line then has at most `width` characters.
+    """Chooses the columns to show, and the width of each column, so that a line has at most `width`
+    characters if possible.
 
     The function first leaves out columns without any value ("-" in each row), and then columns by
-    `rank`, the highest rank first. Columns of rank 0 always stay. If cells are still too long, it
-    shortens them, the longest cells first.
+    `rank`, the highest rank first. Columns of rank 0 always stay. If lines are still too long, the
+    function shortens the cells of the longest columns first.
 
-    Returns: The index and the width of each column that is shown.
+    Returns:
+        The index and the width of each column that is shown.
     """
     widths = [
         max(map(len, (column.heading, *(row[at] for row in rows))))
@@ -104,11 +108,11 @@ def shortened(text: str, width: int) -> str:
 
 
 class ShortIds:
-    """Short forms of ids: the last 8 characters, or more characters if two of the ids would have
-    the same short form.
+    """Short forms of ids. A short form has the last 8 characters of the id. It has more characters
+    if two of the ids would otherwise have the same short form.
 
-    Only UUIDs are shortened: all other ids were chosen as names. A member of a range, RANGE.17,
-    keeps its index: "a1b2c3d4.17".
+    Only UUIDs are shortened, because all other ids were chosen as names. The id of a range member,
+    RANGE.17, keeps its index: "a1b2c3d4.17".
     """
 
     def __init__(self, ids: Iterable[str]) -> None:
@@ -130,6 +134,6 @@ class ShortIds:
 
 
 def _split(full: str) -> tuple[str, str]:
-    """Splits an id of a range member into the id of the range and the index with its dot."""
+    """Splits the id of a range member into the id of the range, and a dot with the index."""
     stem, dot, index = full.partition(".")
     return stem, dot + index

@@ -43,7 +43,9 @@ def groups_text(found: Groups, jobs: Sequence[JobStatus] = (), *, wide: bool = F
 
 
 def limits_text(amounts: Mapping[str, int]) -> str:
-    """Returns limits in one line: "cpu 64, memory 1Ti, license 3"; "-" if there are no limits."""
+    """Returns limits in one line, such as "cpu 64, memory 1Ti, license 3", or "-" if there are no
+    limits.
+    """
     named = {
         CPU_MILLI: lambda amount: f"cpu {format_cpu(amount)}",
         MEMORY_BYTES: lambda amount: f"memory {format_bytes(amount)}",
@@ -58,7 +60,9 @@ def limits_text(amounts: Mapping[str, int]) -> str:
 
 
 def users_text(users: Sequence[str]) -> str:
-    """Returns the users of a group in one line: "alice, bob", or "all"; "-" if there are none."""
+    """Returns the users of a group in one line: "alice, bob", or "all" for all users, or "-" for no
+    users.
+    """
     if "*" in users:
         return "all"
     return ", ".join(each.removeprefix("user/") for each in users) or "-"
@@ -73,8 +77,8 @@ def rules_text(rules: Sequence[Row]) -> str:
 
 
 def used_text(amounts: Mapping[str, int]) -> str:
-    """Returns the amounts of slots in the form of `limits_text`, with the sum of all memory
-    parts.
+    """Returns the amounts of slots in the form of `limits_text`. The amount of memory is the sum of
+    all memory parts.
     """
     found = {CPU_MILLI: amounts.get(CPU_MILLI, 0), MEMORY_BYTES: memory_of(amounts)}
     others = (EXTENDED_PREFIX, DEVICE_PREFIX)

@@ -1,4 +1,5 @@
-"""Prints the output of commands: tables for people, JSON for programs, errors for both.
+"""Prints the output of commands: tables for people, JSON for programs, and errors for people and
+programs.
 
 Data goes to standard output, and messages, progress and warnings go to standard error. Color is
 used on a terminal, unless NO_COLOR is set or TERM is "dumb". FORCE_COLOR and --color override this
@@ -62,8 +63,8 @@ class Column:
         text: a function that returns the cell of a row.
         wide: True if only `-o wide` shows the column.
         right: True if the column is right-aligned.
-        rank: 0: the column is always shown. Otherwise, a narrow table first leaves out the columns
-            with the highest rank.
+        rank: a narrow table first leaves out the columns with the highest rank. A column with rank
+            0 is always shown.
         shrinks: True if a narrow table may shorten the cells.
     """
 
@@ -99,7 +100,8 @@ def painted(text: str, style: Style) -> str:
 def print_list(
     kind: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], form: OutputFormat
 ) -> None:
-    """Prints rows: as a table, as one JSON object with `items`, or one JSON object per line.
+    """Prints rows in one of three forms: a table, one JSON object with `items`, or one JSON object
+    per line.
 
     Args:
         kind: value of "kind" in JSON.
@@ -179,7 +181,9 @@ def print_json(data: Mapping[str, Any]) -> None:
 
 
 def print_json_line(data: Mapping[str, Any]) -> None:
-    """Prints one JSON document on one line, and flushes. Readers then get the line at once."""
+    """Prints one JSON document on one line, and flushes the output, so that readers get the line at
+    once.
+    """
     print(json.dumps(data, ensure_ascii=False, separators=(",", ":")), flush=True)
 
 
@@ -192,8 +196,8 @@ def say(message: str) -> None:
 
 
 def discard_standard_error() -> None:
-    """Redirects standard error to /dev/null. Callers do this when the pipe or terminal of standard
-    error is closed.
+    """Redirects standard error to /dev/null. Callers use this function when the pipe or terminal of
+    standard error is closed.
     """
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
@@ -207,7 +211,7 @@ def print_error(error: FinegrainError, form: OutputFormat, hint: str = "") -> No
     Args:
         error: the error.
         form: table or JSON.
-        hint: the text of the hint; empty: print no hint.
+        hint: the text of the hint. If empty, no hint is printed.
     """
     say(f"finegrain: {error.message} [{error.reason}]")
     if hint:

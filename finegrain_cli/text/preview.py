@@ -1,4 +1,4 @@
-"""The text of a preview: one sentence, and a line for each slot or group."""
+"""Writes a preview as text: one sentence, and a line for each slot or group."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Writes providers as text: executor shapes, and requested executors with the reason for each
-request.
+"""Writes providers as text: executor shapes, and the requested executors with the reason why each
+executor was requested.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ def _limits_lines(data: Mapping[str, Any]) -> list[str]:
 
 
 def pending_rows(found: Providers) -> list[dict[str, Any]]:
-    """Returns rows of the executors' table for executors that have not registered yet."""
+    """Returns rows for the table of executors. The rows are about executors that have not
+    registered yet.
+    """
     totals = {each.name: dict(each.total) for each in found.shapes}
     labels = {each.name: dict(each.labels) for each in found.shapes}
     return [

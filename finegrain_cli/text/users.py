@@ -7,7 +7,9 @@ from finegrain_cli.text.output import Column
 
 
 def user_text(user: str) -> str:
-    """Returns the name of a user; "all" for each user without separate limits."""
+    """Returns the name of a user, or "all" for the entry that applies to each user without separate
+    limits.
+    """
     return "all" if user == "*" else user.removeprefix("user/")
 
 
